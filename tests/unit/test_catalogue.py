@@ -27,7 +27,6 @@ from edged.serving.work import FrameWork
 from edged.store.store import Store
 from edged.tasks import TaskGroup
 from tests.unit.control_room import Clock, Unexpected, box, entry, inspection, serve, settle, stop_time, told
-from tests.waiting import run
 
 
 class Readers:
@@ -111,6 +110,11 @@ def clock() -> Iterator[Clock]:
         yield stop_time(patch)
 
 
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
 async def answer(planned: PlannedModel) -> EdgedError | None:
     """What a frame is told that is offered now; None when it waits for an engine."""
     frame = FrameWork(b"")
@@ -124,445 +128,328 @@ async def answer(planned: PlannedModel) -> EdgedError | None:
 # -- what is there --------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_appears_is_read_and_planned(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        assert planned.model is not None
-        assert (planned.model.digest, planned.problem, planned.is_being_read) == (inspection("m").digest, None, False)
-        assert len(planned.engines) == 3
-        assert told(house.events, ModelRead) == [ModelRead(planned.model.digest)]
-        assert await answer(planned) is None, "it waits for an engine"
-
-    run(story())
+async def test_a_model_that_appears_is_read_and_planned(house: House) -> None:
+    planned = await house.add("m")
+    assert planned.model is not None
+    assert (planned.model.digest, planned.problem, planned.is_being_read) == (inspection("m").digest, None, False)
+    assert len(planned.engines) == 3
+    assert told(house.events, ModelRead) == [ModelRead(planned.model.digest)]
+    assert await answer(planned) is None, "it waits for an engine"
 
 
-def test_a_model_that_stays_as_it_is_is_read_once(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        before = dict((await house.add("m")).engines)
+async def test_a_model_that_stays_as_it_is_is_read_once(house: House) -> None:
+    before = dict((await house.add("m")).engines)
+    for _ in range(3):
+        await house.look()
+    assert house.readers.reads == 1
+    assert house.catalogue.models["m"].engines == before
+
+
+async def test_a_model_that_changes_is_read_again_and_keeps_its_place(house: House) -> None:
+    planned = await house.add("m")
+    slot = planned.slot
+    assert await house.holds("m", inspection("other"), "2") is planned
+    assert planned.model is not None
+    assert (planned.model.digest, planned.slot) == (inspection("other").digest, slot)
+
+
+async def test_a_model_whose_settings_change_is_planned_by_them(house: House) -> None:
+    planned = await house.add("m")
+    reference = planned.reference
+    await house.add("m", backends="openvino")
+    assert [e.recipe.backend for e in planned.engines.values()] == ["onnxruntime", "openvino"]
+    assert planned.reference is reference, "what is known of engines that stay is kept"
+
+
+async def test_a_model_whose_external_data_changes_is_read_again(house: House, tmp_path: Path) -> None:
+    house.readers.files["model"] = inspection(external=["weights.bin"])
+    (tmp_path / "weights.bin").write_bytes(b"1")
+    house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
+    for reads in (1, 2):
         for _ in range(3):
             await house.look()
-        assert house.readers.reads == 1
-        assert house.catalogue.models["m"].engines == before
-
-    run(story())
-
-
-def test_a_model_that_changes_is_read_again_and_keeps_its_place(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        slot = planned.slot
-        assert await house.holds("m", inspection("other"), "2") is planned
-        assert planned.model is not None
-        assert (planned.model.digest, planned.slot) == (inspection("other").digest, slot)
-
-    run(story())
+            reading = house.catalogue.models["m"].reading
+            await asyncio.gather(*filter(None, [reading]))
+        assert house.readers.reads == reads
+        (tmp_path / "weights.bin").write_bytes(b"22")
 
 
-def test_a_model_whose_settings_change_is_planned_by_them(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        reference = planned.reference
-        await house.add("m", backends="openvino")
-        assert [e.recipe.backend for e in planned.engines.values()] == ["onnxruntime", "openvino"]
-        assert planned.reference is reference, "what is known of engines that stay is kept"
+async def test_look_external_data_that_comes_after_its_model_makes_it_good(tmp_path: Path) -> None:
+    house, whole = House(tmp_path), inspection(external=["weights.bin"])
+    cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, "weights.bin is missing", "put it beside the model")
+    house.readers.files["model"] = msgspec.structs.replace(whole, finding=cut)
+    house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
 
-    run(story())
-
-
-def test_a_model_whose_external_data_changes_is_read_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        house.readers.files["model"] = inspection(external=["weights.bin"])
-        (tmp_path / "weights.bin").write_bytes(b"1")
-        house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
-        for reads in (1, 2):
-            for _ in range(3):
-                await house.look()
-                reading = house.catalogue.models["m"].reading
-                await asyncio.gather(*filter(None, [reading]))
-            assert house.readers.reads == reads
-            (tmp_path / "weights.bin").write_bytes(b"22")
-
-    run(story())
-
-
-def test_look_external_data_that_comes_after_its_model_makes_it_good(tmp_path: Path) -> None:
-    async def story() -> None:
-        house, whole = House(tmp_path), inspection(external=["weights.bin"])
-        cut = Finding(
-            Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, "weights.bin is missing", "put it beside the model"
-        )
-        house.readers.files["model"] = msgspec.structs.replace(whole, finding=cut)
-        house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
-
-        async def look() -> PlannedModel:
-            for _ in range(3):
-                await house.look()
-                await asyncio.gather(*filter(None, [house.catalogue.models["m"].reading]))
-            return house.catalogue.models["m"]
-
-        assert ((await look()).problem is not None, house.readers.reads) == (True, 1)
-        house.readers.files["model"] = whole
-        (tmp_path / "weights.bin").write_bytes(b"1")
-        planned = await look()
-        assert (planned.problem, len(planned.engines), house.readers.reads) == (None, 3, 2)
-
-    run(story())
-
-
-def test_a_model_that_goes_is_forgotten_and_whoever_waits_is_told(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        frame = FrameWork(b"")
-        planned.slot.offer("camera", frame)
-        del house.shelf.models["m"]
-        await house.look()
-        assert house.catalogue.models == {}
-        assert planned.engines == {}, "what is being made for it has no use any more"
-        assert isinstance(frame.future.exception(), NotFound)
-        assert isinstance(await answer(planned), NotFound)
-        assert len(told(house.events, ModelRemoved)) == 1
-
-    run(story())
-
-
-def test_what_served_a_model_that_goes_is_retired(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        serve(planned, "key")
-        current = planned.slot.current
-        del house.shelf.models["m"]
-        await house.look()
-        assert house.retired == [current]
-
-    run(story())
-
-
-def test_what_is_kept_of_a_content_is_dropped_with_the_last_model_that_has_it(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        for name in "mn":
-            await house.holds(name, inspection("twins"), "1")
-        for name, forgotten in (("m", []), ("n", [inspection("twins").digest])):
-            del house.shelf.models[name]
-            await house.look()
-            assert house.readers.forgotten == forgotten
-
-    run(story())
-
-
-def test_what_is_kept_of_a_content_is_dropped_once_another_has_taken_its_place(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        serve(planned, "key")
-        await house.holds("m", inspection("other"), "2")
-        assert house.readers.forgotten == [], "the one before it still answers"
-        assert planned.model is not None
-        planned.serve(planned.model)
-        await house.look()
-        assert house.readers.forgotten == [inspection("m").digest]
-
-    run(story())
-
-
-def test_what_is_kept_of_models_that_went_before_is_dropped_once_all_are_read(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        house.readers.gate.clear()
-        house.shelf.models["m"] = entry("m", "1")
-        for _ in range(2):
-            await house.look()
-        assert house.readers.tidied == [], "it is not known yet which models there are"
-        house.readers.gate.set()
+    async def look() -> PlannedModel:
         for _ in range(3):
             await house.look()
-        assert house.readers.tidied == [{inspection("m").digest}]
+            await asyncio.gather(*filter(None, [house.catalogue.models["m"].reading]))
+        return house.catalogue.models["m"]
 
-    run(story())
+    assert ((await look()).problem is not None, house.readers.reads) == (True, 1)
+    house.readers.files["model"] = whole
+    (tmp_path / "weights.bin").write_bytes(b"1")
+    planned = await look()
+    assert (planned.problem, len(planned.engines), house.readers.reads) == (None, 3, 2)
 
 
-def test_what_was_found_of_a_model_that_is_refused_is_kept_until_it_goes(tmp_path: Path) -> None:
+async def test_a_model_that_goes_is_forgotten_and_whoever_waits_is_told(house: House) -> None:
+    planned = await house.add("m")
+    frame = FrameWork(b"")
+    planned.slot.offer("camera", frame)
+    del house.shelf.models["m"]
+    await house.look()
+    assert house.catalogue.models == {}
+    assert planned.engines == {}, "what is being made for it has no use any more"
+    assert isinstance(frame.future.exception(), NotFound)
+    assert isinstance(await answer(planned), NotFound)
+    assert len(told(house.events, ModelRemoved)) == 1
+
+
+async def test_what_served_a_model_that_goes_is_retired(house: House) -> None:
+    planned = await house.add("m")
+    serve(planned, "key")
+    current = planned.slot.current
+    del house.shelf.models["m"]
+    await house.look()
+    assert house.retired == [current]
+
+
+async def test_what_is_kept_of_a_content_is_dropped_with_the_last_model_that_has_it(house: House) -> None:
+    for name in "mn":
+        await house.holds(name, inspection("twins"), "1")
+    for name, forgotten in (("m", []), ("n", [inspection("twins").digest])):
+        del house.shelf.models[name]
+        await house.look()
+        assert house.readers.forgotten == forgotten
+
+
+async def test_what_is_kept_of_a_content_is_dropped_once_another_has_taken_its_place(house: House) -> None:
+    planned = await house.add("m")
+    serve(planned, "key")
+    await house.holds("m", inspection("other"), "2")
+    assert house.readers.forgotten == [], "the one before it still answers"
+    assert planned.model is not None
+    planned.serve(planned.model)
+    await house.look()
+    assert house.readers.forgotten == [inspection("m").digest]
+
+
+async def test_what_is_kept_of_models_that_went_before_is_dropped_once_all_are_read(house: House) -> None:
+    house.readers.gate.clear()
+    house.shelf.models["m"] = entry("m", "1")
+    for _ in range(2):
+        await house.look()
+    assert house.readers.tidied == [], "it is not known yet which models there are"
+    house.readers.gate.set()
+    for _ in range(3):
+        await house.look()
+    assert house.readers.tidied == [{inspection("m").digest}]
+
+
+async def test_what_was_found_of_a_model_that_is_refused_is_kept_until_it_goes(tmp_path: Path) -> None:
     async def refuse(_: Model, tries: int) -> tuple[()]:
         raise EngineUnusable("no runtime takes it")
 
-    async def story() -> None:
-        house = House(tmp_path, prove=refuse)
-        planned = await house.add("m")
-        assert planned.problem is not None
-        await house.look()
-        assert house.readers.forgotten == []
-        del house.shelf.models["m"]
-        await house.look()
-        assert house.readers.forgotten == [inspection("m").digest]
-
-    run(story())
+    house = House(tmp_path, prove=refuse)
+    planned = await house.add("m")
+    assert planned.problem is not None
+    await house.look()
+    assert house.readers.forgotten == []
+    del house.shelf.models["m"]
+    await house.look()
+    assert house.readers.forgotten == [inspection("m").digest]
 
 
-def test_a_model_that_goes_while_it_is_read_is_not_planned(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        house.readers.gate.clear()
-        planned = await house.add("m")
-        del house.shelf.models["m"]
-        await house.look()
-        house.readers.gate.set()
+async def test_a_model_that_goes_while_it_is_read_is_not_planned(house: House) -> None:
+    house.readers.gate.clear()
+    planned = await house.add("m")
+    del house.shelf.models["m"]
+    await house.look()
+    house.readers.gate.set()
+    await settle()
+    assert (planned.model, planned.engines, house.readers.now) == (None, {}, 0)
+
+
+async def test_a_model_that_changes_while_it_is_read_is_planned_as_it_is_in_the_end(house: House) -> None:
+    house.readers.gate.clear()
+    await house.add("m")
+    planned = await house.holds("m", inspection("other"), "2")
+    assert planned.is_being_read
+    house.readers.gate.set()
+    await settle()
+    assert planned.model is not None
+    assert planned.model.digest == inspection("other").digest
+    assert len(told(house.events, ModelRead)) == 1
+
+
+async def test_only_a_few_models_are_read_at_once(house: House) -> None:
+    house.readers.gate.clear()
+    for name in "abcdef":
+        await house.add(name)
+    assert 0 < house.readers.most < 6
+    house.readers.gate.set()
+    await settle()
+    assert all(planned.model for planned in house.catalogue.models.values())
+
+
+async def test_reading_again_waits_for_a_reading_that_is_under_way(house: House) -> None:
+    planned = await house.add("m")
+    house.readers.gate.clear()
+    for _ in range(3):
+        house.catalogue.read_again(planned)
         await settle()
-        assert (planned.model, planned.engines, house.readers.now) == (None, {}, 0)
-
-    run(story())
-
-
-def test_a_model_that_changes_while_it_is_read_is_planned_as_it_is_in_the_end(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        house.readers.gate.clear()
-        await house.add("m")
-        planned = await house.holds("m", inspection("other"), "2")
-        assert planned.is_being_read
-        house.readers.gate.set()
-        await settle()
-        assert planned.model is not None
-        assert planned.model.digest == inspection("other").digest
-        assert len(told(house.events, ModelRead)) == 1
-
-    run(story())
-
-
-def test_only_a_few_models_are_read_at_once(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        house.readers.gate.clear()
-        for name in "abcdef":
-            await house.add(name)
-        assert 0 < house.readers.most < 6
-        house.readers.gate.set()
-        await settle()
-        assert all(planned.model for planned in house.catalogue.models.values())
-
-    run(story())
-
-
-def test_reading_again_waits_for_a_reading_that_is_under_way(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        house.readers.gate.clear()
-        for _ in range(3):
-            house.catalogue.read_again(planned)
-            await settle()
-        house.readers.gate.set()
-        await settle()
-        assert house.readers.reads == 2
-
-    run(story())
+    house.readers.gate.set()
+    await settle()
+    assert house.readers.reads == 2
 
 
 # -- names ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_the_configuration_names_is_served_where_it_lies(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path, {"named": Path("/elsewhere/file.onnx")})
-        await house.add("named")
-        await house.add("m")
-        assert house.catalogue.models["named"].entry.path == "/elsewhere/file.onnx"
-        assert house.catalogue.is_configured("named")
-        assert not house.catalogue.is_configured("m")
-
-    run(story())
+async def test_a_model_that_the_configuration_names_is_served_where_it_lies(tmp_path: Path) -> None:
+    house = House(tmp_path, {"named": Path("/elsewhere/file.onnx")})
+    await house.add("named")
+    await house.add("m")
+    assert house.catalogue.models["named"].entry.path == "/elsewhere/file.onnx"
+    assert house.catalogue.is_configured("named")
+    assert not house.catalogue.is_configured("m")
 
 
-def test_find_of_an_unknown_name_does_not_look_at_the_disk(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        house.shelf.models["m"] = entry("m")
-        with pytest.raises(ModelNotFound):
-            house.catalogue.find("m")
-        await asyncio.gather(house.catalogue.look_aside(), house.catalogue.look_aside())
-        assert house.catalogue.find("m").entry.name == "m"
-        await settle()
-
-    run(story())
+async def test_find_of_an_unknown_name_does_not_look_at_the_disk(house: House) -> None:
+    house.shelf.models["m"] = entry("m")
+    with pytest.raises(ModelNotFound):
+        house.catalogue.find("m")
+    await asyncio.gather(house.catalogue.look_aside(), house.catalogue.look_aside())
+    assert house.catalogue.find("m").entry.name == "m"
+    await settle()
 
 
-def test_who_asks_for_a_model_that_is_not_there_is_told_which_are(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        with pytest.raises(ModelNotFound, match="there is no model 'x'; there are: none"):
-            house.catalogue.find("x")
-        await house.add("n")
-        await house.add("m")
-        with pytest.raises(ModelNotFound, match="there is no model 'x'; there are: m, n"):
-            house.catalogue.find("x")
-        with pytest.raises(ModelNotFound):
-            house.catalogue.find("")
-
-    run(story())
+async def test_who_asks_for_a_model_that_is_not_there_is_told_which_are(house: House) -> None:
+    with pytest.raises(ModelNotFound, match="there is no model 'x'; there are: none"):
+        house.catalogue.find("x")
+    await house.add("n")
+    await house.add("m")
+    with pytest.raises(ModelNotFound, match="there is no model 'x'; there are: m, n"):
+        house.catalogue.find("x")
+    with pytest.raises(ModelNotFound):
+        house.catalogue.find("")
 
 
 # -- models that cannot be served -----------------------------------------------------------------------------------
 
 
-def test_a_refusal_is_left_to_the_alarm_to_tell_and_another_reason_is_told_here(
+async def test_a_refusal_is_left_to_the_alarm_to_tell_and_another_reason_is_told_here(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+    with caplog.at_level(logging.INFO, "edged.engines"):
         house = House(tmp_path)
         await house.holds("m", NotReady("it is no model"), "1")
         assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
         await house.holds("m", NotReady("it is truncated"), "2")
         assert [r.getMessage() for r in caplog.records] == ["model m cannot be served: it is truncated"]
 
-    with caplog.at_level(logging.INFO, "edged.engines"):
-        run(story())
+
+async def test_a_model_that_cannot_be_read_is_refused_and_whoever_waits_is_told(house: House) -> None:
+    planned = await house.holds("m", Refusal("it is no model"), "1")
+    assert (str(planned.problem), planned.model, planned.engines) == ("it is no model", None, {})
+    assert "model 'm' cannot be served: it is no model" in str(await answer(planned))
+    assert told(house.events, ModelRefused) == [ModelRefused("it is no model")]
 
 
-def test_a_model_that_cannot_be_read_is_refused_and_whoever_waits_is_told(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.holds("m", Refusal("it is no model"), "1")
-        assert (str(planned.problem), planned.model, planned.engines) == ("it is no model", None, {})
-        assert "model 'm' cannot be served: it is no model" in str(await answer(planned))
-        assert told(house.events, ModelRefused) == [ModelRefused("it is no model")]
-
-    run(story())
+async def test_what_a_reader_found_is_told_by_its_category(house: House) -> None:
+    cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_TRUNCATED, "w.bin is truncated", "copy it again")
+    planned = await house.holds("m", msgspec.structs.replace(inspection("m"), finding=cut), "1")
+    assert planned.problem is not None
+    assert Finding.of(planned.problem) == cut
+    refused = ModelRefused("w.bin is truncated; copy it again", "external_truncated", "external_data")
+    assert told(house.events, ModelRefused) == [refused]
 
 
-def test_what_a_reader_found_is_told_by_its_category(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_TRUNCATED, "w.bin is truncated", "copy it again")
-        planned = await house.holds("m", msgspec.structs.replace(inspection("m"), finding=cut), "1")
-        assert planned.problem is not None
-        assert Finding.of(planned.problem) == cut
-        refused = ModelRefused("w.bin is truncated; copy it again", "external_truncated", "external_data")
-        assert told(house.events, ModelRefused) == [refused]
-
-    run(story())
+async def test_a_model_that_is_made_good_is_served(house: House) -> None:
+    await house.holds("m", Refusal("it is no model"), "1")
+    planned = await house.holds("m", inspection(), "2")
+    assert (planned.problem, len(planned.engines)) == (None, 3)
+    assert await answer(planned) is None
 
 
-def test_a_model_that_is_made_good_is_served(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        await house.holds("m", Refusal("it is no model"), "1")
-        planned = await house.holds("m", inspection(), "2")
-        assert (planned.problem, len(planned.engines)) == (None, 3)
-        assert await answer(planned) is None
-
-    run(story())
-
-
-def test_a_model_that_is_spoiled_goes_on_being_served_as_it_was_until_its_host_is_lost(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        host = serve(planned, next(iter(planned.engines)))
-        await house.holds("m", Refusal("it is no model"), "2")
-        house.catalogue.refuse_hopeless()
-        assert planned.serving
-        assert str(planned.problem) == "it is no model"
-        planned.slot.vacate(host)  # type: ignore[arg-type]
-        house.catalogue.refuse_hopeless()
-        assert isinstance(await answer(planned), NotReady)
-        before = len(told(house.events, ModelRefused))
-        house.catalogue.refuse_hopeless()
-        assert len(told(house.events, ModelRefused)) == before, "it is told once"
-
-    run(story())
+async def test_a_model_that_is_spoiled_goes_on_being_served_as_it_was_until_its_host_is_lost(house: House) -> None:
+    planned = await house.add("m")
+    host = serve(planned, next(iter(planned.engines)))
+    await house.holds("m", Refusal("it is no model"), "2")
+    house.catalogue.refuse_hopeless()
+    assert planned.serving
+    assert str(planned.problem) == "it is no model"
+    planned.slot.vacate(host)  # type: ignore[arg-type]
+    house.catalogue.refuse_hopeless()
+    assert isinstance(await answer(planned), NotReady)
+    before = len(told(house.events, ModelRefused))
+    house.catalogue.refuse_hopeless()
+    assert len(told(house.events, ModelRefused)) == before, "it is told once"
 
 
-def test_a_bug_while_a_model_is_read_is_told_and_leaves_nobody_waiting(
+async def test_a_bug_while_a_model_is_read_is_told_and_leaves_nobody_waiting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+    with caplog.at_level(logging.ERROR, "edged.engines"):
         house = House(tmp_path)
         planned = await house.holds("m", Unexpected("a bug"), "1")
         assert "Unexpected" in str(await answer(planned))
-
-    with caplog.at_level(logging.ERROR, "edged.engines"):
-        run(story())
     assert any(record.exc_info for record in caplog.records)
 
 
-def test_a_model_whose_reference_no_runtime_opens_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        house.catalogue.refuse_hopeless()
-        assert planned.problem is None
-        assert planned.reference is not None
-        planned.reference.open_at, planned.reference.reason = math.inf, "no such operator"
-        house.catalogue.refuse_hopeless()
-        assert "no such operator" in str(await answer(planned))
-        assert (str(planned.problem), planned.engines) == ("no such operator", {})
-
-    run(story())
+async def test_a_model_whose_reference_no_runtime_opens_is_refused(house: House) -> None:
+    planned = await house.add("m")
+    house.catalogue.refuse_hopeless()
+    assert planned.problem is None
+    assert planned.reference is not None
+    planned.reference.open_at, planned.reference.reason = math.inf, "no such operator"
+    house.catalogue.refuse_hopeless()
+    assert "no such operator" in str(await answer(planned))
+    assert (str(planned.problem), planned.engines) == ("no such operator", {})
 
 
-def test_a_model_that_no_runtime_opened_is_planned_anew_when_the_device_changes(tmp_path: Path) -> None:
+async def test_a_model_that_no_runtime_opened_is_planned_anew_when_the_device_changes(house: House) -> None:
     """An update of the runtime may have brought the operator that was missing."""
 
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        assert planned.reference is not None
-        planned.reference.open_at, planned.reference.reason = math.inf, "no such operator"
-        house.catalogue.refuse_hopeless()
-        house.planner.fingerprint = box(runtime__onnxruntime="2")
-        house.catalogue.plan_all()
-        await settle()
-        assert len(planned.engines) == 3
-        assert planned.problem is None
-        assert await answer(planned) is None
-
-    run(story())
+    planned = await house.add("m")
+    assert planned.reference is not None
+    planned.reference.open_at, planned.reference.reason = math.inf, "no such operator"
+    house.catalogue.refuse_hopeless()
+    house.planner.fingerprint = box(runtime__onnxruntime="2")
+    house.catalogue.plan_all()
+    await settle()
+    assert len(planned.engines) == 3
+    assert planned.problem is None
+    assert await answer(planned) is None
 
 
 # -- the device -----------------------------------------------------------------------------------------------------
 
 
-def test_every_model_is_planned_anew_when_the_device_changes(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        models = [await house.add(name) for name in "mn"]
-        before = [set(planned.engines) for planned in models]
-        house.planner.fingerprint = box(runtime__openvino="3")
-        house.catalogue.plan_all()
-        assert [len(set(planned.engines) - old) for planned, old in zip(models, before, strict=True)] == [1, 1]
-        assert house.readers.reads == 2, "nothing is read for it"
-
-    run(story())
+async def test_every_model_is_planned_anew_when_the_device_changes(house: House) -> None:
+    models = [await house.add(name) for name in "mn"]
+    before = [set(planned.engines) for planned in models]
+    house.planner.fingerprint = box(runtime__openvino="3")
+    house.catalogue.plan_all()
+    assert [len(set(planned.engines) - old) for planned, old in zip(models, before, strict=True)] == [1, 1]
+    assert house.readers.reads == 2, "nothing is read for it"
 
 
-def test_every_step_of_an_engine_is_told_with_its_model(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        assert planned.reference is not None
-        planned.reference.move(EngineState.QUEUED, "because")
-        assert told(house.events, EngineMoved) == [EngineMoved("queued", "onnxruntime", "because")]
-        events = [event async for event in house.events.follow(live=False) if isinstance(event.what, EngineMoved)]
-        assert [(event.model, event.engine) for event in events] == [("m", planned.reference.digest)]
-
-    run(story())
+async def test_every_step_of_an_engine_is_told_with_its_model(house: House) -> None:
+    planned = await house.add("m")
+    assert planned.reference is not None
+    planned.reference.move(EngineState.QUEUED, "because")
+    assert told(house.events, EngineMoved) == [EngineMoved("queued", "onnxruntime", "because")]
+    events = [event async for event in house.events.follow(live=False) if isinstance(event.what, EngineMoved)]
+    assert [(event.model, event.engine) for event in events] == [("m", planned.reference.digest)]
 
 
-def test_an_entry_with_a_problem_is_refused_with_it(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        house.shelf.models["m"] = msgspec.structs.replace(entry("m"), problem="edged.toml: unknown setting")
-        await house.look()
-        planned = house.catalogue.models["m"]
-        assert "edged.toml: unknown setting" in str(planned.problem)
-
-    run(story())
+async def test_an_entry_with_a_problem_is_refused_with_it(house: House) -> None:
+    house.shelf.models["m"] = msgspec.structs.replace(entry("m"), problem="edged.toml: unknown setting")
+    await house.look()
+    planned = house.catalogue.models["m"]
+    assert "edged.toml: unknown setting" in str(planned.problem)
 
 
 # -- versions -------------------------------------------------------------------------------------------------------
@@ -572,84 +459,68 @@ def version(of: str, number: str, name: str = "") -> ModelEntry:
     return msgspec.structs.replace(entry(of), name=name or of, version=number, stamp=number)
 
 
-def test_a_version_is_found_by_its_number_or_its_name(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        house.shelf.models = {"m": version("m", "10"), "m:9": version("m", "9", "m:9")}
-        await house.look()
-        newest, beside = house.catalogue.models["m"], house.catalogue.models["m:9"]
-        find = house.catalogue.find
-        assert find("m") is find("m", "10") is find("m", "010") is find("m:10") is newest
-        assert find("m", "9") is find("m:9") is beside
-        assert house.catalogue.versions("m") == [newest, beside]
-        with pytest.raises(ModelNotFound, match="has no version 8 that is served; there are: 10, 9"):
-            find("m", "8")
-        with pytest.raises(ModelNotFound, match="no version 8"):
-            find("m:8")
-        for wrong in ("x", "-1", "²", "9" * 30):
-            with pytest.raises(InvalidInput, match="whole numbers"):
-                find("m", wrong)
-
-    run(story())
+async def test_a_version_is_found_by_its_number_or_its_name(house: House) -> None:
+    house.shelf.models = {"m": version("m", "10"), "m:9": version("m", "9", "m:9")}
+    await house.look()
+    newest, beside = house.catalogue.models["m"], house.catalogue.models["m:9"]
+    find = house.catalogue.find
+    assert find("m") is find("m", "10") is find("m", "010") is find("m:10") is newest
+    assert find("m", "9") is find("m:9") is beside
+    assert house.catalogue.versions("m") == [newest, beside]
+    with pytest.raises(ModelNotFound, match="has no version 8 that is served; there are: 10, 9"):
+        find("m", "8")
+    with pytest.raises(ModelNotFound, match="no version 8"):
+        find("m:8")
+    for wrong in ("x", "-1", "²", "9" * 30):
+        with pytest.raises(InvalidInput, match="whole numbers"):
+            find("m", wrong)
 
 
-def test_a_version_to_come_does_not_answer_before_it_can(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        house.shelf.models = {"m": version("m", "1")}
-        await house.look()
-        planned = house.catalogue.models["m"]
+async def test_a_version_to_come_does_not_answer_before_it_can(house: House) -> None:
+    house.shelf.models = {"m": version("m", "1")}
+    await house.look()
+    planned = house.catalogue.models["m"]
+    serve(planned, next(iter(planned.engines)))
+    before = planned.model
+    house.readers.files["m"] = inspection("other")
+    house.shelf.models = {"m": version("m", "2")}
+    await house.look()
+    assert planned.model is not before, "it has been read"
+    assert (planned.answering, planned.version, planned.is_up_to_date) == (before, "1", False)
+    assert house.catalogue.find("m", "1") is planned
+    with pytest.raises(NotReady, match="'m'"):
+        house.catalogue.find("m", "2")
+    assert planned.model is not None
+    planned.serve(planned.model)
+    assert (planned.version, planned.is_up_to_date) == ("2", True)
+
+
+async def test_a_version_that_is_to_answer_for_the_model_answers_by_its_number_until_it_does(house: House) -> None:
+    house.readers.files["m"] = inspection("both")
+    house.shelf.models = {"m": version("m", "2"), "m:1": version("m", "1", "m:1")}
+    await house.look()
+    newest, beside = house.catalogue.models["m"], house.catalogue.models["m:1"]
+    for planned in (newest, beside):
         serve(planned, next(iter(planned.engines)))
-        before = planned.model
-        house.readers.files["m"] = inspection("other")
-        house.shelf.models = {"m": version("m", "2")}
-        await house.look()
-        assert planned.model is not before, "it has been read"
-        assert (planned.answering, planned.version, planned.is_up_to_date) == (before, "1", False)
-        assert house.catalogue.find("m", "1") is planned
-        with pytest.raises(NotReady, match="'m'"):
-            house.catalogue.find("m", "2")
-        assert planned.model is not None
-        planned.serve(planned.model)
-        assert (planned.version, planned.is_up_to_date) == ("2", True)
-
-    run(story())
-
-
-def test_a_version_that_is_to_answer_for_the_model_answers_by_its_number_until_it_does(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        house.readers.files["m"] = inspection("both")
-        house.shelf.models = {"m": version("m", "2"), "m:1": version("m", "1", "m:1")}
-        await house.look()
-        newest, beside = house.catalogue.models["m"], house.catalogue.models["m:1"]
-        for planned in (newest, beside):
-            serve(planned, next(iter(planned.engines)))
-        house.readers.files["m"] = inspection("other")  # so that it has to be opened
-        house.shelf.models = {"m": version("m", "1")}
-        await house.look()
-        assert newest.version == "2"
-        assert house.catalogue.find("m", "1") is beside
-        assert house.catalogue.find("m") is newest
-        await house.look()
-        assert house.catalogue.find("m", "1") is beside
-        assert newest.model is not None
-        newest.serve(newest.model)
-        await house.look()
-        assert set(house.catalogue.models) == {"m"}
-        assert house.catalogue.find("m", "1") is newest
-
-    run(story())
+    house.readers.files["m"] = inspection("other")  # so that it has to be opened
+    house.shelf.models = {"m": version("m", "1")}
+    await house.look()
+    assert newest.version == "2"
+    assert house.catalogue.find("m", "1") is beside
+    assert house.catalogue.find("m") is newest
+    await house.look()
+    assert house.catalogue.find("m", "1") is beside
+    assert newest.model is not None
+    newest.serve(newest.model)
+    await house.look()
+    assert set(house.catalogue.models) == {"m"}
+    assert house.catalogue.find("m", "1") is newest
 
 
-def test_what_was_counted_of_a_version_is_not_counted_of_the_next(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        counted = planned.slot.statistics
-        await house.add("m", "1")
-        assert planned.slot.statistics is counted
-        await house.add("m", "2")
-        assert planned.slot.statistics is not counted
-
-    run(story())
+async def test_what_was_counted_of_a_version_is_not_counted_of_the_next(house: House) -> None:
+    planned = await house.add("m")
+    counted = planned.slot.statistics
+    await house.add("m", "1")
+    assert planned.slot.statistics is counted
+    await house.add("m", "2")
+    assert planned.slot.statistics is not counted

@@ -191,37 +191,31 @@ def test_a_child_that_wants_too_much_memory_fails_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
-def test_a_child_that_dies_of_a_signal_is_reported_by_its_name(tmp_path: Path, number: signal.Signals) -> None:
-    async def work() -> None:
-        before = children()
-        task = asyncio.create_task(do(verification(tmp_path, milliseconds=SLOW), jobs.Timed, ENOUGH))
-        await until(lambda: len(children() - before) == 1, "the child")
-        (pid,) = children() - before
-        os.kill(pid, number)
-        perhaps = ", perhaps by the kernel for want of memory" if number == signal.SIGKILL else ""
-        with pytest.raises(BuildFailed, match=f"verify child was killed by {number.name}{perhaps}$"):
-            await task
-        assert children() == before
-
-    run(work())
+async def test_a_child_that_dies_of_a_signal_is_reported_by_its_name(tmp_path: Path, number: signal.Signals) -> None:
+    before = children()
+    task = asyncio.create_task(do(verification(tmp_path, milliseconds=SLOW), jobs.Timed, ENOUGH))
+    await until(lambda: len(children() - before) == 1, "the child")
+    (pid,) = children() - before
+    os.kill(pid, number)
+    perhaps = ", perhaps by the kernel for want of memory" if number == signal.SIGKILL else ""
+    with pytest.raises(BuildFailed, match=f"verify child was killed by {number.name}{perhaps}$"):
+        await task
+    assert children() == before
 
 
 @pytest.mark.parametrize(("examines", "niceness"), [(True, process.EXAMINE), (False, process.BUILD)])
-def test_run_child_yields_as_its_job_asks(tmp_path: Path, examines: bool, niceness: int) -> None:
+async def test_run_child_yields_as_its_job_asks(tmp_path: Path, examines: bool, niceness: int) -> None:
     slow = order(tmp_path, milliseconds=SLOW)
     job = jobs.Check(slow, {"": 17}, 8, {}, TENSORS) if examines else verification(tmp_path, milliseconds=SLOW)
 
-    async def work() -> None:
-        before = children()
-        task = asyncio.create_task(do(job, jobs.Checked if examines else jobs.Timed, ENOUGH))
-        await until(lambda: len(children() - before) == 1, "the child")
-        (pid,) = children() - before
-        await until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == niceness, "a child that yields")
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(work())
+    before = children()
+    task = asyncio.create_task(do(job, jobs.Checked if examines else jobs.Timed, ENOUGH))
+    await until(lambda: len(children() - before) == 1, "the child")
+    (pid,) = children() - before
+    await until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == niceness, "a child that yields")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def test_cancelling_kills_the_child_and_leaves_nothing(tmp_path: Path) -> None:

@@ -319,20 +319,17 @@ async def _cancelled(work: Coroutine[Any, Any, jobs.Done], path: Path) -> None:
     ],
     ids=["answer", "failure", "time", "stall", "cancelled"],
 )
-def test_nothing_that_a_child_started_stays(
+async def test_nothing_that_a_child_started_stays(
     tmp_path: Path, rest: str, limits: Limits, ending: Callable[[Any, Path], Coroutine[Any, Any, None]] | None
 ) -> None:
     path = tmp_path / "pids"
 
-    async def work() -> None:
-        with contextlib.ExitStack() as stack:
-            if ending is None:
-                stack.enter_context(pytest.raises(Exception, match="no"))
-            await (ending or _finished)(do(working(_FAMILY + rest), limits, path=path), path)
-        assert len(noted(path)) == 3
-        await until(lambda: not any(is_running(pid) for pid in noted(path)), "the end of the family", seconds=10)
-
-    run(work())
+    with contextlib.ExitStack() as stack:
+        if ending is None:
+            stack.enter_context(pytest.raises(Exception, match="no"))
+        await (ending or _finished)(do(working(_FAMILY + rest), limits, path=path), path)
+    assert len(noted(path)) == 3
+    await until(lambda: not any(is_running(pid) for pid in noted(path)), "the end of the family", seconds=10)
 
 
 def test_child_crash_leaves_traceback_in_log_and_its_last_words_in_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -190,21 +190,18 @@ def test_a_beginning_that_several_keys_have_is_refused(desk: Desk, monkeypatch: 
     assert keys(desk.commands.rebuild(Selection(model="m", engine=whole), True)) == (whole,)
 
 
-def test_a_key_that_two_models_share_is_one_engine_and_is_built_once(desk: Desk) -> None:
-    async def story() -> None:
-        desk.plan("n", "m")
-        assert desk.digests("m") == desk.digests("n")
-        for name in "mn":
-            for number in range(3):
-                desk.have(name, number)
-        desk.builder.content = b"built anew"
-        key = keys(desk.commands.rebuild(desk.selection(), True))
-        assert key == (desk.engine().digest,) * 2, "one for each model"
-        await desk.until_quiet()
-        assert desk.builder.did == [("make", key[0])]
-        assert desk.engine("m").edition == desk.engine("n").edition == desk.store.records()[key[0]].edition
-
-    run(story())
+async def test_a_key_that_two_models_share_is_one_engine_and_is_built_once(desk: Desk) -> None:
+    desk.plan("n", "m")
+    assert desk.digests("m") == desk.digests("n")
+    for name in "mn":
+        for number in range(3):
+            desk.have(name, number)
+    desk.builder.content = b"built anew"
+    key = keys(desk.commands.rebuild(desk.selection(), True))
+    assert key == (desk.engine().digest,) * 2, "one for each model"
+    await desk.until_quiet()
+    assert desk.builder.did == [("make", key[0])]
+    assert desk.engine("m").edition == desk.engine("n").edition == desk.store.records()[key[0]].edition
 
 
 # -- rebuild --------------------------------------------------------------------------------------------------------
@@ -255,19 +252,16 @@ def test_what_is_to_be_built_by_force_is_not_tried_with_other_files(desk: Desk) 
     assert desk.engine(number=2).trial == "source"
 
 
-def test_what_is_being_made_is_told_of_and_not_made_twice(desk: Desk) -> None:
-    async def story() -> None:
-        desk.builder.gate.clear()
-        await desk.look()
-        reference = desk.engine(number=0)
-        assert reference.state not in (S.ABSENT, S.READY)
-        assert reference.digest in keys(desk.commands.rebuild(M, True))
-        assert reference.request is Request.NONE
-        desk.builder.gate.set()
-        await desk.until_quiet()
-        assert desk.builder.did.count(("make", reference.digest)) == 1
-
-    run(story())
+async def test_what_is_being_made_is_told_of_and_not_made_twice(desk: Desk) -> None:
+    desk.builder.gate.clear()
+    await desk.look()
+    reference = desk.engine(number=0)
+    assert reference.state not in (S.ABSENT, S.READY)
+    assert reference.digest in keys(desk.commands.rebuild(M, True))
+    assert reference.request is Request.NONE
+    desk.builder.gate.set()
+    await desk.until_quiet()
+    assert desk.builder.did.count(("make", reference.digest)) == 1
 
 
 # -- verify ---------------------------------------------------------------------------------------------------------
@@ -286,25 +280,22 @@ def test_only_what_is_in_the_store_can_be_verified(desk: Desk) -> None:
 # -- cancel ---------------------------------------------------------------------------------------------------------
 
 
-def test_cancelling_ends_what_is_made_what_waits_and_what_is_wished(desk: Desk) -> None:
-    async def story() -> None:
-        ready = desk.have(number=2)
-        ready.request = Request.BUILD
-        desk.have("n", 1)
-        desk.builder.gate.clear()
-        desk.maker.start(desk.models["m"], Make("m", desk.digests()[0]))
-        await until(lambda: bool(desk.builder.did), "a child is at work")
-        assert desk.commands.cancel(M) == desk.digests()
-        await until(lambda: not desk.maker.busy, "the child has ended")
-        reference, other, _ = desk.models["m"].engines.values()
-        assert (reference.state, other.state, ready.state) == (S.QUARANTINED, S.QUARANTINED, S.READY)
-        assert ready.request is Request.NONE
-        desk.builder.gate.set()
-        await desk.until_quiet()
-        assert {key for _, key in desk.builder.did} & set(desk.digests("m")) == {reference.digest}, "and never again"
-        assert desk.engine("n").state is S.READY
-
-    run(story())
+async def test_cancelling_ends_what_is_made_what_waits_and_what_is_wished(desk: Desk) -> None:
+    ready = desk.have(number=2)
+    ready.request = Request.BUILD
+    desk.have("n", 1)
+    desk.builder.gate.clear()
+    desk.maker.start(desk.models["m"], Make("m", desk.digests()[0]))
+    await until(lambda: bool(desk.builder.did), "a child is at work")
+    assert desk.commands.cancel(M) == desk.digests()
+    await until(lambda: not desk.maker.busy, "the child has ended")
+    reference, other, _ = desk.models["m"].engines.values()
+    assert (reference.state, other.state, ready.state) == (S.QUARANTINED, S.QUARANTINED, S.READY)
+    assert ready.request is Request.NONE
+    desk.builder.gate.set()
+    await desk.until_quiet()
+    assert {key for _, key in desk.builder.did} & set(desk.digests("m")) == {reference.digest}, "and never again"
+    assert desk.engine("n").state is S.READY
 
 
 def test_what_is_there_and_left_alone_has_nothing_to_cancel(desk: Desk) -> None:
@@ -420,44 +411,35 @@ async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[EngineProgres
     [(True, "ready", True), (False, "rejected", False), (BuildFailed("no memory"), "failed", False)],
     ids=type,
 )
-def test_who_follows_is_told_every_change_until_it_is_done(
+async def test_who_follows_is_told_every_change_until_it_is_done(
     desk: Desk, outcome: bool | BuildFailed, state: str, succeeded: bool
 ) -> None:
-    async def story() -> None:
-        desk.builder.outcomes.append(outcome)
-        key = desk.commands.rebuild(desk.selection(), True)
-        seen = await asyncio.wait_for(follow(desk, key), 10)
-        assert (seen[0].phase, seen[0].done) == ("waiting", False)
-        assert (seen[-1].state, seen[-1].done, seen[-1].succeeded, seen[-1].phase) == (state, True, succeeded, "")
-        assert all(one != other for one, other in itertools.pairwise(seen))
-        assert {s.key for s in seen} == set(keys(key))
-
-    run(story())
+    desk.builder.outcomes.append(outcome)
+    key = desk.commands.rebuild(desk.selection(), True)
+    seen = await asyncio.wait_for(follow(desk, key), 10)
+    assert (seen[0].phase, seen[0].done) == ("waiting", False)
+    assert (seen[-1].state, seen[-1].done, seen[-1].succeeded, seen[-1].phase) == (state, True, succeeded, "")
+    assert all(one != other for one, other in itertools.pairwise(seen))
+    assert {s.key for s in seen} == set(keys(key))
 
 
-def test_a_rebuild_that_leaves_the_engine_before_has_not_succeeded(desk: Desk) -> None:
-    async def story() -> None:
-        desk.have()
-        desk.builder.outcomes.append(False)
-        seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
-        assert (seen[-1].state, seen[-1].succeeded) == ("ready", False)
-        assert "the one before stays" in seen[-1].reason
-
-    run(story())
+async def test_a_rebuild_that_leaves_the_engine_before_has_not_succeeded(desk: Desk) -> None:
+    desk.have()
+    desk.builder.outcomes.append(False)
+    seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
+    assert (seen[-1].state, seen[-1].succeeded) == ("ready", False)
+    assert "the one before stays" in seen[-1].reason
 
 
 @pytest.mark.parametrize("outcome", [True, False])
-def test_follow_models_that_share_an_engine_each_gets_its_outcome(desk: Desk, outcome: bool) -> None:
-    async def story() -> None:
-        desk.plan("n", "m")
-        for name in "mn":
-            desk.have(name)
-        desk.builder.outcomes.append(outcome)
-        seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
-        last = {status.model: status for status in seen}
-        assert {name: (s.done, s.succeeded) for name, s in last.items()} == dict.fromkeys("mn", (True, outcome))
-
-    run(story())
+async def test_follow_models_that_share_an_engine_each_gets_its_outcome(desk: Desk, outcome: bool) -> None:
+    desk.plan("n", "m")
+    for name in "mn":
+        desk.have(name)
+    desk.builder.outcomes.append(outcome)
+    seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
+    last = {status.model: status for status in seen}
+    assert {name: (s.done, s.succeeded) for name, s in last.items()} == dict.fromkeys("mn", (True, outcome))
 
 
 def test_follow_model_that_was_removed_is_named(desk: Desk) -> None:
@@ -467,82 +449,64 @@ def test_follow_model_that_was_removed_is_named(desk: Desk) -> None:
     assert (status.model, status.state, status.done) == ("m", "gone", True)
 
 
-def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) -> None:
-    async def story() -> None:
-        engine = desk.have()
-        desk.builder.gate.clear()
-        ordered = desk.commands.rebuild(desk.selection(), True)
-        desk.maker.start(desk.models["m"], Make("m", engine.digest))
-        await until(lambda: bool(desk.builder.did), "a child is at work")
+async def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) -> None:
+    engine = desk.have()
+    desk.builder.gate.clear()
+    ordered = desk.commands.rebuild(desk.selection(), True)
+    desk.maker.start(desk.models["m"], Make("m", engine.digest))
+    await until(lambda: bool(desk.builder.did), "a child is at work")
+    desk.commands.cancel(desk.selection())
+    await until(lambda: not desk.maker.busy, "the child has ended")
+    assert (engine.state, engine.reason) == (S.READY, "")
+    (status,) = desk.commands.statuses(ordered)
+    assert (status.done, status.succeeded, status.reason != "") == (True, False, True)
+
+
+async def test_following_ends_when_the_last_of_several_is_done(desk: Desk) -> None:
+    seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(ALL, True)), 10)
+    last = {status.key: status for status in seen}
+    assert set(last) == {*desk.digests("m"), *desk.digests("n")}
+    assert all(status.done and status.succeeded for status in last.values())
+
+
+async def test_following_ends_when_what_is_followed_is_cancelled(desk: Desk) -> None:
+    desk.builder.gate.clear()
+    seen = []
+    async for status in desk.commands.follow(desk.commands.rebuild(desk.selection(), True)):
+        seen.append(status)
+        await desk.look()
         desk.commands.cancel(desk.selection())
-        await until(lambda: not desk.maker.busy, "the child has ended")
-        assert (engine.state, engine.reason) == (S.READY, "")
-        (status,) = desk.commands.statuses(ordered)
-        assert (status.done, status.succeeded, status.reason != "") == (True, False, True)
-
-    run(story())
-
-
-def test_following_ends_when_the_last_of_several_is_done(desk: Desk) -> None:
-    async def story() -> None:
-        seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(ALL, True)), 10)
-        last = {status.key: status for status in seen}
-        assert set(last) == {*desk.digests("m"), *desk.digests("n")}
-        assert all(status.done and status.succeeded for status in last.values())
-
-    run(story())
-
-
-def test_following_ends_when_what_is_followed_is_cancelled(desk: Desk) -> None:
-    async def story() -> None:
-        desk.builder.gate.clear()
-        seen = []
-        async for status in desk.commands.follow(desk.commands.rebuild(desk.selection(), True)):
-            seen.append(status)
-            await desk.look()
-            desk.commands.cancel(desk.selection())
-        assert (seen[-1].done, seen[-1].succeeded, seen[-1].state) == (True, False, "quarantined")
-
-    run(story(), 10)
+    assert (seen[-1].done, seen[-1].succeeded, seen[-1].state) == (True, False, "quarantined")
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_a_verification_that_is_cancelled_has_not_succeeded(desk: Desk, is_begun: bool) -> None:
-    async def story() -> None:
-        desk.have(number=0, cost=1.0)
-        desk.have()
-        desk.builder.gate.clear()
-        key = desk.commands.verify(desk.selection())
-        if is_begun:
-            await desk.look()
-        desk.commands.cancel(desk.selection())
-        desk.builder.gate.set()
-        seen = await asyncio.wait_for(follow(desk, key), 10)
-        assert (seen[-1].state, seen[-1].done, seen[-1].succeeded) == ("ready", True, False)
-        assert "cancelled" in seen[-1].reason
-
-    run(story())
+async def test_a_verification_that_is_cancelled_has_not_succeeded(desk: Desk, is_begun: bool) -> None:
+    desk.have(number=0, cost=1.0)
+    desk.have()
+    desk.builder.gate.clear()
+    key = desk.commands.verify(desk.selection())
+    if is_begun:
+        await desk.look()
+    desk.commands.cancel(desk.selection())
+    desk.builder.gate.set()
+    seen = await asyncio.wait_for(follow(desk, key), 10)
+    assert (seen[-1].state, seen[-1].done, seen[-1].succeeded) == ("ready", True, False)
+    assert "cancelled" in seen[-1].reason
 
 
-def test_following_ends_when_what_is_to_be_verified_gives_way(desk: Desk) -> None:
-    async def story() -> None:
-        spare(desk)
-        key = desk.commands.verify(desk.selection(number=2))
-        await desk.commands.evict(desk.selection(number=2))
-        (status,) = desk.commands.statuses(key)
-        assert (status.state, status.done, status.succeeded) == ("evicted", True, False)
-
-    run(story())
+async def test_following_ends_when_what_is_to_be_verified_gives_way(desk: Desk) -> None:
+    spare(desk)
+    key = desk.commands.verify(desk.selection(number=2))
+    await desk.commands.evict(desk.selection(number=2))
+    (status,) = desk.commands.statuses(key)
+    assert (status.state, status.done, status.succeeded) == ("evicted", True, False)
 
 
-def test_an_engine_that_is_not_wanted_any_more_has_no_more_to_come(desk: Desk) -> None:
-    async def story() -> None:
-        key = desk.commands.rebuild(desk.selection(), True)
-        desk.plan("m", "another content")
-        (seen,) = await asyncio.wait_for(follow(desk, key), 10)
-        assert (seen.state, seen.done, seen.succeeded) == ("gone", True, False)
-
-    run(story())
+async def test_an_engine_that_is_not_wanted_any_more_has_no_more_to_come(desk: Desk) -> None:
+    key = desk.commands.rebuild(desk.selection(), True)
+    desk.plan("m", "another content")
+    (seen,) = await asyncio.wait_for(follow(desk, key), 10)
+    assert (seen.state, seen.done, seen.succeeded) == ("gone", True, False)
 
 
 def test_nothing_to_follow_ends_at_once(desk: Desk) -> None:
@@ -559,42 +523,38 @@ def test_who_waits_on_a_paused_box_is_told_why(tmp_path: Path, clock: Clock, mon
     assert "the disk is read-only" in status.reason
 
 
-def test_a_command_that_could_not_be_carried_out_for_want_of_space_waits_and_says_so(desk: Desk, clock: Clock) -> None:
-    async def story() -> None:
-        for number in range(3):
-            desk.have(number=number, cost=1.0)
-            desk.have("n", number, cost=1.0)
-        desk.builder.outcomes.extend([OutOfSpace("it does not fit")] * 2)
-        key = desk.commands.rebuild(desk.selection(), True)
-        for _ in range(5):
-            await desk.look()
-            await until(lambda: not desk.maker.busy, "it was tried")
-        (status,) = desk.commands.statuses(key)
-        assert (status.done, status.reason) == (False, "it does not fit")
-        assert len(desk.builder.did) == 1, "it is not tried over and over"
-        clock.now += 600
+async def test_a_command_that_could_not_be_carried_out_for_want_of_space_waits_and_says_so(
+    desk: Desk, clock: Clock
+) -> None:
+    for number in range(3):
+        desk.have(number=number, cost=1.0)
+        desk.have("n", number, cost=1.0)
+    desk.builder.outcomes.extend([OutOfSpace("it does not fit")] * 2)
+    key = desk.commands.rebuild(desk.selection(), True)
+    for _ in range(5):
         await desk.look()
         await until(lambda: not desk.maker.busy, "it was tried")
-        assert len(desk.builder.did) == 2
+    (status,) = desk.commands.statuses(key)
+    assert (status.done, status.reason) == (False, "it does not fit")
+    assert len(desk.builder.did) == 1, "it is not tried over and over"
+    clock.now += 600
+    await desk.look()
+    await until(lambda: not desk.maker.busy, "it was tried")
+    assert len(desk.builder.did) == 2
 
-    run(story())
 
-
-def test_what_is_being_made_can_be_asked_for(desk: Desk) -> None:
-    async def story() -> None:
-        assert desk.commands.making() == []
-        desk.builder.gate.clear()
-        desk.builder.estimate = 40.0
-        await desk.look()
-        await until(lambda: bool(desk.builder.did), "a child is at work")
-        desk.clock.now += 4
-        (status,) = desk.commands.making()
-        assert (status.model, status.backend, status.phase) == ("m", "onnxruntime", "verifying")
-        assert (status.elapsed_s, status.estimate_s, status.done) == (4.0, 40.0, False)
-        desk.builder.gate.set()
-        await desk.until_quiet()
-
-    run(story())
+async def test_what_is_being_made_can_be_asked_for(desk: Desk) -> None:
+    assert desk.commands.making() == []
+    desk.builder.gate.clear()
+    desk.builder.estimate = 40.0
+    await desk.look()
+    await until(lambda: bool(desk.builder.did), "a child is at work")
+    desk.clock.now += 4
+    (status,) = desk.commands.making()
+    assert (status.model, status.backend, status.phase) == ("m", "onnxruntime", "verifying")
+    assert (status.elapsed_s, status.estimate_s, status.done) == (4.0, 40.0, False)
+    desk.builder.gate.set()
+    await desk.until_quiet()
 
 
 def test_an_engine_that_the_settings_leave_unmade_is_not_made_by_command_and_says_why(desk: Desk) -> None:

@@ -27,7 +27,6 @@ from edged.tasks import TaskGroup
 from edged.tensors import TensorSpec
 from tests.fake_link import FakeLink
 from tests.unit.control_room import Clock, box, inspection, model, planned_model, record_of, settle
-from tests.waiting import run
 
 ANY, RANGE = Profile(), Profile.parse("x=1x4:1x4:4x4")
 
@@ -127,6 +126,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     return clock
 
 
+@pytest.fixture
+def place(clock: Clock) -> Place:
+    return Place(clock)
+
+
 def refusal(request: TensorWork) -> str:
     """What a request was told instead of an answer."""
     error = request.future.exception()
@@ -137,158 +141,120 @@ def refusal(request: TensorWork) -> str:
 # -- opening --------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_opened_before_somebody_asks(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.ask(rows=4)
-        await place.look()
-        assert (place.opener.opened, place.wakes) == ([], 0)
-
-    run(story())
+async def test_nothing_is_opened_before_somebody_asks(place: Place) -> None:
+    place.ask(rows=4)
+    await place.look()
+    assert (place.opener.opened, place.wakes) == ([], 0)
 
 
-def test_a_request_outside_the_range_has_the_reference_opened_and_is_answered_by_it(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        await place.look()
-        request = place.ask()
-        assert place.wakes == 1
-        await place.look()
-        place.opener.links[0].answer()
-        await settle()
-        assert request.future.result().engine.key == place.reference.digest
-        assert place.main.jobs == {}
-
-    run(story())
+async def test_a_request_outside_the_range_has_the_reference_opened_and_is_answered_by_it(place: Place) -> None:
+    await place.look()
+    request = place.ask()
+    assert place.wakes == 1
+    await place.look()
+    place.opener.links[0].answer()
+    await settle()
+    assert request.future.result().engine.key == place.reference.digest
+    assert place.main.jobs == {}
 
 
-def test_it_is_opened_once_however_many_wait(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.opener.gate.clear()
-        for _ in range(3):
-            place.ask()
-            await place.look()
-        place.opener.gate.set()
-        await place.look()
-        assert place.opener.opened == [place.reference.digest]
-        assert place.planned.fallback.waiting == 1, "two are with the engine"
-
-    run(story())
-
-
-def test_the_fastest_of_those_that_take_any_shape_is_taken(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.ranged.recipe = msgspec.structs.replace(place.ranged.recipe, profile="")
+async def test_it_is_opened_once_however_many_wait(place: Place) -> None:
+    place.opener.gate.clear()
+    for _ in range(3):
         place.ask()
         await place.look()
-        assert place.opener.opened == [place.ranged.digest]
+    place.opener.gate.set()
+    await place.look()
+    assert place.opener.opened == [place.reference.digest]
+    assert place.planned.fallback.waiting == 1, "two are with the engine"
 
-    run(story())
+
+async def test_the_fastest_of_those_that_take_any_shape_is_taken(place: Place) -> None:
+    place.ranged.recipe = msgspec.structs.replace(place.ranged.recipe, profile="")
+    place.ask()
+    await place.look()
+    assert place.opener.opened == [place.ranged.digest]
 
 
-def test_only_the_reference_is_opened_for_a_model_whose_inputs_have_defaults(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.ranged.recipe = msgspec.structs.replace(place.ranged.recipe, profile="")
-        assert place.planned.model is not None
-        known = place.planned.model.inspection
-        with_default = msgspec.structs.replace(known, optional=(TensorSpec("w", "FP32", (1,)),))
-        place.planned.model = msgspec.structs.replace(place.planned.model, inspection=with_default)
-        place.planned.served = place.planned.model
-        place.ask()
-        await place.look()
-        assert place.opener.opened == [place.reference.digest]
-
-    run(story())
+async def test_only_the_reference_is_opened_for_a_model_whose_inputs_have_defaults(place: Place) -> None:
+    place.ranged.recipe = msgspec.structs.replace(place.ranged.recipe, profile="")
+    assert place.planned.model is not None
+    known = place.planned.model.inspection
+    with_default = msgspec.structs.replace(known, optional=(TensorSpec("w", "FP32", (1,)),))
+    place.planned.model = msgspec.structs.replace(place.planned.model, inspection=with_default)
+    place.planned.served = place.planned.model
+    place.ask()
+    await place.look()
+    assert place.opener.opened == [place.reference.digest]
 
 
 # -- what cannot be opened ------------------------------------------------------------------------------------------
 
 
-def test_where_no_other_engine_can_be_opened_requests_are_told_what_is_taken(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.reference.open_at = math.inf
-        request = place.ask()
-        await place.look()
-        assert "takes x [1, 4] to [4, 4], and no fallback engine" in refusal(request)
-        later = place.ask()
-        assert not later.future.done(), "what comes later is looked at anew"
-        place.reference.open_at = 0.0
-        await place.look()
-        place.opener.links[0].answer()
-        await settle()
-        assert later.future.result()
-
-    run(story())
+async def test_where_no_other_engine_can_be_opened_requests_are_told_what_is_taken(place: Place) -> None:
+    place.reference.open_at = math.inf
+    request = place.ask()
+    await place.look()
+    assert "takes x [1, 4] to [4, 4], and no fallback engine" in refusal(request)
+    later = place.ask()
+    assert not later.future.done(), "what comes later is looked at anew"
+    place.reference.open_at = 0.0
+    await place.look()
+    place.opener.links[0].answer()
+    await settle()
+    assert later.future.result()
 
 
-def test_while_an_engine_of_a_wider_range_is_built_that_is_told(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.reference.open_at = math.inf
-        place.ranged.move(EngineState.QUEUED)
-        request = place.ask()
-        await place.look()
-        assert refusal(request).endswith("an engine of a wider range is being built, try again later")
-
-    run(story())
+async def test_while_an_engine_of_a_wider_range_is_built_that_is_told(place: Place) -> None:
+    place.reference.open_at = math.inf
+    place.ranged.move(EngineState.QUEUED)
+    request = place.ask()
+    await place.look()
+    assert refusal(request).endswith("an engine of a wider range is being built, try again later")
 
 
-def test_a_reference_that_waits_for_its_next_try_is_waited_for(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.reference.open_at = clock.now + 5
-        request = place.ask()
-        await place.look()
-        assert not request.future.done()
-        await place.look(later=6)
-        assert place.opener.opened == [place.reference.digest]
-
-    run(story())
+async def test_a_reference_that_waits_for_its_next_try_is_waited_for(place: Place, clock: Clock) -> None:
+    place.reference.open_at = clock.now + 5
+    request = place.ask()
+    await place.look()
+    assert not request.future.done()
+    await place.look(later=6)
+    assert place.opener.opened == [place.reference.digest]
 
 
 @pytest.mark.parametrize("error", [HostLost("it died"), NotReady("it keeps dying"), Superseded("it was replaced")])
-def test_a_host_that_is_lost_over_opening_is_tried_again_soon_and_nobody_is_told(
-    clock: Clock, error: EdgedError
+async def test_a_host_that_is_lost_over_opening_is_tried_again_soon_and_nobody_is_told(
+    place: Place, error: EdgedError
 ) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.opener.outcomes.append(error)
-        request = place.ask()
-        await place.look()
-        await place.look(later=0.1)
-        assert (len(place.opener.opened), request.future.done()) == (1, False)
-        await place.look(later=1)
-        place.opener.links[0].answer()
-        await settle()
-        assert request.future.result()
-
-    run(story())
+    place.opener.outcomes.append(error)
+    request = place.ask()
+    await place.look()
+    await place.look(later=0.1)
+    assert (len(place.opener.opened), request.future.done()) == (1, False)
+    await place.look(later=1)
+    place.opener.links[0].answer()
+    await settle()
+    assert request.future.result()
 
 
 @pytest.mark.parametrize("error", [EngineUnusable("no such operator"), OutOfMemory("bad_alloc")])
-def test_what_the_runtime_refuses_is_told_at_once_until_it_is_tried_again(clock: Clock, error: EdgedError) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.opener.outcomes.append(error)
-        first = place.ask()
-        await place.look()
-        await place.look()
-        assert f"the engine for other shapes cannot be opened: {error}" in refusal(first)
-        second = place.ask()
-        await place.look(later=1)
-        assert str(error) in refusal(second)
-        assert len(place.opener.opened) == 1
-        third = place.ask()
-        await place.look(later=30)
-        place.opener.links[0].answer()
-        await settle()
-        assert third.future.result()
-
-    run(story())
+async def test_what_the_runtime_refuses_is_told_at_once_until_it_is_tried_again(
+    place: Place, error: EdgedError
+) -> None:
+    place.opener.outcomes.append(error)
+    first = place.ask()
+    await place.look()
+    await place.look()
+    assert f"the engine for other shapes cannot be opened: {error}" in refusal(first)
+    second = place.ask()
+    await place.look(later=1)
+    assert str(error) in refusal(second)
+    assert len(place.opener.opened) == 1
+    third = place.ask()
+    await place.look(later=30)
+    place.opener.links[0].answer()
+    await settle()
+    assert third.future.result()
 
 
 # -- how long -------------------------------------------------------------------------------------------------------
@@ -305,163 +271,123 @@ async def opened(place: Place) -> FakeLink:
     return link
 
 
-def test_it_is_closed_when_nobody_has_asked_for_a_while_and_opened_again_for_the_next(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        link = await opened(place)
+async def test_it_is_closed_when_nobody_has_asked_for_a_while_and_opened_again_for_the_next(place: Place) -> None:
+    link = await opened(place)
+    await place.look(later=100)
+    assert place.current is not None
+    await place.look(later=100)
+    assert (place.current, link.closed) == (None, [1])
+    await opened(place)
+    assert len(place.opener.opened) == 2
+
+
+async def test_every_request_keeps_it_open(place: Place) -> None:
+    link = await opened(place)
+    for _ in range(4):
         await place.look(later=100)
-        assert place.current is not None
-        await place.look(later=100)
-        assert (place.current, link.closed) == (None, [1])
-        await opened(place)
-        assert len(place.opener.opened) == 2
-
-    run(story())
-
-
-def test_every_request_keeps_it_open(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        link = await opened(place)
-        for _ in range(4):
-            await place.look(later=100)
-            place.ask()
-            link.answer()
-            await settle()
-            await place.look()
-        await place.look(later=100)
-        assert (len(place.opener.opened), link.closed) == (1, [])
-
-    run(story())
-
-
-def test_it_is_not_closed_under_a_request_that_takes_long(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        link = await opened(place)
-        request = place.ask()
-        for _ in range(3):
-            await place.look(later=100)
-        assert link.closed == []
+        place.ask()
         link.answer()
         await settle()
-        assert request.future.result()
-
-    run(story())
-
-
-def test_what_its_host_held_when_it_was_lost_is_tried_once_more_on_a_new_one(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        link = await opened(place)
-        request = place.ask()
-        link.lose()
-        place.fallbacks.host_lost(link)  # type: ignore[arg-type]
-        await settle()
         await place.look()
-        assert len(place.opener.opened) == 2
-        place.opener.links[1].answer()
-        await settle()
-        assert request.future.result()
-        assert place.planned.slot.current is not None, "another host is none of the range's business"
+    await place.look(later=100)
+    assert (len(place.opener.opened), link.closed) == (1, [])
 
-    run(story())
+
+async def test_it_is_not_closed_under_a_request_that_takes_long(place: Place) -> None:
+    link = await opened(place)
+    request = place.ask()
+    for _ in range(3):
+        await place.look(later=100)
+    assert link.closed == []
+    link.answer()
+    await settle()
+    assert request.future.result()
+
+
+async def test_what_its_host_held_when_it_was_lost_is_tried_once_more_on_a_new_one(place: Place) -> None:
+    link = await opened(place)
+    request = place.ask()
+    link.lose()
+    place.fallbacks.host_lost(link)  # type: ignore[arg-type]
+    await settle()
+    await place.look()
+    assert len(place.opener.opened) == 2
+    place.opener.links[1].answer()
+    await settle()
+    assert request.future.result()
+    assert place.planned.slot.current is not None, "another host is none of the range's business"
 
 
 # -- other models ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("change", [{"content": "another"}, {"limits.seconds": "7"}])
-def test_it_is_closed_once_another_model_or_the_same_with_other_settings_serves(
-    clock: Clock, change: dict[str, str]
+async def test_it_is_closed_once_another_model_or_the_same_with_other_settings_serves(
+    place: Place, change: dict[str, str]
 ) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        link = await opened(place)
-        of = shapes(**change)
-        place.planned.plan(of, desired(box(), {"m": of})["m"])
-        request = place.ask()  # until then the one before answers
-        await place.look()
-        link.answer()
-        await place.look()
-        assert request.future.result().engine.model == shapes().digest
-        assert link.closed == []
-        place.serve()
-        await place.look()
-        assert link.closed == [1]
-        await opened(place)
-        assert place.current is not None
-        assert (place.current.engine.model, place.current.engine.limits) == (of.digest, of.limits)
-
-    run(story())
+    link = await opened(place)
+    of = shapes(**change)
+    place.planned.plan(of, desired(box(), {"m": of})["m"])
+    request = place.ask()  # until then the one before answers
+    await place.look()
+    link.answer()
+    await place.look()
+    assert request.future.result().engine.model == shapes().digest
+    assert link.closed == []
+    place.serve()
+    await place.look()
+    assert link.closed == [1]
+    await opened(place)
+    assert place.current is not None
+    assert (place.current.engine.model, place.current.engine.limits) == (of.digest, of.limits)
 
 
-def test_one_that_was_opened_for_the_model_before_does_not_serve(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.opener.gate.clear()
-        request = place.ask()
-        await place.look()
-        of = shapes("another")
-        place.planned.plan(of, desired(box(), {"m": of})["m"])
-        place.opener.gate.set()
-        await settle()
-        assert (place.current, place.opener.links[0].closed) == (None, [1])
-        assert not request.future.done()
-        place.serve()
-        await place.look()
-        place.opener.links[1].answer()
-        await settle()
-        assert request.future.result().engine.model == of.digest
-
-    run(story())
+async def test_one_that_was_opened_for_the_model_before_does_not_serve(place: Place) -> None:
+    place.opener.gate.clear()
+    request = place.ask()
+    await place.look()
+    of = shapes("another")
+    place.planned.plan(of, desired(box(), {"m": of})["m"])
+    place.opener.gate.set()
+    await settle()
+    assert (place.current, place.opener.links[0].closed) == (None, [1])
+    assert not request.future.done()
+    place.serve()
+    await place.look()
+    place.opener.links[1].answer()
+    await settle()
+    assert request.future.result().engine.model == of.digest
 
 
-def test_while_the_file_is_one_that_cannot_be_served_requests_are_told_so(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.planned.model, place.planned.problem = None, NotReady("it is truncated")
-        request = place.ask()
-        await place.look()
-        assert "the model on disk cannot be opened: it is truncated" in refusal(request)
-
-    run(story())
+async def test_while_the_file_is_one_that_cannot_be_served_requests_are_told_so(place: Place) -> None:
+    place.planned.model, place.planned.problem = None, NotReady("it is truncated")
+    request = place.ask()
+    await place.look()
+    assert "the model on disk cannot be opened: it is truncated" in refusal(request)
 
 
-def test_a_model_that_is_gone_answers_nobody_and_leaves_nothing_open(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        link = await opened(place)
-        place.models.clear()
-        await place.look()
-        assert (place.current, link.closed) == (None, [1])
-        with pytest.raises(NotReady, match="'m'"):
-            place.ask()
-
-    run(story())
+async def test_a_model_that_is_gone_answers_nobody_and_leaves_nothing_open(place: Place) -> None:
+    link = await opened(place)
+    place.models.clear()
+    await place.look()
+    assert (place.current, link.closed) == (None, [1])
+    with pytest.raises(NotReady, match="'m'"):
+        place.ask()
 
 
-def test_one_that_is_open_only_after_its_model_has_gone_is_closed(clock: Clock) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.opener.gate.clear()
-        request = place.ask()
-        await place.look()
-        place.models.clear()
-        await place.look()
-        assert "removed" in refusal(request)
-        place.opener.gate.set()
-        await settle()
-        assert [link.closed for link in place.opener.links] == [[1]], "a host keeps what nobody closes"
-
-    run(story())
+async def test_one_that_is_open_only_after_its_model_has_gone_is_closed(place: Place) -> None:
+    place.opener.gate.clear()
+    request = place.ask()
+    await place.look()
+    place.models.clear()
+    await place.look()
+    assert "removed" in refusal(request)
+    place.opener.gate.set()
+    await settle()
+    assert [link.closed for link in place.opener.links] == [[1]], "a host keeps what nobody closes"
 
 
-def test_each_model_has_its_own(clock: Clock, tmp_path: Path) -> None:
-    async def story() -> None:
-        place = Place(clock)
-        place.add()
-        await opened(place)
-        assert [planned.fallback.current is not None for planned in place.models] == [True, False]
-
-    run(story())
+async def test_each_model_has_its_own(place: Place, tmp_path: Path) -> None:
+    place.add()
+    await opened(place)
+    assert [planned.fallback.current is not None for planned in place.models] == [True, False]

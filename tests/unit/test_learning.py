@@ -17,7 +17,6 @@ from edged.engines.shape_book import ShapeBook
 from edged.models.model import Model
 from edged.tasks import TaskGroup
 from tests.unit.control_room import Clock, box, entry, inspection, planned_model
-from tests.waiting import run
 
 S = EngineState
 QUIET = 30.0
@@ -79,138 +78,114 @@ def end(engine: PlannedEngine, state: EngineState, reason: str = "") -> None:
         engine.move(step, reason)
 
 
-def test_it_waits_until_no_wider_shapes_come(tmp_path: Path, clock: Clock) -> None:
-    async def work() -> None:
-        school = School(tmp_path, clock)
-        assert await school.look() == ""
-        school.ask((1, 17))
-        assert await school.look() == ""
-        assert "built once shapes stop changing" in school.learning.state("m")
-        school.ask((1, 33))
-        assert await school.look(QUIET - 1) == ""
-        assert await school.look(QUIET - 1) == ""
-        assert await school.look(1) == "x=1x16:1x17:1x40"
-        assert "are being built" in school.learning.state("m")
-
-    run(work())
+async def test_it_waits_until_no_wider_shapes_come(tmp_path: Path, clock: Clock) -> None:
+    school = School(tmp_path, clock)
+    assert await school.look() == ""
+    school.ask((1, 17))
+    assert await school.look() == ""
+    assert "built once shapes stop changing" in school.learning.state("m")
+    school.ask((1, 33))
+    assert await school.look(QUIET - 1) == ""
+    assert await school.look(QUIET - 1) == ""
+    assert await school.look(1) == "x=1x16:1x17:1x40"
+    assert "are being built" in school.learning.state("m")
 
 
-def test_it_does_not_wait_for_ever(tmp_path: Path, clock: Clock) -> None:
-    async def work() -> None:
-        school = School(tmp_path, clock)
-        await school.look()
-        for n in range(1, 14):
-            school.ask((1, 16 << n))
-            if await school.look(QUIET - 1):
-                assert n > 10
-                return
-        raise AssertionError("it waited through ten quiet times")
-
-    run(work())
+async def test_it_does_not_wait_for_ever(tmp_path: Path, clock: Clock) -> None:
+    school = School(tmp_path, clock)
+    await school.look()
+    for n in range(1, 14):
+        school.ask((1, 16 << n))
+        if await school.look(QUIET - 1):
+            assert n > 10
+            return
+    raise AssertionError("it waited through ten quiet times")
 
 
-def test_what_is_proved_is_kept_and_what_is_only_aimed_at_is_not(tmp_path: Path, clock: Clock) -> None:
-    async def work() -> None:
-        school = School(tmp_path, clock)
-        school.ask((1, 16))
-        await school.look()
-        school.ask((1, 16))
-        await school.look()
-        assert await school.look(QUIET) == "x=1x16:1x16:1x16"
-        assert ShapeBook(tmp_path).applied(school.bare).learnt == Profile()
-        end(school.engine, S.READY)
-        await school.look()
-        await school.settle()
-        assert school.learning.state("m") == ""
-        assert str(ShapeBook(tmp_path).applied(school.bare).learnt) == "x=1x16:1x16:1x16"
-
-    run(work())
+async def test_what_is_proved_is_kept_and_what_is_only_aimed_at_is_not(tmp_path: Path, clock: Clock) -> None:
+    school = School(tmp_path, clock)
+    school.ask((1, 16))
+    await school.look()
+    school.ask((1, 16))
+    await school.look()
+    assert await school.look(QUIET) == "x=1x16:1x16:1x16"
+    assert ShapeBook(tmp_path).applied(school.bare).learnt == Profile()
+    end(school.engine, S.READY)
+    await school.look()
+    await school.settle()
+    assert school.learning.state("m") == ""
+    assert str(ShapeBook(tmp_path).applied(school.bare).learnt) == "x=1x16:1x16:1x16"
 
 
-def test_nothing_wider_is_begun_while_an_engine_is_on_its_way(tmp_path: Path, clock: Clock) -> None:
-    async def work() -> None:
-        school = School(tmp_path, clock)
-        await school.look()
-        school.ask((1, 16))
-        await school.look()
-        first = await school.look(QUIET)
-        school.engine.move(S.QUEUED)
-        school.ask((9, 99))
-        assert await school.look(QUIET) == await school.look(QUIET) == first
-        for step in (S.BUILDING, S.VERIFYING, S.READY):
-            school.engine.move(step)
-        await school.look()
-        await school.look()
-        assert await school.look(QUIET) == "x=1x16:1x16:16x112"
-
-    run(work())
+async def test_nothing_wider_is_begun_while_an_engine_is_on_its_way(tmp_path: Path, clock: Clock) -> None:
+    school = School(tmp_path, clock)
+    await school.look()
+    school.ask((1, 16))
+    await school.look()
+    first = await school.look(QUIET)
+    school.engine.move(S.QUEUED)
+    school.ask((9, 99))
+    assert await school.look(QUIET) == await school.look(QUIET) == first
+    for step in (S.BUILDING, S.VERIFYING, S.READY):
+        school.engine.move(step)
+    await school.look()
+    await school.look()
+    assert await school.look(QUIET) == "x=1x16:1x16:16x112"
 
 
 @pytest.mark.parametrize("state", [S.REJECTED, S.FAILED, S.UNSUITABLE])
-def test_a_range_that_no_engine_can_be_made_of_is_given_up_and_tried_again_later(
+async def test_a_range_that_no_engine_can_be_made_of_is_given_up_and_tried_again_later(
     tmp_path: Path, clock: Clock, state: EngineState
 ) -> None:
-    async def work() -> None:
-        school = School(tmp_path, clock, profile__x="1x4 1x8 2x8")
-        before = school.engine
+    school = School(tmp_path, clock, profile__x="1x4 1x8 2x8")
+    before = school.engine
+    await school.look()
+    school.ask((2, 16))
+    await school.look()
+    assert await school.look(QUIET) == "x=1x4:2x16:2x16"
+    end(school.engine, state, "it is too wide")
+    assert await school.look() == before.recipe.profile
+    assert school.engine.digest == before.digest
+    assert "can be made: it is too wide" in school.learning.state("m")
+    assert await school.look(QUIET) == before.recipe.profile
+    await school.look(3600)
+    assert await school.look(QUIET) == "x=1x4:2x16:2x16"
+
+
+async def test_only_so_many_are_begun_in_an_hour_also_across_restarts(tmp_path: Path, clock: Clock) -> None:
+    school = School(tmp_path, clock, shapes__per_hour="2", shapes__quiet_s="0")
+    await school.look()
+    for n in (16, 32):
+        school.ask((1, n))
+        assert await school.look(1) == f"x=1x16:1x16:1x{n}"
+        end(school.engine, S.READY)
         await school.look()
-        school.ask((2, 16))
-        await school.look()
-        assert await school.look(QUIET) == "x=1x4:2x16:2x16"
-        end(school.engine, state, "it is too wide")
-        assert await school.look() == before.recipe.profile
-        assert school.engine.digest == before.digest
-        assert "can be made: it is too wide" in school.learning.state("m")
-        assert await school.look(QUIET) == before.recipe.profile
-        await school.look(3600)
-        assert await school.look(QUIET) == "x=1x4:2x16:2x16"
-
-    run(work())
-
-
-def test_only_so_many_are_begun_in_an_hour_also_across_restarts(tmp_path: Path, clock: Clock) -> None:
-    async def work() -> None:
-        school = School(tmp_path, clock, shapes__per_hour="2", shapes__quiet_s="0")
-        await school.look()
-        for n in (16, 32):
-            school.ask((1, n))
-            assert await school.look(1) == f"x=1x16:1x16:1x{n}"
-            end(school.engine, S.READY)
-            await school.look()
-        school.ask((1, 64))
-        assert await school.look(1) == "x=1x16:1x16:1x32"
-        assert "2 begun in this hour" in school.learning.state("m")
-        await school.settle()
-        school.start()
-        assert await school.look() == await school.look(60) == "x=1x16:1x16:1x32"
-        assert await school.look(3600) == "x=1x16:1x16:1x64"
-
-    run(work())
+    school.ask((1, 64))
+    assert await school.look(1) == "x=1x16:1x16:1x32"
+    assert "2 begun in this hour" in school.learning.state("m")
+    await school.settle()
+    school.start()
+    assert await school.look() == await school.look(60) == "x=1x16:1x16:1x32"
+    assert await school.look(3600) == "x=1x16:1x16:1x64"
 
 
 @pytest.mark.parametrize("policy", ["any", "refuse"])
-def test_other_policies_note_what_came_and_build_nothing(tmp_path: Path, clock: Clock, policy: str) -> None:
-    async def work() -> None:
-        school = School(tmp_path, clock, shapes__policy=policy, profile__x="1x4 1x8 2x8")
-        await school.look()
-        school.ask((5, 5))
-        await school.look()
-        assert await school.look(1000) == "x=1x4:1x8:2x8"
-        await school.settle()
-        assert ShapeBook(tmp_path).page(school.bare).seen.requests == 1
-
-    run(work())
+async def test_other_policies_note_what_came_and_build_nothing(tmp_path: Path, clock: Clock, policy: str) -> None:
+    school = School(tmp_path, clock, shapes__policy=policy, profile__x="1x4 1x8 2x8")
+    await school.look()
+    school.ask((5, 5))
+    await school.look()
+    assert await school.look(1000) == "x=1x4:1x8:2x8"
+    await school.settle()
+    assert ShapeBook(tmp_path).page(school.bare).seen.requests == 1
 
 
-def test_where_no_engine_has_a_range_nothing_is_aimed_at(tmp_path: Path, clock: Clock) -> None:
-    async def work() -> None:
-        school = School(tmp_path, clock, backends="onnxruntime")
+async def test_where_no_engine_has_a_range_nothing_is_aimed_at(tmp_path: Path, clock: Clock) -> None:
+    school = School(tmp_path, clock, backends="onnxruntime")
+    school.learning.look([school.planned], clock.now)
+    school.ask((5, 5))
+    for _ in range(3):
+        clock.now += 100
         school.learning.look([school.planned], clock.now)
-        school.ask((5, 5))
-        for _ in range(3):
-            clock.now += 100
-            school.learning.look([school.planned], clock.now)
-        assert school.plans == 1
-        assert "nothing to learn" in school.learning.state("m")
-
-    run(work())
+    assert school.plans == 1
+    assert "nothing to learn" in school.learning.state("m")

@@ -19,7 +19,7 @@ from edged.engines.readiness import Readiness, readiness
 from edged.errors import EngineUnusable, InvalidInput, NotReady, OutOfMemory
 from tests.unit.control_room import entry, inspection, planned_model, serve, settle
 from tests.unit.test_catalogue import House
-from tests.waiting import run, until
+from tests.waiting import until
 
 
 class Repository:
@@ -56,72 +56,60 @@ def listing(house: House) -> Loader:
     return Loader(selection, house.catalogue, nothing, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
 
 
-def test_a_model_is_listed_as_ready_only_while_it_answers(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        loader = listing(house)
-        assert (await loader.listed()) == [Listed("m", "1", "LOADING")]
-        serve(planned, next(iter(planned.engines)))
-        assert (await loader.listed()) == [Listed("m", "1", "READY")]
-        current = planned.slot.current
-        assert current is not None
-        current.health.unproven = "nothing that edged can make up is answered"
-        assert (await loader.listed()) == [Listed("m", "1", "UNAVAILABLE", current.health.unproven)]
-        current.health.answered(0.0)
-        current.health.missed(EngineUnusable("inference failed"))
-        (row,) = await loader.listed()
-        assert row.state == "UNAVAILABLE"
-        assert "no longer answers: inference failed" in row.reason
-        current.health.answered(0.0)
-        assert (await loader.listed()) == [Listed("m", "1", "READY")]
-
-    run(story())
+async def test_a_model_is_listed_as_ready_only_while_it_answers(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    planned = await house.add("m")
+    loader = listing(house)
+    assert (await loader.listed()) == [Listed("m", "1", "LOADING")]
+    serve(planned, next(iter(planned.engines)))
+    assert (await loader.listed()) == [Listed("m", "1", "READY")]
+    current = planned.slot.current
+    assert current is not None
+    current.health.unproven = "nothing that edged can make up is answered"
+    assert (await loader.listed()) == [Listed("m", "1", "UNAVAILABLE", current.health.unproven)]
+    current.health.answered(0.0)
+    current.health.missed(EngineUnusable("inference failed"))
+    (row,) = await loader.listed()
+    assert row.state == "UNAVAILABLE"
+    assert "no longer answers: inference failed" in row.reason
+    current.health.answered(0.0)
+    assert (await loader.listed()) == [Listed("m", "1", "READY")]
 
 
-def test_listed_quarantined_model_has_the_reason(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        for engine in planned.engines.values():
-            engine.quarantined = "it killed its host three times"
-        (row,) = await listing(house).listed()
-        assert (row.state, row.reason) == ("UNAVAILABLE", "it is quarantined: it killed its host three times")
-
-    run(story())
+async def test_listed_quarantined_model_has_the_reason(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    planned = await house.add("m")
+    for engine in planned.engines.values():
+        engine.quarantined = "it killed its host three times"
+    (row,) = await listing(house).listed()
+    assert (row.state, row.reason) == ("UNAVAILABLE", "it is quarantined: it killed its host three times")
 
 
-def test_a_model_whose_engine_cannot_be_opened_now_is_loading_and_it_is_told_why(tmp_path: Path) -> None:
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        reference = planned.reference
-        assert reference is not None
-        reference.refusals, reference.reason = 1, "it cannot be opened now: bad_alloc"
-        assert (await listing(house).listed()) == [Listed("m", "1", "LOADING", "it cannot be opened now: bad_alloc")]
-
-    run(story())
+async def test_a_model_whose_engine_cannot_be_opened_now_is_loading_and_it_is_told_why(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    planned = await house.add("m")
+    reference = planned.reference
+    assert reference is not None
+    reference.refusals, reference.reason = 1, "it cannot be opened now: bad_alloc"
+    assert (await listing(house).listed()) == [Listed("m", "1", "LOADING", "it cannot be opened now: bad_alloc")]
 
 
-def test_a_version_that_does_not_answer_any_more_is_listed_once(tmp_path: Path) -> None:
+async def test_a_version_that_does_not_answer_any_more_is_listed_once(tmp_path: Path) -> None:
     """Its successor is being read in its place, and it has another place of its own by now."""
 
-    async def story() -> None:
-        house = House(tmp_path)
-        planned = await house.add("m")
-        serve(planned, next(iter(planned.engines)))
-        assert planned.slot.current is not None
-        planned.slot.current.health.missed(EngineUnusable("inference failed"))
-        planned.entry = msgspec.structs.replace(planned.entry, version="2")
-        again = planned_model("m")
-        house.catalogue.versions = lambda name: [planned, again]  # type: ignore[method-assign, assignment]
-        rows = await listing(house).listed()
-        assert [(row.version, row.state) for row in rows] == [("1", "UNAVAILABLE"), ("2", "LOADING")]
-
-    run(story())
+    house = House(tmp_path)
+    planned = await house.add("m")
+    serve(planned, next(iter(planned.engines)))
+    assert planned.slot.current is not None
+    planned.slot.current.health.missed(EngineUnusable("inference failed"))
+    planned.entry = msgspec.structs.replace(planned.entry, version="2")
+    again = planned_model("m")
+    house.catalogue.versions = lambda name: [planned, again]  # type: ignore[method-assign, assignment]
+    rows = await listing(house).listed()
+    assert [(row.version, row.state) for row in rows] == [("1", "UNAVAILABLE"), ("2", "LOADING")]
 
 
-def test_what_could_not_be_served_is_tried_again_by_command_though_the_disk_is_the_same(
+async def test_what_could_not_be_served_is_tried_again_by_command_though_the_disk_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def admit(*_: object) -> Admission:
@@ -129,62 +117,56 @@ def test_what_could_not_be_served_is_tried_again_by_command_though_the_disk_is_t
 
     monkeypatch.setattr(loading, "admit", admit)
 
-    async def story() -> None:
-        repository = Repository()
-        house = House(tmp_path)
-        house.selection = ModelSelection(repository, "explicit", ["m"])  # type: ignore[assignment, arg-type]
-        house.catalogue._selection = house.selection
-        house.readers.files["m"] = OutOfMemory("the box was full")
-        await house.look()
-        planned = house.catalogue.models["m"]
-        assert planned.problem is not None
-        made = Overrides(repository)
-        nothing: Any = None
-        loader = Loader(house.selection, house.catalogue, made, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput):
-            await loader.load("../m")
+    repository = Repository()
+    house = House(tmp_path)
+    house.selection = ModelSelection(repository, "explicit", ["m"])  # type: ignore[assignment, arg-type]
+    house.catalogue._selection = house.selection
+    house.readers.files["m"] = OutOfMemory("the box was full")
+    await house.look()
+    planned = house.catalogue.models["m"]
+    assert planned.problem is not None
+    made = Overrides(repository)
+    nothing: Any = None
+    loader = Loader(house.selection, house.catalogue, made, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        await loader.load("../m")
 
-        del house.readers.files["m"]
-        task = asyncio.ensure_future(loader.load("m"))
-        await until(lambda: planned.problem is None or task.done(), "the model is read again")
-        await settle()
-        assert not task.done(), task
-        serve(planned, next(iter(planned.engines)))
+    del house.readers.files["m"]
+    task = asyncio.ensure_future(loader.load("m"))
+    await until(lambda: planned.problem is None or task.done(), "the model is read again")
+    await settle()
+    assert not task.done(), task
+    serve(planned, next(iter(planned.engines)))
+    await task
+    assert [row.state for row in (await loader.listed())] == ["READY"]
+
+
+async def test_a_command_to_load_does_not_wait_for_room_that_may_never_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def admit(*_: object) -> Admission:
+        return Admission(inspection("m"), None, {})
+
+    monkeypatch.setattr(loading, "admit", admit)
+
+    repository, nothing = Repository(), None
+    house = House(tmp_path)
+    house.selection = ModelSelection(repository, "explicit", [])  # type: ignore[assignment, arg-type]
+    house.catalogue._selection = house.selection
+    house.readers.files["m"] = inspection("m")
+    made = Overrides(repository)
+    loader = Loader(house.selection, house.catalogue, made, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+    task = asyncio.ensure_future(loader.load("m"))
+    await until(lambda: "m" in house.catalogue.models and bool(house.catalogue.models["m"].engines), "it is read")
+    reference = house.catalogue.models["m"].reference
+    assert reference is not None
+    reference.reason = "it cannot be opened now: bad_alloc"
+    for reference.refusals in (1, 2):
+        await asyncio.sleep(0.1)
+        assert not task.done()
+    reference.refusals = 3
+    with pytest.raises(NotReady, match="'m'"):
         await task
-        assert [row.state for row in (await loader.listed())] == ["READY"]
-
-    run(story())
-
-
-def test_a_command_to_load_does_not_wait_for_room_that_may_never_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def admit(*_: object) -> Admission:
-        return Admission(inspection("m"), None, {})
-
-    monkeypatch.setattr(loading, "admit", admit)
-
-    async def story() -> None:
-        repository, nothing = Repository(), None
-        house = House(tmp_path)
-        house.selection = ModelSelection(repository, "explicit", [])  # type: ignore[assignment, arg-type]
-        house.catalogue._selection = house.selection
-        house.readers.files["m"] = inspection("m")
-        made = Overrides(repository)
-        loader = Loader(house.selection, house.catalogue, made, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
-        task = asyncio.ensure_future(loader.load("m"))
-        await until(lambda: "m" in house.catalogue.models and bool(house.catalogue.models["m"].engines), "it is read")
-        reference = house.catalogue.models["m"].reference
-        assert reference is not None
-        reference.reason = "it cannot be opened now: bad_alloc"
-        for reference.refusals in (1, 2):
-            await asyncio.sleep(0.1)
-            assert not task.done()
-        reference.refusals = 3
-        with pytest.raises(NotReady, match="'m'"):
-            await task
-        assert (await loader.listed()) == [
-            Listed("m", "", "UNAVAILABLE", "model 'm' cannot be served: " + reference.reason)
-        ]
-
-    run(story())
+    assert (await loader.listed()) == [
+        Listed("m", "", "UNAVAILABLE", "model 'm' cannot be served: " + reference.reason)
+    ]

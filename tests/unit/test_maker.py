@@ -51,7 +51,7 @@ from tests.unit.control_room import (
     stop_time,
     told,
 )
-from tests.waiting import run, until
+from tests.waiting import until
 
 S = EngineState
 
@@ -127,6 +127,11 @@ def clock() -> Iterator[Clock]:
 
 
 @pytest.fixture
+def shop(tmp_path: Path, clock: Clock) -> Workshop:
+    return Workshop(tmp_path, clock)
+
+
+@pytest.fixture
 def reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "boot_id"
     place.write_text("first")
@@ -137,281 +142,212 @@ def reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- good ends ------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_is_accepted_is_ready_and_in_the_store(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        engine = await shop.make()
-        assert (engine.state, engine.is_usable, engine.making, engine.request) == (S.READY, True, None, Request.NONE)
-        assert engine.record == shop.store.records()[engine.digest]
-        assert shop.states() == ["queued", "building", "verifying", "ready"]
-        assert shop.attempts() == Attempts()
-        assert shop.looks == 1, "the end of a task is a reason to look"
-
-    run(story())
+async def test_an_engine_that_is_accepted_is_ready_and_in_the_store(shop: Workshop) -> None:
+    engine = await shop.make()
+    assert (engine.state, engine.is_usable, engine.making, engine.request) == (S.READY, True, None, Request.NONE)
+    assert engine.record == shop.store.records()[engine.digest]
+    assert shop.states() == ["queued", "building", "verifying", "ready"]
+    assert shop.attempts() == Attempts()
+    assert shop.looks == 1, "the end of a task is a reason to look"
 
 
-def test_an_engine_that_is_rejected_keeps_its_reason_and_did_not_fail(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        engine = await shop.make(False)
-        assert (engine.state, engine.is_usable) == (S.REJECTED, False)
-        assert "cosine" in engine.reason
-        assert not shop.store.records()[engine.digest].verdict.accepted
-        assert shop.attempts() == Attempts()
-
-    run(story())
+async def test_an_engine_that_is_rejected_keeps_its_reason_and_did_not_fail(shop: Workshop) -> None:
+    engine = await shop.make(False)
+    assert (engine.state, engine.is_usable) == (S.REJECTED, False)
+    assert "cosine" in engine.reason
+    assert not shop.store.records()[engine.digest].verdict.accepted
+    assert shop.attempts() == Attempts()
 
 
-def test_while_an_engine_is_made_its_device_is_busy_and_it_can_be_asked_how_far_it_is(
-    tmp_path: Path, clock: Clock
+async def test_while_an_engine_is_made_its_device_is_busy_and_it_can_be_asked_how_far_it_is(
+    shop: Workshop, clock: Clock
 ) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        shop.builder.estimate = 40.0
-        await shop.at_work()
-        assert shop.maker.busy == {"cpu"}
-        assert shop.maker.is_making(shop.engine)
-        assert not shop.maker.is_making(shop.other)
-        clock.now += 7
-        assert shop.engine.making is not None
-        assert (shop.engine.making.phase, shop.engine.making.elapsed_s) == ("verifying", 7.0)
-        assert shop.engine.making.estimate_s == 40.0
-        shop.builder.gate.set()
-        await shop.idle()
-        assert shop.maker.busy == frozenset()
-        assert not shop.maker.is_making(shop.engine)
-
-    run(story())
+    shop.builder.estimate = 40.0
+    await shop.at_work()
+    assert shop.maker.busy == {"cpu"}
+    assert shop.maker.is_making(shop.engine)
+    assert not shop.maker.is_making(shop.other)
+    clock.now += 7
+    assert shop.engine.making is not None
+    assert (shop.engine.making.phase, shop.engine.making.elapsed_s) == ("verifying", 7.0)
+    assert shop.engine.making.estimate_s == 40.0
+    shop.builder.gate.set()
+    await shop.idle()
+    assert shop.maker.busy == frozenset()
+    assert not shop.maker.is_making(shop.engine)
 
 
-def test_two_devices_are_made_for_at_the_same_time(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        recipe = Recipe("onnxruntime", device="cuda:0")
-        gpu = PlannedEngine(key_of(model(), recipe), recipe, lane="cuda:0")
-        shop.planned.engines[gpu.digest] = gpu
-        await shop.at_work()
-        shop.start(engine=gpu)
-        assert shop.maker.busy == {"cpu", "cuda:0"}
-        await until(lambda: len(shop.builder.did) == 2, "both are at work")
-        shop.maker.cancel(gpu, "cancelled")
-        await until(lambda: shop.maker.busy == {"cpu"}, "one of them ends")
-        shop.builder.gate.set()
-        await shop.idle()
-        assert (shop.engine.state, gpu.state) == (S.READY, S.QUARANTINED)
-
-    run(story())
+async def test_two_devices_are_made_for_at_the_same_time(shop: Workshop) -> None:
+    recipe = Recipe("onnxruntime", device="cuda:0")
+    gpu = PlannedEngine(key_of(model(), recipe), recipe, lane="cuda:0")
+    shop.planned.engines[gpu.digest] = gpu
+    await shop.at_work()
+    shop.start(engine=gpu)
+    assert shop.maker.busy == {"cpu", "cuda:0"}
+    await until(lambda: len(shop.builder.did) == 2, "both are at work")
+    shop.maker.cancel(gpu, "cancelled")
+    await until(lambda: shop.maker.busy == {"cpu"}, "one of them ends")
+    shop.builder.gate.set()
+    await shop.idle()
+    assert (shop.engine.state, gpu.state) == (S.READY, S.QUARANTINED)
 
 
-def test_an_engine_that_is_being_made_and_its_source_are_not_evicted_for_it(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock, budget_mb=1)
-        recipe = shop.engine.recipe
-        content = bytes(MB // 2)
-        source = put(shop.store, record_of(key_of(model(), recipe, cpu__model="N97"), recipe, content=content), content)
-        shop.builder.gate.clear()
-        shop.start(Try, source=source)
-        await until(lambda: bool(shop.builder.did), "a child is at work")
-        with pytest.raises(OutOfSpace):
-            await shop.maker.eviction.wait_for_capacity(MB)
-        assert source in shop.store.records()
-        shop.builder.gate.set()
-        await shop.idle()
-        await shop.maker.eviction.wait_for_capacity(MB // 2)
-        assert [event.bytes for event in told(shop.events, EngineEvicted)] == [MB // 2]
-
-    run(story())
+async def test_an_engine_that_is_being_made_and_its_source_are_not_evicted_for_it(tmp_path: Path, clock: Clock) -> None:
+    shop = Workshop(tmp_path, clock, budget_mb=1)
+    recipe = shop.engine.recipe
+    content = bytes(MB // 2)
+    source = put(shop.store, record_of(key_of(model(), recipe, cpu__model="N97"), recipe, content=content), content)
+    shop.builder.gate.clear()
+    shop.start(Try, source=source)
+    await until(lambda: bool(shop.builder.did), "a child is at work")
+    with pytest.raises(OutOfSpace):
+        await shop.maker.eviction.wait_for_capacity(MB)
+    assert source in shop.store.records()
+    shop.builder.gate.set()
+    await shop.idle()
+    await shop.maker.eviction.wait_for_capacity(MB // 2)
+    assert [event.bytes for event in told(shop.events, EngineEvicted)] == [MB // 2]
 
 
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_keeps_failing_is_tried_with_less_and_less_effort_and_then_no_more(
-    tmp_path: Path, clock: Clock
+async def test_an_engine_that_keeps_failing_is_tried_with_less_and_less_effort_and_then_no_more(
+    shop: Workshop, clock: Clock
 ) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        for number in range(1, 4):
-            engine = await shop.make(BuildFailed(f"failure {number}"))
-            assert (engine.state, engine.reason, engine.failures) == (S.FAILED, f"failure {number}", number)
-            assert engine.retry_at > clock.now
-            assert shop.attempts() == Attempts(number, f"failure {number}")
-        await shop.make(BuildFailed("failure 4"))
-        assert engine.state is S.QUARANTINED
-        assert engine.reason == "failed 4 times, the last time: failure 4"
-        assert shop.attempts() == Attempts(4, "failure 4")
-        assert shop.builder.efforts == ["full", "full", "reduced", "least"]
-
-    run(story())
+    for number in range(1, 4):
+        engine = await shop.make(BuildFailed(f"failure {number}"))
+        assert (engine.state, engine.reason, engine.failures) == (S.FAILED, f"failure {number}", number)
+        assert engine.retry_at > clock.now
+        assert shop.attempts() == Attempts(number, f"failure {number}")
+    await shop.make(BuildFailed("failure 4"))
+    assert engine.state is S.QUARANTINED
+    assert engine.reason == "failed 4 times, the last time: failure 4"
+    assert shop.attempts() == Attempts(4, "failure 4")
+    assert shop.builder.efforts == ["full", "full", "reduced", "least"]
 
 
-def test_make_engine_that_hangs_twice_is_given_up_and_its_kin_after_one_try(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        hang = ChildLost("build child got no further for 120 s and was stopped", "late")
-        assert (await shop.make(hang)).state is S.FAILED
-        assert (await shop.make(hang)).state is S.QUARANTINED
-        shop.builder.outcomes.append(hang)
-        shop.start(engine=shop.other)
-        await shop.idle()
-        assert (shop.other.state, shop.other.failures) == (S.QUARANTINED, 1)
-        assert shop.attempts().stopped == shop.log.of(shop.other.digest).stopped == "hopeless"
-
-    run(story())
+async def test_make_engine_that_hangs_twice_is_given_up_and_its_kin_after_one_try(shop: Workshop) -> None:
+    hang = ChildLost("build child got no further for 120 s and was stopped", "late")
+    assert (await shop.make(hang)).state is S.FAILED
+    assert (await shop.make(hang)).state is S.QUARANTINED
+    shop.builder.outcomes.append(hang)
+    shop.start(engine=shop.other)
+    await shop.idle()
+    assert (shop.other.state, shop.other.failures) == (S.QUARANTINED, 1)
+    assert shop.attempts().stopped == shop.log.of(shop.other.digest).stopped == "hopeless"
 
 
-def test_slow_lane_is_told_once_its_only_engine_takes_long_and_memory_is_free(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        await shop.at_work()
-        assert shop.maker.slow(lambda: 8192) == frozenset()
-        clock.now += 61.0
-        assert shop.maker.slow(lambda: 8192) == {"cpu"}
-        assert shop.maker.slow(lambda: 500) == frozenset()
-        shop.start(engine=shop.other)
-        await until(lambda: len(shop.builder.did) == 2, "another overtakes")
-        assert shop.maker.slow(lambda: 8192) == frozenset()
-        shop.builder.gate.set()
-        await shop.idle()
-        assert (shop.engine.state, shop.other.state, shop.maker.busy) == (S.READY, S.READY, frozenset())
-
-    run(story())
+async def test_slow_lane_is_told_once_its_only_engine_takes_long_and_memory_is_free(
+    shop: Workshop, clock: Clock
+) -> None:
+    await shop.at_work()
+    assert shop.maker.slow(lambda: 8192) == frozenset()
+    clock.now += 61.0
+    assert shop.maker.slow(lambda: 8192) == {"cpu"}
+    assert shop.maker.slow(lambda: 500) == frozenset()
+    shop.start(engine=shop.other)
+    await until(lambda: len(shop.builder.did) == 2, "another overtakes")
+    assert shop.maker.slow(lambda: 8192) == frozenset()
+    shop.builder.gate.set()
+    await shop.idle()
+    assert (shop.engine.state, shop.other.state, shop.maker.busy) == (S.READY, S.READY, frozenset())
 
 
-def test_how_often_an_engine_may_fail_is_configured(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock, attempts=1)
-        assert (await shop.make(BuildFailed("no memory"))).state is S.QUARANTINED
-
-    run(story())
+async def test_how_often_an_engine_may_fail_is_configured(tmp_path: Path, clock: Clock) -> None:
+    shop = Workshop(tmp_path, clock, attempts=1)
+    assert (await shop.make(BuildFailed("no memory"))).state is S.QUARANTINED
 
 
-def test_no_engine_is_tried_with_less_than_the_least_effort(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock, attempts=9)
-        for _ in range(6):
-            await shop.make(BuildFailed("no memory"))
-        assert shop.builder.efforts[3:] == ["least"] * 3
-
-    run(story())
-
-
-def test_a_success_and_a_command_forgive_what_failed_before(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        for _ in range(2):
-            await shop.make(BuildFailed("no memory"))
-        shop.maker.forgive(shop.engine)
-        assert (shop.engine.failures, shop.engine.retry_at, shop.attempts()) == (0, 0.0, Attempts())
+async def test_no_engine_is_tried_with_less_than_the_least_effort(tmp_path: Path, clock: Clock) -> None:
+    shop = Workshop(tmp_path, clock, attempts=9)
+    for _ in range(6):
         await shop.make(BuildFailed("no memory"))
-        await shop.make()
-        assert shop.attempts() == Attempts()
-        assert shop.builder.efforts == ["full"] * 4
-
-    run(story())
+    assert shop.builder.efforts[3:] == ["least"] * 3
 
 
-def test_an_engine_that_a_backend_cannot_make_is_not_tried_again_and_did_not_fail(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        shop.engine.request = Request.BUILD
-        engine = await shop.make(Unsuitable("it would not keep int64 exact"))
-        assert (engine.state, engine.reason) == (S.UNSUITABLE, "it would not keep int64 exact")
-        assert (engine.request, engine.failures, shop.attempts()) == (Request.NONE, 0, Attempts())
+async def test_a_success_and_a_command_forgive_what_failed_before(shop: Workshop) -> None:
+    for _ in range(2):
+        await shop.make(BuildFailed("no memory"))
+    shop.maker.forgive(shop.engine)
+    assert (shop.engine.failures, shop.engine.retry_at, shop.attempts()) == (0, 0.0, Attempts())
+    await shop.make(BuildFailed("no memory"))
+    await shop.make()
+    assert shop.attempts() == Attempts()
+    assert shop.builder.efforts == ["full"] * 4
 
-    run(story())
+
+async def test_an_engine_that_a_backend_cannot_make_is_not_tried_again_and_did_not_fail(shop: Workshop) -> None:
+    shop.engine.request = Request.BUILD
+    engine = await shop.make(Unsuitable("it would not keep int64 exact"))
+    assert (engine.state, engine.reason) == (S.UNSUITABLE, "it would not keep int64 exact")
+    assert (engine.request, engine.failures, shop.attempts()) == (Request.NONE, 0, Attempts())
 
 
 @pytest.mark.parametrize("error", [Superseded("it was replaced"), OutOfSpace("it does not fit")])
-def test_what_was_void_or_did_not_fit_is_tried_later_and_did_not_fail(
-    tmp_path: Path, clock: Clock, error: EdgedError, reboot: Path
+async def test_what_was_void_or_did_not_fit_is_tried_later_and_did_not_fail(
+    shop: Workshop, clock: Clock, error: EdgedError, reboot: Path
 ) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        engine = await shop.make(error)
-        assert (engine.state, engine.reason, engine.failures) == (S.FAILED, str(error), 0)
-        assert engine.retry_at > clock.now
-        assert shop.read_again == ([shop.planned] if isinstance(error, Superseded) else [])
-        reboot.write_text("second")
-        assert shop.attempts() == Attempts()
-
-    run(story())
+    engine = await shop.make(error)
+    assert (engine.state, engine.reason, engine.failures) == (S.FAILED, str(error), 0)
+    assert engine.retry_at > clock.now
+    assert shop.read_again == ([shop.planned] if isinstance(error, Superseded) else [])
+    reboot.write_text("second")
+    assert shop.attempts() == Attempts()
 
 
-def test_an_engine_that_does_not_fit_because_of_its_size_does_not_fail_either(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock, budget_mb=1)
-        shop.builder.content = bytes(2 * MB)
-        engine = await shop.make()
-        assert (engine.state, engine.failures, shop.builder.did) == (S.FAILED, 0, [])
-        assert "does not fit" in engine.reason
+async def test_an_engine_that_does_not_fit_because_of_its_size_does_not_fail_either(
+    tmp_path: Path, clock: Clock
+) -> None:
+    shop = Workshop(tmp_path, clock, budget_mb=1)
+    shop.builder.content = bytes(2 * MB)
+    engine = await shop.make()
+    assert (engine.state, engine.failures, shop.builder.did) == (S.FAILED, 0, [])
+    assert "does not fit" in engine.reason
 
-    run(story())
 
-
-def test_an_error_that_nobody_expected_frees_the_device_and_is_not_tried_again_at_once(
+async def test_an_error_that_nobody_expected_frees_the_device_and_is_not_tried_again_at_once(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+    with caplog.at_level(logging.ERROR, "edged.engines"):
         shop = Workshop(tmp_path, clock)
         engine = await shop.make(Unexpected("a bug"))
         assert (engine.state, engine.making, shop.maker.busy) == (S.FAILED, None, frozenset())
         assert engine.retry_at > clock.now
         assert "Unexpected" in engine.reason
         assert (await shop.make()).state is S.READY
-
-    with caplog.at_level(logging.ERROR, "edged.engines"):
-        run(story())
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-def test_an_error_that_nobody_expected_leaves_a_good_engine_as_it_was(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        before = (await shop.make()).record
-        shop.engine.request = Request.BUILD
+async def test_an_error_that_nobody_expected_leaves_a_good_engine_as_it_was(shop: Workshop) -> None:
+    before = (await shop.make()).record
+    shop.engine.request = Request.BUILD
+    engine = await shop.make(Unexpected("a bug"))
+    assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
+    assert engine.request is Request.NONE, "it is not tried for ever"
+
+
+async def test_an_error_that_nobody_expects_again_and_again_is_a_failure_like_any_other(shop: Workshop) -> None:
+    for _ in range(4):
         engine = await shop.make(Unexpected("a bug"))
-        assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
-        assert engine.request is Request.NONE, "it is not tried for ever"
-
-    run(story())
+    assert engine.state is S.QUARANTINED
+    assert shop.attempts().failures == 4
 
 
-def test_an_error_that_nobody_expects_again_and_again_is_a_failure_like_any_other(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        for _ in range(4):
-            engine = await shop.make(Unexpected("a bug"))
-        assert engine.state is S.QUARANTINED
-        assert shop.attempts().failures == 4
-
-    run(story())
+async def test_a_model_that_is_refused_before_its_engine_has_begun_leaves_the_device_free(shop: Workshop) -> None:
+    shop.start()
+    shop.planned.model, shop.planned.engines = None, {}
+    shop.maker.abandon()
+    await shop.idle()
+    assert shop.maker.busy == frozenset()
 
 
-def test_a_model_that_is_refused_before_its_engine_has_begun_leaves_the_device_free(
-    tmp_path: Path, clock: Clock
+async def test_a_box_that_stops_while_an_engine_is_made_is_known_to_the_next_daemon(
+    shop: Workshop, reboot: Path
 ) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        shop.start()
-        shop.planned.model, shop.planned.engines = None, {}
-        shop.maker.abandon()
-        await shop.idle()
-        assert shop.maker.busy == frozenset()
-
-    run(story())
-
-
-def test_a_box_that_stops_while_an_engine_is_made_is_known_to_the_next_daemon(
-    tmp_path: Path, clock: Clock, reboot: Path
-) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        await shop.at_work()
-        reboot.write_text("second")
-        assert shop.attempts().failures == 1
-
-    run(story())
+    await shop.at_work()
+    reboot.write_text("second")
+    assert shop.attempts().failures == 1
 
 
 # -- engines that are there already ---------------------------------------------------------------------------------
@@ -420,81 +356,61 @@ def test_a_box_that_stops_while_an_engine_is_made_is_known_to_the_next_daemon(
 @pytest.mark.parametrize(
     "outcome", [BuildFailed("no memory"), False, Unsuitable("it would not keep int64 exact")], ids=type
 )
-def test_a_forced_rebuild_that_comes_to_nothing_leaves_the_engine_that_was_there(
-    tmp_path: Path, clock: Clock, outcome: bool | EdgedError
+async def test_a_forced_rebuild_that_comes_to_nothing_leaves_the_engine_that_was_there(
+    shop: Workshop, outcome: bool | EdgedError
 ) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        before = (await shop.make()).record
-        shop.engine.request = Request.BUILD
-        engine = await shop.make(outcome)
-        assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
-        assert (engine.request, shop.store.records()[engine.digest]) == (Request.NONE, before)
-        assert engine.reason
-
-    run(story())
+    before = (await shop.make()).record
+    shop.engine.request = Request.BUILD
+    engine = await shop.make(outcome)
+    assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
+    assert (engine.request, shop.store.records()[engine.digest]) == (Request.NONE, before)
+    assert engine.reason
 
 
-def test_a_forced_rebuild_that_is_accepted_is_another_edition(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        before = (await shop.make()).edition
-        shop.builder.content, shop.engine.request = b"another", Request.BUILD
-        engine = await shop.make()
-        assert (engine.state, bool(engine.last_attempt_failed), engine.request) == (S.READY, False, Request.NONE)
-        assert engine.edition != before
-
-    run(story())
+async def test_a_forced_rebuild_that_is_accepted_is_another_edition(shop: Workshop) -> None:
+    before = (await shop.make()).edition
+    shop.builder.content, shop.engine.request = b"another", Request.BUILD
+    engine = await shop.make()
+    assert (engine.state, bool(engine.last_attempt_failed), engine.request) == (S.READY, False, Request.NONE)
+    assert engine.edition != before
 
 
-def test_an_engine_that_is_good_stays_usable_while_it_is_made_anew(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        await shop.make()
-        shop.builder.did.clear()
-        await shop.at_work()
-        assert (shop.engine.state, shop.engine.is_usable) == (S.VERIFYING, True)
-        shop.maker.cancel(shop.engine, "cancelled by a test")
-        await shop.idle()
-        assert (shop.engine.state, shop.engine.reason, shop.engine.last_attempt_failed) == (
-            S.READY,
-            "",
-            "cancelled by a test",
-        )
-
-    run(story())
+async def test_an_engine_that_is_good_stays_usable_while_it_is_made_anew(shop: Workshop) -> None:
+    await shop.make()
+    shop.builder.did.clear()
+    await shop.at_work()
+    assert (shop.engine.state, shop.engine.is_usable) == (S.VERIFYING, True)
+    shop.maker.cancel(shop.engine, "cancelled by a test")
+    await shop.idle()
+    assert (shop.engine.state, shop.engine.reason, shop.engine.last_attempt_failed) == (
+        S.READY,
+        "",
+        "cancelled by a test",
+    )
 
 
-def test_verifying_keeps_a_good_engine_with_its_new_figures(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        await shop.make()
-        shop.builder.cost, shop.engine.request = 0.9, Request.VERIFY
-        engine = await shop.make(kind=Verify)
-        assert (engine.state, engine.request, bool(engine.last_attempt_failed)) == (S.READY, Request.NONE, False)
-        assert engine.record is not None
-        assert engine.record.cost == pytest.approx(0.9)
-        assert [verb for verb, _ in shop.builder.did] == ["make", "verify"]
-
-    run(story())
+async def test_verifying_keeps_a_good_engine_with_its_new_figures(shop: Workshop) -> None:
+    await shop.make()
+    shop.builder.cost, shop.engine.request = 0.9, Request.VERIFY
+    engine = await shop.make(kind=Verify)
+    assert (engine.state, engine.request, bool(engine.last_attempt_failed)) == (S.READY, Request.NONE, False)
+    assert engine.record is not None
+    assert engine.record.cost == pytest.approx(0.9)
+    assert [verb for verb, _ in shop.builder.did] == ["make", "verify"]
 
 
-def test_verifying_takes_away_an_engine_that_turns_out_to_be_wrong(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        await shop.make()
-        shop.engine.request = Request.VERIFY
-        engine = await shop.make(False, Verify)
-        assert (engine.state, engine.is_usable, engine.request) == (S.REJECTED, False, Request.NONE)
-
-    run(story())
+async def test_verifying_takes_away_an_engine_that_turns_out_to_be_wrong(shop: Workshop) -> None:
+    await shop.make()
+    shop.engine.request = Request.VERIFY
+    engine = await shop.make(False, Verify)
+    assert (engine.state, engine.is_usable, engine.request) == (S.REJECTED, False, Request.NONE)
 
 
 @pytest.mark.parametrize("wish", [Request.VERIFY, Request.REVIEW])
-def test_a_verification_that_has_no_outcome_leaves_the_engine_as_it_was_and_is_over(
+async def test_a_verification_that_has_no_outcome_leaves_the_engine_as_it_was_and_is_over(
     tmp_path: Path, clock: Clock, wish: Request, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+    with caplog.at_level(logging.ERROR, "edged.engines"):
         shop = Workshop(tmp_path, clock)
         await shop.make()
         shop.engine.request = wish
@@ -502,22 +418,15 @@ def test_a_verification_that_has_no_outcome_leaves_the_engine_as_it_was_and_is_o
         assert (engine.state, engine.is_usable, bool(engine.last_attempt_failed)) == (S.READY, True, True)
         assert "the child ran out of time" in engine.reason
         assert engine.request is Request.NONE, "it is not tried for ever"
-
-    with caplog.at_level(logging.ERROR, "edged.engines"):
-        run(story())
     assert not caplog.records, "it is no bug"
 
 
-def test_an_engine_that_is_gone_when_it_is_to_be_verified_has_to_be_made(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        await shop.make()
-        shop.store.remove(shop.engine.digest)
-        shop.engine.request = Request.VERIFY
-        engine = await shop.make(kind=Verify)
-        assert (engine.state, engine.is_usable) == (S.ABSENT, False)
-
-    run(story())
+async def test_an_engine_that_is_gone_when_it_is_to_be_verified_has_to_be_made(shop: Workshop) -> None:
+    await shop.make()
+    shop.store.remove(shop.engine.digest)
+    shop.engine.request = Request.VERIFY
+    engine = await shop.make(kind=Verify)
+    assert (engine.state, engine.is_usable) == (S.ABSENT, False)
 
 
 # -- trials ---------------------------------------------------------------------------------------------------------
@@ -530,34 +439,26 @@ def source_for(shop: Workshop) -> str:
     return shop.engine.trial
 
 
-def test_an_engine_that_is_right_on_this_device_as_well_is_taken_over(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        source = source_for(shop)
-        engine = await shop.make(kind=Try, source=source)
-        assert (engine.state, engine.is_usable, engine.trial) == (S.READY, True, "")
-        assert source[:12] in engine.reason
-        assert shop.builder.sources == [source]
-        assert shop.store.records()[engine.digest].adopted_from == source
-        assert source in shop.store.records()
-
-    run(story())
+async def test_an_engine_that_is_right_on_this_device_as_well_is_taken_over(shop: Workshop) -> None:
+    source = source_for(shop)
+    engine = await shop.make(kind=Try, source=source)
+    assert (engine.state, engine.is_usable, engine.trial) == (S.READY, True, "")
+    assert source[:12] in engine.reason
+    assert shop.builder.sources == [source]
+    assert shop.store.records()[engine.digest].adopted_from == source
+    assert source in shop.store.records()
 
 
 @pytest.mark.parametrize("outcome", [False, BuildFailed("it crashed"), Unsuitable("no")], ids=type)
-def test_an_engine_that_is_not_right_on_this_device_is_built_and_that_is_no_failure(
-    tmp_path: Path, clock: Clock, outcome: bool | EdgedError
+async def test_an_engine_that_is_not_right_on_this_device_is_built_and_that_is_no_failure(
+    shop: Workshop, outcome: bool | EdgedError
 ) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        source = source_for(shop)
-        engine = await shop.make(outcome, Try, source)
-        assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
-        assert source[:12] in engine.reason
-        assert shop.attempts() == Attempts()
-        assert (await shop.make()).state is S.READY
-
-    run(story())
+    source = source_for(shop)
+    engine = await shop.make(outcome, Try, source)
+    assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
+    assert source[:12] in engine.reason
+    assert shop.attempts() == Attempts()
+    assert (await shop.make()).state is S.READY
 
 
 def ahead_for(shop: Workshop) -> str:
@@ -570,197 +471,145 @@ def ahead_for(shop: Workshop) -> str:
 
 
 @pytest.mark.parametrize("error", [WrongAnswers("cosine 0.5"), Unsuitable("another version built it")], ids=type)
-def test_an_engine_that_was_built_ahead_and_is_of_no_use_here_goes_and_its_pin_stays(
-    tmp_path: Path, clock: Clock, error: EdgedError
+async def test_an_engine_that_was_built_ahead_and_is_of_no_use_here_goes_and_its_pin_stays(
+    shop: Workshop, error: EdgedError
 ) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        source = ahead_for(shop)
-        shop.store.pin(source)
-        engine = await shop.make(error, Try, source)
-        assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
-        assert str(error) in engine.reason
-        assert source not in shop.store.records()
-        assert shop.store.is_pinned(source)
-
-    run(story())
+    source = ahead_for(shop)
+    shop.store.pin(source)
+    engine = await shop.make(error, Try, source)
+    assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
+    assert str(error) in engine.reason
+    assert source not in shop.store.records()
+    assert shop.store.is_pinned(source)
 
 
 @pytest.mark.parametrize("error", [BuildFailed("it crashed"), EngineUnusable("out of memory")], ids=type)
-def test_a_trial_that_says_nothing_about_an_engine_built_ahead_is_repeated_before_it_is_given_up(
-    tmp_path: Path, clock: Clock, error: EdgedError
+async def test_a_trial_that_says_nothing_about_an_engine_built_ahead_is_repeated_before_it_is_given_up(
+    shop: Workshop, error: EdgedError
 ) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        source = ahead_for(shop)
-        for failures in range(1, 4):
-            engine = await shop.make(error, Try, source)
-            assert (engine.state, engine.trial, engine.failures) == (S.FAILED, source, failures)
-            assert shop.attempts() == Attempts()
+    source = ahead_for(shop)
+    for failures in range(1, 4):
         engine = await shop.make(error, Try, source)
-        assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
-        assert source in shop.store.records(), "until what is built instead takes its place"
-
-    run(story())
-
-
-def test_a_trial_that_took_the_box_down_is_known_to_the_next_start(tmp_path: Path, clock: Clock, reboot: Path) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        source = ahead_for(shop)
-        shop.builder.gate.clear()
-        shop.start(Try, source=source)
-        await until(lambda: bool(shop.builder.did), "the trial")
-        reboot.write_text("another boot")
-        assert shop.attempts().failures == 1
-        shop.builder.gate.set()
-        await shop.idle()
+        assert (engine.state, engine.trial, engine.failures) == (S.FAILED, source, failures)
         assert shop.attempts() == Attempts()
+    engine = await shop.make(error, Try, source)
+    assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
+    assert source in shop.store.records(), "until what is built instead takes its place"
 
-    run(story())
+
+async def test_a_trial_that_took_the_box_down_is_known_to_the_next_start(shop: Workshop, reboot: Path) -> None:
+    source = ahead_for(shop)
+    shop.builder.gate.clear()
+    shop.start(Try, source=source)
+    await until(lambda: bool(shop.builder.did), "the trial")
+    reboot.write_text("another boot")
+    assert shop.attempts().failures == 1
+    shop.builder.gate.set()
+    await shop.idle()
+    assert shop.attempts() == Attempts()
 
 
-def test_an_engine_that_gave_way_before_it_could_be_tried_is_built(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        source = source_for(shop)
-        shop.store.remove(source)
-        engine = await shop.make(kind=Try, source=source)
-        assert (engine.state, engine.trial) == (S.ABSENT, "")
-
-    run(story())
+async def test_an_engine_that_gave_way_before_it_could_be_tried_is_built(shop: Workshop) -> None:
+    source = source_for(shop)
+    shop.store.remove(source)
+    engine = await shop.make(kind=Try, source=source)
+    assert (engine.state, engine.trial) == (S.ABSENT, "")
 
 
 @pytest.mark.parametrize("error", [Superseded("it was replaced"), OutOfSpace("it does not fit")])
-def test_a_trial_that_was_void_or_did_not_fit_is_tried_later(tmp_path: Path, clock: Clock, error: EdgedError) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        source = source_for(shop)
-        engine = await shop.make(error, Try, source)
-        assert (engine.state, engine.trial, engine.retry_at > clock.now) == (S.FAILED, source, True)
-
-    run(story())
+async def test_a_trial_that_was_void_or_did_not_fit_is_tried_later(
+    shop: Workshop, clock: Clock, error: EdgedError
+) -> None:
+    source = source_for(shop)
+    engine = await shop.make(error, Try, source)
+    assert (engine.state, engine.trial, engine.retry_at > clock.now) == (S.FAILED, source, True)
 
 
 # -- cancelling -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_cancelled_while_it_is_made_is_not_tried_again_and_did_not_fail(
-    tmp_path: Path, clock: Clock, reboot: Path
+async def test_what_is_cancelled_while_it_is_made_is_not_tried_again_and_did_not_fail(
+    shop: Workshop, reboot: Path
 ) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        await shop.at_work()
-        shop.engine.request = Request.BUILD
-        shop.maker.cancel(shop.engine, "cancelled by a test")
-        await shop.idle()
-        assert (shop.engine.state, shop.engine.reason) == (S.QUARANTINED, "cancelled by a test")
-        assert (shop.engine.making, shop.engine.request, shop.engine.failures) == (None, Request.NONE, 0)
-        assert shop.engine.digest not in shop.store.records()
-        reboot.write_text("second")
-        assert shop.attempts().failures == 0
-        shop.builder.gate.set()
-        assert (await shop.make()).state is S.READY, "the device is free again"
-
-    run(story())
+    await shop.at_work()
+    shop.engine.request = Request.BUILD
+    shop.maker.cancel(shop.engine, "cancelled by a test")
+    await shop.idle()
+    assert (shop.engine.state, shop.engine.reason) == (S.QUARANTINED, "cancelled by a test")
+    assert (shop.engine.making, shop.engine.request, shop.engine.failures) == (None, Request.NONE, 0)
+    assert shop.engine.digest not in shop.store.records()
+    reboot.write_text("second")
+    assert shop.attempts().failures == 0
+    shop.builder.gate.set()
+    assert (await shop.make()).state is S.READY, "the device is free again"
 
 
-def test_what_is_cancelled_before_it_has_begun_is_not_tried_again_and_frees_the_device(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        shop.start()
-        shop.maker.cancel(shop.engine, "cancelled by a test")
-        await settle()
-        assert shop.maker.busy == frozenset()
-        assert (shop.engine.state, shop.engine.making) == (S.QUARANTINED, None)
-
-    run(story())
+async def test_what_is_cancelled_before_it_has_begun_is_not_tried_again_and_frees_the_device(shop: Workshop) -> None:
+    shop.start()
+    shop.maker.cancel(shop.engine, "cancelled by a test")
+    await settle()
+    assert shop.maker.busy == frozenset()
+    assert (shop.engine.state, shop.engine.making) == (S.QUARANTINED, None)
 
 
 @pytest.mark.parametrize("when", ["while it waits", "before it began", "while it is made"])
-def test_cancel_engine_that_is_not_there_survives_a_restart_until_it_is_commanded(
-    tmp_path: Path, clock: Clock, when: str
+async def test_cancel_engine_that_is_not_there_survives_a_restart_until_it_is_commanded(
+    shop: Workshop, tmp_path: Path, when: str
 ) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        if when == "before it began":
-            shop.start()
-        elif when == "while it is made":
-            await shop.at_work()
-        shop.maker.cancel(shop.engine, "cancelled by a test")
-        await until(lambda: AttemptLog(tmp_path).of(shop.engine.digest).stopped == "cancelled", "it is on disk")
-        await shop.idle()
-        assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts(0, "cancelled by a test", stopped="cancelled")
-        shop.maker.forgive(shop.engine)
-        assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
-
-    run(story())
-
-
-def test_stop_of_the_daemon_cancels_nothing_for_the_next_one(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
+    if when == "before it began":
+        shop.start()
+    elif when == "while it is made":
         await shop.at_work()
-        await shop.tasks.stop()
-        assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
+    shop.maker.cancel(shop.engine, "cancelled by a test")
+    await until(lambda: AttemptLog(tmp_path).of(shop.engine.digest).stopped == "cancelled", "it is on disk")
+    await shop.idle()
+    assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts(0, "cancelled by a test", stopped="cancelled")
+    shop.maker.forgive(shop.engine)
+    assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
 
-    run(story())
+
+async def test_stop_of_the_daemon_cancels_nothing_for_the_next_one(shop: Workshop, tmp_path: Path) -> None:
+    await shop.at_work()
+    await shop.tasks.stop()
+    assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
 
 
 @pytest.mark.parametrize("state", [S.ABSENT, S.FAILED])
-def test_what_is_cancelled_while_it_waits_is_not_tried(tmp_path: Path, clock: Clock, state: EngineState) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        if state is S.FAILED:
-            await shop.make(BuildFailed("no memory"))
-        shop.maker.cancel(shop.engine, "cancelled by a test")
-        assert (shop.engine.state, shop.engine.reason) == (S.QUARANTINED, "cancelled by a test")
-
-    run(story())
+async def test_what_is_cancelled_while_it_waits_is_not_tried(shop: Workshop, state: EngineState) -> None:
+    if state is S.FAILED:
+        await shop.make(BuildFailed("no memory"))
+    shop.maker.cancel(shop.engine, "cancelled by a test")
+    assert (shop.engine.state, shop.engine.reason) == (S.QUARANTINED, "cancelled by a test")
 
 
 @pytest.mark.parametrize("outcome", [True, False])
-def test_what_has_an_outcome_keeps_it_when_a_wish_is_cancelled(tmp_path: Path, clock: Clock, outcome: bool) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        state = (await shop.make(outcome)).state
-        shop.engine.request = Request.BUILD
-        shop.maker.cancel(shop.engine, "cancelled by a test")
-        assert (shop.engine.state, shop.engine.request) == (state, Request.NONE)
-
-    run(story())
+async def test_what_has_an_outcome_keeps_it_when_a_wish_is_cancelled(shop: Workshop, outcome: bool) -> None:
+    state = (await shop.make(outcome)).state
+    shop.engine.request = Request.BUILD
+    shop.maker.cancel(shop.engine, "cancelled by a test")
+    assert (shop.engine.state, shop.engine.request) == (state, Request.NONE)
 
 
-def test_cancelling_one_engine_does_not_end_another(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        await shop.at_work()
-        shop.maker.cancel(shop.other, "cancelled by a test")
-        shop.builder.gate.set()
-        await shop.idle()
-        assert (shop.engine.state, shop.other.state) == (S.READY, S.QUARANTINED)
-
-    run(story())
+async def test_cancelling_one_engine_does_not_end_another(shop: Workshop) -> None:
+    await shop.at_work()
+    shop.maker.cancel(shop.other, "cancelled by a test")
+    shop.builder.gate.set()
+    await shop.idle()
+    assert (shop.engine.state, shop.other.state) == (S.READY, S.QUARANTINED)
 
 
-def test_what_no_model_wants_any_more_is_ended_so_that_others_get_their_turn(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        await shop.at_work()
-        gone = shop.engine
+async def test_what_no_model_wants_any_more_is_ended_so_that_others_get_their_turn(shop: Workshop) -> None:
+    await shop.at_work()
+    gone = shop.engine
+    shop.maker.abandon()
+    await settle()
+    assert shop.maker.is_making(gone), "it is wanted"
+    shop.plan(model(content="other", backends="openvino", threads="1,2"))
+    for _ in range(2):
         shop.maker.abandon()
-        await settle()
-        assert shop.maker.is_making(gone), "it is wanted"
-        shop.plan(model(content="other", backends="openvino", threads="1,2"))
-        for _ in range(2):
-            shop.maker.abandon()
-        await shop.idle()
-        assert not shop.maker.is_making(gone)
-        assert gone.digest not in shop.store.records()
-
-    run(story())
+    await shop.idle()
+    assert not shop.maker.is_making(gone)
+    assert gone.digest not in shop.store.records()
 
 
 # -- what is told ---------------------------------------------------------------------------------------------------
@@ -770,73 +619,51 @@ def progress(shop: Workshop) -> list[tuple[str, float | None]]:
     return [(event.phase, event.fraction) for event in told(shop.events, EngineProgress)]
 
 
-def test_every_phase_is_told_once(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        phases = ("asking the reference", "building", "building", "verifying", "verifying", "timing", "timing")
-        shop.builder.says = [Progress(phase) for phase in phases]
-        await shop.make()
-        assert [phase for phase, _ in progress(shop)][-4:] == list(dict.fromkeys(phases))
-        assert shop.states() == ["queued", "building", "verifying", "ready"]
-
-    run(story())
+async def test_every_phase_is_told_once(shop: Workshop) -> None:
+    phases = ("asking the reference", "building", "building", "verifying", "verifying", "timing", "timing")
+    shop.builder.says = [Progress(phase) for phase in phases]
+    await shop.make()
+    assert [phase for phase, _ in progress(shop)][-4:] == list(dict.fromkeys(phases))
+    assert shop.states() == ["queued", "building", "verifying", "ready"]
 
 
 @pytest.mark.parametrize("step", [0.01, 0.03, 0.25])
-def test_a_phase_is_told_in_steps_of_a_tenth_however_small_the_childs_are(
-    tmp_path: Path, clock: Clock, step: float
-) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        shop.builder.says = [Progress("building", number * step) for number in range(int(1 / step) + 1)]
-        await shop.make()
-        shares = [share for _, share in progress(shop) if share is not None]
-        gaps = [after - before for before, after in itertools.pairwise(shares)]
-        assert max(shares) > 0.85
-        assert all(0.0999 < gap <= max(0.1 + step, step) for gap in gaps)
-
-    run(story())
+async def test_a_phase_is_told_in_steps_of_a_tenth_however_small_the_childs_are(shop: Workshop, step: float) -> None:
+    shop.builder.says = [Progress("building", number * step) for number in range(int(1 / step) + 1)]
+    await shop.make()
+    shares = [share for _, share in progress(shop) if share is not None]
+    gaps = [after - before for before, after in itertools.pairwise(shares)]
+    assert max(shares) > 0.85
+    assert all(0.0999 < gap <= max(0.1 + step, step) for gap in gaps)
 
 
-def test_what_is_told_names_the_engine_and_how_long_it_will_take(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        shop.builder.estimate = 40.0
-        await shop.make()
-        first = told(shop.events, EngineProgress)[0]
-        assert (first.phase, first.estimate_s, first.elapsed_s) == ("building", 40.0, 0.0)
-        events = [e async for e in shop.events.follow(live=False) if isinstance(e.what, EngineProgress)]
-        assert {(e.model, e.engine) for e in events} == {("m", shop.engine.digest)}
-
-    run(story())
+async def test_what_is_told_names_the_engine_and_how_long_it_will_take(shop: Workshop) -> None:
+    shop.builder.estimate = 40.0
+    await shop.make()
+    first = told(shop.events, EngineProgress)[0]
+    assert (first.phase, first.estimate_s, first.elapsed_s) == ("building", 40.0, 0.0)
+    events = [e async for e in shop.events.follow(live=False) if isinstance(e.what, EngineProgress)]
+    assert {(e.model, e.engine) for e in events} == {("m", shop.engine.digest)}
 
 
-def test_what_a_child_says_after_its_work_has_ended_changes_nothing(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        tells = []
-        make = shop.builder.make
+async def test_what_a_child_says_after_its_work_has_ended_changes_nothing(shop: Workshop) -> None:
+    tells = []
+    make = shop.builder.make
 
-        async def remember(task: Task, tell, room):  # type: ignore[no-untyped-def]
-            tells.append(tell)
-            return await make(task, tell, room)
+    async def remember(task: Task, tell, room):  # type: ignore[no-untyped-def]
+        tells.append(tell)
+        return await make(task, tell, room)
 
-        shop.builder.make = remember  # type: ignore[method-assign]
-        await shop.make()
-        before = progress(shop)
-        tells[0](Progress("building", 0.5))
-        assert (shop.engine.state, progress(shop)) == (S.READY, before)
-
-    run(story())
+    shop.builder.make = remember  # type: ignore[method-assign]
+    await shop.make()
+    before = progress(shop)
+    tells[0](Progress("building", 0.5))
+    assert (shop.engine.state, progress(shop)) == (S.READY, before)
 
 
-def test_the_loop_is_not_held_up_by_the_disk_while_an_attempt_is_noted(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        shop = Workshop(tmp_path, clock)
-        threads, begin = list[int](), shop.log.begin
-        shop.log.begin = lambda key: (threads.append(threading.get_ident()), begin(key))[1]  # type: ignore
-        await shop.make()
-        assert len(threads) == 1
-        assert threads != [threading.get_ident()]
-
-    run(story())
+async def test_the_loop_is_not_held_up_by_the_disk_while_an_attempt_is_noted(shop: Workshop) -> None:
+    threads, begin = list[int](), shop.log.begin
+    shop.log.begin = lambda key: (threads.append(threading.get_ident()), begin(key))[1]  # type: ignore
+    await shop.make()
+    assert len(threads) == 1
+    assert threads != [threading.get_ident()]

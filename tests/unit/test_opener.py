@@ -6,28 +6,38 @@ import asyncio
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edged.backends.artefact import Artefact
+from edged.backends.contract import Composition, Nodes
+from edged.config import Engines
 from edged.engines import opener as opener_module
+from edged.engines.alarms import Alarm, AlarmKind, Box, wrong
 from edged.engines.desired import desired
 from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.opener import Opener
 from edged.engines.plan import PlannedModel
+from edged.engines.probe import NoUsableProbe
+from edged.engines.report import engines as reports
 from edged.errors import (
     DeadlineExceeded,
+    DiskFailing,
     EdgedError,
     EngineDamaged,
     EngineUnusable,
     HostLost,
     NotReady,
     OutOfMemory,
+    OutOfSpace,
     Overloaded,
     Superseded,
     WarmupFailed,
+    WrongAnswers,
 )
 from edged.events import EngineServes, EventLog
 from edged.serving.hosts import HostKind
@@ -47,9 +57,30 @@ from tests.unit.control_room import (
     stop_time,
     told,
 )
-from tests.waiting import run, until
+from tests.waiting import until
 
 S = EngineState
+HOME: Nodes = {"CPU": {"MatMul": 3}}  # as OpenVINO names it
+ELSEWHERE: Nodes = {"GPU": {"MatMul": 3}}
+
+
+class Examiner:
+    """A probe whose outcomes a test gives."""
+
+    def __init__(self) -> None:
+        self.outcomes: deque[Exception | None] = deque()
+        self.asked: list[tuple[int, bool]] = []
+        self.differs, self.compared = "", 0
+
+    async def compare(self, model: object, precision: str, link: object, session: int) -> str:
+        self.compared += 1
+        return self.differs
+
+    async def ask(self, known: object, link: object, session: int, *, is_reference: bool) -> None:
+        self.asked.append((session, is_reference))
+        outcome = self.outcomes.popleft() if self.outcomes else None
+        if outcome is not None:
+            raise outcome
 
 
 class Gate:
@@ -64,9 +95,11 @@ class Gate:
         self.planned.plan(of, desired(box(), {"m": of})["m"])
         self.reference, self.engine, self.other = self.planned.engines.values()
         for engine in (self.engine, self.other):
-            record = record_of(engine.key, engine.recipe, standard=engine.standard)
+            composition = Composition(nodes=HOME)
+            record = record_of(engine.key, engine.recipe, standard=engine.standard, composition=composition)
             put(self.store, record)
             engine.adopt(record)
+        self.examiner = Examiner()
         self.opener = Opener(
             self.hosts,  # type: ignore[arg-type]
             self.store,
@@ -74,6 +107,7 @@ class Gate:
             self.events,
             TaskGroup(self._look),
             self.read_again.append,
+            self.examiner,  # type: ignore[arg-type]
         )
 
     def _look(self) -> None:
@@ -92,6 +126,18 @@ class Gate:
         await self.idle()
         return engine or self.engine
 
+    async def prove(self, engine: PlannedEngine, nodes: Nodes | None = None, outcome: Exception | None = None) -> None:
+        """Open an engine whose session's nodes are there and whose probe has that outcome."""
+        host = self.host(engine)
+        host.nodes[len(host.opened) + 1] = HOME if nodes is None else nodes
+        self.examiner.outcomes.append(outcome)
+        self.start(engine)
+        await self.idle()
+
+    def alarms(self, *kinds: AlarmKind) -> list[Alarm]:
+        kinds = kinds or (AlarmKind.FALLBACK, AlarmKind.ENGINE_MISMATCH)
+        return [a for a in wrong([self.planned], Engines(), 0.0, Box()) if a.kind in kinds]
+
     async def idle(self) -> None:
         await until(lambda: self.planned.opening is None, "the opening has ended")
         await settle()
@@ -108,370 +154,279 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
         yield stop_time(patch)
 
 
+@pytest.fixture
+def gate(tmp_path: Path, clock: Clock) -> Gate:
+    return Gate(tmp_path, clock)
+
+
 # -- what serves ----------------------------------------------------------------------------------------------------
 
 
-def test_what_was_opened_serves_and_it_is_told_so(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        engine = await gate.open()
-        assert (gate.serving, gate.planned.opening, gate.planned.opening_key) == (engine.digest, None, "")
-        current = gate.planned.slot.current
-        assert current is not None
-        assert (current.edition, current.engine.backend, current.engine.model) == (
-            engine.edition,
-            "openvino",
-            gate.planned.model.digest if gate.planned.model else "",
-        )
-        assert current.engine.is_static
-        assert told(gate.events, EngineServes) == [EngineServes("openvino")]
-        (order,) = gate.host().opened
-        assert order.artefact == gate.store.artefact(engine.digest)
-        assert engine.open_at == 0
-        assert gate.looks == 1
-
-    run(story())
+async def test_what_was_opened_serves_and_it_is_told_so(gate: Gate) -> None:
+    engine = await gate.open()
+    assert (gate.serving, gate.planned.opening, gate.planned.opening_key) == (engine.digest, None, "")
+    current = gate.planned.slot.current
+    assert current is not None
+    assert (current.edition, current.engine.backend, current.engine.model) == (
+        engine.edition,
+        "openvino",
+        gate.planned.model.digest if gate.planned.model else "",
+    )
+    assert current.engine.is_static
+    assert told(gate.events, EngineServes) == [EngineServes("openvino")]
+    (order,) = gate.host().opened
+    assert order.artefact == gate.store.artefact(engine.digest)
+    assert engine.open_at == 0
+    assert gate.looks == 1
 
 
-def test_the_reference_is_opened_from_the_models_file(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        await gate.open(engine=gate.reference)
-        (order,) = gate.host(gate.reference).opened
-        assert (gate.serving, order.artefact, order.model) == (gate.reference.digest, None, gate.planned.entry.path)
-
-    run(story())
+async def test_the_reference_is_opened_from_the_models_file(gate: Gate) -> None:
+    await gate.open(engine=gate.reference)
+    (order,) = gate.host(gate.reference).opened
+    assert (gate.serving, order.artefact, order.model) == (gate.reference.digest, None, gate.planned.entry.path)
 
 
-def test_while_an_engine_is_opened_it_is_known_which_and_what_serves_goes_on(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        await gate.open(engine=gate.reference)
-        gate.host().gate.clear()
-        gate.start()
-        await until(lambda: bool(gate.host().opened), "the host was asked")
-        assert (gate.planned.opening_key, gate.serving) == (gate.engine.digest, gate.reference.digest)
-        gate.host().gate.set()
-        await gate.idle()
-        assert gate.serving == gate.engine.digest
-
-    run(story())
+async def test_while_an_engine_is_opened_it_is_known_which_and_what_serves_goes_on(gate: Gate) -> None:
+    await gate.open(engine=gate.reference)
+    gate.host().gate.clear()
+    gate.start()
+    await until(lambda: bool(gate.host().opened), "the host was asked")
+    assert (gate.planned.opening_key, gate.serving) == (gate.engine.digest, gate.reference.digest)
+    gate.host().gate.set()
+    await gate.idle()
+    assert gate.serving == gate.engine.digest
 
 
-def test_what_served_before_finishes_what_it_has_and_is_closed(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        await gate.open(engine=gate.reference)
-        before = gate.planned.slot.current
-        assert before is not None
-        before.idle.clear()
-        await gate.open()
-        assert gate.host(gate.reference).closed == []
-        before.idle.set()
-        await settle()
-        assert gate.host(gate.reference).closed == [before.number]
-        assert gate.host().closed == []
-
-    run(story())
+async def test_what_served_before_finishes_what_it_has_and_is_closed(gate: Gate) -> None:
+    await gate.open(engine=gate.reference)
+    before = gate.planned.slot.current
+    assert before is not None
+    before.idle.clear()
+    await gate.open()
+    assert gate.host(gate.reference).closed == []
+    before.idle.set()
+    await settle()
+    assert gate.host(gate.reference).closed == [before.number]
+    assert gate.host().closed == []
 
 
-def test_an_engine_that_is_opened_was_used_now(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        os.utime(tmp_path / "engines" / gate.engine.digest, (1, 1))
-        gate.store.rescan()
-        assert gate.store.used(gate.engine.digest) == 1
-        await gate.open()
-        assert gate.store.used(gate.engine.digest) > 1
-        await gate.open(engine=gate.reference)
-
-    run(story())
+async def test_an_engine_that_is_opened_was_used_now(gate: Gate, tmp_path: Path) -> None:
+    os.utime(tmp_path / "engines" / gate.engine.digest, (1, 1))
+    gate.store.rescan()
+    assert gate.store.used(gate.engine.digest) == 1
+    await gate.open()
+    assert gate.store.used(gate.engine.digest) > 1
+    await gate.open(engine=gate.reference)
 
 
-def test_an_engine_that_is_not_wanted_any_more_when_it_is_open_is_closed(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        gate.host().gate.clear()
-        gate.start()
-        await until(lambda: bool(gate.host().opened), "the host was asked")
-        gate.planned.engines = {}
-        gate.host().gate.set()
-        await gate.idle()
-        assert (gate.serving, gate.host().closed) == (None, [1])
-        assert told(gate.events, EngineServes) == []
-
-    run(story())
+async def test_an_engine_that_is_not_wanted_any_more_when_it_is_open_is_closed(gate: Gate) -> None:
+    gate.host().gate.clear()
+    gate.start()
+    await until(lambda: bool(gate.host().opened), "the host was asked")
+    gate.planned.engines = {}
+    gate.host().gate.set()
+    await gate.idle()
+    assert (gate.serving, gate.host().closed) == (None, [1])
+    assert told(gate.events, EngineServes) == []
 
 
-def test_a_success_forgives_what_went_wrong_before(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        gate.engine.failures = 3
-        await gate.open(HostLost("it died"))
-        await gate.open()
-        assert (gate.engine.failures, gate.engine.open_at) == (0, 0.0)
-
-    run(story())
+async def test_a_success_forgives_what_went_wrong_before(gate: Gate) -> None:
+    gate.engine.failures = 3
+    await gate.open(HostLost("it died"))
+    await gate.open()
+    assert (gate.engine.failures, gate.engine.open_at) == (0, 0.0)
 
 
 # -- what cannot be opened ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [HostLost("it died"), NotReady("it keeps dying"), Superseded("it was replaced")])
-def test_what_cannot_be_opened_now_is_opened_later(tmp_path: Path, clock: Clock, error: EdgedError) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        gate.hosts.wait = 7.0
-        engine = await gate.open(error)
-        assert (engine.state, engine.is_usable, gate.serving) == (S.READY, True, None)
-        assert engine.open_at == clock.now + 7
-        gate.hosts.wait = 0.0
+async def test_what_cannot_be_opened_now_is_opened_later(gate: Gate, clock: Clock, error: EdgedError) -> None:
+    gate.hosts.wait = 7.0
+    engine = await gate.open(error)
+    assert (engine.state, engine.is_usable, gate.serving) == (S.READY, True, None)
+    assert engine.open_at == clock.now + 7
+    gate.hosts.wait = 0.0
+    await gate.open(error)
+    assert clock.now < engine.open_at < clock.now + 5
+    assert gate.read_again == ([gate.planned] * 2 if isinstance(error, Superseded) else [])
+
+
+async def test_what_serves_goes_on_when_another_cannot_be_opened(gate: Gate) -> None:
+    await gate.open(engine=gate.other)
+    for error in (HostLost("it died"), EngineUnusable("it is refused"), Unexpected("a bug")):
         await gate.open(error)
-        assert clock.now < engine.open_at < clock.now + 5
-        assert gate.read_again == ([gate.planned] * 2 if isinstance(error, Superseded) else [])
-
-    run(story())
+        assert gate.serving == gate.other.digest
 
 
-def test_what_serves_goes_on_when_another_cannot_be_opened(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        await gate.open(engine=gate.other)
-        for error in (HostLost("it died"), EngineUnusable("it is refused"), Unexpected("a bug")):
-            await gate.open(error)
-            assert gate.serving == gate.other.digest
-
-    run(story())
-
-
-def test_a_reference_that_is_refused_stays_refused(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        await gate.open(EngineUnusable("no such operator"), gate.reference)
-        assert (gate.reference.open_at, gate.reference.reason) == (math.inf, "no such operator")
-        assert gate.reference.state is S.ABSENT
-
-    run(story())
+async def test_a_reference_that_is_refused_stays_refused(gate: Gate) -> None:
+    await gate.open(EngineUnusable("no such operator"), gate.reference)
+    assert (gate.reference.open_at, gate.reference.reason) == (math.inf, "no such operator")
+    assert gate.reference.state is S.ABSENT
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("bad_alloc"), Overloaded("the shared memory is full")])
-def test_a_reference_that_only_lacked_room_is_opened_again_however_often(
-    tmp_path: Path, clock: Clock, error: EdgedError
+async def test_a_reference_that_only_lacked_room_is_opened_again_however_often(
+    gate: Gate, clock: Clock, error: EdgedError
 ) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        gate.planned.engines = {gate.reference.digest: gate.reference}
-        for wait in (2.0, 10.0, 60.0, 60.0):
-            await gate.open(error, gate.reference)
-            assert gate.reference.open_at == clock.now + wait
-            assert not gate.planned.is_hopeless()
-            assert str(error) in gate.reference.reason
-        await gate.open(engine=gate.reference)
-        assert (gate.serving, gate.reference.refusals) == (gate.reference.digest, 0)
-
-    run(story())
+    gate.planned.engines = {gate.reference.digest: gate.reference}
+    for wait in (2.0, 10.0, 60.0, 60.0):
+        await gate.open(error, gate.reference)
+        assert gate.reference.open_at == clock.now + wait
+        assert not gate.planned.is_hopeless()
+        assert str(error) in gate.reference.reason
+    await gate.open(engine=gate.reference)
+    assert (gate.serving, gate.reference.refusals) == (gate.reference.digest, 0)
 
 
-def test_a_reference_that_took_too_long_is_forgiven_twice(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        gate.planned.engines = {gate.reference.digest: gate.reference}
-        for wait in (2.0, 10.0):
-            await gate.open(DeadlineExceeded("it took longer"), gate.reference)
-            assert gate.reference.open_at == clock.now + wait
+async def test_a_reference_that_took_too_long_is_forgiven_twice(gate: Gate, clock: Clock) -> None:
+    gate.planned.engines = {gate.reference.digest: gate.reference}
+    for wait in (2.0, 10.0):
         await gate.open(DeadlineExceeded("it took longer"), gate.reference)
-        assert gate.planned.is_hopeless()
-
-    run(story())
-
-
-def test_an_engine_whose_warm_up_fails_is_kept_and_not_opened_again(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        engine = await gate.open(WarmupFailed("its model_warmup 'w' failed"))
-        assert (engine.open_at, engine.is_usable) == (math.inf, True)
-
-    run(story())
+        assert gate.reference.open_at == clock.now + wait
+    await gate.open(DeadlineExceeded("it took longer"), gate.reference)
+    assert gate.planned.is_hopeless()
 
 
-def test_an_engine_that_is_refused_is_thrown_away_and_built_later_and_in_the_end_no_more(
-    tmp_path: Path, clock: Clock
+async def test_an_engine_whose_warm_up_fails_is_kept_and_not_opened_again(gate: Gate) -> None:
+    engine = await gate.open(WarmupFailed("its model_warmup 'w' failed"))
+    assert (engine.open_at, engine.is_usable) == (math.inf, True)
+
+
+async def test_an_engine_that_is_refused_is_thrown_away_and_built_later_and_in_the_end_no_more(
+    gate: Gate, clock: Clock
 ) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        for number in range(1, 5):
-            for _ in range(3):
-                assert gate.engine.is_usable
-                await gate.open(EngineUnusable("the driver refuses it"))
-            assert (gate.engine.is_usable, gate.engine.failures) == (False, number)
-            assert gate.engine.digest not in gate.store.records()
-            if number < 4:
-                assert gate.engine.state is S.FAILED
-                assert gate.engine.retry_at > clock.now
-                for state in (S.QUEUED, S.BUILDING, S.VERIFYING):
-                    gate.engine.move(state)
-                record = record_of(gate.engine.key, gate.engine.recipe)
-                put(gate.store, record)
-                gate.engine.finish(record, record)
-        assert gate.engine.state is S.QUARANTINED
-        assert "the driver refuses it" in gate.engine.reason
-
-    run(story())
-
-
-def test_an_engine_that_is_refused_is_kept_and_opened_again_before_anything_is_built(
-    tmp_path: Path, clock: Clock
-) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        for wait in (2.0, 10.0):
-            await gate.open(EngineUnusable("the device is out of memory"))
-            assert (gate.engine.state, gate.engine.is_usable) == (S.READY, True)
-            assert gate.engine.open_at == clock.now + wait
-            assert "out of memory" in gate.engine.reason
-        await gate.open()
-        assert (gate.engine.refusals, gate.engine.reason) == (0, "")
-        await gate.open(EngineUnusable("the device is out of memory"))
-        assert gate.engine.is_usable
-
-    run(story())
-
-
-def test_want_of_memory_never_costs_an_engine(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        for wait in (2.0, 10.0, 60.0, 60.0, 60.0):
-            await gate.open(OutOfMemory("CUDA_ERROR_OUT_OF_MEMORY"))
-            assert (gate.engine.is_usable, gate.engine.open_at) == (True, clock.now + wait)
-        assert gate.engine.digest in gate.store.records()
-
-    run(story())
-
-
-def test_an_engine_that_is_thrown_away_leaves_its_pin_to_the_next(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        gate.store.pin(gate.engine.digest)
+    for number in range(1, 5):
         for _ in range(3):
+            assert gate.engine.is_usable
             await gate.open(EngineUnusable("the driver refuses it"))
+        assert (gate.engine.is_usable, gate.engine.failures) == (False, number)
         assert gate.engine.digest not in gate.store.records()
-        assert gate.store.is_pinned(gate.engine.digest)
-
-    run(story())
-
-
-def test_an_engine_that_is_damaged_is_built_anew_at_once(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        engine = await gate.open(EngineDamaged("it does not match its record"))
-        assert (engine.state, engine.is_usable, engine.open_at) == (S.ABSENT, False, 0.0)
-        assert engine.reason == "it does not match its record"
-        assert engine.digest not in gate.store.records()
-        assert gate.store.counts.damaged == 1
-
-    run(story())
+        if number < 4:
+            assert gate.engine.state is S.FAILED
+            assert gate.engine.retry_at > clock.now
+            for state in (S.QUEUED, S.BUILDING, S.VERIFYING):
+                gate.engine.move(state)
+            record = record_of(gate.engine.key, gate.engine.recipe)
+            put(gate.store, record)
+            gate.engine.finish(record, record)
+    assert gate.engine.state is S.QUARANTINED
+    assert "the driver refuses it" in gate.engine.reason
 
 
-def test_an_engine_that_another_model_found_to_be_damaged_is_built_anew(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        gate.store.remove(gate.engine.digest)
-        engine = await gate.open()
-        assert (engine.state, engine.is_usable, gate.host().opened) == (S.ABSENT, False, [])
-
-    run(story())
-
-
-def test_an_engine_that_was_built_anew_while_it_was_found_damaged_is_kept(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        gate.host().gate.clear()
-        gate.host().outcomes.append(EngineDamaged("it does not match its record"))
-        gate.start()
-        await until(lambda: bool(gate.host().opened), "the host was asked")
-        put(gate.store, record_of(gate.engine.key, gate.engine.recipe, content=b"another"), b"another")
-        gate.host().gate.set()
-        await gate.idle()
-        assert isinstance(gate.store.artefact(gate.engine.digest), Artefact)
-
-    run(story())
-
-
-def test_an_engine_that_is_rejected_while_its_host_starts_is_not_opened_and_stays_rejected(
-    tmp_path: Path, clock: Clock
+async def test_an_engine_that_is_refused_is_kept_and_opened_again_before_anything_is_built(
+    gate: Gate, clock: Clock
 ) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        started, get = asyncio.Event(), gate.hosts.get
+    for wait in (2.0, 10.0):
+        await gate.open(EngineUnusable("the device is out of memory"))
+        assert (gate.engine.state, gate.engine.is_usable) == (S.READY, True)
+        assert gate.engine.open_at == clock.now + wait
+        assert "out of memory" in gate.engine.reason
+    await gate.open()
+    assert (gate.engine.refusals, gate.engine.reason) == (0, "")
+    await gate.open(EngineUnusable("the device is out of memory"))
+    assert gate.engine.is_usable
 
-        async def slowly(kind: HostKind) -> FakeHost:
-            await started.wait()
-            return await get(kind)
 
-        gate.hosts.get = slowly  # type: ignore[method-assign]
-        gate.start()
-        await settle()
-        rejected = record_of(gate.engine.key, gate.engine.recipe, accepted=False, standard=gate.engine.standard)
-        for state in (S.QUEUED, S.VERIFYING):
-            gate.engine.move(state)
-        gate.store.strip(rejected)
-        gate.engine.finish(rejected, rejected)
-        started.set()
-        await gate.idle()
-        assert (gate.serving, gate.host().opened, gate.engine.state) == (None, [], S.REJECTED)
-        assert gate.engine.digest in gate.store.records(), "or it would be built again after the next start"
+async def test_want_of_memory_never_costs_an_engine(gate: Gate, clock: Clock) -> None:
+    for wait in (2.0, 10.0, 60.0, 60.0, 60.0):
+        await gate.open(OutOfMemory("CUDA_ERROR_OUT_OF_MEMORY"))
+        assert (gate.engine.is_usable, gate.engine.open_at) == (True, clock.now + wait)
+    assert gate.engine.digest in gate.store.records()
 
-    run(story())
+
+async def test_an_engine_that_is_thrown_away_leaves_its_pin_to_the_next(gate: Gate) -> None:
+    gate.store.pin(gate.engine.digest)
+    for _ in range(3):
+        await gate.open(EngineUnusable("the driver refuses it"))
+    assert gate.engine.digest not in gate.store.records()
+    assert gate.store.is_pinned(gate.engine.digest)
+
+
+async def test_an_engine_that_is_damaged_is_built_anew_at_once(gate: Gate) -> None:
+    engine = await gate.open(EngineDamaged("it does not match its record"))
+    assert (engine.state, engine.is_usable, engine.open_at) == (S.ABSENT, False, 0.0)
+    assert engine.reason == "it does not match its record"
+    assert engine.digest not in gate.store.records()
+    assert gate.store.counts.damaged == 1
+
+
+async def test_an_engine_that_another_model_found_to_be_damaged_is_built_anew(gate: Gate) -> None:
+    gate.store.remove(gate.engine.digest)
+    engine = await gate.open()
+    assert (engine.state, engine.is_usable, gate.host().opened) == (S.ABSENT, False, [])
+
+
+async def test_an_engine_that_was_built_anew_while_it_was_found_damaged_is_kept(gate: Gate) -> None:
+    gate.host().gate.clear()
+    gate.host().outcomes.append(EngineDamaged("it does not match its record"))
+    gate.start()
+    await until(lambda: bool(gate.host().opened), "the host was asked")
+    put(gate.store, record_of(gate.engine.key, gate.engine.recipe, content=b"another"), b"another")
+    gate.host().gate.set()
+    await gate.idle()
+    assert isinstance(gate.store.artefact(gate.engine.digest), Artefact)
+
+
+async def test_an_engine_that_is_rejected_while_its_host_starts_is_not_opened_and_stays_rejected(gate: Gate) -> None:
+    started, get = asyncio.Event(), gate.hosts.get
+
+    async def slowly(kind: HostKind) -> FakeHost:
+        await started.wait()
+        return await get(kind)
+
+    gate.hosts.get = slowly  # type: ignore[method-assign]
+    gate.start()
+    await settle()
+    rejected = record_of(gate.engine.key, gate.engine.recipe, accepted=False, standard=gate.engine.standard)
+    for state in (S.QUEUED, S.VERIFYING):
+        gate.engine.move(state)
+    gate.store.strip(rejected)
+    gate.engine.finish(rejected, rejected)
+    started.set()
+    await gate.idle()
+    assert (gate.serving, gate.host().opened, gate.engine.state) == (None, [], S.REJECTED)
+    assert gate.engine.digest in gate.store.records(), "or it would be built again after the next start"
 
 
 @pytest.mark.parametrize("error", [EngineDamaged("it does not match its record"), EngineUnusable("it is refused")])
-def test_an_engine_that_cannot_be_opened_while_it_is_made_anew_is_left_to_its_outcome(
-    tmp_path: Path, clock: Clock, error: EdgedError
+async def test_an_engine_that_cannot_be_opened_while_it_is_made_anew_is_left_to_its_outcome(
+    gate: Gate, clock: Clock, error: EdgedError
 ) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        gate.engine.move(S.QUEUED)
-        engine = await gate.open(error)
-        assert engine.state is S.QUEUED
-        assert not engine.is_usable or engine.open_at > clock.now, "it is not tried over and over meanwhile"
-
-    run(story())
+    gate.engine.move(S.QUEUED)
+    engine = await gate.open(error)
+    assert engine.state is S.QUEUED
+    assert not engine.is_usable or engine.open_at > clock.now, "it is not tried over and over meanwhile"
 
 
-def test_an_error_that_nobody_expected_is_told_in_the_log_and_not_met_again_at_once(
+async def test_an_error_that_nobody_expected_is_told_in_the_log_and_not_met_again_at_once(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+    with caplog.at_level(logging.ERROR, "edged.engines"):
         gate = Gate(tmp_path, clock)
         engine = await gate.open(Unexpected("a bug"))
         assert engine.open_at > clock.now
         assert (engine.state, gate.planned.opening, gate.planned.opening_key) == (S.READY, None, "")
-
-    with caplog.at_level(logging.ERROR, "edged.engines"):
-        run(story())
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-def test_a_reference_whose_file_was_replaced_while_it_was_opened_does_not_serve(
+async def test_a_reference_whose_file_was_replaced_while_it_was_opened_does_not_serve(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replaced(order: object) -> None:
         raise Superseded("model.onnx was replaced")
 
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        await gate.open(engine=gate.reference)
-        gate.planned.slot.current = None
-        monkeypatch.setattr(opener_module, "require_same", replaced)
-        await gate.open(engine=gate.reference)
-        assert (gate.serving, gate.read_again) == (None, [gate.planned])
-        assert gate.host(gate.reference).closed == [2]
-        assert clock.now < gate.reference.open_at < math.inf
-
-    run(story())
+    gate = Gate(tmp_path, clock)
+    await gate.open(engine=gate.reference)
+    gate.planned.slot.current = None
+    monkeypatch.setattr(opener_module, "require_same", replaced)
+    await gate.open(engine=gate.reference)
+    assert (gate.serving, gate.read_again) == (None, [gate.planned])
+    assert gate.host(gate.reference).closed == [2]
+    assert clock.now < gate.reference.open_at < math.inf
 
 
-def test_open_reference_whose_file_was_taken_away_is_opened_later(
+async def test_open_reference_whose_file_was_taken_away_is_opened_later(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime's own word would be final."""
@@ -479,72 +434,203 @@ def test_open_reference_whose_file_was_taken_away_is_opened_later(
     def gone(order: object) -> None:
         raise Superseded("model.onnx was taken away")
 
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        monkeypatch.setattr(opener_module, "require_same", gone)
-        await gate.open(EngineUnusable("NO_SUCHFILE"), gate.reference)
-        assert gate.read_again == [gate.planned]
-        assert clock.now < gate.reference.open_at < math.inf
-
-    run(story())
+    gate = Gate(tmp_path, clock)
+    monkeypatch.setattr(opener_module, "require_same", gone)
+    await gate.open(EngineUnusable("NO_SUCHFILE"), gate.reference)
+    assert gate.read_again == [gate.planned]
+    assert clock.now < gate.reference.open_at < math.inf
 
 
 # -- hosts ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_nothing_is_opened_in_is_ended(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        idle = FakeHost("openvino")
-        gate.hosts.idle = [idle]
-        gate.opener.tidy({"m": gate.planned})
-        await settle()
-        assert idle.stopping
-
-    run(story())
+async def test_a_host_that_nothing_is_opened_in_is_ended(gate: Gate) -> None:
+    idle = FakeHost("openvino")
+    gate.hosts.idle = [idle]
+    gate.opener.tidy({"m": gate.planned})
+    await settle()
+    assert idle.stopping
 
 
-def test_hosts_of_everything_that_is_planned_are_wanted(tmp_path: Path, clock: Clock) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        asked = []
-        gate.hosts.empty = lambda wanted: asked.append(wanted) or []  # type: ignore
-        gate.opener.tidy({"m": gate.planned})
-        (wanted,) = asked
-        assert {(kind.backend, kind.version) for kind in wanted} == {("onnxruntime", "1"), ("openvino", "2")}
-        assert {kind.generation for kind in wanted} == {e.key.generation for e in gate.planned.engines.values()}
-
-    run(story())
+async def test_hosts_of_everything_that_is_planned_are_wanted(gate: Gate) -> None:
+    asked = []
+    gate.hosts.empty = lambda wanted: asked.append(wanted) or []  # type: ignore
+    gate.opener.tidy({"m": gate.planned})
+    (wanted,) = asked
+    assert {(kind.backend, kind.version) for kind in wanted} == {("onnxruntime", "1"), ("openvino", "2")}
+    assert {kind.generation for kind in wanted} == {e.key.generation for e in gate.planned.engines.values()}
 
 
 @pytest.mark.parametrize("error", [Unexpected("a bug"), EngineUnusable("it is refused"), HostLost("it died")])
-def test_session_that_was_opened_is_closed_whatever_fails_before_it_serves(
+async def test_session_that_was_opened_is_closed_whatever_fails_before_it_serves(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     async def fails(*_: object) -> None:
         raise error
 
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
-        monkeypatch.setattr(opener_module, "warm_up", fails)
-        await gate.open()
-        assert (gate.serving, gate.host().closed) == (None, [1])
-
-    run(story())
+    gate = Gate(tmp_path, clock)
+    monkeypatch.setattr(opener_module, "warm_up", fails)
+    await gate.open()
+    assert (gate.serving, gate.host().closed) == (None, [1])
 
 
-def test_session_whose_host_was_lost_after_its_last_answer_is_not_installed(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+async def test_session_whose_host_was_lost_after_its_last_answer_is_not_installed(
+    gate: Gate, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        gate = Gate(tmp_path, clock)
 
-        async def dies(*_: object) -> None:
-            gate.host().lost = "died"
+    async def dies(*_: object) -> None:
+        gate.host().lost = "died"
 
-        monkeypatch.setattr(opener_module, "warm_up", dies)
-        engine = await gate.open()
-        assert gate.serving is None
-        assert clock.now < engine.open_at < clock.now + 1
+    monkeypatch.setattr(opener_module, "warm_up", dies)
+    engine = await gate.open()
+    assert gate.serving is None
+    assert clock.now < engine.open_at < clock.now + 1
 
-    run(story())
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+async def test_every_engine_is_asked_once_before_it_serves(gate: Gate) -> None:
+    await gate.prove(gate.reference, {})
+    await gate.prove(gate.engine)
+    assert gate.examiner.asked == [(1, True), (1, False)]
+    assert gate.planned.serving == gate.engine.digest
+
+
+async def test_open_engine_of_another_model_is_thrown_away_and_the_reference_serves(gate: Gate) -> None:
+    await gate.prove(gate.reference, {})
+    gate.examiner.differs = "cosine 0.1 is below 0.999"
+    await gate.prove(gate.engine)
+    assert gate.planned.serving == gate.reference.digest
+    assert gate.store.counts.damaged == 1
+    assert gate.engine.digest not in gate.store.records()
+    assert gate.engine.state is EngineState.ABSENT
+
+
+async def test_open_engine_of_another_model_raises_an_alarm_until_the_engine_is_made(gate: Gate) -> None:
+    gate.examiner.differs = "cosine 0.1 is below 0.999"
+    await gate.prove(gate.engine)
+    (alarm,) = gate.alarms()
+    assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.ENGINE_MISMATCH, "m", gate.engine.digest)
+    gate.engine.finish(record_of(gate.engine.key, gate.engine.recipe, standard=gate.engine.standard), None)
+    assert not gate.alarms()
+
+
+async def test_open_engine_again_is_not_compared_again(gate: Gate) -> None:
+    await gate.prove(gate.reference, {})
+    for _ in range(2):
+        await gate.prove(gate.engine)
+    assert gate.examiner.compared == 1
+
+
+@pytest.mark.parametrize("error", [WrongAnswers("it holds no numbers"), EngineUnusable("it refuses")])
+async def test_one_that_does_not_answer_rightly_is_not_installed_and_what_served_goes_on(
+    gate: Gate, error: Exception, clock: Clock
+) -> None:
+    await gate.prove(gate.reference, {})
+    await gate.prove(gate.engine, outcome=error)
+    assert gate.planned.serving == gate.reference.digest
+    assert gate.host(gate.engine).closed == [1]
+    assert clock.now < gate.engine.open_at < math.inf
+    assert str(error) in gate.engine.reason
+    await gate.prove(gate.engine)
+    assert gate.planned.serving == gate.engine.digest
+
+
+@pytest.mark.parametrize("error", [HostLost("it died"), NotReady("no room")])
+async def test_a_host_that_dies_over_the_question_says_nothing_against_the_engine(gate: Gate, error: Exception) -> None:
+    await gate.prove(gate.engine, outcome=error)
+    assert (gate.planned.serving, gate.engine.refusals) == (None, 0)
+
+
+async def test_a_model_that_cannot_be_asked_serves_and_is_not_ready(gate: Gate) -> None:
+    await gate.prove(gate.reference, {}, NoUsableProbe("nothing is answered"))
+    assert gate.planned.slot.current is not None
+    assert gate.planned.slot.current.health.unproven == "nothing is answered"
+
+
+async def test_once_one_of_its_engines_has_answered_a_request_the_next_is_believed(gate: Gate, clock: Clock) -> None:
+    await gate.prove(gate.reference, {}, NoUsableProbe("nothing is answered"))
+    await gate.prove(gate.engine, None, NoUsableProbe("nothing is answered"))
+    assert gate.planned.slot.current is not None
+    assert gate.planned.slot.current.health.unproven
+    gate.planned.slot.current.health.answered(clock.now)
+    await gate.prove(gate.other, None, NoUsableProbe("nothing is answered"))
+    assert gate.planned.serving == gate.other.digest
+    assert not gate.planned.slot.current.health.unproven
+
+
+@pytest.mark.parametrize("error", [DiskFailing("it fails"), OutOfSpace("it is full")])
+async def test_open_reference_on_a_disk_that_fails_is_tried_again(gate: Gate, error: Exception, clock: Clock) -> None:
+    for _ in range(4):
+        await gate.prove(gate.reference, {}, error)
+        assert clock.now < gate.reference.open_at < math.inf
+    await gate.prove(gate.reference, {})
+    assert gate.planned.serving == gate.reference.digest
+
+
+async def test_open_engine_on_a_disk_that_keeps_failing_raises_an_alarm_until_it_opens(gate: Gate) -> None:
+    await gate.prove(gate.reference, {}, DiskFailing("it fails"))
+    assert not gate.alarms(AlarmKind.DISK_FAILING)
+    await gate.prove(gate.reference, {}, DiskFailing("it fails"))
+    (alarm,) = gate.alarms(AlarmKind.DISK_FAILING)
+    assert alarm.model == ""
+    await gate.prove(gate.reference, {})
+    assert not gate.alarms(AlarmKind.DISK_FAILING)
+
+
+# -- places ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_engine_whose_provider_vanished_is_not_installed_while_another_can_serve(gate: Gate) -> None:
+    await gate.prove(gate.reference, {})
+    await gate.prove(gate.engine, ELSEWHERE)
+    assert gate.planned.serving == gate.reference.digest
+    assert gate.host(gate.engine).closed == [1]
+    (alarm,) = gate.alarms()
+    assert alarm.engine == gate.engine.digest
+    assert "nothing runs on CPU: its nodes are on GPU; it does not serve" in alarm.message
+    report = next(r for r in reports({"m": gate.planned}, gate.store, "m") if r.key == gate.engine.digest)
+    assert report.composition.nodes == ELSEWHERE
+    assert report.composition.fallback == ("nothing runs on CPU: its nodes are on GPU",)
+    assert "it is not what was verified" in report.reason
+
+
+async def test_it_is_asked_nothing_since_its_answers_prove_nothing(gate: Gate) -> None:
+    await gate.prove(gate.engine, ELSEWHERE)
+    assert gate.examiner.asked == []
+
+
+async def test_it_serves_where_nothing_else_can_and_that_is_told(gate: Gate) -> None:
+    gate.reference.open_at, gate.other.record = math.inf, None
+    await gate.prove(gate.engine, ELSEWHERE)
+    assert gate.planned.serving == gate.engine.digest
+    (alarm,) = gate.alarms()
+    assert "does not serve" not in alarm.message
+
+
+async def test_the_alarm_is_over_when_it_comes_up_as_it_was_verified(gate: Gate) -> None:
+    await gate.prove(gate.engine, ELSEWHERE)
+    assert gate.alarms()
+    await gate.prove(gate.engine)
+    assert gate.planned.serving == gate.engine.digest
+    assert not gate.alarms()
+
+
+async def test_or_when_it_is_thrown_away_to_be_built_for_what_the_box_is_now(gate: Gate) -> None:
+    for _ in range(3):
+        await gate.prove(gate.engine, ELSEWHERE)
+    assert gate.engine.digest not in gate.store.records()
+    assert gate.engine.record is None
+    gate.engine.finish(record_of(gate.engine.key, gate.engine.recipe, standard=gate.engine.standard), None)
+    assert not gate.alarms()
+
+
+async def test_what_the_build_left_to_the_cpu_and_what_moved_since_are_one_alarm(gate: Gate) -> None:
+    assert gate.engine.record is not None
+    made = Composition(nodes=HOME, fallback=("1 Loop runs on the CPU",))
+    gate.engine.record = msgspec.structs.replace(gate.engine.record, composition=made)
+    gate.reference.open_at, gate.other.record = math.inf, None
+    await gate.prove(gate.engine, ELSEWHERE)
+    (alarm,) = gate.alarms()
+    assert "1 Loop runs on the CPU; nothing runs on CPU" in alarm.message

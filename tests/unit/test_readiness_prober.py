@@ -17,7 +17,6 @@ from edged.serving.work import InputTensor, TensorWork
 from edged.tasks import TaskGroup
 from tests.fake_link import FakeLink
 from tests.unit.control_room import served_reference, settle
-from tests.waiting import run
 
 LATER = 1e9  # seconds after which every engine is due
 
@@ -47,105 +46,87 @@ def prober(probe: SessionProbe) -> Prober:
 # -- probes ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_probe_leaves_in_the_vitals_what_it_found() -> None:
-    async def story() -> None:
-        probe, planned = SessionProbe(), served_reference()
-        probing = prober(probe)
-        assert planned.slot.current is not None
-        health = planned.slot.current.health
-        probe.outcomes.append(EngineUnusable("no kernel"))
-        probing.look([planned], LATER)
-        await settle()
-        assert (health.misses, health.reason, probe.asked) == (1, "no kernel", [True])
-        probing.look([planned], LATER)
-        await settle()
-        assert (health.misses, health.reason) == (0, "")
-
-    run(story())
+async def test_a_probe_leaves_in_the_vitals_what_it_found() -> None:
+    probe, planned = SessionProbe(), served_reference()
+    probing = prober(probe)
+    assert planned.slot.current is not None
+    health = planned.slot.current.health
+    probe.outcomes.append(EngineUnusable("no kernel"))
+    probing.look([planned], LATER)
+    await settle()
+    assert (health.misses, health.reason, probe.asked) == (1, "no kernel", [True])
+    probing.look([planned], LATER)
+    await settle()
+    assert (health.misses, health.reason) == (0, "")
 
 
 @pytest.mark.parametrize("error", [HostLost("it died"), NotReady("no room")])
-def test_a_probe_that_could_not_be_made_says_nothing(error: Exception) -> None:
-    async def story() -> None:
-        probe, planned = SessionProbe(), served_reference()
-        probe.outcomes.append(error)
-        prober(probe).look([planned], LATER)
-        await settle()
-        assert planned.slot.current is not None
-        assert planned.slot.current.health.misses == 0
-
-    run(story())
+async def test_a_probe_that_could_not_be_made_says_nothing(error: Exception) -> None:
+    probe, planned = SessionProbe(), served_reference()
+    probe.outcomes.append(error)
+    prober(probe).look([planned], LATER)
+    await settle()
+    assert planned.slot.current is not None
+    assert planned.slot.current.health.misses == 0
 
 
-def test_an_engine_that_was_never_asked_with_success_does_not_fail_by_that() -> None:
-    async def story() -> None:
-        probe, planned = SessionProbe(), served_reference()
-        assert planned.slot.current is not None
-        planned.slot.current.health.unproven = "nothing is answered"
-        probe.outcomes.append(EngineUnusable("nothing is answered"))
-        prober(probe).look([planned], LATER)
-        await settle()
-        assert planned.slot.current.health.misses == 0
-
-    run(story())
+async def test_an_engine_that_was_never_asked_with_success_does_not_fail_by_that() -> None:
+    probe, planned = SessionProbe(), served_reference()
+    assert planned.slot.current is not None
+    planned.slot.current.health.unproven = "nothing is answered"
+    probe.outcomes.append(EngineUnusable("nothing is answered"))
+    prober(probe).look([planned], LATER)
+    await settle()
+    assert planned.slot.current.health.misses == 0
 
 
-def test_one_engine_is_probed_at_a_time() -> None:
-    async def story() -> None:
-        probe, models = SessionProbe(), [served_reference("one"), served_reference("other")]
-        probing = prober(probe)
-        probe.gate.clear()
-        for _ in range(3):
-            probing.look(models, LATER)
-            await settle()
-        assert len(probe.asked) == 1
-        probe.gate.set()
-        await settle()
+async def test_one_engine_is_probed_at_a_time() -> None:
+    probe, models = SessionProbe(), [served_reference("one"), served_reference("other")]
+    probing = prober(probe)
+    probe.gate.clear()
+    for _ in range(3):
         probing.look(models, LATER)
         await settle()
-        assert len(probe.asked) == 2
-
-    run(story())
+    assert len(probe.asked) == 1
+    probe.gate.set()
+    await settle()
+    probing.look(models, LATER)
+    await settle()
+    assert len(probe.asked) == 2
 
 
 # -- requests -------------------------------------------------------------------------------------------------------
 
 
-def test_what_becomes_of_requests_is_in_the_vitals_of_the_engine_that_had_them() -> None:
-    async def story() -> None:
-        slot, link = Slot("m"), FakeLink()
-        session = link.session()
-        slot.install(session)
-        for error in (EngineUnusable("no kernel"), EngineUnusable("no kernel"), InvalidInput("not UTF-8")):
-            work = TensorWork((InputTensor("x", "UINT8", (1,), b"a"),), None)
-            slot.push(work)
-            link.fail(error)
-            await settle()
-            assert work.future.exception() is not None
-        assert (session.health.failures, session.health.reason) == (2, "no kernel")
+async def test_what_becomes_of_requests_is_in_the_vitals_of_the_engine_that_had_them() -> None:
+    slot, link = Slot("m"), FakeLink()
+    session = link.session()
+    slot.install(session)
+    for error in (EngineUnusable("no kernel"), EngineUnusable("no kernel"), InvalidInput("not UTF-8")):
         work = TensorWork((InputTensor("x", "UINT8", (1,), b"a"),), None)
         slot.push(work)
-        link.answer()
+        link.fail(error)
         await settle()
-        assert (session.health.failures, session.health.reason) == (0, "")
+        assert work.future.exception() is not None
+    assert (session.health.failures, session.health.reason) == (2, "no kernel")
+    work = TensorWork((InputTensor("x", "UINT8", (1,), b"a"),), None)
+    slot.push(work)
+    link.answer()
+    await settle()
+    assert (session.health.failures, session.health.reason) == (0, "")
 
-    run(story())
 
-
-def test_probe_of_a_model_that_was_planned_again_meanwhile_says_nothing() -> None:
-    async def story() -> None:
-        before = tasks.FAILURES.total()
-        for change in ("engines", "model"):
-            probe, planned = SessionProbe(), served_reference()
-            prober(probe).look([planned], LATER)
-            if change == "engines":
-                planned.engines = {}
-            else:
-                planned.model = None
-            await settle()
-            assert probe.asked == []
-            assert planned.slot.current is not None
-            assert planned.slot.current.health.misses == 0
-        assert tasks.FAILURES.total() == before
-
-    run(story())
+async def test_probe_of_a_model_that_was_planned_again_meanwhile_says_nothing() -> None:
+    before = tasks.FAILURES.total()
+    for change in ("engines", "model"):
+        probe, planned = SessionProbe(), served_reference()
+        prober(probe).look([planned], LATER)
+        if change == "engines":
+            planned.engines = {}
+        else:
+            planned.model = None
+        await settle()
+        assert probe.asked == []
+        assert planned.slot.current is not None
+        assert planned.slot.current.health.misses == 0
+    assert tasks.FAILURES.total() == before

@@ -15,7 +15,6 @@ from edged.engines.reconcile import Open, reconcile
 from edged.engines.views import actual
 from edged.store.store import Store
 from tests.unit.control_room import key_of, model, planned_model, record_of, serve
-from tests.waiting import run
 
 REFERENCE, BUILT = Recipe("onnxruntime", optimization="none"), Recipe("openvino")
 
@@ -42,26 +41,20 @@ async def being_read(*recipes: Recipe, path: str = "") -> PlannedModel:
         ((REFERENCE, BUILT), "", BUILT),
     ],
 )
-def test_actual_model_being_read_without_host_opens_an_engine_whose_files_exist(
+async def test_actual_model_being_read_without_host_opens_an_engine_whose_files_exist(
     tmp_path: Path, recipes: tuple[Recipe, ...], path: str, opened: Recipe | None
 ) -> None:
-    async def story() -> None:
-        planned = await being_read(*recipes, path=path)
-        actions = reconcile(actual(Store(tmp_path), [planned]), 1000.0, set())
-        keys = [engine.digest for engine in planned.engines.values() if engine.recipe == opened]
-        assert actions == [Open("m", key) for key in keys]
-        assert planned.reading is not None
-        planned.reading.cancel()
-
-    run(story())
+    planned = await being_read(*recipes, path=path)
+    actions = reconcile(actual(Store(tmp_path), [planned]), 1000.0, set())
+    keys = [engine.digest for engine in planned.engines.values() if engine.recipe == opened]
+    assert actions == [Open("m", key) for key in keys]
+    assert planned.reading is not None
+    planned.reading.cancel()
 
 
-def test_actual_model_being_read_and_served_is_left_alone(tmp_path: Path) -> None:
-    async def story() -> None:
-        planned = await being_read(REFERENCE, BUILT, path="/nowhere/m/2/model.onnx")
-        serve(planned, next(iter(planned.engines)))
-        assert actual(Store(tmp_path), [planned]) == []
-        assert planned.reading is not None
-        planned.reading.cancel()
-
-    run(story())
+async def test_actual_model_being_read_and_served_is_left_alone(tmp_path: Path) -> None:
+    planned = await being_read(REFERENCE, BUILT, path="/nowhere/m/2/model.onnx")
+    serve(planned, next(iter(planned.engines)))
+    assert actual(Store(tmp_path), [planned]) == []
+    assert planned.reading is not None
+    planned.reading.cancel()
