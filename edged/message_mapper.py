@@ -73,7 +73,7 @@ def _nested(plain: dict[str, Any], kind: Descriptor) -> dict[str, Any]:
 
 @functools.cache
 def _reader(kind: type[msgspec.Struct], descriptor: Descriptor) -> Convert:
-    """A function from a message to a struct. Types are looked at here once, not for each message."""
+    """A function from a message to a struct. Types are resolved here once, not for each message."""
     hints, known = get_type_hints(kind), descriptor.fields_by_name
     readers = {name: _field_reader(field, hints[name]) for name, field in known.items() if name in hints}
     for outer, field in known.items():
@@ -104,7 +104,7 @@ def _same(value: Any) -> Any:
 
 
 def _converter(hint: Any, kind: Descriptor) -> Convert:
-    """From the value of a field, whose messages are of `kind`, to what the struct's type says."""
+    """A function from the value of a field, whose messages are of `kind`, to the struct's type."""
     origin, of = get_origin(hint), get_args(hint)
     if origin is tuple:
         item = _converter(of[0], kind)

@@ -84,7 +84,7 @@ class HttpConnection(http.client.HTTPConnection):
 
 def run(count: int, tally: Tally) -> list[str]:
     """All phases, so many messages in all. Returns a line about the process after each."""
-    from tests.fuzz import garbage, lanes, rest
+    from tests.fuzz import garbage, rest, zmq_messages
 
     phases: Sequence[tuple[str, float, Phase]] = (
         ("spoiled messages", 0.55, spoiled_messages),
@@ -94,8 +94,8 @@ def run(count: int, tally: Tally) -> list[str]:
         ("resets", 0.1, garbage.resets),
         ("garbage everywhere", 0.02, garbage.everywhere),
         ("HTTP", 0.09, rest.requests),
-        ("ZeroMQ frames", 0.04, lanes.frames),
-        ("Frigate", 0.02, lanes.frigate),
+        ("ZeroMQ frames", 0.04, zmq_messages.frames),
+        ("Frigate", 0.02, zmq_messages.frigate),
     )
     segment, lines = Path("/dev/shm") / goods.SEGMENT.lstrip("/"), []
     segment.write_bytes(bytes(1 << 16))

@@ -57,7 +57,7 @@ NOT_RUN = {
     r".*--mqtt": "needs a broker; tests/unit/test_sink_mqtt.py has one",
     r"from edged.client import Client\nfrom edged.client.credentials": "needs another box",
     r"from edged.client import Client, open_source\n.*Preview\(8090\)": "takes a port that another test may have",
-    r"socket = zmq.Context.instance\(\).socket\(zmq.SUB\)": "never ends; tests/integration/test_lanes.py has it",
+    r"socket = zmq.Context.instance\(\).socket\(zmq.SUB\)": "never ends; tests/integration/test_endpoints.py has it",
 }
 # What stands in for what no test has: cameras, sockets of a service, ports, keys of engines.
 STAND_INS = (

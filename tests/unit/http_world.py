@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from edged.api.auth.guard import Guard
@@ -38,9 +39,9 @@ class Echo:
             raise
         finally:
             self.waiting -= 1
-        said = request.message
-        message = pb.ModelInferResponse(model_name=said.model_name, model_version="1", id=said.id)
-        for tensor in said.inputs:
+        asked = request.message
+        message = pb.ModelInferResponse(model_name=asked.model_name, model_version="1", id=asked.id)
+        for tensor in asked.inputs:
             message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         return [write(message, request.raw)]
 
@@ -68,7 +69,6 @@ class World:
 @contextlib.asynccontextmanager
 async def world(body_mb: int = 1) -> AsyncIterator[World]:
     folder = Path(tempfile.mkdtemp(prefix="edt-"))
-    service, echo = Service("inference.GRPCInferenceService"), Echo()
 
     async def live(request: pb.ServerLiveRequest, context: Any) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
@@ -76,8 +76,8 @@ async def world(body_mb: int = 1) -> AsyncIterator[World]:
     async def broken(request: pb.ServerMetadataRequest, context: Any) -> pb.ServerMetadataResponse:
         raise RuntimeError("a secret")
 
-    service.unary("ServerLive", pb.ServerLiveRequest, live)
-    service.unary("ServerMetadata", pb.ServerMetadataRequest, broken)
+    echo, handlers = Echo(), SimpleNamespace(server_live=live, server_metadata=broken)
+    service = Service(pb.DESCRIPTOR.services_by_name["GRPCInferenceService"], handlers)
     path = folder / "http.sock"
     guard = Guard(Access(), Tls(), folder)
     listener = HttpListener(

@@ -131,7 +131,8 @@ def test_http_command_is_recorded_as_over_grpc(
     tmp_path: Path, path: str, body: bytes, about: dict[str, str] | None
 ) -> None:
     guard = Guard(Access(loopback=("infer", "read", "operate")), Tls(), tmp_path)
-    calls = Calls(Service("inference.GRPCInferenceService"), cast(Any, None), cast(Any, None))
+    service = Service(inference.DESCRIPTOR.services_by_name["GRPCInferenceService"])
+    calls = Calls(service, cast(Any, None), cast(Any, None))
     asyncio.run(Dispatcher(calls, guard, "localhost:8000").answer(HttpRequest("POST", path, body=body)))
     guard.audit.close()
     (line,) = (tmp_path / "audit" / audit.FILE).read_text().splitlines()

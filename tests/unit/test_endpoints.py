@@ -1,19 +1,16 @@
-"""A way in that is opened anew with another setting, and as before where that cannot be."""
+"""An endpoint that is opened again with another setting, and with the previous one if that fails."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 import pytest
 
-from edged.api.endpoints import endpoints as lane_module
 from edged.api.endpoints.endpoints import Endpoint, Opened
 from edged.errors import ConfigError
+from tests.waiting import run
 
 
 class FakeListener:
-    """Opens for everything but what it refuses; knows what it did."""
+    """Opens for every setting but the refused ones, and records its calls."""
 
     def __init__(self, *refused: str) -> None:
         self.refused = set(refused)
@@ -34,71 +31,51 @@ class FakeListener:
         return Opened((setting,), close)
 
 
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "_PAUSE_SECONDS", 0.0)
+async def started(listener: FakeListener, setting: str) -> Endpoint[str]:
+    endpoint = Endpoint(setting, listener.open, pause=0.0)
+    assert endpoint.addresses == ()
+    await endpoint.start()
+    return endpoint
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(work())  # type: ignore[arg-type]
-
-
-def test_it_is_closed_before_it_is_opened_anew() -> None:
+def test_change_closes_before_it_opens() -> None:
     listener = FakeListener()
 
     async def work() -> None:
-        endpoint = Endpoint("a", listener.open)
-        assert list(endpoint.addresses) == []
-        await endpoint.start()
-        await endpoint.change("b", 2.0)
-        assert endpoint.addresses == ("b",)
-        await endpoint.change("", 1.0)
-        assert list(endpoint.addresses) == []
-        await endpoint.change("c", 1.0)
+        endpoint = await started(listener, "a")
+        for setting, grace in (("b", 2.0), ("", 1.0), ("c", 1.0)):
+            await endpoint.change(setting, grace)
+            assert endpoint.addresses == ((setting,) if setting else ())
         await endpoint.stop(0.0)
         await endpoint.stop(0.0)
 
-    run(work)
+    run(work())
     assert listener.did == ["open a", "close a 2", "open b", "close b 1", "open c", "close c 0"]
 
 
-def test_what_is_refused_leaves_it_as_it_was() -> None:
-    listener = FakeListener("b")
-
+def test_change_that_fails_opens_the_previous_setting() -> None:
     async def work() -> None:
-        endpoint = Endpoint("a", listener.open)
-        await endpoint.start()
+        endpoint = await started(FakeListener("b"), "a")
         for _ in range(2):
-            with pytest.raises(ConfigError, match="listen on b"):
+            with pytest.raises(ConfigError):
                 await endpoint.change("b", 0.0)
             assert endpoint.addresses == ("a",)
 
-    run(work)
-    assert listener.did[-1] == "open a"
+    run(work())
 
 
-def test_a_place_that_is_free_only_in_a_moment_is_waited_for() -> None:
+@pytest.mark.parametrize(("before", "failures", "after"), [("a", 3, ("b",)), ("", 1, None)])
+def test_change_tries_again_only_if_it_was_open(before: str, failures: int, after: tuple[str, ...] | None) -> None:
     listener = FakeListener()
 
     async def work() -> None:
-        endpoint = Endpoint("a", listener.open)
-        await endpoint.start()
-        listener.failures = 3
-        await endpoint.change("b", 0.0)
-        assert endpoint.addresses == ("b",)
-
-    run(work)
-
-
-def test_where_nothing_was_open_nothing_is_waited_for() -> None:
-    listener = FakeListener()
-
-    async def work() -> None:
-        endpoint = Endpoint("", listener.open)
-        await endpoint.start()
-        listener.failures = 1
-        with pytest.raises(ConfigError):
+        endpoint = await started(listener, before)
+        listener.failures = failures
+        if after is not None:
             await endpoint.change("b", 0.0)
-        assert list(endpoint.addresses) == []
+        else:
+            with pytest.raises(ConfigError):
+                await endpoint.change("b", 0.0)
+        assert endpoint.addresses == (after or ())
 
-    run(work)
+    run(work())

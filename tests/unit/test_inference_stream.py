@@ -34,7 +34,7 @@ def test_every_request_that_was_read_is_answered_in_order_when_the_daemon_stops(
                 yield pb.ModelInferRequest(id=str(number)).SerializeToString()
 
         handlers = InferHandlers(cast(Any, inference))
-        stream = handlers.model_stream_infer(requests(), Context("unix:"))
+        stream = handlers.model_stream_infer_bytes(requests(), Context("unix:"))
         answered = asyncio.create_task(collect(stream))
         for _ in range(200):
             await asyncio.sleep(0)
@@ -56,7 +56,7 @@ def test_large_requests_are_read_no_further_ahead_than_their_bytes_allow() -> No
                 request = pb.ModelInferRequest(id=str(number), raw_input_contents=[bytes(24 << 20)])
                 yield request.SerializeToString()
 
-        stream = InferHandlers(cast(Any, inference)).model_stream_infer(requests(), Context("unix:"))
+        stream = InferHandlers(cast(Any, inference)).model_stream_infer_bytes(requests(), Context("unix:"))
         answered = asyncio.create_task(collect(stream))
         for _ in range(200):
             await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from edged.api.grpc.operations import hosts, model
+from edged.api.grpc.operations import host_loads, model_load
 from edged.api_types import LoadInfo
 from edged.config import Health
 from edged.device import system
@@ -31,7 +31,7 @@ def test_a_model_tells_what_it_did_and_what_is_wrong_with_it() -> None:
         Alarm(AlarmKind.SLOW, "slow too", "m", "key"),
         Alarm(AlarmKind.FALLBACK, "another's", "other"),
     ]
-    told = model("m", planned, alarms, Health(), 0.0)
+    told = model_load("m", planned, alarms, Health(), 0.0)
     assert (told.answered, told.failed, list(told.degraded)) == (2, 1, ["slow"])
     assert (told.state, told.reason, told.backend) == ("loading", "", "")
     assert not told.HasField("infer_ms")
@@ -40,7 +40,7 @@ def test_a_model_tells_what_it_did_and_what_is_wrong_with_it() -> None:
 def test_a_model_that_cannot_be_served_says_why() -> None:
     planned = planned_model("m")
     planned.problem = ModelRefused("it has a cycle")
-    told = model("m", planned, (), Health(), 0.0)
+    told = model_load("m", planned, (), Health(), 0.0)
     assert (told.state, told.reason) == ("refused", "it has a cycle")
 
 
@@ -53,7 +53,7 @@ def test_hosts_are_told_with_their_memory_and_those_that_are_gone_without() -> N
     counts = EventCounts(log)
     for backend in ("openvino", "openvino", "tensorrt"):
         log.emit(HostLost(backend, "died"))
-    told = list(hosts([link("openvino", os.getpid(), 2, 100), link("onnxruntime", 1 << 30)], counts))
+    told = list(host_loads([link("openvino", os.getpid(), 2, 100), link("onnxruntime", 1 << 30)], counts))
     assert [(each.backend, each.losses, each.sessions) for each in told] == [
         ("onnxruntime", 0, 0),
         ("openvino", 2, 2),

@@ -1,90 +1,69 @@
-"""Handlers as gRPC calls: what is no message is refused as its sender's fault, however it comes."""
+"""Services: handlers are found by the names of methods, and malformed messages are their senders' error."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import grpc
 import pytest
+from google.protobuf.descriptor import ServiceDescriptor
 
-from edged.api.auth.guard import Guard
-from edged.api.auth.policy import ALL, Caller
-from edged.api.grpc.call_guard import CallGuard
 from edged.api.grpc.rpc import Context, Service
-from edged.config import Access, Tls
+from edged.errors import InvalidInput, Unsupported
+from edged.proto import cameras_pb2, operations_pb2
 from edged.proto import open_inference_pb2 as pb
-from tests.waiting import run
 
-_GARBAGE = b"\xff\xff"
+INFERENCE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+CAMERAS = cameras_pb2.DESCRIPTOR.services_by_name["Cameras"]
+OPERATIONS = operations_pb2.DESCRIPTOR.services_by_name["Operations"]
+CONTEXT = Context("unix:")
 
 
-async def unary(request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+async def one(request: Any, context: Context) -> pb.ModelReadyResponse:
     return pb.ModelReadyResponse(ready=True)
 
 
-async def feed(request: pb.ModelReadyRequest, context: Context) -> AsyncIterator[pb.ModelReadyResponse]:
+async def many(request: Any, context: Context) -> AsyncIterator[pb.ModelReadyResponse]:
     yield pb.ModelReadyResponse(ready=True)
 
 
-async def upload(requests: AsyncIterator[pb.ModelReadyRequest], context: Context) -> pb.ModelReadyResponse:
-    async for _ in requests:
-        pass
-    return pb.ModelReadyResponse(ready=True)
+async def encoded(request: bytes, context: Context) -> bytes:
+    return request
 
 
-async def duplex(
-    requests: AsyncIterator[pb.ModelReadyRequest], context: Context
-) -> AsyncIterator[pb.ModelReadyResponse]:
-    async for _ in requests:
-        yield pb.ModelReadyResponse(ready=True)
+@pytest.mark.parametrize(
+    ("descriptor", "method", "handler", "takes_many", "gives_many"),
+    [
+        (INFERENCE, "ModelReady", one, False, False),
+        (OPERATIONS, "WatchEvents", many, False, True),
+        (OPERATIONS, "AddModel", one, True, False),
+        (CAMERAS, "Detect", many, True, True),
+    ],
+)
+def test_service_method_of_each_kind_parses_messages(
+    descriptor: ServiceDescriptor, method: str, handler: Any, takes_many: bool, gives_many: bool
+) -> None:
+    name = "".join(f"_{each.lower()}" if each.isupper() else each for each in method)[1:]
+    service = Service(descriptor, SimpleNamespace(), SimpleNamespace(**{name: handler}))
+    ((path, found),) = service.methods.items()
+    assert path == f"/{service.name}/{method}"
+    assert (found.takes_many, found.gives_many, found.answer) == (takes_many, gives_many, handler)
+    assert (path in service.requests) is not takes_many
+    assert found.read(b"").DESCRIPTOR.name == descriptor.methods_by_name[method].input_type.name
+    with pytest.raises(InvalidInput):
+        found.read(b"\xff\xff")
 
 
-@pytest.mark.parametrize("kind", ["unary", "feed", "upload", "duplex"])
-def test_bytes_that_are_no_message_are_their_senders_fault(kind: str, tmp_path: Path) -> None:
-    async def work() -> None:
-        service = Service("test.Service")
-        service.unary("unary", pb.ModelReadyRequest, unary)
-        service.feed("feed", pb.ModelReadyRequest, feed)
-        service.upload("upload", pb.ModelReadyRequest, upload)
-        service.duplex("duplex", pb.ModelReadyRequest, duplex)
-        server, folder = grpc.aio.server(), Path(tempfile.mkdtemp(prefix="edt-"))
-        server.add_insecure_port(f"unix:{folder}/s")
-        server.add_generic_rpc_handlers((handlers(service, tmp_path),))
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(f"unix:{folder}/s") as channel:
-                whole = pb.ModelReadyRequest(name="m").SerializeToString()
-                assert await answers(channel, kind, whole)
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await answers(channel, kind, _GARBAGE)
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "ModelReadyRequest" in str(refused.value.details())
-        finally:
-            await server.stop(0)
-            shutil.rmtree(folder)
-
-    run(work())
+def test_service_handler_of_bytes_answers_calls_by_grpc_and_the_other_by_message() -> None:
+    service = Service(INFERENCE, SimpleNamespace(model_ready=one, model_ready_bytes=encoded))
+    (method,) = service.methods.values()
+    assert method.write(asyncio.run(method.answer(method.read(b"\xff"), CONTEXT))) == b"\xff"
+    answer = asyncio.run(service.call("ModelReady", pb.ModelReadyRequest(), pb.ModelReadyResponse, CONTEXT))
+    assert answer.ready
 
 
-def handlers(service: Service, state: Path) -> grpc.GenericRpcHandler:
-    """The methods of a service for a caller who may do anything."""
-    guard, who = Guard(Access(), Tls(), state), Caller("test", ALL, "test")
-    found = {
-        path.rpartition("/")[2]: CallGuard(guard, method, lambda peer, authentication: who).handler()
-        for path, method in service.methods.items()
-    }
-    return grpc.method_handlers_generic_handler(service.name, found)
-
-
-async def answers(channel: grpc.aio.Channel, kind: str, data: bytes) -> list[bytes]:
-    path = f"/test.Service/{kind}"
-    if kind == "unary":
-        return [await channel.unary_unary(path)(data, timeout=30)]
-    if kind == "upload":
-        return [await channel.stream_unary(path)(iter([data]), timeout=30)]
-    call = channel.unary_stream(path)(data, timeout=30) if kind == "feed" else None
-    call = call or channel.stream_stream(path)(iter([data]), timeout=30)
-    return [answer async for answer in call]
+def test_call_method_without_handler_is_unsupported() -> None:
+    with pytest.raises(Unsupported):
+        asyncio.run(Service(INFERENCE).call("ModelReady", pb.ModelReadyRequest(), pb.ModelReadyResponse, CONTEXT))

@@ -27,7 +27,7 @@ _OTHERS = {
     "api/grpc/activation.py": "one connection",
     "api/http/app.py": "one request",
     "api/http/bodies.py": "one request",
-    "api/http/server.py": "awaited by the lane",
+    "api/http/server.py": "awaited by the listener",
     "api/grpc/server.py": "closing of a listener, gathered at the stop",
     "api/endpoints/zmq_frames.py": "one peer; logs what nobody expected",
     "serving/host_process.py": "the end of a process",

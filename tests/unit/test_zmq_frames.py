@@ -1,13 +1,11 @@
-"""The ZeroMQ lane and the publisher, in one loop with their peers: every frame told of, nobody held up by anybody."""
+"""Frames over ZeroMQ, with their peers in one loop: every frame has a result or a skip, and no peer delays another."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import os
-import socket
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,80 +15,167 @@ import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 
+from edged.api.endpoints import zmq_frames
 from edged.api.endpoints.publisher import Publisher
-from edged.api.endpoints.result_json import Fields
 from edged.api.endpoints.zmq_frames import FrameEndpoint
-from edged.api.endpoints.zmq_socket import BoundSocket, place
 from edged.client.shared import SharedRing
-from edged.errors import ConfigError, NotFound
-from edged.events import EventLog, ModelRead, ModelRemoved
-from edged.serving.camera import Cameras
+from edged.errors import ErrorCode, InvalidInput, NotFound, SegmentUnusable
+from edged.events import EventLog
+from edged.serving.camera import Cameras, StreamOptions
+from edged.serving.schedule import Share
 from edged.serving.slot import Slot
 from edged.vision.detections import Detections
+from edged.vision.placement import Region, Roi
 from tests.fake_link import FakeLink
+from tests.unit.zmq_peers import folder as folder
+from tests.unit.zmq_peers import peer
 from tests.waiting import run, until
 
 PICTURE = Detections.of([[0, 0, 2, 2]], [0.5], [3]).pack()  # what the link hands back
 
+# -- messages -------------------------------------------------------------------------------------------------------
+
+
+def parse(header: Any, *data: bytes) -> zmq_frames.Message:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return zmq_frames.parse([memoryview(text), *map(memoryview, data)])
+
+
+def test_parse_full_header_gives_the_work_and_the_options() -> None:
+    header = {
+        "camera": "door",
+        "sequence": 7,
+        "model": "yolo",
+        "captured_unix_ns": 1_700_000_000_000_000_000,
+        "format": "nv12",
+        "width": 64,
+        "height": 48,
+        "stride": 80,
+        "thresholds": {"score": 0.4, "iou": 0.5, "max_detections": 9, "class_agnostic": True},
+        "region": {"x": 1, "y": 2, "width": 3, "height": 4},
+        "rotation": 270,
+        "options": {"mode": "every_frame", "max_fps": 5, "max_staleness_ms": 250, "weight": 2, "priority": -3},
+    }
+
+    async def check() -> None:
+        found = parse(header, b"x").header
+        made, plain = found.work(b"x", None), parse({}, b"x").header.work(b"x", None)
+        assert (made.pixel_format, made.width, made.height, made.stride) == ("nv12", 64, 48, 80)
+        assert made.roi == Roi(Region(1, 2, 3, 4), 270)
+        assert found.thresholds == zmq_frames.Limits(score=0.4, iou=0.5, max_detections=9, class_agnostic=True)
+        assert found.options is not None
+        assert found.options.checked() == StreamOptions("every_frame", 5, 0.25, Share(2, -3), False)
+        assert (plain.data, plain.pixel_format, plain.roi, plain.thresholds) == (b"x", "", None, None)
+
+    run(check())
+
+
+SHARED = {"segment": "/edged-x", "offset": 0, "stamp": 1, "size": 1}
+
+
+def test_parse_picture_in_shared_memory() -> None:
+    message = parse({"shared": {"segment": "/edged-x", "offset": 64, "stamp": 2**64 - 1, "size": 5}})
+    assert message.data is None
+    assert message.header.shared == zmq_frames.Shared(segment="/edged-x", offset=64, stamp=2**64 - 1, size=5)
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        ({}, ()),
+        ({}, (b"x", b"y")),
+        ({"shared": SHARED}, (b"x",)),
+        ({"shared": {**SHARED, "offset": -1}}, ()),
+        ({"shared": {**SHARED, "offset": 2**63}}, ()),
+        ({"shared": {"segment": "/edged-x"}}, ()),
+        *((text, (b"x",)) for text in (b"", b"\xff", b"[]", b"{", b" " * 70_000 + b"{}")),
+        *(
+            ({name: value}, (b"x",))
+            for name, value in (
+                ("camra", "x"),
+                ("camera", 5),
+                ("format", "yuyv"),
+                ("rotation", 45),
+                ("width", -1),
+                ("width", 2**40),
+                ("sequence", -1),
+                ("captured_unix_ns", 10**400),
+                ("thresholds", {"score": 2}),
+                ("thresholds", {"scor": 0.2}),
+                ("region", {"x": -5}),
+                ("region", [0, 0, 5, 5]),
+                ("options", {"mode": "newest"}),
+            )
+        ),
+    ],
+)
+def test_parse_malformed_message_is_refused_in_one_line(header: Any, data: tuple[bytes, ...]) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        parse(header, *data)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+@given(st.lists(st.binary(max_size=100), max_size=3))
+def test_parse_any_bytes_are_taken_or_refused(frames: list[bytes]) -> None:
+    with contextlib.suppress(InvalidInput):
+        zmq_frames.parse([memoryview(frame) for frame in frames])
+
+
+# -- the endpoint ---------------------------------------------------------------------------------------------------
+
 
 class Box:
-    """A daemon's insides around the lane: one model, `door`, behind a link that answers when it is told to."""
+    """A daemon's parts around the endpoint: one model, `door`, behind a link that answers on command."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, **limits: Any) -> None:
         self.link = FakeLink()
         self.slot = Slot("door")
         self.slot.install(self.link.session())
         self.cameras = Cameras()
-        self.events = EventLog()
-        self.tracking = None
-        self.publisher = Publisher(self.events)
-        self.lane: FrameEndpoint
         self.answering: asyncio.Task[None] | None = None
+        controller: Any = SimpleNamespace(
+            slot=lambda name: self.find(name or "door").slot, find=self.find, tracking=None
+        )
+        publisher = Publisher(EventLog())
+        self.endpoint = FrameEndpoint(controller, self.cameras, f"ipc://{folder}/frames", publisher, **limits)
 
     def find(self, name: str) -> Any:
         if name != "door":
-            raise NotFound(f"there is no model {name!r}")
+            raise NotFound(f"model {name!r} does not exist")
         return SimpleNamespace(model=None, slot=self.slot)
 
     def slot_of(self, name: str) -> Slot:
         slot: Slot = self.find(name or "door").slot
         return slot
 
-    async def answer_all(self) -> None:
-        while True:
-            while self.link.jobs:
-                self.link.answer()
-            await asyncio.sleep(0.001)
+    def answer_all(self) -> None:
+        """Answer every frame from now on."""
+
+        async def answer() -> None:
+            while True:
+                while self.link.jobs:
+                    self.link.answer()
+                await asyncio.sleep(0.001)
+
+        self.answering = asyncio.create_task(answer())
 
 
 @asynccontextmanager
-async def lane(folder: Path, answers: bool = True, **limits: Any) -> AsyncIterator[Box]:
-    box = Box()
-    controller: Any = SimpleNamespace(slot=box.slot_of, find=box.find, tracking=None)
-    box.lane = FrameEndpoint(controller, box.cameras, f"ipc://{folder}/frames", box.publisher, **limits)
-    box.lane.start()
+async def served(folder: Path, answers: bool = True, **limits: Any) -> AsyncIterator[Box]:
+    box = Box(folder, **limits)
+    box.endpoint.start()
     if answers:
-        box.answering = asyncio.create_task(box.answer_all())
+        box.answer_all()
     try:
         yield box
     finally:
-        await box.lane.stop(0.2)
+        await box.endpoint.stop(0.2)
         if box.answering is not None:
             box.answering.cancel()
-
-
-@asynccontextmanager
-async def peer(folder: Path, kind: int = zmq.DEALER, name: str = "frames") -> AsyncIterator[zmq.asyncio.Socket]:
-    context = zmq.asyncio.Context()
-    link = context.socket(kind)
-    link.linger = 0
-    link.connect(f"ipc://{folder}/{name}")
-    try:
-        yield link
-    finally:
-        link.close()
-        context.term()
 
 
 def frame(number: int, camera: str = "c", **more: Any) -> bytes:
@@ -99,365 +184,173 @@ def frame(number: int, camera: str = "c", **more: Any) -> bytes:
 
 async def result(link: zmq.asyncio.Socket) -> dict[str, Any]:
     parts = await asyncio.wait_for(link.recv_multipart(), 20)
-    if parts[0] == b"":
-        parts = parts[1:]
-    fields: dict[str, Any] = json.loads(parts[0])
+    fields: dict[str, Any] = json.loads(parts[1] if parts[0] == b"" else parts[0])
     return fields
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="edz-") as name:  # a socket's path is short
-        yield Path(name)
+Scene = Callable[[Box, zmq.asyncio.Socket], Awaitable[None]]
+
+
+def play(folder: Path, scene: Scene, answers: bool = True, kind: int = zmq.DEALER, **limits: Any) -> None:
+    """Run a scene with one peer."""
+
+    async def main() -> None:
+        async with served(folder, answers, **limits) as box, peer(folder, kind) as link:
+            await scene(box, link)
+
+    run(main(), 60)
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ])
 def test_frames_are_answered_in_their_order(folder: Path, kind: int) -> None:
-    async def main() -> None:
-        async with lane(folder), peer(folder, kind) as link:
-            for number in range(20):
-                await link.send_multipart([frame(number, captured_unix_ns=5), PICTURE])
-                told = await result(link)
-                assert (told["camera"], told["sequence"], told["model"]) == ("c", number, "door")
-                assert told["captured_unix_ns"] == 5
-                assert told["predictions"][0]["class_id"] == 3
-                assert told["skipped"] == 0
+    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
+        for number in range(20):
+            await link.send_multipart([frame(number, captured_unix_ns=5), PICTURE])
+            found = await result(link)
+            assert (found["camera"], found["sequence"], found["model"]) == ("c", number, "door")
+            assert (found["captured_unix_ns"], found["skipped"]) == (5, 0)
+            assert found["predictions"][0]["class_id"] == 3
 
-    run(main())
+    play(folder, scene, kind=kind)
 
 
-def test_a_camera_that_is_too_fast_is_told_of_every_frame(folder: Path) -> None:
-    async def main() -> None:
-        async with lane(folder, answers=False) as box, peer(folder) as link:
-            for number in range(1, 51):
-                await link.send_multipart([frame(number), PICTURE])
-            record = None
+def test_frames_of_a_camera_that_is_too_fast_are_answered_or_reported_as_skipped(folder: Path) -> None:
+    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
+        for number in range(1, 51):
+            await link.send_multipart([frame(number), PICTURE])
+        await until(lambda: [each.received for each in box.cameras.reports()] == [50])
+        box.answer_all()
+        seen: list[int] = []
+        while len(seen) < 50:
+            found = await result(link)
+            for skips in found["skips"]:
+                seen += range(skips["first"], skips["last"] + 1)
+                assert skips["reason"] == "overtaken"
+            seen += [found["sequence"]] if "sequence" in found else []
+        assert sorted(seen) == list(range(1, 51))
+        assert seen[-1] == 50, "the newest was answered"
 
-            def came() -> bool:
-                nonlocal record
-                record = next(iter(box.cameras._records.values()), None)
-                return record is not None and record.received == 50
-
-            await until(came)
-            box.answering = asyncio.create_task(box.answer_all())
-            seen: list[int] = []
-            while len(seen) < 50:
-                told = await result(link)
-                for run_ in told["skips"]:
-                    seen += range(run_["first"], run_["last"] + 1)
-                    assert run_["reason"] == "overtaken"
-                seen += [told["sequence"]] if "sequence" in told else []
-            assert sorted(seen) == list(range(1, 51))
-            assert seen[-1] == 50, "the newest was answered"
-
-    run(main())
+    play(folder, scene, answers=False)
 
 
-def test_a_picture_in_shared_memory_is_read_when_it_is_chosen(folder: Path) -> None:
-    async def main() -> None:
-        async with lane(folder, answers=False) as box, peer(folder) as link:
-            with SharedRing(2, 1000) as ring:
-                for number in range(1, 9):
-                    place = ring.put(Detections.of([[0, 0, 1, 1]], [0.5], [number]).pack())
-                    shared = {"segment": place.segment, "offset": place.offset, "stamp": place.stamp}
-                    header = frame(number, shared={**shared, "size": place.size}, options={"mode": "every_frame"})
-                    await link.send_multipart([header])
-                await until(lambda: [record.received for record in box.cameras._records.values()] == [8])
-                box.answering = asyncio.create_task(box.answer_all())
-                answered, skipped = {}, []
-                while len(answered) + len(skipped) < 8:
-                    told = await result(link)
-                    skipped += [run_ for run_ in told["skips"] for _ in range(run_["count"])]
-                    if "sequence" in told:
-                        answered[told["sequence"]] = told["predictions"][0]["class_id"]
-                assert all(number == content for number, content in answered.items())
-                assert {run_["reason"] for run_ in skipped} == {"overwritten"}
-                assert {7, 8} <= set(answered)
+def test_picture_in_shared_memory_is_read_when_its_turn_comes(folder: Path) -> None:
+    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
+        with SharedRing(2, 1000) as ring:
+            for number in range(1, 9):
+                place = ring.put(Detections.of([[0, 0, 1, 1]], [0.5], [number]).pack())
+                shared = {"segment": place.segment, "offset": place.offset, "stamp": place.stamp, "size": place.size}
+                await link.send_multipart([frame(number, shared=shared, options={"mode": "every_frame"})])
+            await until(lambda: [each.received for each in box.cameras.reports()] == [8])
+            box.answer_all()
+            answered, skipped = {}, []
+            while len(answered) + len(skipped) < 8:
+                found = await result(link)
+                skipped += [skips["reason"] for skips in found["skips"] for _ in range(skips["count"])]
+                if "sequence" in found:
+                    answered[found["sequence"]] = found["predictions"][0]["class_id"]
+            assert all(number == content for number, content in answered.items())
+            assert set(skipped) == {"overwritten"}
+            assert {7, 8} <= set(answered)
 
-    run(main())
+    play(folder, scene, answers=False)
 
 
-def test_what_is_wrong_with_a_frame_is_its_answer(folder: Path) -> None:
-    async def main() -> None:
-        async with lane(folder) as box, peer(folder) as link:
-            wrong: list[tuple[list[bytes], str]] = [
-                ([b"{}", PICTURE, b"more"], "parts"),
-                ([b"nonsense", PICTURE], "header cannot be used"),
-                ([b'{"camra": ""}', PICTURE], "camra"),
-                ([frame(1, model="window"), PICTURE], "no model 'window'"),
-                ([frame(1), b""], "holds no picture"),
-                ([frame(1)], "holds no picture"),
-                ([frame(1, options={"weight": 1e9}), PICTURE], "weight"),
-                (
-                    [frame(1, shared={"segment": "/edged-none", "offset": 0, "stamp": 1, "size": 1})],
-                    "none of that name",
-                ),
-                ([frame(1, shared={"segment": "/passwd", "offset": 0, "stamp": 1, "size": 1})], "no segment for edged"),
-            ]
-            for parts, words in wrong:
-                await link.send_multipart(parts)
-                told = await result(link)
-                assert words in told["error"]["message"], parts
-                assert told["error"]["code"] > 0
-            await link.send_multipart([frame(2), PICTURE])
-            assert (await result(link))["sequence"] == 2
-            assert box.lane.warnings.counts["refused"] >= 3
+def test_error_of_a_frame_is_its_result(folder: Path) -> None:
+    wrong: list[tuple[list[bytes], ErrorCode]] = [
+        ([b"{}", PICTURE, b"more"], InvalidInput.code),
+        ([b"nonsense", PICTURE], InvalidInput.code),
+        ([frame(1, model="window"), PICTURE], NotFound.code),
+        ([frame(1), b""], InvalidInput.code),
+        ([frame(1)], InvalidInput.code),
+        ([frame(1, options={"weight": 1e9}), PICTURE], InvalidInput.code),
+        ([frame(1, shared={**SHARED, "segment": "/edged-none"})], SegmentUnusable.code),
+        ([frame(1, shared={**SHARED, "segment": "/passwd"})], SegmentUnusable.code),
+    ]
 
-    run(main())
+    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
+        for parts, code in wrong:
+            await link.send_multipart(parts)
+            error = (await result(link))["error"]
+            assert error["reason"] == code.value, parts
+            assert error["code"] > 0
+        await link.send_multipart([frame(2), PICTURE])
+        assert (await result(link))["sequence"] == 2
+        assert box.endpoint.warnings.counts["refused"] >= 3
+
+    play(folder, scene)
 
 
-def test_a_peer_that_does_not_read_holds_up_nobody_and_is_given_up(folder: Path) -> None:
-    async def main() -> None:
-        # The second socket is the one that reads.
-        async with lane(folder, unread_seconds=0.5) as box, peer(folder) as deaf, peer(folder) as link:
-            large = Detections.of(np.zeros((2000, 4)), np.zeros(2000), np.zeros(2000)).pack()
+def test_peer_that_does_not_read_delays_no_other_and_loses_its_stream(folder: Path) -> None:
+    large = Detections.of(np.zeros((2000, 4)), np.zeros(2000), np.zeros(2000)).pack()
+
+    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
+        async with peer(folder) as deaf:
             deaf.setsockopt(zmq.RCVHWM, 1)
             for number in range(3000):
                 await deaf.send_multipart([frame(number, "deaf"), large])
                 if number % 10 == 0:
                     await link.send_multipart([frame(number), PICTURE])
                     assert (await result(link))["sequence"] == number
-            await until(lambda: box.lane.warnings.counts["unread"] > 0, "its stream is ended")
+            await until(lambda: box.endpoint.warnings.counts["unread"] > 0, "its stream is ended")
             await until(lambda: not box.slot.waiting and not box.link.arena.taken, "it holds nothing")
 
-    run(main(), 60)
+    play(folder, scene, unread_seconds=0.5)
 
 
-def test_a_peer_that_has_gone_leaves_nothing(folder: Path) -> None:
-    async def main() -> None:
-        async with lane(folder, idle_seconds=0.4) as box:
-            for number in range(5):
-                async with peer(folder) as link:
-                    await link.send_multipart([frame(number, f"camera {number}"), PICTURE])
-                    await result(link)
-            assert box.lane.peers > 0
-            await until(lambda: not box.lane.peers, "the idle streams end")
-            records = box.cameras._records.values()
-            await until(lambda: all(record.connections == 0 for record in records), "they let go of their cameras")
+def test_peers_that_have_gone_leave_no_stream_and_no_connection(folder: Path) -> None:
+    async def scene(box: Box, _: zmq.asyncio.Socket) -> None:
+        for number in range(5):
+            async with peer(folder) as link:
+                await link.send_multipart([frame(number, f"camera {number}"), PICTURE])
+                await result(link)
+        assert box.endpoint.peers > 0
+        await until(lambda: not box.endpoint.peers, "the idle streams end")
+        await until(lambda: not any(each.connections for each in box.cameras.reports()), "no camera is connected")
 
-    run(main())
+    play(folder, scene, idle_seconds=0.4)
 
 
-def test_an_idle_peer_goes_on_where_it_was(folder: Path) -> None:
-    async def main() -> None:
-        async with lane(folder, idle_seconds=0.2) as box, peer(folder) as link:
-            for number in range(3):
-                await link.send_multipart([frame(number), PICTURE])
-                assert (await result(link))["sequence"] == number
-                await until(lambda: not box.lane.peers, "its stream ends")
-            (record,) = box.cameras._records.values()
-            assert record.answered == 3
+def test_idle_peer_continues_its_camera(folder: Path) -> None:
+    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
+        for number in range(3):
+            await link.send_multipart([frame(number), PICTURE])
+            assert (await result(link))["sequence"] == number
+            await until(lambda: not box.endpoint.peers, "its stream ends")
+        assert [each.answered for each in box.cameras.reports()] == [3]
 
-    run(main())
+    play(folder, scene, idle_seconds=0.2)
 
 
-def test_a_frame_that_waits_long_for_an_engine_is_answered_all_the_same(folder: Path) -> None:
-    async def main() -> None:
-        async with lane(folder, answers=False, idle_seconds=0.1) as box, peer(folder) as link:
-            await link.send_multipart([frame(1), PICTURE])
-            await until(lambda: bool(box.link.jobs))
-            await until(lambda: not box.lane.peers, "nothing is heard for long")
-            box.link.answer()
-            assert (await result(link))["sequence"] == 1
+def test_frame_that_waits_long_for_an_engine_is_answered(folder: Path) -> None:
+    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
+        await link.send_multipart([frame(1), PICTURE])
+        await until(lambda: bool(box.link.jobs))
+        await until(lambda: not box.endpoint.peers, "the peer is idle")
+        box.link.answer()
+        assert (await result(link))["sequence"] == 1
 
-    run(main())
-
-
-def test_stopping_answers_what_came_and_takes_nothing_more(folder: Path) -> None:
-    async def main() -> None:
-        async with lane(folder, answers=False) as box, peer(folder) as link:
-            await link.send_multipart([frame(1), PICTURE])
-            await until(lambda: bool(box.link.jobs))
-            stopping = asyncio.create_task(box.lane.stop(20))
-            await asyncio.sleep(0)
-            box.link.answer()
-            assert (await result(link))["sequence"] == 1
-            await stopping
-            assert not (folder / "frames").exists()
-
-    run(main())
+    play(folder, scene, answers=False, idle_seconds=0.1)
 
 
-def test_no_more_peers_than_there_is_room_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edged.api.endpoints.zmq_frames._MOST_PEERS", 2)
+def test_stop_answers_received_frames_and_removes_the_socket(folder: Path) -> None:
+    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
+        await link.send_multipart([frame(1), PICTURE])
+        await until(lambda: bool(box.link.jobs))
+        stopping = asyncio.create_task(box.endpoint.stop(20))
+        await asyncio.sleep(0)
+        box.link.answer()
+        assert (await result(link))["sequence"] == 1
+        await stopping
+        assert not (folder / "frames").exists()
 
-    async def main() -> None:
-        async with lane(folder), peer(folder) as one, peer(folder) as two, peer(folder) as three:
-            for link in (one, two):
-                await link.send_multipart([frame(1), PICTURE])
-                assert "error" not in await result(link)
-            await three.send_multipart([frame(1), PICTURE])
-            assert "the maximum" in (await result(three))["error"]["message"]
-
-    run(main())
-
-
-# -- what is published ------------------------------------------------------------------------------------------------
+    play(folder, scene, answers=False)
 
 
-@asynccontextmanager
-async def published(folder: Path) -> AsyncIterator[tuple[Publisher, EventLog]]:
-    events = EventLog()
-    events.emit(ModelRead("before the start"), "old")
-    publisher = Publisher(events)
-    publisher.start(f"ipc://{folder}/events")
-    try:
-        yield publisher, events
-    finally:
-        await publisher.stop()
+def test_peer_beyond_the_limit_is_refused(folder: Path) -> None:
+    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
+        async with peer(folder) as second, peer(folder) as third:
+            for each, is_refused in ((link, False), (second, False), (third, True)):
+                await each.send_multipart([frame(1), PICTURE])
+                assert ("error" in await result(each)) is is_refused
 
-
-async def subscribed(link: zmq.asyncio.Socket, publisher: Publisher, topic: str) -> None:
-    link.subscribe(topic.encode())
-    await until(lambda: publisher.wants(topic), "the subscription arrives")
-
-
-def test_nothing_is_put_together_for_nobody(folder: Path) -> None:
-    def never() -> Fields:
-        raise AssertionError("nobody listens")
-
-    async def main() -> None:
-        async with published(folder) as (publisher, _), peer(folder, zmq.SUB, "events") as link:
-            publisher.result("m", "c", never)
-            await subscribed(link, publisher, "results/m/door")
-            publisher.result("m", "window", never)
-            publisher.result("m", "door", lambda: {"n": 1})
-            topic, payload = await asyncio.wait_for(link.recv_multipart(), 20)
-            assert (topic, json.loads(payload)) == (b"results/m/door", {"n": 1})
-            link.unsubscribe(b"results/m/door")
-            await until(lambda: not publisher.wants("results/m/door"), "the subscription ends")
-            publisher.result("m", "door", never)
-
-    run(main())
-
-
-def test_a_subscriber_that_goes_takes_its_subscriptions_along(folder: Path) -> None:
-    async def main() -> None:
-        async with published(folder) as (publisher, _):
-            async with peer(folder, zmq.SUB, "events") as one, peer(folder, zmq.SUB, "events") as two:
-                await subscribed(one, publisher, "results/")
-                two.subscribe(b"results/")
-                await asyncio.sleep(0.05)
-                one.close()
-                await asyncio.sleep(0.1)
-                assert publisher.wants("results/m/c"), "the other one still listens"
-            await until(lambda: not publisher.wants("results/m/c"), "nobody listens any more")
-
-    run(main())
-
-
-def test_events_are_told_as_they_happen(folder: Path) -> None:
-    async def main() -> None:
-        async with published(folder) as (publisher, events), peer(folder, zmq.SUB, "events") as link:
-            await subscribed(link, publisher, "events/model_read")
-            events.emit(ModelRemoved(), "not asked for")
-            events.emit(ModelRead("digest"), "yolo")
-            topic, payload = await asyncio.wait_for(link.recv_multipart(), 20)
-            told = json.loads(payload)
-            assert topic == b"events/model_read"
-            assert (told["model"], told["kind"], told["model_read"]) == ("yolo", "model_read", {"digest": "digest"})
-            assert (told["sequence"], told["epoch"]) == (3, events.epoch)
-
-    run(main())
-
-
-def test_a_slow_subscriber_misses_some_and_holds_up_nobody(folder: Path) -> None:
-    async def main() -> None:
-        async with published(folder) as (publisher, _), peer(folder, zmq.SUB, "events") as link:
-            link.setsockopt(zmq.RCVHWM, 1)
-            link.setsockopt(zmq.RCVBUF, 1 << 12)
-            await subscribed(link, publisher, "results/")
-            for number in range(5000):
-                publisher.result("m", "c", lambda number=number: {"n": number, "more": "x" * 5000})
-                if number % 100 == 0:
-                    await asyncio.sleep(0)
-            got = []
-            while await link.poll(300):
-                got.append(json.loads((await link.recv_multipart())[1])["n"])
-            assert 0 < len(got) < 5000
-            assert got == sorted(got)
-
-    run(main(), 60)
-
-
-def test_before_the_start_and_after_the_stop_nobody_listens() -> None:
-    async def main() -> None:
-        publisher = Publisher(EventLog())
-        assert not publisher.wants("")
-        publisher.send("results/m/c", b"lost")
-        await publisher.stop()
-
-    run(main())
-
-
-# -- where sockets may listen -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("address", "remote", "bound"),
-    [
-        ("ipc:///run/x", None, "ipc:///run/x"),
-        ("tcp://localhost:5", None, "tcp://127.0.0.1:5"),
-        ("tcp://127.0.0.2:5", False, "tcp://127.0.0.2:5"),
-        ("tcp://[::1]:5", None, "tcp://[::1]:5"),
-        ("tcp://172.17.0.1:5", True, "tcp://172.17.0.1:5"),
-        ("tcp://0.0.0.0:5", True, "tcp://0.0.0.0:5"),
-        ("tcp://[fd00::1]:5", True, "tcp://[fd00::1]:5"),
-        ("tcp://localhost:5", True, "tcp://127.0.0.1:5"),
-    ],
-)
-def test_where_a_socket_may_listen(address: str, remote: bool | None, bound: str) -> None:
-    assert place(address, "[x] y", remote)[0] == bound
-
-
-@pytest.mark.parametrize(
-    ("address", "remote"),
-    [
-        ("", None),
-        ("/run/x", None),
-        ("ipc://x", None),
-        ("ipc://@abstract", None),
-        ("ipc://*", None),
-        ("ipc:///" + "x" * 110, None),
-        ("inproc://x", None),
-        ("udp://127.0.0.1:5", None),
-        ("tcp://*:5", None),
-        ("tcp://0.0.0.0:5", None),
-        ("tcp://10.0.0.1:5", False),
-        ("tcp://example.com:5", None),
-        ("tcp://example.com:5", True),
-        ("tcp://*:5", True),
-        ("tcp://localhost", None),
-        ("tcp://localhost:x", None),
-        ("tcp://127.0.0.1:70000", True),
-    ],
-)
-def test_where_a_socket_may_not_listen(address: str, remote: bool | None) -> None:
-    with pytest.raises(ConfigError) as raised:
-        place(address, "[x] y", remote)
-    assert "\n" not in str(raised.value)
-
-
-def test_a_socket_does_not_push_a_living_one_aside_but_clears_away_a_dead_one(folder: Path) -> None:
-    async def main() -> None:
-        def ignore(_: object) -> None:
-            return None
-
-        address = f"ipc://{folder}/sub/socket"
-        limits = {"hwm": 1, "max_message": 100}
-        first = BoundSocket(zmq.ROUTER, address, "[x] y", ignore, **limits)  # type: ignore[arg-type]
-        assert oct((folder / "sub" / "socket").stat().st_mode)[-3:] == "660"
-        with pytest.raises(ConfigError, match="another daemon listens"):
-            BoundSocket(zmq.ROUTER, address, "[x] y", ignore, **limits)  # type: ignore[arg-type]
-        first.close()
-        first.close()
-        assert not list((folder / "sub").iterdir())
-        (folder / "sub" / "socket").write_bytes(b"")
-        with pytest.raises(ConfigError, match="not a socket"):
-            BoundSocket(zmq.ROUTER, address, "[x] y", ignore, **limits)  # type: ignore[arg-type]
-        os.unlink(folder / "sub" / "socket")
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(f"{folder}/sub/socket")  # and nobody listens on it
-        BoundSocket(zmq.ROUTER, address, "[x] y", ignore, **limits).close()  # type: ignore[arg-type]
-
-    run(main())
+    play(folder, scene, most_peers=2)

@@ -66,7 +66,9 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
     ConfigError for an address that other machines reach without TLS.
     """
     infer, operate = defaults or ("", "")
-    roles, name = _granted(address, access), _name(address)
+    granted = access.grants.get(address)
+    roles: Roles | None = None if granted is None else frozenset(granted)
+    name = f"socket {address.rpartition('/')[2]}" if address.startswith("unix:") else address
     if address.startswith("unix:"):
         if address == operate:
             return ListenerPolicy(name, ALL if roles is None else roles, group=OPERATE_GROUP, address=address)
@@ -113,15 +115,6 @@ def listener_warning(found: ListenerPolicy) -> str:
     if found.has_tls and found.roles:
         return f"{found.name} grants {describe_roles(found.roles)} to every client that reaches it"
     return ""
-
-
-def _granted(address: str, access: Access) -> Roles | None:
-    given = access.grants.get(address)
-    return None if given is None else frozenset(given)
-
-
-def _name(address: str) -> str:
-    return f"socket {address.rpartition('/')[2]}" if address.startswith("unix:") else address
 
 
 _BEARER = "bearer "
@@ -244,51 +237,23 @@ _HEALTH = "/grpc.health.v1.Health/"
 NOBODY: Final[Roles] = NONE
 
 METHODS: Final[dict[str, Roles | None]] = {
-    _HEALTH + "Check": ANYBODY,
-    _HEALTH + "Watch": ANYBODY,
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": KNOW,
-    _CAMERAS + "Detect": INFER,
-    _CAMERAS + "DetectOne": INFER,
-    INFERENCE + "ServerLive": ANYBODY,
-    INFERENCE + "ServerReady": ANYBODY,
-    INFERENCE + "ModelReady": ANYBODY,
-    INFERENCE + "ServerMetadata": KNOW,
-    INFERENCE + "ModelMetadata": KNOW,
-    INFERENCE + "ModelConfig": KNOW,
-    INFERENCE + "RepositoryIndex": KNOW,
-    INFERENCE + "ModelStatistics": KNOW,
-    INFERENCE + "ModelInfer": INFER,
-    INFERENCE + "ModelStreamInfer": INFER,
-    # Regions carry requests and responses; `shared_memory.py` also checks that the client is on this machine.
-    INFERENCE + "SystemSharedMemoryStatus": INFER,
-    INFERENCE + "SystemSharedMemoryRegister": INFER,
-    INFERENCE + "SystemSharedMemoryUnregister": INFER,
-    INFERENCE + "CudaSharedMemoryStatus": INFER,
-    INFERENCE + "CudaSharedMemoryRegister": INFER,
-    INFERENCE + "CudaSharedMemoryUnregister": INFER,
-    INFERENCE + "RepositoryModelLoad": OPERATE,
-    INFERENCE + "RepositoryModelUnload": OPERATE,
-    # Reading and changing these is one method.
-    INFERENCE + "TraceSetting": OPERATE,
-    INFERENCE + "LogSettings": OPERATE,
-    _OPERATIONS + "ListModels": READ,
-    _OPERATIONS + "ListEngines": READ,
-    _OPERATIONS + "ExplainEngine": READ,
-    _OPERATIONS + "GetStatus": READ,
-    _OPERATIONS + "GetLoad": READ,
-    _OPERATIONS + "GetDevice": READ,
-    _OPERATIONS + "ListCameras": READ,
-    _OPERATIONS + "WatchEvents": READ,
-    _OPERATIONS + "AddModel": OPERATE,
-    _OPERATIONS + "RemoveModel": OPERATE,
-    _OPERATIONS + "Rebuild": OPERATE,
-    _OPERATIONS + "Verify": OPERATE,
-    _OPERATIONS + "Cancel": OPERATE,
-    _OPERATIONS + "Pin": OPERATE,
-    _OPERATIONS + "Unpin": OPERATE,
-    _OPERATIONS + "Evict": OPERATE,
-    _OPERATIONS + "RefreshDevice": OPERATE,
-    _OPERATIONS + "Reload": OPERATE,
+    f"{service}{name}": roles
+    for roles, service, names in (
+        (ANYBODY, _HEALTH, "Check Watch"),
+        (ANYBODY, INFERENCE, "ServerLive ServerReady ModelReady"),
+        (KNOW, "/grpc.reflection.v1alpha.ServerReflection/", "ServerReflectionInfo"),
+        (KNOW, INFERENCE, "ServerMetadata ModelMetadata ModelConfig RepositoryIndex ModelStatistics"),
+        (INFER, _CAMERAS, "Detect DetectOne"),
+        (INFER, INFERENCE, "ModelInfer ModelStreamInfer"),
+        # Regions carry requests and responses; `shared_memory.py` also checks that the client is on this machine.
+        (INFER, INFERENCE, "SystemSharedMemoryStatus SystemSharedMemoryRegister SystemSharedMemoryUnregister"),
+        (INFER, INFERENCE, "CudaSharedMemoryStatus CudaSharedMemoryRegister CudaSharedMemoryUnregister"),
+        (OPERATE, INFERENCE, "RepositoryModelLoad RepositoryModelUnload"),
+        (OPERATE, INFERENCE, "TraceSetting LogSettings"),  # which read and change
+        (READ, _OPERATIONS, "ListModels ListEngines ExplainEngine ListCameras GetStatus GetLoad GetDevice WatchEvents"),
+        (OPERATE, _OPERATIONS, "AddModel RemoveModel Rebuild Verify Cancel Pin Unpin Evict RefreshDevice Reload"),
+    )
+    for name in names.split()
 }
 
 
@@ -302,7 +267,7 @@ def refusal(method: str, caller: Caller) -> EdgedError | None:
     name = method.rpartition("/")[2]
     if not caller.roles and not caller.is_known:
         return Unauthenticated(f"{name} needs a token; set EDGED_TOKEN{caller.remedy}")
-    least = _least(needed)
+    least = " or ".join(role for role in ("infer", "read") if role in needed) or "operate"
     has = f"{caller.name} has {describe_roles(caller.roles)}" if caller.roles else f"{caller.name} has no role here"
     return Forbidden(f"{name} needs the role {least}, and {has}{caller.remedy}")
 
@@ -310,8 +275,3 @@ def refusal(method: str, caller: Caller) -> EdgedError | None:
 def is_audited(method: str) -> bool:
     """Whether calls of it are recorded."""
     return METHODS.get(method, OPERATE) == OPERATE
-
-
-def _least(needed: Roles) -> str:
-    """The smallest roles that a caller would need."""
-    return " or ".join(role for role in ("infer", "read") if role in needed) or "operate"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edged.api.endpoints.frigate import FrigateEndpoint
 from edged.api.endpoints.publisher import Publisher
@@ -40,8 +40,11 @@ class Endpoint(Generic[Setting]):
     """One endpoint, closed until `start`. `open` opens it with a setting, and returns None if that disables it; on
     ConfigError it leaves nothing open."""
 
-    def __init__(self, setting: Setting, open: Callable[[Setting], Awaitable[Opened | None]]) -> None:
-        self._setting, self._open = setting, open
+    def __init__(
+        self, setting: Setting, open: Callable[[Setting], Awaitable[Opened | None]], *, pause: float = _PAUSE_SECONDS
+    ) -> None:
+        """`pause`: seconds between closing and opening, and between tries."""
+        self._setting, self._open, self._pause = setting, open, pause
         self._opened: Opened | None = None
 
     @property
@@ -64,7 +67,7 @@ class Endpoint(Generic[Setting]):
         was_open = self._opened is not None
         await self.stop(grace)
         if was_open:
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(self._pause)
         try:
             self._opened = await self._again(setting, _TRIES if was_open else 1)
         except ConfigError:
@@ -77,7 +80,7 @@ class Endpoint(Generic[Setting]):
             try:
                 return await self._open(setting)
             except ConfigError:
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(self._pause)
         return await self._open(setting)
 
 
@@ -95,24 +98,23 @@ class Endpoints:
         self.metrics = Endpoint(config.metrics, self._open_metrics)
 
     @property
+    def _all(self) -> tuple[Endpoint[Any], ...]:
+        return self.publish, self.frames, self.frigate, self.http, self.metrics
+
+    @property
     def addresses(self) -> list[str]:
         """The addresses of all endpoints."""
-        endpoints = (self.publish, self.frames, self.frigate, self.http, self.metrics)
-        return [address for endpoint in endpoints for address in endpoint.addresses]
+        return [address for endpoint in self._all for address in endpoint.addresses]
 
     async def start(self) -> None:
-        """Open all. After a ConfigError `stop` closes those that are open."""
-        await self.publish.start()
-        await self.frames.start()
-        await self.frigate.start()
-        await self.http.start()
-        await self.metrics.start()
+        """Open all. After a ConfigError `stop` closes the open ones."""
+        for endpoint in self._all:
+            await endpoint.start()
 
     async def stop(self, grace: float) -> None:
-        """Accept nothing more, and let running work end within `grace` seconds. The publisher goes on: others may still
+        """Accept nothing more; running work may end within `grace` seconds. The publisher goes on: others may still
         have results."""
-        endpoints = (self.frames, self.frigate, self.http, self.metrics)
-        await asyncio.gather(*(endpoint.stop(grace) for endpoint in endpoints))
+        await asyncio.gather(*(endpoint.stop(grace) for endpoint in self._all if endpoint is not self.publish))
 
     async def _open_publish(self, address: str) -> Opened | None:
         if not address:

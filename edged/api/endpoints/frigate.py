@@ -1,9 +1,8 @@
-"""Frigate's ZMQ detector: its plugin connects here unchanged.
+"""The endpoint for Frigate's ZMQ detector, whose plugin connects unchanged.
 
-Two habits of the plugin decide how it is answered. A model that is not there when it asks, once, leaves it without
-detections for ever: so every model of the daemon is there at once, and what no engine can answer yet is answered with
-nothing found. An answer that comes late costs it a second for asking anew: so an answer that will not be in time is
-given up, and nothing found is said in time.
+Two habits of the plugin decide the answers. It asks for its model once, and if that is missing it finds nothing for
+ever: so every model of the daemon is reported as loaded, and pictures that no engine can answer yet get no objects. A
+late answer costs it a second to ask again: so an answer that would be late is replaced by one without objects.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import zmq
 
 from edged.api.endpoints import frigate_wire as wire
 from edged.api.endpoints.frigate_wire import Reader
-from edged.api.endpoints.publisher import Publisher
-from edged.api.endpoints.result_json import answered
+from edged.api.endpoints.publisher import Publisher, answered
 from edged.api.endpoints.zmq_socket import BoundSocket, CountedWarnings
 from edged.api.grpc.upload import add_model_bytes
 from edged.config import Frigate
@@ -32,9 +30,9 @@ _LOG = logging.getLogger("edged.frigate")
 
 _LARGEST_PICTURE = 64 << 20  # bytes: float32 of 2300 x 2300
 _LARGEST_MODEL = 1 << 30
-_MOST_AT_ONCE = 64  # requests under way; each of Frigate's detectors has one
-_CAMERA = "frigate"  # as which its results are published: Frigate does not tell which camera a picture is of
-_MOST_PEERS = 1024  # whose model is remembered
+_MOST_AT_ONCE = 64  # running requests; each of Frigate's detectors has one
+_CAMERA = "frigate"  # of published results: Frigate does not send the camera of a picture
+_MOST_PEERS = 1024  # whose models are remembered
 _PATIENCE = 20.0  # seconds until the answer to an upload; Frigate gives up after 30, and then for ever
 
 
@@ -44,7 +42,7 @@ class FrigateEndpoint:
     def __init__(self, controller: Controller, settings: Frigate, publisher: Publisher) -> None:
         self._controller, self._settings, self._publisher = controller, settings, publisher
         self._tasks: set[asyncio.Task[None]] = set()
-        self._models: OrderedDict[bytes, str] = OrderedDict()  # which model a peer asked for, the last to ask last
+        self._models: OrderedDict[bytes, str] = OrderedDict()  # the model of each peer, the latest last
         self._readers: dict[str, tuple[Model, str, Reader]] = {}
         self._missing: set[str] = set()
         self._uploading = asyncio.Lock()
@@ -53,7 +51,7 @@ class FrigateEndpoint:
         self._socket: BoundSocket | None = None
 
     def start(self) -> str:
-        """Listens; the address. ConfigError where that is impossible."""
+        """Listen, and return the address. ConfigError."""
         self._socket = BoundSocket(
             zmq.ROUTER,
             self._settings.endpoint,
@@ -66,7 +64,7 @@ class FrigateEndpoint:
         return self._socket.address
 
     async def stop(self) -> None:
-        """Gives up what is under way; Frigate waits for its answers 200 ms at most."""
+        """Cancel running requests: Frigate waits at most 200 ms for an answer."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -74,7 +72,7 @@ class FrigateEndpoint:
             self._socket.close()
 
     def _received(self, frames: list[zmq.Frame]) -> None:
-        """One message: the peer, an empty frame, and what it says."""
+        """Handle a message: the peer, an empty frame, and its content."""
         received = time.monotonic()
         if len(frames) < 3 or len(frames[1]):
             self.warnings.warn("garbage", "a message without the empty frame of a REQ socket; is that Frigate?")
@@ -86,16 +84,16 @@ class FrigateEndpoint:
             self._give_nothing(peer, "garbage", error)
             return
         if isinstance(message, wire.ModelAsked):
-            self._reply(peer, wire.model_answer(self._ask(peer, message.name)))
+            self._reply(peer, wire.model_answer(self._choose(peer, message.name)))
         elif isinstance(message, wire.ModelSent):
             self._begin(self._save(peer, message))
         elif len(self._tasks) >= _MOST_AT_ONCE:
-            self._give_nothing(peer, "busy", Overloaded(f"{_MOST_AT_ONCE} requests are under way already"))
+            self._give_nothing(peer, "busy", Overloaded(f"{_MOST_AT_ONCE} requests are running already"))
         else:
             self._begin(self._detect(peer, message, received + self._settings.timeout_ms / 1e3))
 
-    def _ask(self, peer: bytes, file: str) -> bool:
-        """Whether there is a model for this peer; remembers which."""
+    def _choose(self, peer: bytes, file: str) -> bool:
+        """Choose the model of a peer, and return whether it exists."""
         try:
             name = self._which(file)
         except EdgedError as error:
@@ -118,7 +116,7 @@ class FrigateEndpoint:
             self._models.popitem(last=False)
 
     def _which(self, file: str) -> str:
-        """The configured model, the one that is called as the file, or the only one. NotFound."""
+        """The configured model, the model with the file's name, or the only one. NotFound."""
         if self._settings.model:
             return self._controller.find(self._settings.model).entry.name
         try:
@@ -130,8 +128,8 @@ class FrigateEndpoint:
         try:
             planned = self._planned(peer)
             if planned is None:
-                # Silence has Frigate ask for its model again, which tells which one it means.
-                self.warnings.warn("unknown", "which of the models is meant is not known; Frigate will tell")
+                # Without an answer Frigate asks for its model again, by name.
+                self.warnings.warn("unknown", "the model of this peer is not known yet; Frigate will name it")
                 return
             answer = await asyncio.wait_for(self._answer(planned, tensor, deadline), deadline - time.monotonic())
         except asyncio.TimeoutError:
@@ -147,8 +145,8 @@ class FrigateEndpoint:
             self._reply(peer, answer)
 
     def _planned(self, peer: bytes) -> PlannedModel | None:
-        """The model of a peer; of one that did not ask for any since the daemon started, the configured or only one.
-        None where there are several, NotFound where it was removed."""
+        """The model of a peer; the configured or only model if the peer has not named one since the daemon's start.
+        None if there are several, NotFound if it was removed."""
         name = self._models.get(peer) or self._settings.model
         if name:
             return self._controller.find(name)
@@ -159,7 +157,7 @@ class FrigateEndpoint:
         if planned.model is None:
             raise NotReady(f"model {planned.entry.name} cannot answer yet: {planned.problem or 'it is being read'}")
         reader = self._reader(planned.model, tensor.model_type)
-        # Pictures as cameras have them go as they came; what has to be turned round is turned beside the loop.
+        # A packed picture is not copied; other layouts are converted in a thread.
         form = reader.form(tensor) if tensor.is_packed else await asyncio.to_thread(reader.form, tensor)
         work = form.work(reader.thresholds, deadline)
         planned.slot.push(work)
@@ -183,13 +181,13 @@ class FrigateEndpoint:
         return reader
 
     async def _save(self, peer: bytes, message: wire.ModelSent) -> None:
-        """Takes a model in if that is configured. When it is not done within Frigate's patience, it is told yes: after
-        a no it would never find anything, even with the model there."""
+        """Add a model if that is configured. An upload that takes longer than Frigate waits is answered as saved: after
+        a refusal Frigate would never find anything, even once the model is there."""
         if not self._settings.uploads:
-            _LOG.warning("Frigate sent the file of %.80r, which is not taken: [frigate] uploads is off", message.name)
+            _LOG.warning("Frigate sent the file of %.80r, which is refused: [frigate] uploads is off", message.name)
             self._reply(peer, wire.saved_answer(False))
             return
-        saving, is_answered = asyncio.ensure_future(self._take_in(message)), False
+        saving, is_answered = asyncio.ensure_future(self._add(message)), False
         try:
             await asyncio.wait([saving], timeout=_PATIENCE)
             if not saving.done() or saving.exception() is None:
@@ -198,13 +196,13 @@ class FrigateEndpoint:
                 is_answered = True
             await saving
         except EdgedError as error:
-            _LOG.error("Frigate's model %.80r was not taken: %s", message.name, error)
-            if not is_answered:  # otherwise it would take a second answer for that to its next picture
+            _LOG.error("Frigate's model %.80r was refused: %s", message.name, error)
+            if not is_answered:  # Frigate would take a second answer for that to its next picture
                 self._reply(peer, wire.saved_answer(False))
         finally:
             saving.cancel()
 
-    async def _take_in(self, message: wire.ModelSent) -> None:
+    async def _add(self, message: wire.ModelSent) -> None:
         name = wire.model_name(message.name)
         async with self._uploading:
             if name not in self._controller.models:

@@ -1,4 +1,4 @@
-"""What Frigate's ZMQ detector says and is answered, as of Frigate 0.18. Pure.
+"""Messages of Frigate's ZMQ detector, as of Frigate 0.18, and their answers. Pure.
 
 A request for a model: one JSON frame `{"model_request": true, "model_name": FILE}`; the answer is JSON. A model's file:
 `{"model_data": true, "model_name": FILE}` and its bytes. A picture: `{"shape": [...], "dtype": ..., "model_type": ...}`
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from edged.decoding import explain
 from edged.errors import ConfigError, InvalidInput, Unsupported
+from edged.files import NOT_JSON
 from edged.models.model import Model
 from edged.raw_contents import to_array, to_bytes
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
@@ -29,8 +30,7 @@ from edged.vision.family import Classifier, Family, Thresholds, open_family, rec
 from edged.vision.placement import Fit, Placement, place
 
 ROWS = 20
-NOTHING = bytes(ROWS * 6 * 4)
-"""The answer that tells of no object."""
+NOTHING = bytes(ROWS * 6 * 4)  # the answer without objects
 
 _LONGEST_HEADER = 4096
 _LARGEST_SIDE = 16384
@@ -38,20 +38,20 @@ _DTYPES = {"uint8": 1, "float32": 4}
 
 
 class ModelAsked(msgspec.Struct, frozen=True):
-    """Frigate asks whether its model is there; it asks once, and believes a no for ever."""
+    """A request for a model. Frigate asks once, and never again after a refusal."""
 
     name: str
 
 
 class ModelSent(msgspec.Struct, frozen=True):
-    """Frigate sends the file of a model that was not there."""
+    """The file of a model that was missing."""
 
     name: str
     data: memoryview
 
 
 class Tensor(msgspec.Struct, frozen=True, eq=False):
-    """A picture: `pixels` is uint8 or float32, of the layout that the shape has; `model_type` in lower case."""
+    """A picture: `pixels` is uint8 or float32, in the layout of its shape; `model_type` in lower case."""
 
     pixels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
     model_type: str
@@ -63,7 +63,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_packed(self) -> bool:
-        """Bytes, pixel after pixel, as cameras have them."""
+        """Bytes, pixel after pixel, as cameras send them."""
         return self.pixels.dtype == np.uint8 and not self.is_planar
 
     @property
@@ -81,7 +81,7 @@ Message: TypeAlias = ModelAsked | ModelSent | Tensor
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """Everything that a header may hold; what newer ones add is passed over."""
+    """The known keys of a header; others are ignored."""
 
     model_request: bool = False
     model_data: bool = False
@@ -95,12 +95,12 @@ _decoder = msgspec.json.Decoder(_Header)
 
 
 def parse(frames: Sequence[memoryview]) -> Message:
-    """What the frames of one message say; InvalidInput where they say nothing that is known."""
+    """Parse the frames of one message. InvalidInput."""
     if not frames or len(frames[0]) > _LONGEST_HEADER:
         raise InvalidInput("the message has no header of Frigate's ZMQ detector")
     try:
         header = _decoder.decode(frames[0])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise InvalidInput(f"the header is not one of Frigate's ZMQ detector: {explain(error)}") from None
     if header.model_request:
         return ModelAsked(header.model_name)
@@ -117,7 +117,7 @@ def _tensor(header: _Header, data: memoryview) -> Tensor:
         raise InvalidInput(f"the tensor's dtype is {header.dtype[:20]!r}; set Frigate's input_dtype to int or float")
     sane = len(shape) == 4 and all(0 < side <= _LARGEST_SIDE for side in shape) and shape[0] == 1
     if not sane or not (shape[1] in (1, 3) or shape[3] in (1, 3)):
-        raise InvalidInput(f"a tensor {list(shape)[:8]} is no picture; set Frigate's input_tensor to nhwc or nchw")
+        raise InvalidInput(f"a tensor {list(shape)[:8]} is not a picture; set Frigate's input_tensor to nhwc or nchw")
     if math.prod(shape) * size != len(data):
         wanted = math.prod(shape) * size
         raise InvalidInput(f"the tensor holds {len(data)} bytes, {header.dtype}{list(shape)} takes {wanted}")
@@ -127,18 +127,18 @@ def _tensor(header: _Header, data: memoryview) -> Tensor:
 
 
 def model_answer(known: bool) -> bytes:
-    """To ModelAsked."""
+    """The answer to ModelAsked."""
     return msgspec.json.encode({"model_available": known, "model_loaded": known})
 
 
 def saved_answer(saved: bool) -> bytes:
-    """To ModelSent."""
+    """The answer to ModelSent."""
     return msgspec.json.encode({"model_saved": saved, "model_loaded": saved})
 
 
 def rows(found: Detections, width: int, height: int, labels: int) -> bytes:
-    """The answer to a picture of width x height pixels. Class ids outside 0..labels-1 are left out: one that its label
-    map lacks ends Frigate's camera process."""
+    """The answer to a picture of width x height pixels. Class ids outside 0..labels-1 are left out: Frigate's camera
+    process ends if its label map lacks one."""
     known = (found.class_ids >= 0) & (found.class_ids < labels) & np.isfinite(found.scores)
     known &= np.isfinite(found.boxes).all(axis=1)
     chosen = np.flatnonzero(known)
@@ -152,17 +152,17 @@ def rows(found: Detections, width: int, height: int, labels: int) -> bytes:
 
 
 def model_name(file: str) -> str:
-    """The name of edged's model that a file of Frigate's stands for; InvalidInput where nothing is left of it."""
+    """The name of the model for a file of Frigate's. InvalidInput if nothing is left of the name."""
     stem = PurePosixPath(file.replace("\\", "/")).name.removesuffix(".onnx")
     name = re.sub(r"[^\w .+@-]", "_", stem).lstrip(" .+@-")[:128].rstrip()
     if not name:
-        raise InvalidInput(f"{file[:80]!r} is no name of a model")
+        raise InvalidInput(f"invalid model name {file[:80]!r}")
     return name
 
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 
-# What Frigate calls a model that edged did not recognise, as edged's setting `family`; the first that fits is taken.
+# Frigate's types of models that edged did not recognise, as edged's setting `family`; the first that fits counts.
 FAMILIES = {
     "yologeneric": ("ultralytics", "ultralytics-end2end", "yolov5", "yolov7"),
     "yolox": ("yolox",),
@@ -171,19 +171,19 @@ FAMILIES = {
     "rfdetr": ("rfdetr",),
     "ssd": ("ssd",),
 }
-# Frigate knows this many labels even of a shorter list, so lower numbers never harm it.
+# Frigate fills shorter lists up to this many labels.
 _ALWAYS_LABELLED = 91
 
 
 class Form(msgspec.Struct, frozen=True, eq=False):
-    """A tensor as it goes to the model: as a picture, or for one input as it is; and how a picture lies in it."""
+    """A tensor as sent to the model, as a picture or unchanged to one input, and the place of a picture in it."""
 
     data: bytes | memoryview
     pixel_format: str
     width: int
     height: int
     placement: Placement
-    spec: TensorSpec | None = None  # of the input that takes it as it is
+    spec: TensorSpec | None = None  # of the input that takes it unchanged
     shape: tuple[int, ...] = ()
 
     def work(self, thresholds: Thresholds, expires: float) -> FrameWork | TensorWork:
@@ -211,11 +211,11 @@ class Reader:
         )
 
     def form(self, tensor: Tensor) -> Form:
-        """InvalidInput where the model cannot take the tensor in any form."""
+        """The form that the model takes. InvalidInput if it takes none."""
         if tensor.pixels.dtype == np.float32:
             spec = self._takes(tensor)
             if spec is not None:
-                return self._as_it_is(tensor, spec)
+                return self._unchanged(tensor, spec)
         if self._model.recognition.preprocess is None:
             raise InvalidInput(
                 f"model {self._model.name} takes no {tensor.pixels.dtype}{list(tensor.pixels.shape)}"
@@ -224,7 +224,7 @@ class Reader:
         return self._as_picture(tensor)
 
     def read(self, answer: Answered, form: Form) -> bytes:
-        """The answer for Frigate. Unsupported where nobody knows how to read the model's outputs."""
+        """The answer for Frigate. Unsupported if the model's outputs have no known family."""
         if answer.detections is not None:
             return rows(Detections.unpack(answer.detections), form.width, form.height, self.labels)
         if self._family is None:
@@ -240,7 +240,7 @@ class Reader:
             return None
         return inputs[0] if any(inputs[0].admits(shape) for shape in _shapes(tensor)) else None
 
-    def _as_it_is(self, tensor: Tensor, spec: TensorSpec) -> Form:
+    def _unchanged(self, tensor: Tensor, spec: TensorSpec) -> Form:
         pixels = tensor.pixels
         if not spec.admits(pixels.shape):
             pixels = pixels.transpose(0, 2, 3, 1) if tensor.is_planar else pixels.transpose(0, 3, 1, 2)
@@ -260,7 +260,7 @@ class Reader:
 
 
 def _bytes(pixels: Pixels | npt.NDArray[np.float32]) -> Pixels:
-    """Floats of either of Frigate's kinds, 0..1 or 0..255, as the bytes that they were."""
+    """Floats of Frigate's, 0..1 or 0..255, as the bytes that they were made of."""
     if pixels.dtype == np.uint8:
         return pixels.astype(np.uint8, copy=False)
     whole = np.nan_to_num(pixels, nan=0.0, posinf=255.0, neginf=0.0)
@@ -276,8 +276,8 @@ def _shapes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _family(model: Model, model_type: str) -> Family | None:
-    """What decodes the outputs: the family that was recognised, else one that Frigate's word for the model stands for;
-    None where there is none, or the model finds no objects."""
+    """The family that decodes the outputs: the recognised one, otherwise one of Frigate's type; None if none fits, or
+    if the model finds no objects."""
     if model.recognition.family is not None:
         found = open_family(model.recognition)
         return None if isinstance(found, Classifier) else found

@@ -1,11 +1,13 @@
-"""Publishes results and events on a PUB socket, with topics `results/MODEL/CAMERA` and `events/KIND`.
+"""Results as JSON, and their publication with events on a PUB socket.
 
-A message without subscribers is not built. A slow subscriber misses messages and delays no one.
+Topics are `results/MODEL/CAMERA` and `events/KIND`. A message without subscribers is not built. A slow subscriber
+misses messages and delays no one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -14,13 +16,22 @@ import msgspec
 import zmq
 
 from edged import tasks
-from edged.api.endpoints.result_json import Fields, encode
 from edged.api.endpoints.zmq_socket import BoundSocket
+from edged.api.grpc.status import status_of
+from edged.errors import EdgedError
 from edged.events import Event, EventLog
+from edged.serving.stream import Delivery, SkipReport
+from edged.serving.stream_camera import Skips
+from edged.serving.work import Answered
+from edged.vision.detections import Classes, Detections, class_name
+from edged.vision.roboflow import roboflow
 
 _WAITING = 256  # messages in ZeroMQ's queue to each subscriber
 _LONGEST_TOPIC = 1024
 _MOST_TOPICS = 4096
+
+Fields = dict[str, Any]
+_encoder = msgspec.json.Encoder()
 
 
 class Publisher:
@@ -37,7 +48,7 @@ class Publisher:
         self._socket = BoundSocket(
             zmq.XPUB, address, "[zmq] publish", self._received, hwm=_WAITING, max_message=_LONGEST_TOPIC
         )
-        self._task = tasks.keep("publisher of events", self._tell)
+        self._task = tasks.keep("publisher of events", self._publish_events)
         return self._socket.address
 
     async def stop(self) -> None:
@@ -74,7 +85,7 @@ class Publisher:
         elif word[:1] == b"\x00":
             self._topics.discard(word[1:])
 
-    async def _tell(self) -> None:
+    async def _publish_events(self) -> None:
         """Publish events as they happen, none from before the start."""
         epoch = self._events.epoch
         async with aclosing(self._events.follow(self._events.last)) as events:
@@ -87,9 +98,93 @@ def _kind(event: Event) -> str:
     return str(type(event.what).__struct_config__.tag)
 
 
-def _event(event: Event, epoch: str) -> dict[str, Any]:
+def _event(event: Event, epoch: str) -> Fields:
     """The fields of `edged.v1.Event`, and those of its kind."""
-    told: dict[str, Any] = msgspec.to_builtins(event)
-    what = told.pop("what")
+    fields: Fields = msgspec.to_builtins(event)
+    what = fields.pop("what")
     kind = what.pop("type")
-    return {**told, "epoch": epoch, "kind": kind, kind: what}
+    return {**fields, "epoch": epoch, "kind": kind, kind: what}
+
+
+class Echo(msgspec.Struct, frozen=True):
+    """The part of a result that repeats its frame; the fields are those of `edged.v1.Frame`."""
+
+    camera: str = ""
+    sequence: int = 0
+    model: str = ""
+    captured_unix_ns: int = 0
+
+
+def encode(fields: Fields) -> bytes:
+    return _encoder.encode(fields)
+
+
+def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
+    """The result of one frame. Raw outputs are described in `outputs`; their bytes are not part of the JSON."""
+    fields: Fields = {
+        **msgspec.structs.asdict(echo),
+        "received_unix_ns": delivery.received_ns,
+        "age_ms": round(delivery.age_ms, 3),
+        "skipped": delivery.skipped,
+        "skips": _skips(delivery.skips),
+    }
+    total_ms = (time.monotonic() - delivery.work.received) * 1e3
+    if isinstance(delivery.answer, EdgedError):
+        fields["timings"] = {"total_ms": round(total_ms, 3)}
+        fields["error"] = failure(delivery.answer)
+        return fields
+    return {**fields, **answered(delivery.answer, delivery.tracker_ids, total_ms)}
+
+
+def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: float = 0.0) -> Fields:
+    """The detections, classes or outputs of a picture, with Roboflow's fields, the timings and the engine."""
+    times, engine = answer.times, answer.engine
+    timings = {
+        "queue_ms": answer.queue_ms,
+        "decode_ms": times.decode_ms,
+        "prepare_ms": times.prepare_ms,
+        "infer_ms": times.infer_ms,
+        "postprocess_ms": times.postprocess_ms,
+        "total_ms": total_ms,
+    }
+    fields: Fields = {
+        "timings": {name: round(value, 3) for name, value in timings.items()},
+        "engine": engine.key,
+        "backend": engine.backend,
+    }
+    if answer.detections is not None:
+        found = Detections.unpack(answer.detections)
+        fields.update(roboflow(found, engine.names, answer.width, answer.height))
+        for prediction, number in zip(fields["predictions"], tracker_ids, strict=False):
+            if number >= 0:
+                prediction["tracker_id"] = number
+        return fields
+    fields["image"] = {"width": answer.width, "height": answer.height}
+    if answer.classes is not None:
+        fields["predictions"] = _classes(Classes.unpack(answer.classes), engine.names)
+        fields["top"] = fields["predictions"][0]["class"] if fields["predictions"] else ""
+    else:
+        fields["outputs"] = [
+            {"name": o.name, "datatype": o.datatype, "shape": list(map(int, o.shape))} for o in answer.outputs
+        ]
+    return fields
+
+
+def only_skips(report: SkipReport) -> Fields:
+    """A result that answers no frame and reports skipped ones."""
+    return {"camera": report.camera, "only_skips": True, "skipped": report.skipped, "skips": _skips(report.skips)}
+
+
+def failure(error: EdgedError) -> Fields:
+    """A gRPC status code, the code of edged (docs/errors.md), and one line."""
+    status, name = int(status_of(error).value[0]), type(error).__name__
+    return {"code": status, "reason": error.code.value, "name": name, "message": str(error)}
+
+
+def _classes(found: Classes, names: tuple[str, ...]) -> list[Fields]:
+    rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
+    return [{"class": class_name(names, each), "class_id": each, "confidence": score} for each, score in rows]
+
+
+def _skips(runs: tuple[Skips, ...]) -> list[Fields]:
+    return [msgspec.structs.asdict(run) for run in runs]

@@ -1,7 +1,7 @@
-"""Pictures in a client's shared memory, as the daemon reads them; `edged.shared_layout` describes the ring.
+"""Shared memory of clients, as the daemon reads and writes it; `edged.shared_layout` describes the ring of pictures.
 
-Nothing that a client does to its segment can hurt the daemon: it is opened once, by a name that cannot leave the
-folder, only read, and never mapped. All that a client can spoil is its own picture.
+Nothing that a client does to its memory can hurt the daemon: an object is opened once, by a name that cannot leave the
+folder, and never mapped. A client can spoil only its own pictures and tensors.
 """
 
 from __future__ import annotations
@@ -14,44 +14,125 @@ from collections import OrderedDict
 from pathlib import Path
 
 from edged import shared_layout as layout
-from edged.api.auth.identity import READ, Identify, Identity, anyone
+from edged.api.auth.identity import READ, WRITE, Identify, Identity, anyone
 from edged.errors import EdgedError, InvalidInput, Overwritten, SegmentUnusable
 
+LARGEST_OFFSET = 1 << 62
 _MOST_SEGMENTS = 4  # of one stream; a ring that grows makes a new one
-_LARGEST_OFFSET = 1 << 62
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class SharedObject:
+    """An open shared memory object; closed when nothing refers to it any more. `is_writable`: by client and daemon."""
+
+    def __init__(
+        self, folder: Path, name: str, client: Identity, error: type[EdgedError], *, for_writing: bool = False
+    ) -> None:
+        """Raise `error` for a name that is no object, or one that `client` could not open itself."""
+        self.name = name
+        if "/" in name or "\0" in name or name in ("", ".", "..") or len(os.fsencode(name)) > 255:
+            raise error(f"invalid name of shared memory {name[:80]!r}: it has no / but the first")
+        try:
+            descriptor, is_writable = _opened(folder / name, for_writing)
+        except OSError as problem:
+            raise error(f"shared memory {name!r} cannot be opened: {_why(problem)}") from None
+        status = os.fstat(descriptor)
+        if unfit := _unfit(status, client):
+            os.close(descriptor)
+            raise error(f"shared memory {name!r} {unfit}")
+        self._descriptor, self.is_writable = descriptor, is_writable and client.may(status, WRITE)
+        weakref.finalize(self, os.close, descriptor)
+
+    def length(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, place: memoryview, offset: int) -> str:
+        """Fill `place`; return why that is impossible, empty if it is done."""
+        position = 0
+        while position < len(place):
+            try:
+                count = os.preadv(self._descriptor, [place[position:]], offset + position)
+            except OSError as error:
+                return f"cannot be read: {error.strerror}"
+            if not count:
+                return "was cut off before it was read"
+            position += count
+        return ""
+
+    def write(self, contents: memoryview, offset: int) -> str:
+        """Write `contents`; return why that is impossible, empty if it is done."""
+        done = 0
+        while done < len(contents):
+            try:
+                done += os.pwritev(self._descriptor, [contents[done:]], offset + done)
+            except OSError as error:
+                return f"cannot be written: {error.strerror}"
+        return ""
+
+
+def _opened(path: Path, for_writing: bool) -> tuple[int, bool]:
+    """A descriptor, and whether it may be written. OSError."""
+    if for_writing:
+        try:
+            return os.open(path, os.O_RDWR | _FLAGS), True
+        except PermissionError:
+            pass
+    return os.open(path, os.O_RDONLY | _FLAGS), False
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "it is a symbolic link"
+    if error.errno == errno.ENOENT:
+        return "it does not exist here; the client may be in another container"
+    return error.strerror or str(error)
+
+
+def _unfit(status: os.stat_result, client: Identity) -> str:
+    """Why a file cannot be shared memory of a client; empty if it can."""
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    if status.st_nlink > 1:
+        return "has a second name, which may belong to another user"
+    if status.st_mode & stat.S_IWOTH:
+        return "may be written by everybody; make it with mode 0600 or 0640"
+    if not client.may(status, READ):
+        return "may not be read by every client of this address; give it to the group of the daemon's socket"
+    return ""
 
 
 class Segments:
-    """The segments that one stream announced. `picture` for each announcement; `close` when the stream ends: pictures
-    that were not read by then can still be."""
+    """The segments that one stream announced. `picture` for each announcement; after `close`, pictures that were not
+    read yet can still be."""
 
     def __init__(self, folder: Path = layout.FOLDER, client: Identify = anyone) -> None:
-        """`client` says who announces them: those that it could not read itself are not read for it."""
+        """`client` gives the identity of the client: the daemon reads only segments that it could read itself."""
         self._folder, self._client = folder, client
-        self._open: OrderedDict[str, _Segment] = OrderedDict()
+        self._open: OrderedDict[str, SharedObject] = OrderedDict()
 
     def picture(self, name: str, offset: int, stamp: int, size: int) -> SharedPicture:
-        """The picture that was announced, not read yet.
+        """The announced picture, not read yet.
 
-        SegmentUnusable where the segment cannot be read by this daemon, in which case no other picture in it can;
-        InvalidInput for a place outside of it, or where nothing is announced (size 0).
+        SegmentUnusable if the daemon cannot read the segment, and so no picture in it; InvalidInput for a place outside
+        of it, or for an announcement of size 0.
         """
         name = name.removeprefix("/")
-        length = self._segment(name).length()  # not kept here: the traceback of an error would keep it open
+        length = self._segment(name).length()  # no variable has the segment: an error's traceback would keep it open
         if size <= 0 or stamp <= 0:
             raise InvalidInput("the shared image announces no picture: its size or its stamp is 0")
-        if not 0 <= offset <= _LARGEST_OFFSET or offset + layout.HEADER + size > length:
+        if not 0 <= offset <= LARGEST_OFFSET or offset + layout.HEADER + size > length:
             raise InvalidInput(f"the shared image lies at {offset} and has {size} bytes; segment {name} has {length}")
         return SharedPicture(self._open[name], offset, stamp, size)
 
     def close(self) -> None:
         self._open.clear()
 
-    def _segment(self, name: str) -> _Segment:
+    def _segment(self, name: str) -> SharedObject:
         segment = self._open.get(name)
         if segment is None:
-            segment = self._open[name] = _Segment(self._folder, name, self._client())
+            if not name.startswith(layout.PREFIX):
+                raise SegmentUnusable(f"invalid segment name {name[:80]!r}: it must begin with {layout.PREFIX}")
+            segment = self._open[name] = SharedObject(self._folder, name, self._client(), SegmentUnusable)
         self._open.move_to_end(name)
         if len(self._open) > _MOST_SEGMENTS:
             self._open.popitem(last=False)
@@ -63,13 +144,13 @@ class SharedPicture:
 
     __slots__ = ("_offset", "_segment", "_stamp", "size")
 
-    def __init__(self, segment: _Segment, offset: int, stamp: int, size: int) -> None:
+    def __init__(self, segment: SharedObject, offset: int, stamp: int, size: int) -> None:
         self._offset, self._stamp, self.size = offset, stamp, size
-        self._segment: _Segment | None = segment
+        self._segment: SharedObject | None = segment
 
     def read_into(self, place: memoryview) -> None:
-        """Copies the picture into `place`, of `size` bytes: the one copy on its way to the engine. Overwritten where
-        another picture has taken its slot, SegmentUnusable where the segment was cut off."""
+        """Copy the picture into `place`, of `size` bytes: the only copy on its way to the engine. Overwritten if the
+        client used its slot again, SegmentUnusable if the segment was cut off."""
         problem = self._stamp_problem() or self._read(place, layout.HEADER) or self._stamp_problem()
         if problem is not None:
             self._segment = None
@@ -89,75 +170,6 @@ class SharedPicture:
         return SegmentUnusable(f"shared memory {self._segment.name} {problem}") if problem else None
 
 
-class _Segment:
-    """One open segment; closed when nothing refers to it any more."""
-
-    def __init__(self, folder: Path, name: str, client: Identity) -> None:
-        self.name = name
-        self._descriptor = _opened(folder, name, client)
-        weakref.finalize(self, os.close, self._descriptor)
-
-    def length(self) -> int:
-        return os.fstat(self._descriptor).st_size
-
-    def read(self, place: memoryview, offset: int) -> str:
-        """Fills `place`; what is wrong where that is impossible, empty when nothing is."""
-        return fill(self._descriptor, place, offset)
-
-
-def _opened(folder: Path, name: str, client: Identity) -> int:
-    """The descriptor of a segment that may be read."""
-    if not name.startswith(layout.PREFIX) or "/" in name or "\0" in name or len(os.fsencode(name)) > 255:
-        raise SegmentUnusable(
-            f"{name[:80]!r} is no segment for edged: name it {layout.PREFIX}..., with no / but the first"
-        )
-    try:
-        descriptor = os.open(folder / name, _FLAGS)
-    except OSError as error:
-        raise SegmentUnusable(f"shared memory {name} cannot be opened: {why_unopened(error)}") from None
-    problem = problem_of(os.fstat(descriptor), client)
-    if problem:
-        os.close(descriptor)
-        raise SegmentUnusable(f"shared memory {name} {problem}")
-    return descriptor
-
-
-def fill(descriptor: int, place: memoryview, offset: int) -> str:
-    """Fills `place` from a file; what is wrong where that is impossible, empty when nothing is."""
-    position = 0
-    while position < len(place):
-        try:
-            count = os.preadv(descriptor, [place[position:]], offset + position)
-        except OSError as error:
-            return f"cannot be read: {error.strerror}"
-        if not count:
-            return "was cut off while what is in it waited"
-        position += count
-    return ""
-
-
-def problem_of(status: os.stat_result, client: Identity) -> str:
-    """What is wrong with a file that is to be a segment of a client; empty when nothing is."""
-    if not stat.S_ISREG(status.st_mode):
-        return "is no segment but another kind of file"
-    if status.st_nlink > 1:
-        return "has a second name, which may belong to another user"
-    if status.st_mode & stat.S_IWOTH:
-        return "may be written by everybody; make it with mode 0600 or 0640"
-    if not client.may(status, READ):
-        return "may not be read by every client of this address; give it to the group of the daemon's socket"
-    return ""
-
-
-def why_unopened(error: OSError) -> str:
-    """Why a segment could not be opened, for its client."""
-    if error.errno == errno.ELOOP:
-        return "it is a symbolic link"
-    if error.errno == errno.ENOENT:
-        return "there is none of that name here; the client may be in another container"
-    return error.strerror or str(error)
-
-
 def is_local(peer: str) -> bool:
-    """Whether a gRPC peer is on this machine, so that it can have shared memory with the daemon."""
+    """Whether a gRPC peer is on this machine, so that it can share memory with the daemon."""
     return peer.startswith(("unix:", "ipv4:127.", "ipv6:%5B::1%5D", "ipv6:[::1]"))

@@ -1,5 +1,7 @@
 """Frames over ZeroMQ, for programs without gRPC: a ROUTER socket, one stream for each peer.
 
+A message is a JSON header, and the picture's bytes after it or in shared memory. Unknown names are refused.
+
 ZeroMQ does not report when a peer disconnects. A peer's stream ends when a result cannot be sent because the peer is
 gone, when it has not read its results for a while, or when it was idle for longer. Until then a peer that does not read
 costs a few results and one waiting frame, as with gRPC: newer frames replace older ones in its stream.
@@ -10,35 +12,141 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal
 
+import msgspec
 import zmq
 
 from edged import tasks
 from edged.api.auth.identity import ANYONE, Identify, Identity, of_socket
-from edged.api.endpoints import result_json, zmq_wire
-from edged.api.endpoints.publisher import Publisher
-from edged.api.endpoints.result_json import Echo, Fields
+from edged.api.endpoints import publisher as results
+from edged.api.endpoints.publisher import Echo, Fields, Publisher
 from edged.api.endpoints.shared_memory import Segments
 from edged.api.endpoints.zmq_socket import BoundSocket, CountedWarnings
+from edged.api.grpc.cameras import thresholds_of
+from edged.decoding import explain
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidInput, NotReady, Overloaded
-from edged.serving.camera import Cameras, StreamOptions
+from edged.files import NOT_JSON
+from edged.serving.camera import Cameras, Mode, StreamOptions
 from edged.serving.slot import Slot
 from edged.serving.stream import Delivery, SkipReport, Stream
 from edged.serving.work import Answered, Blob, FrameWork
 from edged.vision.family import Thresholds
+from edged.vision.placement import Region, Roi
 
 _LOG = logging.getLogger("edged.zmq")
 
 _LARGEST = 256 << 20  # bytes of a picture, as with gRPC
+_LONGEST_HEADER = 1 << 16
 _WAITING = 16  # messages in ZeroMQ's queues to and from each peer
 _MOST_PEERS = 256
 _IDLE_SECONDS = 60.0
 _UNREAD_SECONDS = 10.0
 _RETRY_SECONDS = 0.02
+
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Limits(_Strict, frozen=True):
+    """As `edged.v1.Thresholds`: None leaves the model's."""
+
+    score: _Share | None = None
+    iou: _Share | None = None
+    max_detections: Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)] | None = None
+    class_agnostic: bool | None = None
+
+
+class Area(_Strict, frozen=True):
+    """Part of the picture, in its pixels; a size of 0 extends to the edge."""
+
+    x: _Size = 0
+    y: _Size = 0
+    width: _Size = 0
+    height: _Size = 0
+
+
+class Options(_Strict, frozen=True):
+    """As `edged.v1.StreamOptions`."""
+
+    mode: Mode = "freshest"
+    max_fps: float = 0.0
+    max_staleness_ms: float = 0.0
+    weight: float = 0.0
+    priority: int = 0
+    track: bool = False
+
+    def checked(self) -> StreamOptions:
+        staleness = self.max_staleness_ms / 1e3
+        return StreamOptions.checked(self.mode, self.max_fps, staleness, self.weight, self.priority, self.track)
+
+
+class Shared(_Strict, frozen=True):
+    """As `edged.v1.SharedImage`; the format and sizes are the header's."""
+
+    segment: str
+    offset: _Count
+    stamp: Annotated[int, msgspec.Meta(ge=0)]
+    size: _Count
+
+
+class Header(_Strict, frozen=True):
+    """As `edged.v1.Frame`; `format` is empty for JPEG and PNG, else width, height and stride are as in RawImage."""
+
+    camera: str = ""
+    sequence: _Count = 0
+    model: str = ""
+    captured_unix_ns: _Count = 0
+    format: Literal["", "bgr", "rgb", "gray", "nv12", "i420"] = ""
+    width: _Size = 0
+    height: _Size = 0
+    stride: _Size = 0
+    thresholds: Limits | None = None
+    region: Area | None = None
+    rotation: Literal[0, 90, 180, 270] = 0
+    options: Options | None = None
+    shared: Shared | None = None
+
+    def work(self, picture: Blob, thresholds: Thresholds | None) -> FrameWork:
+        """The work for the frame, with its thresholds if it sets any."""
+        area = self.region
+        region = None if area is None else Region(area.x, area.y, area.width, area.height)
+        roi = Roi(region, self.rotation) if region is not None or self.rotation else None
+        return FrameWork(picture, self.format, self.width, self.height, self.stride, thresholds=thresholds, roi=roi)
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message: the header, and the bytes after it, None for a picture in shared memory."""
+
+    header: Header
+    data: memoryview | None
+
+
+_decoder = msgspec.json.Decoder(Header)
+
+
+def parse(frames: Sequence[memoryview]) -> Message:
+    """Parse a message. InvalidInput."""
+    if not frames or len(frames) > 2 or len(frames[0]) > _LONGEST_HEADER:
+        raise InvalidInput(f"the message has {len(frames)} parts; send a JSON header, then the picture's bytes")
+    try:
+        header = _decoder.decode(frames[0])
+    except NOT_JSON as error:
+        raise InvalidInput(f"the frame's header cannot be used: {explain(error)}") from None
+    data = frames[1] if len(frames) == 2 else None
+    if (data is None) == (header.shared is None):
+        raise InvalidInput("the frame holds no picture, or two; send its bytes after the header, or set `shared`")
+    return Message(header, data)
 
 
 class FrameEndpoint:
@@ -53,9 +161,10 @@ class FrameEndpoint:
         *,
         idle_seconds: float = _IDLE_SECONDS,
         unread_seconds: float = _UNREAD_SECONDS,
+        most_peers: int = _MOST_PEERS,
     ) -> None:
         self._controller, self._cameras, self._address, self._publisher = controller, cameras, address, publisher
-        self._idle_seconds, self._unread_seconds = idle_seconds, unread_seconds
+        self._idle_seconds, self._unread_seconds, self._most_peers = idle_seconds, unread_seconds, most_peers
         self._peers: dict[bytes, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -71,7 +180,7 @@ class FrameEndpoint:
         return self._socket.address
 
     async def stop(self, grace: float) -> None:
-        """Take no more frames; let those under way finish within `grace` seconds."""
+        """Take no more frames; running ones may finish within `grace` seconds."""
         self._stopping = True
         if self._sweeper is None:
             return
@@ -93,52 +202,50 @@ class FrameEndpoint:
     def _received(self, frames: list[zmq.Frame]) -> None:
         identity = frames[0].bytes
         # A REQ socket sends an empty part before its message, and expects it back.
-        is_enveloped = len(frames) > 1 and not len(frames[1])
-        parts = [frame.buffer for frame in frames[2 if is_enveloped else 1 :]]
+        envelope = (identity, b"") if len(frames) > 1 and not len(frames[1]) else (identity,)
+        parts = [frame.buffer for frame in frames[len(envelope) :]]
         try:
             if self._stopping:
                 raise NotReady("the daemon is stopping; send the frame again when it is back")
-            message = zmq_wire.parse(parts)
-            self._peer(identity, is_enveloped).put(message)
+            message = parse(parts)
+            self._peer(envelope).put(message)
         except EdgedError as error:
             error.with_traceback(None)  # it would keep the image
             self.warnings.warn("refused", str(error))
-            envelope = (identity, b"") if is_enveloped else (identity,)
-            self._socket.send((*envelope, result_json.encode({"error": result_json.failure(error)})))
+            self._socket.send((*envelope, results.encode({"error": results.failure(error)})))
 
-    def _peer(self, identity: bytes, is_enveloped: bool) -> _Peer:
-        peer = self._peers.get(identity)
+    def _peer(self, envelope: tuple[bytes, ...]) -> _Peer:
+        peer = self._peers.get(envelope[0])
         if peer is None:
-            if len(self._peers) >= _MOST_PEERS:
+            if len(self._peers) >= self._most_peers:
                 raise Overloaded(f"{len(self._peers)} peers are connected, the maximum")
-            envelope = (identity, b"") if is_enveloped else (identity,)
             stream: Stream[Echo] = Stream(self._cameras, self._controller.tracking, lane="zeromq")
-            peer = self._peers[identity] = _Peer(self._controller, stream, partial(_client, self._address))
-            task = asyncio.create_task(self._serve(identity, envelope, peer))
+            peer = self._peers[envelope[0]] = _Peer(self._controller, stream, partial(_client, self._address))
+            task = asyncio.create_task(self._serve(envelope, peer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return peer
 
-    async def _serve(self, identity: bytes, envelope: tuple[bytes, ...], peer: _Peer) -> None:
+    async def _serve(self, envelope: tuple[bytes, ...], peer: _Peer) -> None:
         """Send a peer its results until its stream ends or it is gone."""
         try:
-            async with aclosing(peer.stream.results()) as results:
-                async for each in results:
+            async with aclosing(peer.stream.results()) as found:
+                async for each in found:
                     fields, outputs = self._result(each)
-                    if not await self._hand_over((*envelope, result_json.encode(fields), *outputs)):
+                    if not await self._hand_over((*envelope, results.encode(fields), *outputs)):
                         return
         except Exception:
             _LOG.exception("a stream over ZeroMQ failed with an unexpected error")
         finally:
-            if self._peers.get(identity) is peer:
-                del self._peers[identity]
+            if self._peers.get(envelope[0]) is peer:
+                del self._peers[envelope[0]]
             peer.close()
 
     def _result(self, each: Delivery[Echo] | SkipReport) -> tuple[Fields, list[bytes]]:
         """A result as JSON, and the bytes of its raw outputs, which follow it."""
         if isinstance(each, SkipReport):
-            return result_json.only_skips(each), []
-        fields = result_json.delivered(each.tag, each)
+            return results.only_skips(each), []
+        fields = results.delivered(each.tag, each)
         self._publisher.result(each.tag.model, each.tag.camera, lambda: fields)
         answer = each.answer
         if isinstance(answer, Answered) and answer.detections is None and answer.classes is None:
@@ -167,7 +274,7 @@ class FrameEndpoint:
             await asyncio.sleep(self._idle_seconds / 4)
             oldest = time.monotonic() - self._idle_seconds
             for identity, peer in list(self._peers.items()):
-                if peer.heard < oldest:
+                if peer.last_frame < oldest:
                     del self._peers[identity]  # what it sends later begins another stream
                     peer.stream.end()
 
@@ -177,51 +284,45 @@ class _Peer:
 
     def __init__(self, controller: Controller, stream: Stream[Echo], client: Identify) -> None:
         self.stream, self._controller = stream, controller
-        self.heard = time.monotonic()
+        self.last_frame = time.monotonic()
         self._segments = Segments(client=client)
 
-    def put(self, message: zmq_wire.Message) -> None:
+    def put(self, message: Message) -> None:
         """Take a frame; an error in it becomes its result."""
-        header = message.header
-        self.heard = time.monotonic()
+        header, name = message.header, message.header.model
+        self.last_frame = time.monotonic()
         options: StreamOptions | None = None
         place: Slot | EdgedError
-        name = header.model
         try:
             slot = self._controller.slot(name)
             name = slot.model
             options = header.options.checked() if header.options is not None else None
-            thresholds = self._thresholds(name)
+            thresholds = None
+            if header.thresholds is not None:
+                limits = msgspec.structs.asdict(header.thresholds)
+                given = {key: value for key, value in limits.items() if value is not None}
+                thresholds = thresholds_of(self._controller, name, given)
             work, place = header.work(self._picture(message), thresholds), slot
         except EdgedError as error:
             # Its traceback would keep this message until the garbage collector runs.
             work, place = FrameWork(b""), error.with_traceback(None)
-        echo = Echo(header.camera, header.sequence, name, header.captured_unix_ns)
+        captured_ns = header.captured_unix_ns
+        echo = Echo(header.camera, header.sequence, name, captured_ns)
         self.stream.put(
-            header.camera,
-            echo,
-            work,
-            place,
-            sequence=header.sequence,
-            captured_ns=header.captured_unix_ns,
-            options=options,
+            header.camera, echo, work, place, sequence=header.sequence, captured_ns=captured_ns, options=options
         )
 
     def close(self) -> None:
         self.stream.close()
         self._segments.close()
 
-    def _picture(self, message: zmq_wire.Message) -> Blob:
+    def _picture(self, message: Message) -> Blob:
         shared = message.header.shared
         if shared is not None:
             return self._segments.picture(shared.segment, shared.offset, shared.stamp, shared.size)
         if not message.data:
             raise InvalidInput("the frame holds no picture; send its bytes after the header")
         return message.data
-
-    def _thresholds(self, name: str) -> Thresholds:
-        model = self._controller.find(name).model
-        return model.recognition.thresholds if model is not None else Thresholds()
 
 
 def _client(address: str) -> Identity:

@@ -1,4 +1,4 @@
-"""One bound ZeroMQ socket on the daemon's event loop: where it may listen, and how it is read without holding it up."""
+"""A bound ZeroMQ socket on the daemon's event loop, and the addresses at which it may listen."""
 
 from __future__ import annotations
 
@@ -19,33 +19,31 @@ _LOG = logging.getLogger("edged.zmq")
 
 Received = Callable[[list[zmq.Frame]], None]
 
-_BURST = 16  # messages that are read before the loop gets to do something else
+_BURST = 16  # messages that are read before the loop does something else
 _LONGEST_PATH = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
 _HEARTBEAT_MS = 5000  # a peer whose machine or network is gone is forgotten after three
-_LINGER_MS = 200  # what was answered last may still leave when the socket is closed
+_LINGER_MS = 200  # for the last answers to leave when the socket is closed
 
 
 class CountedWarnings:
-    """Warnings about what may happen with every message. `counts` says how often each reason was given since the start.
-
-    The log holds back what repeats within a second, for each reason by itself.
-    """
+    """Warnings that any message may cause, counted by reason since the start. The log writes each reason at most once a
+    second."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         self.counts: Counter[str] = Counter()
         self._log, self._what = log, what
 
     def warn(self, reason: str, detail: str) -> None:
-        """`reason` is a word to count by, `detail` one line about this time."""
+        """`reason` is a word to count by, `detail` one line."""
         self.counts[reason] += 1
         self._log.warning("%s (%s): %s", self._what, reason, detail, extra={"alike": f"{self._what} {reason}"})
 
 
 class BoundSocket:
-    """Listens from the moment it is made until `close`; hands every whole message to `received`, on the loop.
+    """Listens until `close`, and passes every whole message to `received`, on the loop.
 
     `hwm` bounds the messages that wait for, and from, each peer; `max_message` the bytes of one frame, above which
-    ZeroMQ ends the connection. ConfigError, naming `setting`, where it cannot listen.
+    ZeroMQ ends the connection. ConfigError, naming `setting`, if it cannot listen.
     """
 
     def __init__(
@@ -80,22 +78,22 @@ class BoundSocket:
             raise
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
-        self._drain_soon()  # what came before the descriptor was watched
+        self._drain_soon()  # messages from before the descriptor was watched
 
     @property
     def address(self) -> str:
-        """Where it listens, with the port that was chosen for port 0."""
+        """The address, with the port that was chosen for port 0."""
         bound = self._socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
         return bound.rstrip(b"\0").decode()
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool | None:
-        """True when the message is on its way, False when its peer has gone, None when the peer does not read."""
+        """Return True if the message was sent, False if its peer has gone, None if the peer does not read."""
         try:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
-                # What the peer has read meanwhile ZeroMQ learns rarely by itself, and always when it is asked this.
+                # ZeroMQ notices rarely by itself that the peer has read, and always when this is read.
                 self._socket.getsockopt(zmq.EVENTS)
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
@@ -105,7 +103,7 @@ class BoundSocket:
                 raise
             return False
         finally:
-            # Sending may use up the descriptor's signal for messages that came meanwhile.
+            # Sending may consume the descriptor's signal for received messages.
             self._drain_soon()
         return True
 
@@ -123,11 +121,11 @@ class BoundSocket:
         try:
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-                make_way(self._path)  # ZeroMQ would take the socket away from whoever listens on it
+                make_way(self._path)  # ZeroMQ would take over the socket of another daemon
             self._socket.bind(target)
             if self._path is not None:
                 self._path.chmod(0o660)
-        except OSError as error:  # zmq.ZMQError is none, and says less
+        except OSError as error:
             raise ConfigError(f"{setting} cannot listen on {target}: {error.strerror or error}") from error
         except zmq.ZMQError as error:
             raise ConfigError(f"{setting} cannot listen on {target}: {error.strerror}; choose another") from error
@@ -137,7 +135,7 @@ class BoundSocket:
             self._due = self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        """Reads until nothing is left: the descriptor signals once for any number of messages."""
+        """Read until no message is left: the descriptor signals once for any number of messages."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -150,45 +148,29 @@ class BoundSocket:
                 return
             try:
                 self._received(frames)
-            except Exception:  # the others' messages are still to be read
+            except Exception:  # other peers' messages follow
                 _LOG.exception("a message over ZeroMQ failed with an unexpected error")
         self._drain_soon()
 
 
 def place(address: str, setting: str, allow_remote: bool | None = None) -> tuple[str, Path | None]:
-    """What ZeroMQ is told to bind, and the socket's path where it is one. ConfigError for what cannot be meant.
+    """The address for ZeroMQ, and the path of a socket file. ConfigError for an invalid address.
 
-    `allow_remote` True takes addresses that other machines may reach, None says that this cannot even be set.
+    `allow_remote` True accepts addresses that other machines may reach; None: no setting could allow them.
     """
-    kind, separator, rest = address.partition("://")
+    kind, _, rest = address.partition("://")
     if kind == "ipc" and rest.startswith("/"):
         if len(os.fsencode(rest)) > _LONGEST_PATH:
             raise ConfigError(f"{setting} {address} is longer than the {_LONGEST_PATH} bytes that Linux allows")
         return address, Path(rest)
-    if kind != "tcp" or not separator:
+    if kind != "tcp":
         raise ConfigError(f"{setting} {address!r} is neither ipc:///PATH nor tcp://HOST:PORT")
-    host, port = _remote(rest) if allow_remote else _local(rest, setting, allow_remote is False)
-    host = "127.0.0.1" if host == "localhost" else host
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", None
-
-
-def _local(address: str, setting: str, can_be_set: bool) -> tuple[str, int]:
     try:
-        return tcp_address(address)
+        host, port = tcp_address(rest, allow_remote=bool(allow_remote))
+        host = "127.0.0.1" if host == "localhost" else str(ipaddress.ip_address(host))
     except ConfigError as error:
-        hint = "; for a container's bridge, set allow_remote = true and see to it that nothing else reaches it"
-        raise ConfigError(f"{setting}: {error}{hint if can_be_set else ''}") from None
-
-
-def _remote(address: str) -> tuple[str, int]:
-    """Host and port, the host an address of this machine in any network."""
-    host, _, port = address.rpartition(":")
-    if host == "localhost":
-        return tcp_address(address)
-    try:
-        found = str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]")))
+        hint = "; for a container's bridge, set allow_remote = true and ensure that nothing else reaches it"
+        raise ConfigError(f"{setting}: {error}{hint if allow_remote is False else ''}") from None
     except ValueError:
-        raise ConfigError(f"{address!r} has no numeric address; give the bridge's, such as 172.17.0.1") from None
-    if not (port.isascii() and port.isdecimal() and int(port) <= 65535):
-        raise ConfigError(f"{address!r} has no usable port; give one from 0 to 65535")
-    return found, int(port)
+        raise ConfigError(f"{setting} {address!r} has no numeric address; give one such as 172.17.0.1") from None
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", None

@@ -6,24 +6,28 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
 
 from edged.api.auth import identity
 from edged.api.auth.identity import Identify, anyone
-from edged.api.endpoints.publisher import Publisher
-from edged.api.endpoints.result_json import Echo, delivered
+from edged.api.endpoints.publisher import Echo, Publisher, delivered
 from edged.api.endpoints.shared_memory import Segments
-from edged.api.grpc.results import Tag, report_of, result_of
 from edged.api.grpc.rpc import Context, Service
+from edged.api.grpc.status import status_of
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidImage, InvalidInput, Refused
 from edged.proto import cameras_pb2 as pb
 from edged.serving.camera import Cameras, Mode, StreamOptions
 from edged.serving.slot import Slot
 from edged.serving.stream import Delivery, Follows, SkipReport, Stream
-from edged.serving.work import Blob, FrameWork
+from edged.serving.stream_camera import Skips
+from edged.serving.work import Answered, Blob, FrameWork
+from edged.vision.detections import Classes, Detections, class_name
 from edged.vision.family import Thresholds
 from edged.vision.placement import Region, Roi
 
@@ -41,17 +45,12 @@ class CameraService:
         self._controller, self._cameras, self._tracking = controller, cameras, tracking
         self._publisher = publisher
         self._readers: set[asyncio.Task[None]] = set()
+        self.service = Service(pb.DESCRIPTOR.services_by_name["Cameras"], self)
 
     def stop(self) -> None:
         """Take no more frames: every stream ends once its frames are answered."""
         for reader in self._readers:
             reader.cancel()
-
-    def service(self) -> Service:
-        service = Service("edged.v1.Cameras")
-        service.duplex("Detect", pb.Frame, self.detect)
-        service.unary("DetectOne", pb.Frame, self.detect_one)
-        return service
 
     async def detect_one(self, frame: pb.Frame, context: Context) -> pb.Result:
         """Detect in one image, queued like any request, so never skipped."""
@@ -77,7 +76,7 @@ class CameraService:
         self._publish(delivery)
         return delivery
 
-    async def detect(self, frames: AsyncIterator[pb.Frame], context: Context) -> AsyncIterator[pb.Result]:
+    async def detect(self, frames: AsyncIterator[pb.Frame], context: Context) -> AsyncGenerator[pb.Result, None]:
         """A stream of frames of one camera or many; see protos/cameras.proto for what it promises."""
         stream: Stream[Tag] = Stream(self._cameras, self._tracking)
         segments = Segments(client=partial(identity.current, context.peer))
@@ -134,13 +133,7 @@ class CameraService:
                 raise
             work, place = FrameWork(b""), error.with_traceback(None)  # its traceback would keep the image
         stream.put(
-            frame.camera,
-            tag,
-            work,
-            place,
-            sequence=frame.sequence,
-            captured_ns=frame.captured_unix_ns,
-            options=options,
+            frame.camera, tag, work, place, sequence=frame.sequence, captured_ns=frame.captured_unix_ns, options=options
         )
 
     def _publish(self, delivery: Delivery[Tag]) -> None:
@@ -171,7 +164,10 @@ def work_of(
     could open it.
     """
     # What may fail comes first: an error's traceback would keep the image.
-    thresholds, roi = _thresholds(frame, controller, model), _roi(frame)
+    thresholds, roi = None, _roi(frame)
+    if frame.HasField("thresholds"):
+        given = {field.name: value for field, value in frame.thresholds.ListFields()}
+        thresholds = thresholds_of(controller, model, given)
     with contextlib.closing(Segments(client=client)) as own:
         data, pixel_format, width, height, stride = _image(frame, segments or own)
     return FrameWork(
@@ -240,17 +236,93 @@ def _roi(frame: pb.Frame) -> Roi | None:
     return Roi(region, frame.rotation)
 
 
-def _thresholds(frame: pb.Frame, controller: Controller, model: str) -> Thresholds | None:
-    """The frame's thresholds over the model's; None if the frame sets none."""
-    if not frame.HasField("thresholds"):
-        return None
-    wanted = frame.thresholds
-    planned = controller.find(model) if model else None
-    base = planned.model.recognition.thresholds if planned is not None and planned.model else Thresholds()
-    score = wanted.score if wanted.HasField("score") else base.score
-    iou = wanted.iou if wanted.HasField("iou") else base.iou
-    most = wanted.max_detections if wanted.HasField("max_detections") else base.max_detections
-    agnostic = wanted.class_agnostic if wanted.HasField("class_agnostic") else base.class_agnostic
-    if not (0 <= score <= 1 and 0 <= iou <= 1):  # NaN is neither
-        raise InvalidInput(f"thresholds score={score:g} iou={iou:g} must lie between 0 and 1")
-    return Thresholds(score, iou, max(1, min(most, 4096)), agnostic)
+def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) -> Thresholds:
+    """The thresholds of a model with those given by name. InvalidInput."""
+    known = controller.find(model).model if model else None
+    base = known.recognition.thresholds if known is not None else Thresholds()
+    found: Thresholds = replace(base, **given)
+    if not (0 <= found.score <= 1 and 0 <= found.iou <= 1):  # NaN is neither
+        raise InvalidInput(f"thresholds score={found.score:g} iou={found.iou:g} must lie between 0 and 1")
+    most: Thresholds = replace(found, max_detections=max(1, min(found.max_detections, 4096)))
+    return most
+
+
+class Tag:
+    """What a result needs of its frame, without the picture."""
+
+    __slots__ = ("header", "model")
+
+    def __init__(self, frame: pb.Frame, model: str) -> None:
+        self.header = pb.Result(
+            camera=frame.camera,
+            sequence=frame.sequence,
+            captured_unix_ns=frame.captured_unix_ns,
+            captured_mono_ns=frame.captured_mono_ns,
+        )
+        self.model = model
+
+
+def result_of(delivery: Delivery[Tag]) -> pb.Result:
+    """Make the result of one frame: its answer or its error."""
+    result, answer = delivery.tag.header, delivery.answer
+    result.model, result.age_ms, result.received_unix_ns = delivery.tag.model, delivery.age_ms, delivery.received_ns
+    result.skipped = delivery.skipped
+    result.skips.extend(map(_skips, delivery.skips))
+    result.timings.total_ms = (time.monotonic() - delivery.work.received) * 1e3
+    if isinstance(answer, EdgedError):
+        result.error.code, result.error.message = int(status_of(answer).value[0]), str(answer)
+        result.error.reason = answer.code.value
+        return result
+    result.width, result.height = answer.width, answer.height
+    result.engine, result.backend = answer.engine.key, answer.engine.backend
+    result.timings.queue_ms = answer.queue_ms
+    times = answer.times
+    result.timings.decode_ms, result.timings.prepare_ms = times.decode_ms, times.prepare_ms
+    result.timings.infer_ms, result.timings.postprocess_ms = times.infer_ms, times.postprocess_ms
+    if answer.detections is not None:
+        result.detections.extend(_detections(answer, delivery.tracker_ids))
+    if answer.classes is not None:
+        result.classes.extend(_classes(answer))
+    for tensor in answer.outputs:
+        shape = [int(dim) for dim in tensor.shape]
+        result.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape, data=tensor.data)
+    return result
+
+
+def report_of(report: SkipReport) -> pb.Result:
+    """Make a result that answers no frame and reports skipped ones."""
+    return pb.Result(camera=report.camera, skipped=report.skipped, skips=map(_skips, report.skips), only_skips=True)
+
+
+def _skips(run: Skips) -> pb.Skips:
+    return pb.Skips(first=run.first, last=run.last, count=run.count, reason=run.reason)
+
+
+def _detections(answer: Answered, ids: tuple[int, ...]) -> list[pb.Detection]:
+    found = Detections.unpack(answer.detections or b"")
+    names = answer.engine.names
+    rows = zip(found.boxes.tolist(), found.scores.tolist(), found.class_ids.tolist(), strict=True)
+    messages = [
+        pb.Detection(x1=x1, y1=y1, x2=x2, y2=y2, score=score, class_id=label, label=class_name(names, label))
+        for (x1, y1, x2, y2), score, label in rows
+    ]
+    for message, number in zip(messages, ids, strict=False):
+        if number >= 0:
+            message.tracker_id = number
+    if found.keypoints is not None:
+        for message, points in zip(messages, found.keypoints, strict=True):
+            message.keypoints.extend(points.ravel().tolist())
+    if found.corners is not None:
+        for message, corners in zip(messages, found.corners, strict=True):
+            message.corners.extend(corners.ravel().tolist())
+    if found.masks is not None:
+        for message, mask in zip(messages, found.masks, strict=True):
+            message.mask.extend(mask.tolist())
+    return messages
+
+
+def _classes(answer: Answered) -> list[pb.Classification]:
+    found = Classes.unpack(answer.classes or b"")
+    rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
+    names = answer.engine.names
+    return [pb.Classification(class_id=number, label=class_name(names, number), score=score) for number, score in rows]

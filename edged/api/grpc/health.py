@@ -7,7 +7,7 @@ answering. A degraded model (an alarm says why) is SERVING: the protocol has no 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 
 from grpc_health.v1 import health_pb2
 
@@ -16,7 +16,6 @@ from edged.engines.controller import Controller
 from edged.engines.readiness import readiness
 from edged.errors import NotFound
 
-NAME = "grpc.health.v1.Health"
 _Response = health_pb2.HealthCheckResponse
 
 
@@ -29,12 +28,7 @@ class HealthService:
         self._is_stopping = False
         self._known = self._statuses()
         self._news = asyncio.Event()
-
-    def service(self) -> Service:
-        service = Service(NAME)
-        service.unary("Check", health_pb2.HealthCheckRequest, self.check)
-        service.feed("Watch", health_pb2.HealthCheckRequest, self.watch)
-        return service
+        self.service = Service(health_pb2.DESCRIPTOR.services_by_name["Health"], self)
 
     def look(self) -> None:
         """Notify watchers if something changed since the last look."""
@@ -58,7 +52,7 @@ class HealthService:
 
     async def watch(
         self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """An unknown name may be added later: it is SERVICE_UNKNOWN until then."""
         sent = None
         while True:
@@ -74,10 +68,8 @@ class HealthService:
     def _statuses(self) -> dict[str, int]:
         """The status of every service and model; a service hides a model of the same name."""
         up = _Response.NOT_SERVING if self._is_stopping else _Response.SERVING
-        found = {name: self._of_model(name) for name in self._controller.models}
+        found: dict[str, int] = {
+            name: up if readiness(planned, self._controller.health).is_ready else _Response.NOT_SERVING
+            for name, planned in self._controller.models.items()
+        }
         return found | dict.fromkeys(self._names, up)
-
-    def _of_model(self, name: str) -> int:
-        ready = readiness(self._controller.models[name], self._controller.health).is_ready
-        status: int = _Response.SERVING if ready and not self._is_stopping else _Response.NOT_SERVING
-        return status

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import TypeAlias
 
 import msgspec
 
-from edged.api.grpc.engines import EngineHandlers
 from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.upload import receive_upload, repair_upload, upload_folder
 from edged.api_types import ModelInfo
@@ -23,13 +22,14 @@ from edged.device.root import Root
 from edged.engines import report
 from edged.engines.admission import admit
 from edged.engines.alarms import Alarm
+from edged.engines.commands import Ordered, Selection
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
 from edged.errors import InvalidInput, Refused
 from edged.events import Event, ModelRepaired
 from edged.files import not_stored
 from edged.message_mapper import to_message
-from edged.metrics.sources import EventCounts, Readings, Sensors, resident_bytes
+from edged.metrics.sources import EventCounts, Sensors, resident_bytes
 from edged.models.repair import short
 from edged.proto import operations_pb2 as pb
 from edged.serving.camera import Cameras
@@ -41,45 +41,53 @@ _READ_SECONDS = 10.0  # that the answer to an upload waits for the model to be r
 
 
 class OperationsService:
-    """Reads the controller's plans; changes go through the repository, which the controller then sees."""
+    """Reads the controller's plans; changes go through its commands and the repository, which it then sees."""
 
     def __init__(self, controller: Controller, cameras: Cameras, counts: EventCounts) -> None:
-        self._controller, self._cameras = controller, cameras
-        self._load = LoadReader(controller, cameras, counts)
+        self._controller, self._commands = controller, controller.commands
+        self._cameras, self._counts, self._sensors = cameras, counts, Sensors()
         self.reloads: Reload | None = None  # reloads the configuration, if that is possible
-
-    def service(self) -> Service:
-        service = Service("edged.v1.Operations")
-        service.unary("ListModels", pb.ListModelsRequest, self.list_models)
-        service.upload("AddModel", pb.AddModelRequest, self.add_model)
-        service.unary("RemoveModel", pb.RemoveModelRequest, self.remove_model)
-        service.unary("GetStatus", pb.GetStatusRequest, self.get_status)
-        service.unary("GetLoad", pb.GetLoadRequest, self.get_load)
-        service.unary("GetDevice", pb.GetDeviceRequest, self.get_device)
-        service.unary("ListCameras", pb.ListCamerasRequest, self.list_cameras)
-        service.feed("WatchEvents", pb.WatchEventsRequest, self.watch_events)
-        service.unary("RefreshDevice", pb.RefreshDeviceRequest, self.refresh_device)
-        service.unary("Reload", pb.ReloadRequest, self.reload)
-        EngineHandlers(self._controller).register(service)
-        return service
+        self.service = Service(pb.DESCRIPTOR.services_by_name["Operations"], self)
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        models, alarms = self._controller.models, self._controller.alarms.active()
-        infos = [self._info(planned, alarms) for _, planned in sorted(models.items())]
+        infos = [self._info(planned) for _, planned in sorted(self._controller.models.items())]
         return pb.ListModelsResponse(models=[to_message(info, pb.ModelStatus) for info in infos])
 
     async def get_status(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return to_message(report.status(self._controller), pb.GetStatusResponse)
 
     async def get_load(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
-        return await self._load.read()
+        """The load as of now. Sensors may be slow, so a thread reads them."""
+        readings, box = await asyncio.to_thread(lambda: (self._sensors.read(), system.read_memory(Root())))
+        controller, now = self._controller, time.monotonic()
+        alarms = controller.alarms.active()
+        models = [
+            model_load(name, planned, alarms, controller.health, now)
+            for name, planned in sorted(controller.models.items())
+        ]
+        device = pb.DeviceLoad(
+            cpu_busy=controller.load.busy,
+            memory_bytes=box.total,
+            memory_free_bytes=box.free,
+            temperatures=readings.temperatures,
+            power_mode=controller.fingerprint.facts.get("jetson.power_mode", ""),
+            daemon_bytes=resident_bytes(os.getpid()) or 0,
+        )
+        return pb.GetLoadResponse(
+            status=to_message(report.status(controller), pb.GetStatusResponse),
+            mono_s=now,
+            models=models,
+            cameras=self._camera_statuses(),
+            hosts=host_loads(controller.links(), self._counts),
+            device=device,
+        )
 
     async def get_device(self, request: pb.GetDeviceRequest, context: Context) -> pb.GetDeviceResponse:
         fingerprint = self._controller.fingerprint
         return pb.GetDeviceResponse(facts=fingerprint.facts, digest=fingerprint.digest)
 
     async def list_cameras(self, request: pb.ListCamerasRequest, context: Context) -> pb.ListCamerasResponse:
-        return pb.ListCamerasResponse(cameras=[to_message(each, pb.CameraStatus) for each in self._cameras.reports()])
+        return pb.ListCamerasResponse(cameras=self._camera_statuses())
 
     async def refresh_device(self, request: pb.RefreshDeviceRequest, context: Context) -> pb.RefreshDeviceResponse:
         changed = await self._controller.refresh()
@@ -92,7 +100,7 @@ class OperationsService:
         outcomes = await self.reloads()
         return pb.ReloadResponse(keys=[pb.ReloadedKey(key=o.key, told=o.told, problem=o.problem) for o in outcomes])
 
-    async def watch_events(self, request: pb.WatchEventsRequest, context: Context) -> AsyncIterator[pb.Event]:
+    async def watch_events(self, request: pb.WatchEventsRequest, context: Context) -> AsyncGenerator[pb.Event, None]:
         log = self._controller.events
         async with aclosing(log.follow(request.after, request.epoch, request.follow)) as events:
             async for event in events:
@@ -107,7 +115,7 @@ class OperationsService:
             except OSError as error:
                 raise not_stored("the upload", error) from error
             settings, samples = dict(header.settings), upload.samples
-            pictures, installed = tuple(samples.values()), registry.installed(self._facts())
+            pictures, installed = tuple(samples.values()), registry.installed(self._controller.fingerprint.facts)
             repaired = await repair_upload(header, upload, settings, installed)
             record = repaired.record if repaired is not None and repaired.record.is_worth_keeping else None
             files = upload.files if repaired is None else repaired.files
@@ -121,7 +129,7 @@ class OperationsService:
         planned = await self._controller.added(header.name)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
-        info = self._info(planned, self._controller.alarms.active())
+        info = self._info(planned)
         if record is not None:  # also if reading it takes longer
             info = msgspec.structs.replace(info, repair=record)
         return to_message(info, pb.ModelStatus)
@@ -133,12 +141,63 @@ class OperationsService:
         await self._controller.removed(request.name)
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
-    def _info(self, planned: PlannedModel, alarms: tuple[Alarm, ...]) -> ModelInfo:
-        shapes = report.shape_report(planned, self._controller.learning.state(planned.entry.name))
-        return report.model(planned, alarms, self._controller.health, shapes)
+    async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
+        if request.model:
+            self._controller.find(request.model)
+        found = report.engines(
+            self._controller.models,
+            self._controller.store,
+            request.model,
+            by_command=self._controller.settings.build == "command",
+        )
+        return pb.ListEnginesResponse(engines=[to_message(engine, pb.Engine) for engine in found])
 
-    def _facts(self) -> Mapping[str, str]:
-        return self._controller.fingerprint.facts
+    async def explain_engine(self, request: pb.ExplainEngineRequest, context: Context) -> pb.ExplainEngineResponse:
+        found = report.explain(self._controller.find(request.model), self._controller.store)
+        return pb.ExplainEngineResponse(explanations=[to_message(item, pb.Explanation) for item in found])
+
+    def rebuild(self, request: pb.RebuildRequest, context: Context) -> AsyncGenerator[pb.EngineProgress, None]:
+        return self._progress(self._commands.rebuild(_selection(request.selector), request.force), request.follow)
+
+    def verify(self, request: pb.VerifyRequest, context: Context) -> AsyncGenerator[pb.EngineProgress, None]:
+        return self._progress(self._commands.verify(_selection(request.selector)), request.follow)
+
+    async def cancel(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
+        return pb.SelectedEngines(keys=self._commands.cancel(_selection(request.selector)))
+
+    async def pin(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
+        return pb.SelectedEngines(keys=await self._commands.pin(_selection(request.selector)))
+
+    async def unpin(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
+        return pb.SelectedEngines(keys=await self._commands.unpin(_selection(request.selector)))
+
+    async def evict(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
+        return pb.SelectedEngines(keys=await self._commands.evict(_selection(request.selector)))
+
+    async def _progress(self, ordered: tuple[Ordered, ...], follow: bool) -> AsyncGenerator[pb.EngineProgress, None]:
+        """Yield every engine once, then, with `follow`, every change until all have their outcome.
+
+        A client that ends its call ends this generator only; the work goes on.
+        """
+        unreported = {(each.model, each.key) for each in ordered}
+        async with aclosing(self._commands.follow(ordered)) as statuses:
+            async for status in statuses:
+                yield to_message(status, pb.EngineProgress)
+                unreported.discard((status.model, status.key))
+                if not unreported and not follow:
+                    return
+
+    def _info(self, planned: PlannedModel) -> ModelInfo:
+        controller = self._controller
+        shapes = report.shape_report(planned, controller.learning.state(planned.entry.name))
+        return report.model(planned, controller.alarms.active(), controller.health, shapes)
+
+    def _camera_statuses(self) -> list[pb.CameraStatus]:
+        return [to_message(each, pb.CameraStatus) for each in self._cameras.reports()]
+
+
+def _selection(selector: pb.Selector) -> Selection:
+    return Selection(model=selector.model, engine=selector.engine, everything=selector.everything)
 
 
 def event_message(event: Event, epoch: str) -> pb.Event:
@@ -155,43 +214,7 @@ def event_message(event: Event, epoch: str) -> pb.Event:
     )
 
 
-_POWER_MODE = "jetson.power_mode"
-
-
-class LoadReader:
-    """Looks at a daemon."""
-
-    def __init__(
-        self,
-        controller: Controller,
-        cameras: Cameras,
-        counts: EventCounts,
-        sensors: Sensors | None = None,
-        root: Root | None = None,
-    ) -> None:
-        self._controller, self._cameras, self._event_counts = controller, cameras, counts
-        self._root = root or Root()
-        self._sensors = sensors or Sensors(self._root)
-
-    async def read(self) -> pb.GetLoadResponse:
-        """Everything, as of now. Sensors may be slow, so they are read in a thread."""
-        readings, box = await asyncio.to_thread(lambda: (self._sensors.read(), system.read_memory(self._root)))
-        controller, now = self._controller, time.monotonic()
-        alarms = controller.alarms.active()
-        return pb.GetLoadResponse(
-            status=to_message(report.status(controller), pb.GetStatusResponse),
-            mono_s=now,
-            models=[
-                model(name, planned, alarms, controller.health, now)
-                for name, planned in sorted(controller.models.items())
-            ],
-            cameras=[to_message(each, pb.CameraStatus) for each in self._cameras.reports()],
-            hosts=list(hosts(controller.links(), self._event_counts)),
-            device=_device(controller, readings, box),
-        )
-
-
-def model(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking: Health, now: float) -> pb.ModelLoad:
+def model_load(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking: Health, now: float) -> pb.ModelLoad:
     """One model; `now` in monotonic seconds."""
     status = report.public_readiness(planned, asking)
     slot, statistics = planned.slot, planned.slot.statistics
@@ -208,7 +231,7 @@ def model(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking: Hea
         engine = slot.current.engine
         message.engine, message.backend = engine.key, engine.backend
         planned_engine = planned.engines.get(engine.key)
-        if planned_engine is not None:  # one of the device as it was is in no plan
+        if planned_engine is not None:  # no plan has an engine of the device as it was
             message.precision, message.device = planned_engine.recipe.precision, planned_engine.recipe.device
             if planned_engine.usual_ms:
                 message.baseline_ms = planned_engine.usual_ms
@@ -218,8 +241,8 @@ def model(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking: Hea
     return message
 
 
-def hosts(links: Iterable[HostLink], counts: EventCounts) -> Iterator[pb.HostLoad]:
-    """Those that live; then, without a process, those that were lost and are not there again."""
+def host_loads(links: Iterable[HostLink], counts: EventCounts) -> Iterator[pb.HostLoad]:
+    """The hosts that run; then, without a process, those that were lost and are not started again yet."""
     alive = sorted(links, key=lambda link: (link.backend, link.pid))
     for link in alive:
         yield pb.HostLoad(
@@ -232,14 +255,3 @@ def hosts(links: Iterable[HostLink], counts: EventCounts) -> Iterator[pb.HostLoa
         )
     for backend in sorted(set(counts.losses) - {link.backend for link in alive}):
         yield pb.HostLoad(backend=backend, losses=counts.losses[backend])
-
-
-def _device(controller: Controller, readings: Readings, box: system.Memory) -> pb.DeviceLoad:
-    return pb.DeviceLoad(
-        cpu_busy=controller.load.busy,
-        memory_bytes=box.total,
-        memory_free_bytes=box.free,
-        temperatures=readings.temperatures,
-        power_mode=controller.fingerprint.facts.get(_POWER_MODE, ""),
-        daemon_bytes=resident_bytes(os.getpid()) or 0,
-    )

@@ -1,4 +1,4 @@
-"""Collects typed handlers as the methods of gRPC services.
+"""Typed handlers as the methods of gRPC services.
 
 Handlers are plain functions of messages and of a `Context`, which is values only; they raise `EdgedError` and never
 touch status codes. What stands between them and gRPC is `edged.api.grpc.call_guard`.
@@ -6,18 +6,20 @@ touch status codes. What stands between them and gRPC is `edged.api.grpc.call_gu
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from edged.api.grpc.wire import parse
 from edged.errors import Unsupported
 
-Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 
@@ -37,13 +39,6 @@ class Context(msgspec.Struct, frozen=True):
         return None if self.expires is None else max(0.0, self.expires - time.monotonic())
 
 
-Unary: TypeAlias = Callable[[Request, Context], Awaitable[Response]]
-Feed: TypeAlias = Callable[[Request, Context], AsyncIterator[Response]]
-Upload: TypeAlias = Callable[[AsyncIterator[Request], Context], Awaitable[Response]]
-Duplex: TypeAlias = Callable[[AsyncIterator[Request], Context], AsyncIterator[Response]]
-EncodedDuplex: TypeAlias = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
-
-
 class Method(NamedTuple):
     """One method: `answer` is a coroutine function, or with `gives_many` an async generator function.
 
@@ -59,45 +54,33 @@ class Method(NamedTuple):
 
 
 class Service:
-    """Collects the methods of one gRPC service. `methods` are by path, such as `/edged.v1.Cameras/Detect`."""
+    """The methods of a gRPC service that `handlers` answer. `methods` are by path, such as `/edged.v1.Cameras/Detect`;
+    `requests` are the types of single requests, by path.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    As with gRPC's own servicers, a handler is found by name: `model_infer` of one of the objects answers ModelInfer,
+    and `model_infer_bytes` its calls by gRPC, from bytes to bytes.
+    """
+
+    def __init__(self, descriptor: ServiceDescriptor, *handlers: object) -> None:
+        self.name = str(descriptor.full_name)
         self.methods: dict[str, Method] = {}
-        self.requests: dict[str, type[Message]] = {}  # of methods with a single request, by path
-        self._unary: dict[str, Callable[..., Awaitable[Any]]] = {}
+        self.requests: dict[str, type[Message]] = {}
+        self._unary: dict[str, Callable[[Message, Context], Awaitable[Any]]] = {}
+        for method in descriptor.methods:
+            self._add(method, handlers)
 
-    def unary(
-        self,
-        method: str,
-        request: type[Request],
-        handler: Unary[Request, Response],
-        encoded: Callable[[bytes, Context], Awaitable[bytes]] | None = None,
-    ) -> None:
-        """One message in, one out; `encoded` handles calls by gRPC, from bytes to bytes."""
-        self._unary[method] = handler
-        self.requests[self._path(method)] = request
+    def _add(self, method: MethodDescriptor, handlers: tuple[object, ...]) -> None:
+        name, path = _snake_case(method.name), f"/{self.name}/{method.name}"
+        kind, many = GetMessageClass(method.input_type), (method.client_streaming, method.server_streaming)
+        handler, encoded = _find(handlers, name), _find(handlers, f"{name}_bytes")
+        if handler is not None and many == (False, False):
+            self._unary[method.name] = handler
         if encoded is not None:
-            self._add(method, encoded, _as_it_is, _as_it_is)
-        else:
-            self._add(method, handler, partial(parse, kind=request), _serialize)
-
-    def upload(self, method: str, request: type[Request], handler: Upload[Request, Response]) -> None:
-        """Many messages in, one out."""
-        self._add(method, handler, partial(parse, kind=request), _serialize, takes_many=True)
-
-    def feed(self, method: str, request: type[Request], handler: Feed[Request, Response]) -> None:
-        """One message in, many out."""
-        self.requests[self._path(method)] = request
-        self._add(method, handler, partial(parse, kind=request), _serialize, gives_many=True)
-
-    def duplex(self, method: str, request: type[Request], handler: Duplex[Request, Response]) -> None:
-        """Many messages in, many out."""
-        self._add(method, handler, partial(parse, kind=request), _serialize, takes_many=True, gives_many=True)
-
-    def duplex_encoded(self, method: str, handler: EncodedDuplex) -> None:
-        """As `duplex`, from the bytes of messages to bytes."""
-        self._add(method, handler, _as_it_is, _as_it_is, takes_many=True, gives_many=True)
+            self.methods[path] = Method(path, encoded, _unchanged, _unchanged, *many)
+        elif handler is not None:
+            self.methods[path] = Method(path, handler, partial(parse, kind=kind), _serialize, *many)
+        if path in self.methods and not method.client_streaming:
+            self.requests[path] = kind
 
     async def call(self, method: str, request: Message, response: type[Response], context: Context) -> Response:
         """Call a unary method for a request that did not come by gRPC; `response` is the type of its answer."""
@@ -106,26 +89,18 @@ class Service:
         answer: Response = await self._unary[method](request, context)
         return answer
 
-    def _path(self, method: str) -> str:
-        return f"/{self.name}/{method}"
 
-    def _add(
-        self,
-        method: str,
-        answer: Callable[[Any, Context], Any],
-        read: Callable[[bytes], Any],
-        write: Callable[[Any], bytes],
-        *,
-        takes_many: bool = False,
-        gives_many: bool = False,
-    ) -> None:
-        path = self._path(method)
-        self.methods[path] = Method(path, answer, read, write, takes_many, gives_many)
+def _find(handlers: tuple[object, ...], name: str) -> Callable[..., Any] | None:
+    return next((getattr(each, name) for each in handlers if hasattr(each, name)), None)
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _as_it_is(data: bytes) -> bytes:
+def _unchanged(data: bytes) -> bytes:
     return data

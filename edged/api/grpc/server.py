@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -28,7 +29,7 @@ from edged.api.grpc.call_guard import GuardedMethods
 from edged.api.grpc.cameras import CameraService
 from edged.api.grpc.health import HealthService
 from edged.api.grpc.operations import OperationsService, Reload
-from edged.api.grpc.rpc import Context, Service
+from edged.api.grpc.rpc import Service
 from edged.api.http.handlers import Calls
 from edged.api.inference.service import InferenceService
 from edged.engines.controller import Controller
@@ -199,11 +200,11 @@ class Ingress:
         self.cameras = CameraService(controller, cameras, tracking, publisher)
         self.inference = InferenceService(controller, tracing, shared_memory_over_tcp)
         self._streaming = (self.cameras, self.inference)
-        self.calls = Calls(self.inference.service(), self.inference.inference, self.cameras)
+        self.calls = Calls(self.inference.service, self.inference.inference, self.cameras)
         self._operations = OperationsService(controller, cameras, self.event_counts)
-        self.services = [self.cameras.service(), self.calls.service, self._operations.service()]
+        self.services = [self.cameras.service, self.inference.service, self._operations.service]
         self._health = HealthService(controller, [service.name for service in self.services])
-        self.services.append(self._health.service())
+        self.services.append(self._health.service)
         controller.observers.append(self._health.look)
         controller.concerns.append(guard.alarms)
         for service in self.services:
@@ -287,13 +288,5 @@ def reflection_service(names: Iterable[str]) -> Service:
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         POOL.AddSerializedFile(file.serialized_pb)  # of gRPC's packages, which register them in the default pool
     servicer = reflection.aio.ReflectionServicer([*names, reflection.SERVICE_NAME], POOL)
-
-    def answer(
-        requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], context: Context
-    ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
-        found: AsyncIterator[reflection_pb2.ServerReflectionResponse] = servicer.ServerReflectionInfo(requests, context)
-        return found
-
-    service = Service(reflection.SERVICE_NAME)
-    service.duplex("ServerReflectionInfo", reflection_pb2.ServerReflectionRequest, answer)
-    return service
+    handlers = SimpleNamespace(server_reflection_info=servicer.ServerReflectionInfo)
+    return Service(reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], handlers)

@@ -1,8 +1,8 @@
-"""Protobuf messages on the wire, as far as edged reads and writes them by hand.
+"""Protobuf messages on the wire that edged reads and writes by hand.
 
 Large messages: protobuf parses a message in one go, with Python's lock held, and makes an object of two bytes on the
-wire: 30 MiB of empty fields block everyone for seconds and take gigabytes. So a message that is not small is looked at
-first, field by field. Pictures, tensors and files in it are passed over, and the rest has to be small.
+wire: 30 MiB of empty fields block everyone for seconds and take gigabytes. So the fields of a large message are counted
+first. Pictures, tensors and files in it are skipped, and the rest has to be small.
 
 Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is a message without
 its raw contents, which stay views of the bytes that gRPC delivered. A response is written from its head and views of
@@ -24,12 +24,12 @@ from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
 Received = TypeVar("Received", bound=Message)
-SMALL = 128 << 10  # bytes that are parsed as they come, and that may be left beside contents
+SMALL = 128 << 10  # bytes that are parsed without a look, and the most that may not be contents
 _MOST_PARSED_FIELDS = 4096  # of one message within another
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # wire types, with _DELIMITED
 
-# Which fields of a message hold contents, by number: what share of their bytes counts as something else, or which
-# fields within them do.
+# The fields of a message that hold contents, by number: the share of their bytes that counts as something else, or the
+# fields within them that hold contents.
 ContentFields: TypeAlias = "Mapping[int, float | ContentFields]"
 
 _FREE, _PARSED = 0.0, 1 / 32  # copied, or made into numbers one by one
@@ -54,7 +54,7 @@ CONTENT_FIELDS: Mapping[type[Message], ContentFields] = {
 
 
 def parse(data: bytes, kind: type[Received]) -> Received:
-    """Parse a message. InvalidInput for bytes that are none: the sender's fault, which gRPC would not report as one."""
+    """Parse a message. InvalidInput for malformed bytes, which gRPC would report as a failure of the server."""
     require_parsable(data, kind)
     try:
         return kind.FromString(data)
@@ -67,8 +67,8 @@ def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
     """InvalidInput for the bytes of a message of that kind that would take long to parse."""
     if len(data) <= SMALL:
         return
-    beside = _beside(memoryview(data), CONTENT_FIELDS.get(kind, {}))
-    if beside is None or beside > SMALL:
+    rest = _without_contents(memoryview(data), CONTENT_FIELDS.get(kind, {}))
+    if rest is None or rest > SMALL:
         name = cast(Any, kind).DESCRIPTOR.name
         raise InvalidInput(
             f"the {name} has {len(data)} bytes that are not raw contents alone; send tensors as raw contents,"
@@ -76,8 +76,8 @@ def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
         )
 
 
-def _beside(data: memoryview, contents: ContentFields) -> float | None:
-    """How many bytes count as no contents; None for too many fields, or for what is no message."""
+def _without_contents(data: memoryview, contents: ContentFields) -> float | None:
+    """The number of bytes that are not contents; None for too many fields, or for a malformed message."""
     total, position = 0.0, 0
     for _ in range(_MOST_PARSED_FIELDS):
         if position == len(data):
@@ -90,7 +90,7 @@ def _beside(data: memoryview, contents: ContentFields) -> float | None:
             if position < 0 or ends > len(data):
                 return None
             within = contents.get(tag >> 3, 1.0)
-            found = _beside(data[position:ends], within) if isinstance(within, Mapping) else size * within
+            found = _without_contents(data[position:ends], within) if isinstance(within, Mapping) else size * within
             if found is None:
                 return None
             total += found
@@ -109,9 +109,9 @@ def _beside(data: memoryview, contents: ContentFields) -> float | None:
 Contents: TypeAlias = "bytes | memoryview"
 
 _SMALL = 16 << 10  # below this protobuf's copies cost less than looking for the contents
-_MOST_FIELDS = 256  # of a request that are looked at one by one; a message of more is left to protobuf
+_MOST_FIELDS = 256  # of a request; protobuf parses a message with more
 _LARGEST = (1 << 31) - 1  # bytes of any protobuf message
-_DELIMITED = 2  # the wire type of what has a length
+_DELIMITED = 2  # the wire type of fields with a length
 _RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUT = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | _DELIMITED])
 _INFER_RESPONSE = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | _DELIMITED])
@@ -140,7 +140,7 @@ def read(data: bytes) -> Request:
 def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: bool = False) -> bytes:
     """The bytes of a response with its raw contents, each copied once; `streamed`: of the stream's message around it.
 
-    TooLarge where no message can be so large.
+    TooLarge if no message can be so large.
     """
     parts: list[Contents] = [message.SerializeToString()]
     for contents in raw:
@@ -156,10 +156,10 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: 
 
 
 def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
-    """The message's other fields, and its raw contents; None for what is better left to protobuf."""
+    """The message's other fields, and its raw contents; None for a message that protobuf should parse."""
     raw: list[memoryview] = []
     others: list[memoryview] = []
-    position, since = 0, 0  # where this field begins; since where nothing but other fields came
+    position, since = 0, 0  # the start of this field, and of the other fields before it
     for _ in range(_MOST_FIELDS):
         if position == len(data):
             others.append(data[since:])
@@ -180,7 +180,7 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
 
 
 def _read_varint(data: memoryview, position: int, longest: int = 10) -> tuple[int, int]:
-    """A number of up to `longest` bytes, and where it ends; negative if none is there."""
+    """A number of up to `longest` bytes, and the position after it, negative if it is malformed."""
     value = 0
     if position >= 0:
         for index, byte in enumerate(data[position : position + longest]):

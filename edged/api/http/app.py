@@ -1,4 +1,4 @@
-"""The listener as an ASGI application: one call for each request, whichever server carries it."""
+"""The HTTP listener, an ASGI application: one call for each request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STOPPING = "the daemon is stopping; ask again when it is back"
 
 
 class App:
-    """Answers the requests of one listener. `is_unix`: its clients come over a unix socket."""
+    """Answers the requests of one listener. `is_unix`: its clients connect to a unix socket."""
 
     def __init__(self, dispatcher: Dispatcher, bodies: Bodies, is_unix: bool) -> None:
         self._dispatcher, self._bodies, self._is_unix = dispatcher, bodies, is_unix
@@ -67,7 +67,7 @@ class App:
 
     async def _unpacked(self, body: bytes, encoding: str, held: Held) -> bytes:
         limit = min(self._bodies.limit, bodies.MOST)
-        held.grow(limit)  # what comes of it is not known before
+        held.grow(limit)  # its size is known only afterwards
         most = min(limit, len(body) * bodies.MOST_TIMES)
         found = await offload(most, lambda: bodies.unpacked(body, encoding, limit))
         held.shrink(limit - len(found))
@@ -75,7 +75,7 @@ class App:
 
 
 def request_of(scope: Scope, is_unix: bool) -> HttpRequest:
-    """The head of a request. InvalidInput for one that is too long."""
+    """The head of a request. InvalidInput if it is too long."""
     length = sum(len(name) + len(value) for name, value in scope["headers"])
     if length > LONGEST_HEAD:
         raise InvalidInput(f"the request's headers have {length} bytes; send at most {LONGEST_HEAD}")
@@ -102,9 +102,8 @@ def _peer(scope: Scope, is_unix: bool) -> str:
 
 
 async def _while_connected(receive: Receive, work: Awaitable[HttpResponse]) -> HttpResponse:
-    """Does work as long as somebody waits for it; Gone when nobody does any more."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(receive())
+    """Do work for a client; Gone if it disconnects."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done() and gone.result()["type"] == "http.disconnect":
@@ -124,8 +123,10 @@ async def _send(send: Send, answer: HttpResponse, asked: Mapping[bytes, bytes]) 
         headers += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
     if answer.status is not HTTPStatus.NO_CONTENT:
         headers.append((b"content-length", str(sum(map(len, parts))).encode()))
-    is_unsure = answer.status >= HTTPStatus.BAD_REQUEST and b"expect" in asked  # whether the body still comes
-    if is_unsure or {b"content-length", b"transfer-encoding"} <= asked.keys():  # where a body ends may be disputed
+    is_unsure = answer.status >= HTTPStatus.BAD_REQUEST and b"expect" in asked  # whether the client sends the body
+    if (
+        is_unsure or {b"content-length", b"transfer-encoding"} <= asked.keys()
+    ):  # two readers may disagree where the body ends
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": int(answer.status), "headers": headers})
     for part in parts:
@@ -142,7 +143,7 @@ _BACKLOG = 128
 
 
 class HttpListener:
-    """Listens where the configuration says; nowhere, and with nothing loaded, where that is nowhere."""
+    """Listens at the configured address. Without one it does nothing, and loads nothing."""
 
     def __init__(self, http: Http, calls: Calls, guard: Guard) -> None:
         self._address = http.listen
@@ -153,7 +154,7 @@ class HttpListener:
         self.addresses: list[str] = []
 
     async def start(self) -> None:
-        """Answers from now on. ConfigError where that is impossible; `stop` then closes what listens already."""
+        """Answer from now on. After a ConfigError `stop` closes the sockets that are open."""
         if not self._address:
             return
         is_unix = self._address.startswith("unix:")
@@ -170,7 +171,7 @@ class HttpListener:
         self.addresses.append(f"http://{named}:{port}")
 
     async def stop(self, grace: float) -> None:
-        """Takes no more requests, and lets those under way end within `grace` seconds."""
+        """Take no more requests; running ones may end within `grace` seconds."""
         if self._server is not None:
             await self._server.stop(grace)
         if self._path is not None:
@@ -204,7 +205,7 @@ def _server(app: App) -> Server:
 
 
 def _tcp(address: str) -> list[socket.socket]:
-    """Sockets on one port of every loopback address that the host's name has. ConfigError where there is none."""
+    """Sockets on one port of every loopback address of the host's name. ConfigError if it has none."""
     host, port = tcp_address(address)
     bound: list[socket.socket] = []
     problem: OSError | None = None

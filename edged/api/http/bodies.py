@@ -1,7 +1,7 @@
 """Reads the bodies of requests: how many bytes, for how long, and how many of all requests together.
 
-What counts is what has come, never what was announced. When there is no room left, the body that comes slowest gives
-way: otherwise a few clients that stop in the middle of theirs would keep everyone out.
+Received bytes count, never announced ones. When no room is left, the slowest body gives way: otherwise a few clients
+that stop in the middle of a body would lock out all others.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from edged.errors import DeadlineExceeded, InvalidInput, Overloaded, TooLarge, U
 
 Receive: TypeAlias = "Callable[[], Awaitable[Any]]"
 
-_IDLE_SECONDS = 20.0  # for the next piece of a body
 _SLOWEST = 32 << 10  # bytes a second, over each stretch of so many seconds; a trickle would hold its place for hours
 _STEP, _BEHIND_SECONDS = 64 << 10, 0.5  # a body that takes longer for so many bytes gives way to others
-_LINGER_SECONDS = 2.0  # what is refused is read on for, so that the client is not cut off before it reads why
-
-
+_LINGER_SECONDS = 2.0  # for which a refused body is read on, so that the client reads the response
 _AGAIN = "send it again later, or faster"
 
 
 class Gone(Exception):
-    """The client left before its request was whole."""
+    """The client disconnected before its request was complete."""
 
 
 class TooSlow(DeadlineExceeded):
@@ -36,7 +33,9 @@ class TooSlow(DeadlineExceeded):
 
 
 class Bodies:
-    """Holds at most `limit` bytes of one body and `room` of all. The room counts a body as long as it is in `held`."""
+    """Holds at most `limit` bytes of one body and `room` of all; a body counts as long as it is in `held`."""
+
+    idle_seconds = 20.0  # for the next piece of a body
 
     def __init__(self, limit: int, room: int) -> None:
         self.limit, self._room = limit, room
@@ -53,7 +52,7 @@ class Bodies:
             self.used -= held.size
 
     def take(self, held: Held, size: int) -> None:
-        """Room for so many bytes more of a body. Overloaded if there is none, and no slower body that gives way."""
+        """Take room for so many more bytes of a body. Overloaded if none is left and no slower body gives way."""
         if self.used + size > self._room:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
@@ -64,7 +63,7 @@ class Bodies:
 
     @contextmanager
     def coming(self, held: Held) -> Iterator[None]:
-        """While a body comes."""
+        """The context in which a body is received."""
         self._coming.add(held)
         try:
             yield
@@ -77,7 +76,7 @@ class Held:
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self.size = bodies, 0
-        self.since = time.monotonic()  # when as much as _STEP had come since the time before
+        self.since = time.monotonic()  # when the last _STEP bytes were complete
         self._due = _STEP
         self._piece: asyncio.Future[Any] | None = None  # the next one, while it is awaited
         self._has_given_way = False
@@ -89,7 +88,7 @@ class Held:
             self.since, self._due = time.monotonic(), self.size + _STEP
 
     def give_way(self) -> None:
-        """Its room is another's at once; its request ends as Overloaded."""
+        """Free the room at once; the request ends as Overloaded."""
         self._has_given_way = True
         self.shrink(self.size)
         if self._piece is not None:
@@ -100,7 +99,7 @@ class Held:
         self.size -= size
 
     async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
-        """The whole body. TooLarge, Overloaded, TooSlow; Gone when the client left."""
+        """Read the whole body. TooLarge, Overloaded, TooSlow; Gone if the client disconnected."""
         declared = _declared(headers)
         try:
             if declared is not None:
@@ -108,17 +107,17 @@ class Held:
             with self._bodies.coming(self):
                 return await self._all(receive)
         except (TooLarge, Overloaded):
-            # Who waits to be told to go on has sent nothing yet.
-            if "expect" not in headers:
+            if "expect" not in headers:  # a client that waits for 100 Continue has sent nothing yet
                 await _drain(receive)
             raise
 
     async def _all(self, receive: Receive) -> bytes:
         pieces: list[bytes] = []
-        size, ends, due = 0, time.monotonic() + _IDLE_SECONDS, _SLOWEST * _IDLE_SECONDS
+        seconds = self._bodies.idle_seconds
+        size, ends, due = 0, time.monotonic() + seconds, _SLOWEST * seconds
         while True:
             if size >= due:
-                ends, due = time.monotonic() + _IDLE_SECONDS, size + _SLOWEST * _IDLE_SECONDS
+                ends, due = time.monotonic() + seconds, size + _SLOWEST * seconds
             self._piece = asyncio.ensure_future(receive())
             try:
                 event = await asyncio.wait_for(self._piece, max(0.0, ends - time.monotonic()))
@@ -147,17 +146,17 @@ class Held:
 
 
 def _declared(headers: Mapping[str, str]) -> int | None:
-    """The size that the request has by its own words; None for one in chunks. The server has checked that it is one."""
+    """The declared size; None for a body in chunks."""
     if "transfer-encoding" in headers:
         return None
     text = headers.get("content-length", "0")
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise InvalidInput("content-length is no number")
+        raise InvalidInput("content-length is not a number")
     return int(text)
 
 
 async def _drain(receive: Receive) -> None:
-    """Reads on for a while, keeping nothing."""
+    """Read on for a while, and drop it."""
 
     async def read() -> None:
         while True:
@@ -171,7 +170,7 @@ async def _drain(receive: Receive) -> None:
         return
 
 
-MOST = 16 << 20  # bytes that a body may unpack to; a few kilobytes of it cost as much work as so many bytes would
+MOST = 16 << 20  # bytes that a body may unpack to: a few kilobytes may unpack to gigabytes
 MOST_TIMES = 1032  # times its size that a body may unpack to: https://zlib.net/zlib_tech.html
 _EITHER = 47  # zlib's or gzip's head, whichever is there
 _BITS = {"gzip": 31, "deflate": 15}
@@ -180,17 +179,17 @@ _FAST = 1  # tensors hardly shrink, whatever the effort
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """A body as it was before it was packed. TooLarge above `limit` bytes, InvalidInput for what is damaged."""
+    """Unpack a body. TooLarge above `limit` bytes, InvalidInput if it is damaged."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return body
     if name not in _NAMES:
-        raise Unsupported(f"content-encoding {encoding[:40]!r} is not known here; use gzip, deflate or none")
+        raise Unsupported(f"content-encoding {encoding[:40]!r} is not known; use gzip, deflate or none")
     reader = zlib.decompressobj(_EITHER)
     try:
         found = reader.decompress(body, limit + 1)
     except zlib.error:
-        raise InvalidInput(f"the body is no {name}") from None
+        raise InvalidInput(f"the body is not {name}") from None
     if len(found) > limit:
         raise TooLarge(f"the body unpacks to more than {limit} bytes; send it as it is, without content-encoding")
     if not reader.eof or reader.unused_data:
@@ -199,7 +198,7 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def accepted(header: str) -> str | None:
-    """Which of our encodings a client takes, by its Accept-Encoding; None where none."""
+    """The first known encoding in an Accept-Encoding header, None if it has none."""
     for each in header.split(","):
         name, _, quality = each.partition(";")
         if name.strip().lower() in _BITS and quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):
@@ -208,6 +207,6 @@ def accepted(header: str) -> str | None:
 
 
 def packed(parts: Iterable[Part], encoding: str) -> bytes:
-    """A body in one of our encodings."""
+    """Pack a body with a known encoding."""
     writer = zlib.compressobj(_FAST, zlib.DEFLATED, _BITS[encoding])
     return b"".join([*map(writer.compress, parts), writer.flush()])

@@ -135,7 +135,7 @@ def web_page_refusal(headers: Mapping[str, str], peer: str) -> str | None:
     """
     host = headers.get("host", "")
     if not peer.startswith("unix:") and host and not _is_here(host):
-        return f"host {host[:80]!r} is not a name of this machine's loopback; ask localhost"
+        return f"host {host[:80]!r} is not a name of this machine's loopback; use localhost"
     origin = headers.get("origin")
     if origin is not None and (not host or origin.partition("://")[2] != host):
         return "requests of web pages from elsewhere are refused; ask from a program, or without Origin"

@@ -1,16 +1,16 @@
-"""HTTP handlers: each turns a request into a message of gRPC, calls the method, and turns the answer into JSON."""
+"""HTTP handlers: each turns a request into a message of gRPC, calls the method, and turns the response into JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from google.protobuf.message import Message
 
 from edged import decoding
-from edged.api.endpoints import result_json
+from edged.api.endpoints.publisher import Echo, delivered, encode
 from edged.api.grpc import wire
 from edged.api.grpc.cameras import CameraService
 from edged.api.grpc.rpc import Context, Service
@@ -62,101 +62,73 @@ def _copied(message: pb.ModelInferResponse, raw: Sequence[wire.Contents]) -> Inf
     return message, tuple(map(bytes, raw))
 
 
-_FILE = "file:"
+# -- methods whose messages are small ----------------------------------------------------------------------------------
 
 
-class _Index(msgspec.Struct, frozen=True):
-    ready: bool = False
+def _ignore(request: Any, http: HttpRequest) -> None:
+    """The body has no meaning."""
 
 
-class _Load(msgspec.Struct, frozen=True):
-    parameters: dict[str, bool | int | str] = {}
+def _as_json(request: Any, response: Message) -> HttpResponse:
+    return json_response(message_fields(response))
 
 
-async def live(calls: Calls, http: HttpRequest) -> HttpResponse:
-    answer = await calls(http, pb.ServerLiveRequest(), pb.ServerLiveResponse)
-    return OK if answer.live else _not_ready(ErrorCode.DAEMON_UNAVAILABLE, "the server is not live")
-
-
-async def ready(calls: Calls, http: HttpRequest) -> HttpResponse:
-    answer = await calls(http, pb.ServerReadyRequest(), pb.ServerReadyResponse)
-    return OK if answer.ready else _not_ready(ErrorCode.MODEL_NOT_READY, "not every model can answer yet; ask again")
-
-
-async def server(calls: Calls, http: HttpRequest) -> HttpResponse:
-    return json_response(message_fields(await calls(http, pb.ServerMetadataRequest(), pb.ServerMetadataResponse)))
-
-
-async def model(calls: Calls, http: HttpRequest, model: str, version: str = "") -> HttpResponse:
-    request = pb.ModelMetadataRequest(name=model, version=version)
-    return json_response(message_fields(await calls(http, request, pb.ModelMetadataResponse)))
-
-
-async def model_ready(calls: Calls, http: HttpRequest, model: str, version: str = "") -> HttpResponse:
-    request = pb.ModelReadyRequest(name=model, version=version)
-    answer = await calls(http, request, pb.ModelReadyResponse)
-    why = f"model {model!r} is not ready; the index says what exists"
-    return OK if answer.ready else _not_ready(ErrorCode.MODEL_NOT_READY, why)
+def _done(request: Any, response: Any) -> HttpResponse:
+    return OK
 
 
 def _not_ready(code: ErrorCode, why: str) -> HttpResponse:
     return error_response(HTTPStatus.BAD_REQUEST, code, why)
 
 
-async def config(calls: Calls, http: HttpRequest, model: str, version: str = "") -> HttpResponse:
-    request = pb.ModelConfigRequest(name=model, version=version)
-    return json_response(message_fields((await calls(http, request, pb.ModelConfigResponse)).config))
+def _live(request: Any, response: pb.ServerLiveResponse) -> HttpResponse:
+    return OK if response.live else _not_ready(ErrorCode.DAEMON_UNAVAILABLE, "the server is not live")
 
 
-async def statistics(calls: Calls, http: HttpRequest, model: str = "", version: str = "") -> HttpResponse:
-    request = pb.ModelStatisticsRequest(name=model, version=version)
-    return json_response(message_fields(await calls(http, request, pb.ModelStatisticsResponse)))
+def _ready(request: Any, response: pb.ServerReadyResponse) -> HttpResponse:
+    return OK if response.ready else _not_ready(ErrorCode.MODEL_NOT_READY, "not every model can answer yet; ask again")
 
 
-async def index(calls: Calls, http: HttpRequest, repository: str = "") -> HttpResponse:
-    wanted = parse_json(http.body, _Index, "the request")
-    request = pb.RepositoryIndexRequest(repository_name=repository, ready=wanted.ready)
-    answer = await calls(http, request, pb.RepositoryIndexResponse)
-    rows = map(message_fields, answer.models)
+def _model_ready(request: pb.ModelReadyRequest, response: pb.ModelReadyResponse) -> HttpResponse:
+    why = f"model {request.name!r} is not ready; the index says what exists"
+    return OK if response.ready else _not_ready(ErrorCode.MODEL_NOT_READY, why)
+
+
+def _config(request: Any, response: pb.ModelConfigResponse) -> HttpResponse:
+    return json_response(message_fields(response.config))
+
+
+class _Index(msgspec.Struct, frozen=True):
+    ready: bool = False
+
+
+def _fill_index(request: pb.RepositoryIndexRequest, http: HttpRequest) -> None:
+    request.ready = parse_json(http.body, _Index, "the request").ready
+
+
+def _index(request: Any, response: pb.RepositoryIndexResponse) -> HttpResponse:
+    rows = map(message_fields, response.models)
     return json_response([{name: value for name, value in row.items() if value} for row in rows])
 
 
-async def load(calls: Calls, http: HttpRequest, model: str, repository: str = "") -> HttpResponse:
-    """Files are base64."""
-    request = await offload(len(http.body), lambda: _load_request(http.body, repository, model))
-    await calls(http, request, pb.RepositoryModelLoadResponse)
-    return OK
+class _Load(msgspec.Struct, frozen=True):
+    parameters: dict[str, bool | int | str] = {}
 
 
-async def unload(calls: Calls, http: HttpRequest, model: str, repository: str = "") -> HttpResponse:
-    wanted = parse_json(http.body, _Load, "the request")
-    request = pb.RepositoryModelUnloadRequest(repository_name=repository, model_name=model)
-    for key, value in wanted.parameters.items():
-        _set(request.parameters[key], key, value)
-    await calls(http, request, pb.RepositoryModelUnloadResponse)
-    return OK
-
-
-def _load_request(body: bytes, repository: str, model: str) -> pb.RepositoryModelLoadRequest:
-    wanted = parse_json(body, _Load, "the request")
-    request = pb.RepositoryModelLoadRequest(repository_name=repository, model_name=model)
-    for key, value in wanted.parameters.items():
-        if key.startswith(_FILE):
-            request.parameters[key].bytes_param = decode_base64(key, value)
+def _fill_load(request: Any, http: HttpRequest) -> None:
+    """Of loading and unloading. Files are base64."""
+    for key, value in parse_json(http.body, _Load, "the request").parameters.items():
+        parameter = request.parameters[key]
+        if key.startswith("file:") and isinstance(request, pb.RepositoryModelLoadRequest):
+            parameter.bytes_param = decode_base64(key, value)
+        elif isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, str):
+            parameter.string_param = value
+        elif -(1 << 63) <= value < 1 << 63:
+            parameter.int64_param = value
         else:
-            _set(request.parameters[key], key, value)
-    return request
-
-
-def _set(parameter: pb.ModelRepositoryParameter, key: str, value: bool | int | str) -> None:
-    if isinstance(value, bool):
-        parameter.bool_param = value
-    elif isinstance(value, str):
-        parameter.string_param = value
-    elif -(1 << 63) <= value < 1 << 63:
-        parameter.int64_param = value
-    else:
-        raise InvalidInput(f"parameter {key[:60]!r} does not fit 64 bits")
+            raise InvalidInput(f"parameter {key[:60]!r} does not fit 64 bits")
 
 
 class _Region(msgspec.Struct, frozen=True):
@@ -175,85 +147,52 @@ class _CudaRegion(msgspec.Struct, frozen=True):
     device_id: int = 0
 
 
-async def system_regions(calls: Calls, http: HttpRequest, region: str = "") -> HttpResponse:
-    request = pb.SystemSharedMemoryStatusRequest(name=region)
-    answer = await calls(http, request, pb.SystemSharedMemoryStatusResponse)
-    return json_response([message_fields(answer.regions[name]) for name in sorted(answer.regions)])
+def _fill_region(request: pb.SystemSharedMemoryRegisterRequest, http: HttpRequest) -> None:
+    found = parse_json(http.body, _Region, "the region")
+    request.key, request.offset = found.key, _size("offset", found.offset)
+    request.byte_size = _size("byte_size", found.byte_size)
 
 
-async def register_system(calls: Calls, http: HttpRequest, region: str) -> HttpResponse:
-    wanted = parse_json(http.body, _Region, "the region")
-    request = pb.SystemSharedMemoryRegisterRequest(
-        name=region,
-        key=wanted.key,
-        offset=_size("offset", wanted.offset),
-        byte_size=_size("byte_size", wanted.byte_size),
-    )
-    await calls(http, request, pb.SystemSharedMemoryRegisterResponse)
-    return OK
+def _fill_cuda_region(request: pb.CudaSharedMemoryRegisterRequest, http: HttpRequest) -> None:
+    found = parse_json(http.body, _CudaRegion, "the region")
+    request.raw_handle = decode_base64("raw_handle", found.raw_handle.b64)
+    request.device_id, request.byte_size = _size("device_id", found.device_id), _size("byte_size", found.byte_size)
 
 
-async def unregister_system(calls: Calls, http: HttpRequest, region: str = "") -> HttpResponse:
-    request = pb.SystemSharedMemoryUnregisterRequest(name=region)
-    await calls(http, request, pb.SystemSharedMemoryUnregisterResponse)
-    return OK
+def _regions(request: Any, response: Any) -> HttpResponse:
+    return json_response([message_fields(response.regions[name]) for name in sorted(response.regions)])
 
 
-async def cuda_regions(calls: Calls, http: HttpRequest, region: str = "") -> HttpResponse:
-    request = pb.CudaSharedMemoryStatusRequest(name=region)
-    answer = await calls(http, request, pb.CudaSharedMemoryStatusResponse)
-    return json_response([message_fields(answer.regions[name]) for name in sorted(answer.regions)])
-
-
-async def register_cuda(calls: Calls, http: HttpRequest, region: str) -> HttpResponse:
-    wanted = parse_json(http.body, _CudaRegion, "the region")
-    request = pb.CudaSharedMemoryRegisterRequest(
-        name=region,
-        raw_handle=decode_base64("raw_handle", wanted.raw_handle.b64),
-        device_id=_size("device_id", wanted.device_id),
-        byte_size=_size("byte_size", wanted.byte_size),
-    )
-    await calls(http, request, pb.CudaSharedMemoryRegisterResponse)
-    return OK
-
-
-async def unregister_cuda(calls: Calls, http: HttpRequest, region: str = "") -> HttpResponse:
-    request = pb.CudaSharedMemoryUnregisterRequest(name=region)
-    await calls(http, request, pb.CudaSharedMemoryUnregisterResponse)
-    return OK
-
-
-async def trace(calls: Calls, http: HttpRequest, model: str = "") -> HttpResponse:
+def _fill_trace(request: pb.TraceSettingRequest, http: HttpRequest) -> None:
     """Null resets a setting to its value from before it was set."""
-    request = pb.TraceSettingRequest(model_name=model)
     if http.method == "POST":
-        wanted = parse_json(http.body, dict[str, list[str] | str | int | None], "the trace settings")
-        for name, value in wanted.items():
+        for name, value in parse_json(http.body, dict[str, list[str] | str | int | None], "the trace settings").items():
             words = [] if value is None else value if isinstance(value, list) else [str(value)]
             request.settings[name].value.extend(words)
-    answer = await calls(http, request, pb.TraceSettingResponse)
-    return json_response({name: _words(name, list(answer.settings[name].value)) for name in sorted(answer.settings)})
 
 
-async def logging(calls: Calls, http: HttpRequest) -> HttpResponse:
-    request = pb.LogSettingsRequest()
-    if http.method == "POST":
-        wanted = parse_json(http.body, dict[str, bool | int | str], "the log settings")
-        for name, value in wanted.items():
-            if isinstance(value, bool):
-                request.settings[name].bool_param = value
-            elif isinstance(value, str):
-                request.settings[name].string_param = value
-            else:
-                request.settings[name].uint32_param = _size(name, value, 32)
-    answer = await calls(http, request, pb.LogSettingsResponse)
-    choices = {name: next(iter(message_fields(answer.settings[name]).values()), "") for name in sorted(answer.settings)}
-    return json_response(choices)
-
-
-def _words(name: str, words: list[str]) -> list[str] | str:
+def _trace(request: Any, response: pb.TraceSettingResponse) -> HttpResponse:
     """Trace levels are a list, other settings one word."""
-    return words[0] if name != "trace_level" and len(words) == 1 else words
+    found = {name: list(response.settings[name].value) for name in sorted(response.settings)}
+    is_list = {name: name == "trace_level" or len(words) != 1 for name, words in found.items()}
+    return json_response({name: words if is_list[name] else words[0] for name, words in found.items()})
+
+
+def _fill_logging(request: pb.LogSettingsRequest, http: HttpRequest) -> None:
+    if http.method == "POST":
+        for name, value in parse_json(http.body, dict[str, bool | int | str], "the log settings").items():
+            setting = request.settings[name]
+            if isinstance(value, bool):
+                setting.bool_param = value
+            elif isinstance(value, str):
+                setting.string_param = value
+            else:
+                setting.uint32_param = _size(name, value, 32)
+
+
+def _logging(request: Any, response: pb.LogSettingsResponse) -> HttpResponse:
+    settings = response.settings
+    return json_response({name: next(iter(message_fields(settings[name]).values()), "") for name in sorted(settings)})
 
 
 def _size(key: str, value: int, bits: int = 63) -> int:
@@ -261,6 +200,43 @@ def _size(key: str, value: int, bits: int = 63) -> int:
         raise InvalidInput(f"{key[:60]!r} is not a number from 0 to 2**{bits}")
     return value
 
+
+Conversion: TypeAlias = tuple[Callable[[Any, HttpRequest], None], Callable[[Any, Any], HttpResponse]]
+_USUAL: Conversion = (_ignore, _as_json)
+# How methods add the body of a request to their message, and convert their response, if not as usual.
+_CONVERSIONS: dict[str, Conversion] = {
+    "ServerLive": (_ignore, _live),
+    "ServerReady": (_ignore, _ready),
+    "ModelReady": (_ignore, _model_ready),
+    "ModelConfig": (_ignore, _config),
+    "RepositoryIndex": (_fill_index, _index),
+    "RepositoryModelLoad": (_fill_load, _done),
+    "RepositoryModelUnload": (_fill_load, _done),
+    "SystemSharedMemoryStatus": (_ignore, _regions),
+    "SystemSharedMemoryRegister": (_fill_region, _done),
+    "SystemSharedMemoryUnregister": (_ignore, _done),
+    "CudaSharedMemoryStatus": (_ignore, _regions),
+    "CudaSharedMemoryRegister": (_fill_cuda_region, _done),
+    "CudaSharedMemoryUnregister": (_ignore, _done),
+    "TraceSetting": (_fill_trace, _trace),
+    "LogSettings": (_fill_logging, _logging),
+}
+
+
+async def by_message(calls: Calls, http: HttpRequest, method: str, names: Mapping[str, str]) -> HttpResponse:
+    """Call a method whose messages are small. `names` are the variable parts of the path, which are fields: `model` is
+    `model_name`, or `name` in messages about models alone."""
+    kind = getattr(pb, f"{method}Request")
+    known = kind.DESCRIPTOR.fields_by_name
+    fill, answer = _CONVERSIONS.get(method, _USUAL)
+    request = kind()
+    for name, value in names.items():
+        setattr(request, next(each for each in (name, f"{name}_name", "name") if each in known), value)
+    await offload(len(http.body), lambda: fill(request, http))
+    return answer(request, await calls(http, request, Message))
+
+
+# -- methods with pictures and tensors ---------------------------------------------------------------------------------
 
 # curl's default for --data-binary says nothing about the body.
 _UNTYPED = ("", "application/octet-stream", "application/x-www-form-urlencoded")
@@ -283,8 +259,7 @@ class _Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def detect(calls: Calls, http: HttpRequest, model: str = "") -> HttpResponse:
     """Detect in the image of the body. Raw outputs are described without their bytes."""
     delivery = await calls.cameras.answer(frame_of(http, model))
-    echo = result_json.Echo(delivery.camera, 0, delivery.tag.model)
-    text = result_json.encode(result_json.delivered(echo, delivery))
+    text = encode(delivered(Echo(delivery.camera, 0, delivery.tag.model), delivery))
     return HttpResponse(parts=(text,), headers=(("content-type", JSON),))
 
 
@@ -295,14 +270,13 @@ def frame_of(http: HttpRequest, model: str) -> camera_pb.Frame:
         raise InvalidImage(f"content-type {kind[:60]!r} is not an image; send a JPEG or PNG with curl's --data-binary")
     if not http.body:
         raise InvalidImage("the request holds no image; send a JPEG or PNG with curl's --data-binary")
-    said = _query(http.query)
-    frame = camera_pb.Frame(model=model, camera=said.camera, encoded=http.body, rotation=said.rotation)
-    limits = {name: getattr(said, name) for name in ("score", "iou", "max_detections", "class_agnostic")}
-    given = {name: value for name, value in limits.items() if value is not None}
-    if given:
-        frame.thresholds.MergeFrom(camera_pb.Thresholds(**given))
-    if said.region:
-        frame.region.MergeFrom(_region(said.region))
+    query = _query(http.query)
+    frame = camera_pb.Frame(model=model, camera=query.camera, encoded=http.body, rotation=query.rotation)
+    for name in ("score", "iou", "max_detections", "class_agnostic"):
+        if (value := getattr(query, name)) is not None:
+            setattr(frame.thresholds, name, value)
+    if query.region:
+        frame.region.MergeFrom(_region(query.region))
     return frame
 
 
@@ -324,13 +298,14 @@ def _region(text: str) -> camera_pb.Region:
 async def infer(calls: Calls, http: HttpRequest, model: str, version: str = "") -> HttpResponse:
     length = _header_length(http)
     if length == 0:
-        request = pb.ModelMetadataRequest(name=model, version=version)
-        metadata = await calls(http, request, pb.ModelMetadataResponse)
-        if len(metadata.inputs) > 1:
+        metadata = await calls(http, pb.ModelMetadataRequest(name=model, version=version), pb.ModelMetadataResponse)
+        inputs = list(metadata.inputs)
+        if len(inputs) > 1:  # only the configuration says which of them a request may leave out
             wanted = pb.ModelConfigRequest(name=model, version=version)
             config = (await calls(http, wanted, pb.ModelConfigResponse)).config
-            metadata = tensors.without_optional(metadata, config)
-        asked = tensors.raw_request(model, version, metadata, http.body)
+            optional = {each.name for each in config.input if each.optional}
+            inputs = [each for each in inputs if each.name not in optional]
+        asked = tensors.raw_request(model, version, inputs, http.body)
     else:
         json_size = len(http.body) if length is None else length
         asked = await offload(json_size, lambda: tensors.read(model, version, http.body, length))

@@ -1,4 +1,4 @@
-"""HTTP requests: which method of gRPC a path stands for, whether its client may call it, and who answers.
+"""HTTP requests: which method of gRPC a path stands for, and whether its client may call it.
 
 Roles, tokens and limits are those of gRPC, since every path stands for one of its methods.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import NamedTuple, TypeAlias
-from urllib.parse import unquote
+from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -26,72 +26,62 @@ from edged.api.http.handlers import Calls
 from edged.errors import ClientLimited, EdgedError, ErrorCode, Unauthenticated
 from edged.files import NOT_JSON
 
-Handler: TypeAlias = Callable[..., Awaitable[HttpResponse]]
-
 _GET, _POST, _BOTH = ("GET",), ("POST",), ("GET", "POST")
 _LONGEST_NAME = 200  # characters, in a record
 
-# Path, HTTP methods, method of gRPC, handler. A {name} is one part of the path, and an argument of the handler; the
-# first match counts.
-TABLE: tuple[tuple[str, tuple[str, ...], str, Handler], ...] = (
-    ("v2", _GET, "ServerMetadata", handlers.server),
-    ("v2/health/live", _GET, "ServerLive", handlers.live),
-    ("v2/health/ready", _GET, "ServerReady", handlers.ready),
-    ("v2/models/stats", _GET, "ModelStatistics", handlers.statistics),
-    ("v2/models/{model}", _GET, "ModelMetadata", handlers.model),
-    ("v2/models/{model}/ready", _GET, "ModelReady", handlers.model_ready),
-    ("v2/models/{model}/config", _GET, "ModelConfig", handlers.config),
-    ("v2/models/{model}/stats", _GET, "ModelStatistics", handlers.statistics),
-    ("v2/models/{model}/infer", _POST, "ModelInfer", handlers.infer),
-    ("v2/models/{model}/versions/{version}", _GET, "ModelMetadata", handlers.model),
-    ("v2/models/{model}/versions/{version}/ready", _GET, "ModelReady", handlers.model_ready),
-    ("v2/models/{model}/versions/{version}/config", _GET, "ModelConfig", handlers.config),
-    ("v2/models/{model}/versions/{version}/stats", _GET, "ModelStatistics", handlers.statistics),
-    ("v2/models/{model}/versions/{version}/infer", _POST, "ModelInfer", handlers.infer),
-    ("v2/models/{model}/trace/setting", _BOTH, "TraceSetting", handlers.trace),
-    ("v2/trace/setting", _BOTH, "TraceSetting", handlers.trace),
-    ("v2/logging", _BOTH, "LogSettings", handlers.logging),
-    ("v2/repository/index", _POST, "RepositoryIndex", handlers.index),
-    ("v2/repository/{repository}/index", _POST, "RepositoryIndex", handlers.index),
-    ("v2/repository/models/{model}/load", _POST, "RepositoryModelLoad", handlers.load),
-    ("v2/repository/models/{model}/unload", _POST, "RepositoryModelUnload", handlers.unload),
-    ("v2/repository/{repository}/models/{model}/load", _POST, "RepositoryModelLoad", handlers.load),
-    ("v2/repository/{repository}/models/{model}/unload", _POST, "RepositoryModelUnload", handlers.unload),
-    ("v2/systemsharedmemory/status", _GET, "SystemSharedMemoryStatus", handlers.system_regions),
-    ("v2/systemsharedmemory/region/{region}/status", _GET, "SystemSharedMemoryStatus", handlers.system_regions),
-    ("v2/systemsharedmemory/region/{region}/register", _POST, "SystemSharedMemoryRegister", handlers.register_system),
-    (
-        "v2/systemsharedmemory/region/{region}/unregister",
-        _POST,
-        "SystemSharedMemoryUnregister",
-        handlers.unregister_system,
-    ),
-    ("v2/systemsharedmemory/unregister", _POST, "SystemSharedMemoryUnregister", handlers.unregister_system),
-    ("v2/cudasharedmemory/status", _GET, "CudaSharedMemoryStatus", handlers.cuda_regions),
-    ("v2/cudasharedmemory/region/{region}/status", _GET, "CudaSharedMemoryStatus", handlers.cuda_regions),
-    ("v2/cudasharedmemory/region/{region}/register", _POST, "CudaSharedMemoryRegister", handlers.register_cuda),
-    ("v2/cudasharedmemory/region/{region}/unregister", _POST, "CudaSharedMemoryUnregister", handlers.unregister_cuda),
-    ("v2/cudasharedmemory/unregister", _POST, "CudaSharedMemoryUnregister", handlers.unregister_cuda),
-    ("edged/v1/detect", _POST, "DetectOne", handlers.detect),
-    ("edged/v1/detect/{model}", _POST, "DetectOne", handlers.detect),
+_MODEL = "v2/models/{model}[/versions/{version}]"
+_REPOSITORY, _SYSTEM, _CUDA = "v2/repository[/{repository}]", "v2/systemsharedmemory", "v2/cudasharedmemory"
+# Method of gRPC, HTTP methods, path. A {name} is one part of the path; a part in brackets may be missing. The first
+# match counts.
+TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("ServerMetadata", _GET, "v2"),
+    ("ServerLive", _GET, "v2/health/live"),
+    ("ServerReady", _GET, "v2/health/ready"),
+    ("ModelStatistics", _GET, "v2/models[/{model}[/versions/{version}]]/stats"),
+    ("ModelMetadata", _GET, _MODEL),
+    ("ModelReady", _GET, f"{_MODEL}/ready"),
+    ("ModelConfig", _GET, f"{_MODEL}/config"),
+    ("ModelInfer", _POST, f"{_MODEL}/infer"),
+    ("TraceSetting", _BOTH, "v2[/models/{model}]/trace/setting"),
+    ("LogSettings", _BOTH, "v2/logging"),
+    ("RepositoryIndex", _POST, f"{_REPOSITORY}/index"),
+    ("RepositoryModelLoad", _POST, f"{_REPOSITORY}/models/{{model}}/load"),
+    ("RepositoryModelUnload", _POST, f"{_REPOSITORY}/models/{{model}}/unload"),
+    ("SystemSharedMemoryStatus", _GET, f"{_SYSTEM}[/region/{{region}}]/status"),
+    ("SystemSharedMemoryRegister", _POST, f"{_SYSTEM}/region/{{region}}/register"),
+    ("SystemSharedMemoryUnregister", _POST, f"{_SYSTEM}[/region/{{region}}]/unregister"),
+    ("CudaSharedMemoryStatus", _GET, f"{_CUDA}[/region/{{region}}]/status"),
+    ("CudaSharedMemoryRegister", _POST, f"{_CUDA}/region/{{region}}/register"),
+    ("CudaSharedMemoryUnregister", _POST, f"{_CUDA}[/region/{{region}}]/unregister"),
+    ("DetectOne", _POST, "edged/v1/detect[/{model}]"),
 )
-_ROUTES = tuple((tuple(path.split("/")), methods, rpc, handler) for path, methods, rpc, handler in TABLE)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path.replace("[", "(?:").replace("]", ")?")))
+
+
+_PATTERNS = tuple((_pattern(path), methods, method) for method, methods, path in TABLE)
 
 
 class Route(NamedTuple):
-    """`rpc` is the path of gRPC's method; `names` are the variable parts of the path, arguments of the handler."""
+    """`method` is gRPC's; `names` are the variable parts of the path."""
 
-    rpc: str
-    handler: Handler
+    method: str
     names: dict[str, str]
+
+    @property
+    def rpc(self) -> str:
+        """The method's path."""
+        return ("/edged.v1.Cameras/" if self.method == "DetectOne" else policy.INFERENCE) + self.method
 
 
 def find(method: str, path: str) -> Route | HttpResponse:
-    """The route of a request, or the error for one that leads nowhere. HEAD counts as GET."""
-    parts = [unquote(part) for part in path.strip("/").split("/")]
-    for pattern, methods, rpc, handler in _ROUTES:
-        names = _match(pattern, parts)
-        if names is None:
+    """The route of a request, or the error for an unknown path or method. HEAD counts as GET."""
+    plain = "/".join(quote(unquote(part), safe="") for part in path.strip("/").split("/"))
+    for pattern, methods, rpc in _PATTERNS:
+        match = pattern.fullmatch(plain)
+        if match is None:
             continue
         allowed = (*(("HEAD",) if "GET" in methods else ()), *methods, "OPTIONS")
         header = (("allow", ", ".join(allowed)),)
@@ -100,23 +90,10 @@ def find(method: str, path: str) -> Route | HttpResponse:
         if method not in allowed:
             message = f"method {method[:20]} is not allowed; use {methods[-1]}"
             return error_response(HTTPStatus.METHOD_NOT_ALLOWED, ErrorCode.UNSUPPORTED, message, header)
-        service = "/edged.v1.Cameras/" if handler is handlers.detect else policy.INFERENCE
-        return Route(service + rpc, handler, names)
+        return Route(rpc, {name: unquote(part) for name, part in match.groupdict().items() if part is not None})
     return error_response(
         HTTPStatus.NOT_FOUND, ErrorCode.NOT_FOUND, f"path {path[:100]!r} does not exist; see docs/http.md"
     )
-
-
-def _match(pattern: tuple[str, ...], parts: list[str]) -> dict[str, str] | None:
-    if len(pattern) != len(parts):
-        return None
-    names: dict[str, str] = {}
-    for wanted, part in zip(pattern, parts, strict=True):
-        if wanted.startswith("{"):
-            names[wanted[1:-1]] = part
-        elif wanted != part:
-            return None
-    return names if all(names.values()) else None
 
 
 class Dispatcher:
@@ -126,7 +103,7 @@ class Dispatcher:
         self._calls, self._guard, self._address = calls, guard, address
 
     def refusal(self, request: HttpRequest) -> HttpResponse | None:
-        """The error for a request that leads nowhere or is not allowed, from its head alone; None for all others."""
+        """The error for a request that is not found or not allowed, by its head alone; None for all others."""
         why = web_page_refusal(request.headers, request.peer)
         if why is not None:
             return error_response(HTTPStatus.FORBIDDEN, ErrorCode.PERMISSION_DENIED, why)
@@ -148,7 +125,7 @@ class Dispatcher:
             return failure_response(error)
 
     def _admit(self, route: Route, request: HttpRequest) -> Caller:
-        """Who calls. Unauthenticated, Forbidden."""
+        """The caller. Unauthenticated, Forbidden."""
         listener = self._guard.listener(self._address, has_tls=False)
         who = self._guard.caller(listener, request.headers.get("authorization"), request.peer)
         self._guard.require_allowed(route.rpc, who, request.peer)
@@ -167,7 +144,7 @@ class Dispatcher:
             if size >= LARGE:
                 await large.begin(size)
             with guard.under_way(who) if who.has_shown else contextlib.nullcontext():
-                answer = await route.handler(self._calls, request, **route.names)
+                answer = await self._handle(route, request)
             outcome = "OK"
             return answer
         except Exception as error:
@@ -183,10 +160,17 @@ class Dispatcher:
                     route.rpc, who, request.peer, names | _settings(route, request.body), outcome, message, began
                 )
 
+    async def _handle(self, route: Route, request: HttpRequest) -> HttpResponse:
+        if route.method == "ModelInfer":
+            return await handlers.infer(self._calls, request, **route.names)
+        if route.method == "DetectOne":
+            return await handlers.detect(self._calls, request, **route.names)
+        return await handlers.by_message(self._calls, request, route.method, route.names)
+
 
 def _settings(route: Route, body: bytes) -> dict[str, str]:
-    """Which settings a request is about, as gRPC's record has them: never their values."""
-    if route.handler not in (handlers.trace, handlers.logging) or not body:
+    """The names of the settings in a request, as in gRPC's record; never their values."""
+    if route.method not in ("TraceSetting", "LogSettings") or not body:
         return {}
     try:
         named = msgspec.json.decode(body, type=dict[str, msgspec.Raw])

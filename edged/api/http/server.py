@@ -1,8 +1,7 @@
-"""uvicorn within the daemon's loop: without signal handlers of its own, and with patience that ends.
+"""uvicorn in the daemon's event loop, with limits of time and connections that it lacks.
 
-uvicorn serves, over h11: of the servers that are kept and run in a loop that is there already it is the small one, pure
-Python; aiohttp is faster with big bodies, for eight compiled packages and more than twice the memory. What it lacks is
-here: limits of time for a head and for a response that nobody reads, and of connections.
+Of the maintained servers that run in an existing loop, uvicorn with h11 is the small one, in pure Python; aiohttp is
+faster with big bodies, for eight compiled packages and more than twice the memory.
 """
 
 from __future__ import annotations
@@ -19,27 +18,28 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edged.api.http.app import LONGEST_HEAD, App
 
-_HEAD_SECONDS = 10.0  # from the first byte of a request, or the beginning of a connection, to the end of its head
-_UNREAD_SECONDS = 20.0  # that a response may lie without a byte of it being read
 _IDLE_SECONDS = 30  # that a connection may stay between requests
-_MOST_CONNECTIONS = 256
 _FULL = b'{"error":"too many connections; close some and ask again","code":"OVERLOADED"}'
 _FULL_HEAD = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n"
     b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_FULL)
 )
-_MALFORMED = b'{"error":"the request is no HTTP/1.1, or its head is too long","code":"INVALID_REQUEST"}'
+_MALFORMED = b'{"error":"the request is not HTTP/1.1, or its head is too long","code":"INVALID_REQUEST"}'
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when its client takes too long to say what it wants, or to read what it gets."""
+    """A connection that is closed if its client takes too long to send a head or to read a response."""
+
+    head_seconds = 10.0  # from the first byte of a request, or the beginning of a connection, to the end of its head
+    unread_seconds = 20.0  # in which a client has to read a byte of its response
+    most = 256  # connections
 
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > _MOST_CONNECTIONS:
+        if len(self.connections) > self.most:
             transport.write(_FULL_HEAD + _FULL)
             transport.close()
         else:
@@ -58,7 +58,7 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(_UNREAD_SECONDS, self._require_progress, self._unwritten())
+        self._unread = self.loop.call_later(self.unread_seconds, self._require_progress, self._unwritten())
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -71,7 +71,7 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is answered in the words of all other errors, if it can be answered at all."""
+        """Answer a malformed request, if possible, in the format of all other errors."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             length = (b"content-length", str(len(_MALFORMED)).encode())
             headers = [(b"content-type", b"application/json"), length, (b"connection", b"close")]
@@ -81,27 +81,27 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _watch_head(self) -> None:
-        """Patience begins with the first byte of a request and ends with its head."""
+        """Limit the time from the first byte of a request to the end of its head."""
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if is_answering and self._head is not None:
             self._head.cancel()
             self._head = None
         elif not is_answering and self._head is None:
-            self._head = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
+            self._head = self.loop.call_later(self.head_seconds, self.transport.abort)
 
     def _require_progress(self, before: int) -> None:
         now = self._unwritten()
         if now >= before:
             self.transport.abort()
         else:
-            self._unread = self.loop.call_later(_UNREAD_SECONDS, self._require_progress, now)
+            self._unread = self.loop.call_later(self.unread_seconds, self._require_progress, now)
 
     def _unwritten(self) -> int:
         return self.transport.get_write_buffer_size()
 
 
 class Server(uvicorn.Server):
-    """Serves an application on sockets that are bound already, until it is stopped."""
+    """Serves an application on bound sockets, until it is stopped."""
 
     def __init__(self, app: App) -> None:
         super().__init__(
@@ -124,7 +124,7 @@ class Server(uvicorn.Server):
         self._listening = asyncio.Event()
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Answers from now on."""
+        """Answer from now on."""
         self._task = asyncio.create_task(self.serve(list(sockets)))
         listening = asyncio.create_task(self._listening.wait())
         await asyncio.wait((self._task, listening), return_when=asyncio.FIRST_COMPLETED)
@@ -137,17 +137,17 @@ class Server(uvicorn.Server):
         self._listening.set()
 
     async def stop(self, grace: float) -> None:
-        """Takes no more requests, and lets those under way end within `grace` seconds."""
+        """Take no more requests; running ones may end within `grace` seconds."""
         if self._task is None:
             return
-        self.config.timeout_graceful_shutdown = cast(int, max(grace, 0.01))  # fractions are taken, too
+        self.config.timeout_graceful_shutdown = cast(int, max(grace, 0.01))  # fractions work, too
         self.should_exit = True
         await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.sleep(0)  # what was cancelled says so to its client
+        await asyncio.sleep(0)  # cancelled requests answer their clients
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """The daemon has its own."""
+        """Nothing: the daemon has its own handlers."""
         yield

@@ -23,7 +23,7 @@ from edged.errors import InvalidTensor, TooLarge
 from edged.files import NOT_JSON
 from edged.tensors import Array, numpy_dtype
 
-_NAME = secrets.token_hex(8).encode()  # which no text has by chance or by guess
+_NAME = secrets.token_hex(8).encode()  # no text has it by chance or by guess
 _LONG = 1 << 16  # bytes from one quote to the next, above which a list is set aside
 _COLON = 64  # bytes behind a name in which its list begins
 
@@ -83,7 +83,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def read(name: str, datatype: str, shape: list[int], data: bytes | Piece) -> bytes | memoryview:
-    """The raw contents of an input whose values are JSON text. InvalidInput and TooLarge name the tensor."""
+    """The raw contents of an input whose values are JSON text. InvalidInput, TooLarge, naming the tensor."""
     _require_json(f"input {name!r}", datatype)
     piece = data if isinstance(data, Piece) else Piece(data, 0, len(data))
     if not piece.text.startswith(b"[", piece.start):
@@ -119,7 +119,7 @@ def _numbers(name: str, datatype: str, shape: list[int], piece: Piece) -> bytes 
 
 
 def write(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> bytes:
-    """JSON text of an output's raw contents, one flat list. InvalidInput where JSON cannot hold it."""
+    """The JSON text of an output's raw contents, one flat list. InvalidInput if JSON cannot hold it."""
     _require_json(f"output {name!r}", datatype)
     if datatype == "BYTES":
         elements = raw_contents.to_array(name, datatype, shape, data).reshape(-1).tolist()
@@ -135,8 +135,8 @@ def item_size(datatype: str) -> int:
 
 
 def with_bare_words(text: bytes) -> bytes:
-    """JSON whose NaN and infinities are strings. A string that holds one of these words is broken by that, so that such
-    text is refused rather than misread."""
+    """JSON whose NaN and infinities are strings. This breaks a string that holds one of these words, so that such text
+    is refused rather than misread."""
     quoted = text.replace(b"NaN", b'"NaN"').replace(b"Infinity", b'"Infinity"')
     return quoted.replace(b'-"Infinity"', b'"-Infinity"')
 
@@ -152,7 +152,7 @@ def _require_json(tensor: str, datatype: str) -> None:
 
 def _require_count(name: str, count: int, shape: list[int]) -> None:
     if any(dim < 0 for dim in shape) or count != math.prod(shape):
-        raise InvalidTensor(f"input {name!r}: data holds {count} values, which is not what shape {shape[:16]} takes")
+        raise InvalidTensor(f"input {name!r}: data holds {count} values, shape {shape[:16]} takes another number")
 
 
 def _blocks(piece: Piece) -> Iterator[bytes]:
@@ -200,7 +200,7 @@ def _strings(name: str, text: bytes) -> list[bytes]:
 
 
 def _flatten(values: list[Any], found: list[bytes], deepest: int) -> None:
-    """TypeError where something is neither a string nor a list, or lists lie too deep."""
+    """TypeError for a value that is neither a string nor a list, or for lists nested too deep."""
     for value in values:
         if isinstance(value, str):
             found.append(value.encode())

@@ -1,4 +1,4 @@
-"""The extension `model_repository`: which models there are, and loading and unloading them by command."""
+"""The extensions for operators: model_repository, statistics, trace and logging."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from edged.api.grpc.rpc import Context, Service
+from edged.api.grpc.rpc import Context
 from edged.engines.controller import Controller
 from edged.engines.loader import READY
 from edged.engines.plan import PlannedModel
@@ -17,54 +17,76 @@ from edged.errors import InvalidInput, Unsupported
 from edged.logs.formats import TextLines
 from edged.proto import open_inference_pb2 as pb
 from edged.serving import trace_settings
-from edged.serving.statistics import BatchDuration, Duration, ResponseDuration, Statistics
+from edged.serving.statistics import Duration
 from edged.serving.trace import Tracing
 
 _FILE = "file:"
 _UNLOAD = "unload_dependents"
 
 
-class ControlHandlers:
-    """RepositoryIndex, RepositoryModelLoad, RepositoryModelUnload."""
+class AdministrationHandlers:
+    """The repository, the statistics and the trace settings of the models in a controller."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._loader = controller.loader
+    def __init__(self, controller: Controller, tracing: Tracing) -> None:
+        self._controller, self._tracing = controller, tracing
 
-    def register(self, service: Service) -> None:
-        service.unary("RepositoryIndex", pb.RepositoryIndexRequest, self.index)
-        service.unary("RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load)
-        service.unary("RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload)
-
-    async def index(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
+    async def repository_index(
+        self, request: pb.RepositoryIndexRequest, context: Context
+    ) -> pb.RepositoryIndexResponse:
         _require_the_repository(request.repository_name)
-        rows = [row for row in await self._loader.listed() if row.state == READY or not request.ready]
+        rows = [row for row in await self._controller.loader.listed() if row.state == READY or not request.ready]
         model = pb.RepositoryIndexResponse.ModelIndex
         return pb.RepositoryIndexResponse(
             models=[model(name=row.name, version=row.version, state=row.state, reason=row.reason) for row in rows]
         )
 
-    async def load(self, request: pb.RepositoryModelLoadRequest, context: Context) -> pb.RepositoryModelLoadResponse:
-        """Answers once the model can; see `Loader.load` for what it does not."""
+    async def repository_model_load(
+        self, request: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        """Answer once the model can; see `Loader.load` for the errors."""
         _require_the_repository(request.repository_name)
         config, files = overrides(request.parameters)
-        await self._loader.load(request.model_name, config, files)
+        await self._controller.loader.load(request.model_name, config, files)
         return pb.RepositoryModelLoadResponse()
 
-    async def unload(
+    async def repository_model_unload(
         self, request: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
-        """`unload_dependents` changes nothing: no model is made of others here."""
+        """`unload_dependents` changes nothing: no model depends on another here."""
         _require_the_repository(request.repository_name)
         for name, parameter in request.parameters.items():
             if name != _UNLOAD:
-                raise InvalidInput(f"to unload a model there is no parameter {name[:80]!r}, only {_UNLOAD}")
+                raise InvalidInput(f"unloading a model takes no parameter {name[:80]!r}, only {_UNLOAD}")
             _require(name, parameter, "bool_param")
-        await self._loader.unload(request.model_name)
+        await self._controller.loader.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
+
+    async def model_statistics(
+        self, request: pb.ModelStatisticsRequest, context: Context
+    ) -> pb.ModelStatisticsResponse:
+        """Without a name for every model, without a version for every version. NotFound."""
+        if request.name and request.version:
+            models = [self._controller.find(request.name, request.version)]
+        elif request.name:
+            models = self._controller.catalogue.versions(self._controller.find(request.name).entry.model)
+        else:
+            models = [planned for _, planned in sorted(self._controller.models.items())]
+        return pb.ModelStatisticsResponse(model_stats=[_statistics(planned) for planned in models])
+
+    async def trace_setting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
+        """Change the settings in the request, if any, and return all."""
+        # They belong to all versions of a model, whichever the request names.
+        model = self._controller.find(request.model_name).entry.model if request.model_name else ""
+        if request.settings:
+            self._tracing.change({name: list(value.value) for name, value in request.settings.items()}, model)
+        response = pb.TraceSettingResponse()
+        for name, texts in trace_settings.shown(self._tracing.settings(model)).items():
+            response.settings[name].value.extend(texts)
+        return response
 
 
 def overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> tuple[str | None, dict[str, bytes]]:
-    """The configuration, None where there is none, and the files by path. InvalidInput for any other parameter."""
+    """The configuration, None if it is not given, and the files by path. InvalidInput for any other parameter."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for name, parameter in parameters.items():
@@ -75,112 +97,59 @@ def overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> tuple[st
             _require(name, parameter, "bytes_param")
             files[name.removeprefix(_FILE)] = parameter.bytes_param
         else:
-            raise InvalidInput(f"to load a model there is no parameter {name[:80]!r}, only config and file:PATH")
+            raise InvalidInput(f"loading a model takes no parameter {name[:80]!r}, only config and file:PATH")
     return config, files
 
 
 def _require(name: str, parameter: pb.ModelRepositoryParameter, kind: str) -> None:
     given = parameter.WhichOneof("parameter_choice")
     if given != kind:
-        raise InvalidInput(f"parameter {name[:80]!r} comes as {kind}, not as {given or 'nothing'}")
+        raise InvalidInput(f"parameter {name[:80]!r} must be a {kind}, not {given or 'empty'}")
 
 
 def _require_the_repository(name: str) -> None:
     if name:
-        raise Unsupported(f"there is one folder of models, which has no name; leave repository_name {name[:80]!r} away")
+        raise Unsupported(f"the only repository has no name; leave out repository_name {name[:80]!r}")
 
 
-class StatisticsHandlers:
-    """Tells statistics of one model or of all."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-
-    def register(self, service: Service) -> None:
-        service.unary("ModelStatistics", pb.ModelStatisticsRequest, self.model_statistics)
-
-    async def model_statistics(
-        self, request: pb.ModelStatisticsRequest, context: Context
-    ) -> pb.ModelStatisticsResponse:
-        """Without a name those of every model, without a version those of every version. NotFound."""
-        if request.name and request.version:
-            models = [self._controller.find(request.name, request.version)]
-        elif request.name:
-            models = self._controller.catalogue.versions(self._controller.find(request.name).entry.model)
-        else:
-            models = [planned for _, planned in sorted(self._controller.models.items())]
-        return pb.ModelStatisticsResponse(model_stats=[_of_model(planned) for planned in models])
-
-
-def _of_model(planned: PlannedModel) -> pb.ModelStatistics:
-    statistics = planned.slot.statistics
-    return pb.ModelStatistics(
+def _statistics(planned: PlannedModel) -> pb.ModelStatistics:
+    found = planned.slot.statistics
+    message = pb.ModelStatistics(
         name=planned.entry.model,
         version=planned.version,
-        last_inference=statistics.last_inference_ms,
-        inference_count=statistics.inference_count,
-        execution_count=statistics.execution_count,
-        inference_stats=_of_requests(statistics),
-        batch_stats=[_of_batches(rows, batch) for rows, batch in sorted(statistics.batches.items())],
-        response_stats={str(place): _of_responses(each) for place, each in sorted(statistics.responses.items())},
+        last_inference=found.last_inference_ms,
+        inference_count=found.inference_count,
+        execution_count=found.execution_count,
+        inference_stats=pb.InferStatistics(
+            **_durations(found, "success", "fail", "queue", *_COMPUTE),
+            cache_hit=pb.StatisticDuration(),  # answers are not cached
+            cache_miss=pb.StatisticDuration(),
+        ),
     )
+    for rows, batch in sorted(found.batches.items()):
+        message.batch_stats.add(batch_size=rows, **_durations(batch, *_COMPUTE))
+    for place, response in sorted(found.responses.items()):
+        message.response_stats[str(place)].MergeFrom(
+            pb.InferResponseStatistics(
+                **_durations(response, "compute_infer", "compute_output", "success"),
+                empty_response=_duration(response.empty),
+                fail=pb.StatisticDuration(),  # a request fails as a whole, before its first response
+                cancel=pb.StatisticDuration(),
+            )
+        )
+    return message
 
 
-def _of_requests(statistics: Statistics) -> pb.InferStatistics:
-    return pb.InferStatistics(
-        success=_duration(statistics.success),
-        fail=_duration(statistics.fail),
-        queue=_duration(statistics.queue),
-        compute_input=_duration(statistics.compute_input),
-        compute_infer=_duration(statistics.compute_infer),
-        compute_output=_duration(statistics.compute_output),
-        cache_hit=pb.StatisticDuration(),  # answers are not kept
-        cache_miss=pb.StatisticDuration(),
-    )
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
-def _of_batches(rows: int, batch: BatchDuration) -> pb.InferBatchStatistics:
-    return pb.InferBatchStatistics(
-        batch_size=rows,
-        compute_input=_duration(batch.compute_input),
-        compute_infer=_duration(batch.compute_infer),
-        compute_output=_duration(batch.compute_output),
-    )
-
-
-def _of_responses(response: ResponseDuration) -> pb.InferResponseStatistics:
-    return pb.InferResponseStatistics(
-        compute_infer=_duration(response.compute_infer),
-        compute_output=_duration(response.compute_output),
-        success=_duration(response.success),
-        fail=pb.StatisticDuration(),  # a request fails as a whole, before its first response
-        empty_response=_duration(response.empty),
-        cancel=pb.StatisticDuration(),
-    )
+def _durations(found: object, *names: str) -> dict[str, pb.StatisticDuration]:
+    """The durations of `found` with these names, as fields of a message."""
+    return {name: _duration(getattr(found, name)) for name in names}
 
 
 def _duration(duration: Duration) -> pb.StatisticDuration:
     return pb.StatisticDuration(count=duration.count, ns=duration.ns)
-
-
-class TraceHandlers:
-    """Changes and tells trace settings."""
-
-    def __init__(self, controller: Controller, tracing: Tracing) -> None:
-        self._controller, self._tracing = controller, tracing
-
-    def register(self, service: Service) -> None:
-        service.unary("TraceSetting", pb.TraceSettingRequest, self.trace_setting)
-
-    async def trace_setting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
-        """Answers with all settings as they hold now; without any in the request it only tells."""
-        # Of all versions of a model, however it was named.
-        model = self._controller.find(request.model_name).entry.model if request.model_name else ""
-        if request.settings:
-            self._tracing.change({name: list(value.value) for name, value in request.settings.items()}, model)
-        told = trace_settings.shown(self._tracing.settings(model))
-        values_of = {name: pb.TraceSettingResponse.SettingValue(value=texts) for name, texts in told.items()}
-        return pb.TraceSettingResponse(settings=values_of)
 
 
 Value: TypeAlias = bool | int | str
@@ -191,7 +160,7 @@ _FORMATS = ("default", _ISO)
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """What is logged. `verbose` 1 adds every call, 2 what libraries tell of themselves as well."""
+    """What is logged. `verbose` 1 adds every call, 2 also the debug messages of libraries."""
 
     info: bool = True
     warning: bool = True
@@ -200,7 +169,7 @@ class LogSettings(msgspec.Struct, frozen=True):
     format: str = "default"
 
     def admits(self, level: int) -> bool:
-        """Whether a record of so high a level is written. What ends the daemon always is."""
+        """Whether a record of that level is written. Critical records always are."""
         if level >= logging.CRITICAL:
             return True
         if level >= logging.ERROR:
@@ -211,35 +180,42 @@ class LogSettings(msgspec.Struct, frozen=True):
 
 
 class LogHandlers:
-    """Holds the daemon's loggers to its settings; the loggers of one process have one such."""
+    """Applies the log settings of clients to the loggers of this process. One per process."""
 
     def __init__(self) -> None:
         self._settings = LogSettings()
         self._before: dict[logging.Handler, logging.Formatter | None] = {}
         self._levels: dict[str, int] = {}
 
-    def register(self, service: Service) -> None:
-        service.unary("LogSettings", pb.LogSettingsRequest, self.log_settings)
-
     async def log_settings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
-        """Changes all that is given, or nothing where something of it is wrong. Answers with all settings."""
+        """Change the given settings, or none of them if one is invalid, and return all. InvalidInput."""
         if request.settings:
             self._settings = changed(self._settings, {name: _value(value) for name, value in request.settings.items()})
             self._apply()
-        return pb.LogSettingsResponse(settings={name: _told(value) for name, value in shown(self._settings).items()})
+        response = pb.LogSettingsResponse()
+        for name, value in shown(self._settings).items():
+            kind = (
+                "bool_param"
+                if isinstance(value, bool)
+                else "uint32_param"
+                if isinstance(value, int)
+                else "string_param"
+            )
+            setattr(response.settings[name], kind, value)
+        return response
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """What logging asks of each record."""
+        """Whether to write a record, as a filter of logging."""
         return self._settings.admits(record.levelno)
 
     def again(self) -> None:
-        """The configuration changed the log beneath: what clients have set is set anew, on top of that."""
+        """Apply the settings of clients again, after the configuration of the log changed."""
         self._levels.clear()
         self._apply()
 
     def _apply(self) -> None:
         for handler in logging.getLogger().handlers:
-            handler.addFilter(self.filter)  # which counts once, however often
+            handler.addFilter(self.filter)  # added again it changes nothing
             if not isinstance(handler.formatter, _Iso):
                 self._before[handler] = handler.formatter
             handler.setFormatter(_Iso() if self._settings.format == _ISO else self._before.get(handler))
@@ -270,7 +246,7 @@ def changed(settings: LogSettings, values: dict[str, Value | None]) -> LogSettin
                 raise InvalidInput("log_file cannot be set by clients; redirect the daemon's standard error instead")
         else:
             known = ", ".join(shown(settings))
-            raise InvalidInput(f"there is no log setting {name[:40]!r}; there are {known}")
+            raise InvalidInput(f"log setting {name[:40]!r} does not exist; known are {known}")
     return msgspec.structs.replace(settings, **fields)
 
 
@@ -292,16 +268,8 @@ def _value(value: pb.LogSettingsRequest.SettingValue) -> Value | None:
     return found
 
 
-def _told(value: Value) -> pb.LogSettingsResponse.SettingValue:
-    if isinstance(value, bool):
-        return pb.LogSettingsResponse.SettingValue(bool_param=value)
-    if isinstance(value, int):
-        return pb.LogSettingsResponse.SettingValue(uint32_param=value)
-    return pb.LogSettingsResponse.SettingValue(string_param=value)
-
-
 class _Iso(TextLines):
-    """UTC to the millisecond, for programs that read logs; otherwise as all text, whoever chose the names in it."""
+    """Lines with the time in UTC to the millisecond, for programs that read logs."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"

@@ -1,4 +1,4 @@
-"""Which model a request is about."""
+"""Models as the Open Inference Protocol describes them: readiness, metadata and configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from edged.api.grpc.rpc import Context, Service
+from edged.api.grpc.rpc import Context
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import readiness
@@ -24,14 +24,14 @@ from edged.version import __version__
 
 
 def find(controller: Controller, name: str, version: str = "") -> PlannedModel:
-    """The plan of a model, or of one version of it. InvalidInput, NotFound, or NotReady for a version to come."""
+    """The plan of a model, or of one version. InvalidInput, NotFound, NotReady for a version that is not loaded."""
     if not name:
         raise InvalidInput("the request names no model; set its name")
     return controller.find(name, version)
 
 
 async def loaded(planned: PlannedModel) -> Model:
-    """The model that answers, waiting while it is being read for the first time; NotReady where it cannot be served."""
+    """The model that answers, once it was read for the first time. NotReady if it cannot be served."""
     while planned.answering is None and planned.reading is not None and not planned.reading.done():
         await asyncio.wait([planned.reading])
     answering = planned.answering
@@ -41,7 +41,6 @@ async def loaded(planned: PlannedModel) -> Model:
     return answering
 
 
-# Only what works is claimed.
 EXTENSIONS = (
     "model_configuration",
     "model_repository",
@@ -64,15 +63,9 @@ class ConfigurationHandlers:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    def register(self, service: Service) -> None:
-        service.unary("ModelReady", pb.ModelReadyRequest, self.model_ready)
-        service.unary("ServerMetadata", pb.ServerMetadataRequest, self.server_metadata)
-        service.unary("ModelMetadata", pb.ModelMetadataRequest, self.model_metadata)
-        service.unary("ModelConfig", pb.ModelConfigRequest, self.model_config)
-
     async def model_ready(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """False while requests would wait, and for what does not exist, as in Triton. NotReady for a model that exists
-        and cannot be served: there are clients that look at the status alone."""
+        """False while requests would wait, and for an unknown model, as in Triton. NotReady for a model that exists and
+        cannot be served: some clients look at the status alone."""
         try:
             planned = find(self._controller, request.name, request.version)
         except NotFound:
@@ -119,21 +112,21 @@ _KINDS = {
 
 
 def clients_inputs(model: Model) -> tuple[TensorSpec, ...]:
-    """The inputs that a client sends: none that edged fills in from a sequence."""
+    """The inputs that a client sends: without those that edged fills in from a sequence."""
     plan = model.sequencing
-    made_up = plan.inputs if plan is not None and plan.declared else frozenset[str]()
-    return tuple(spec for spec in model.declared.inputs if spec.name not in made_up)
+    filled = plan.inputs if plan is not None and plan.declared else frozenset[str]()
+    return tuple(spec for spec in model.declared.inputs if spec.name not in filled)
 
 
 def clients_outputs(model: Model) -> tuple[TensorSpec, ...]:
-    """The outputs that a client gets where it names none: not what the model keeps for itself."""
+    """The outputs that a client gets by default: without the states of a sequence."""
     plan, shown = model.sequencing, {output.name for output in model.triton.outputs}
-    kept = plan.outputs - shown if plan is not None and plan.declared else frozenset[str]()
-    return tuple(spec for spec in model.declared.outputs if spec.name not in kept)
+    states = plan.outputs - shown if plan is not None and plan.declared else frozenset[str]()
+    return tuple(spec for spec in model.declared.outputs if spec.name not in states)
 
 
 def config_of(model: Model, batching: TensorBatching) -> config_pb.ModelConfig:
-    """The whole of it; `batching` is how requests are put together now."""
+    """The complete configuration; `batching` is the one in force."""
     rows, triton, labels = model.max_batch_size, model.triton, {o.name: o.label_file for o in model.triton.outputs}
     config = config_pb.ModelConfig(
         name=model.entry.model,
@@ -150,26 +143,24 @@ def config_of(model: Model, batching: TensorBatching) -> config_pb.ModelConfig:
         ),
     )
     for spec in clients_inputs(model):
-        config.input.add(name=spec.name, data_type=_type(spec), dims=_dims(spec, rows))
-    for spec in model.inspection.optional:  # whose first dimension is no batch's
-        config.input.add(name=spec.name, data_type=_type(spec), dims=spec.dims, optional=True)
+        config.input.add(name=spec.name, data_type=_data_type(spec.datatype), dims=_dims(spec, rows))
+    for spec in model.inspection.optional:  # without a batch dimension
+        config.input.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.dims, optional=True)
     for spec in clients_outputs(model):
         label = labels.get(spec.name, "")
-        config.output.add(name=spec.name, data_type=_type(spec), dims=_dims(spec, rows), label_filename=label)
+        config.output.add(
+            name=spec.name, data_type=_data_type(spec.datatype), dims=_dims(spec, rows), label_filename=label
+        )
     if model.is_decoupled:
         config.model_transaction_policy.decoupled = True
     plan = model.sequencing
     if plan is not None and plan.declared:
-        said = triton.sequence or SequenceBatching()
-        sequence = replace(said, idle=plan.idle, controls=plan.controls, states=plan.states)
+        given = triton.sequence or SequenceBatching()
+        sequence = replace(given, idle=plan.idle, controls=plan.controls, states=plan.states)
         config.sequence_batching.CopyFrom(_sequence(sequence))
     elif triton.dynamic is not None or batching.batching.limit > 1:
         config.dynamic_batching.CopyFrom(_dynamic(model, batching))
     return config
-
-
-def _type(spec: TensorSpec) -> config_pb.DataType:
-    return _data_type(spec.datatype)
 
 
 def _dims(spec: TensorSpec, rows: int) -> tuple[int, ...]:
@@ -218,11 +209,11 @@ def _sequence(sequence: SequenceBatching) -> config_pb.ModelSequenceBatching:
     for name, controls in by_input.items():
         message.control_input.add(name=name, control=[_control(control) for control in controls])
     for state in sequence.states:
-        told = message.state.add(input_name=state.input, output_name=state.output, dims=state.dims)
+        added = message.state.add(input_name=state.input, output_name=state.output, dims=state.dims)
         if state.datatype:
-            told.data_type = _data_type(state.datatype)
+            added.data_type = _data_type(state.datatype)
         if state.initial_file:
-            told.initial_state.add(data_type=told.data_type, dims=state.initial_dims, data_file=state.initial_file)
+            added.initial_state.add(data_type=added.data_type, dims=state.initial_dims, data_file=state.initial_file)
     return message
 
 

@@ -12,7 +12,7 @@ from edged.api.grpc import wire
 from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.status import describe
 from edged.api.grpc.wire import Contents, Request
-from edged.api.inference.administration import ControlHandlers, LogHandlers, StatisticsHandlers, TraceHandlers
+from edged.api.inference.administration import AdministrationHandlers, LogHandlers
 from edged.api.inference.infer import Caller, Inference
 from edged.api.inference.models import ConfigurationHandlers
 from edged.api.inference.shared_memory import SharedMemoryAccess, SharedMemoryHandlers
@@ -26,47 +26,42 @@ class InferenceService:
     """Answers the protocol's calls from the controller's plans and slots."""
 
     def __init__(self, controller: Controller, tracing: Tracing, shared_memory_over_tcp: bool = False) -> None:
-        self._controller, self._tracing = controller, tracing
+        self._controller = controller
         self._access = SharedMemoryAccess(over_tcp=shared_memory_over_tcp)
         self.inference = Inference(controller, tracing, self._access)
-        self._inferring = InferHandlers(self.inference)
-        self._logs = LogHandlers()
+        self._inferring, self._logs = InferHandlers(self.inference), LogHandlers()
+        self.service = Service(
+            pb.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+            self,
+            self._inferring,
+            self._logs,
+            ConfigurationHandlers(controller),
+            AdministrationHandlers(controller, tracing),
+            SharedMemoryHandlers(self._access),
+        )
 
     def log_again(self) -> None:
-        """The configuration of the log changed: what clients have set of it goes on top."""
+        """Apply the log settings of clients again, after the configuration of the log changed."""
         self._logs.again()
 
     def allow_shared_memory_over_tcp(self, allowed: bool) -> None:
-        """Whether clients that come by TCP may register shared memory, from now on."""
+        """Set whether clients over TCP may register shared memory."""
         self._access.over_tcp = allowed
 
     def stop(self) -> None:
-        """Takes no more requests on streams: each ends once what it sent is answered."""
+        """Take no more requests on streams: each ends once its requests are answered."""
         self._inferring.stop()
         self.inference.close()
-
-    def service(self) -> Service:
-        service = Service("inference.GRPCInferenceService")
-        service.unary("ServerLive", pb.ServerLiveRequest, self.server_live)
-        service.unary("ServerReady", pb.ServerReadyRequest, self.server_ready)
-        self._inferring.register(service)
-        SharedMemoryHandlers(self._access).register(service)
-        ConfigurationHandlers(self._controller).register(service)
-        ControlHandlers(self._controller).register(service)
-        StatisticsHandlers(self._controller).register(service)
-        TraceHandlers(self._controller, self._tracing).register(service)
-        self._logs.register(service)
-        return service
 
     async def server_live(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Ready once every model is that can be served; with strict_readiness = false as soon as there is a daemon."""
+        """Ready once every model that can be served is; with strict_readiness = false always."""
         return pb.ServerReadyResponse(ready=all_ready(self._controller.models.values(), self._controller.health))
 
 
-# Of one stream under way, requests and their bytes; beyond either no more are read.
+# Requests of one stream in progress, and their bytes; beyond either no more are read.
 _STREAM_WINDOW = 16
 _STREAM_BYTES = 64 << 20
 _write_streamed = partial(wire.write, streamed=True)
@@ -79,17 +74,13 @@ class InferHandlers:
         self._inference = inference
         self._readers: set[asyncio.Task[None]] = set()
 
-    def register(self, service: Service) -> None:
-        service.unary("ModelInfer", pb.ModelInferRequest, self.model_infer, self.model_infer_bytes)
-        service.duplex_encoded("ModelStreamInfer", self.model_stream_infer)
-
     def stop(self) -> None:
-        """Takes no more requests on streams: each ends once what it sent is answered."""
+        """Take no more requests on streams: each ends once its requests are answered."""
         for reader in self._readers:
             reader.cancel()
 
     async def model_infer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        """The answer as a message, for whoever has the request as one."""
+        """The response as a message, for calls that do not come by gRPC."""
         (response,) = await self._inference.answer(Request.of(request), _caller(context), _message)
         return response
 
@@ -97,10 +88,9 @@ class InferHandlers:
         (response,) = await self._inference.answer(wire.read(request), _caller(context), wire.write)
         return response
 
-    async def model_stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        """Answers in the order of the requests. One that fails is told in its response; the stream goes on.
-
-        A client that asks for it by the metadata `triton_grpc_error: true` gets a status, and the stream ends.
+    async def model_stream_infer_bytes(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        """Yield responses in the order of the requests. The response of a failed request has its error, and the stream
+        goes on; with the metadata `triton_grpc_error: true` the stream ends with a status instead.
         """
         strict = ("triton_grpc_error", "true") in context.metadata
         caller = Caller(context.peer, patient=True, streamed=True)
@@ -109,7 +99,7 @@ class InferHandlers:
         async def read() -> None:
             nonlocal ended
             try:
-                async for request in requests:  # what was read is answered, whoever stops this
+                async for request in requests:  # what was read is answered also if this is stopped
                     window.begin(asyncio.create_task(self._answer(request, caller, strict)), len(request))
                     arrived.set()
                     await window.room()
@@ -135,7 +125,7 @@ class InferHandlers:
             window.cancel()
 
     async def _answer(self, data: bytes, caller: Caller, strict: bool) -> list[bytes]:
-        """The responses of one request; without `strict` an error is one, too."""
+        """The responses of one request; without `strict`, a failed one has a response with the error."""
         identifier = ""
         try:
             request = wire.read(data)
@@ -150,7 +140,7 @@ class InferHandlers:
 
 
 class _Window:
-    """The requests of one stream that are under way, in their order, and their bytes."""
+    """The requests of one stream in progress, in their order, and their bytes."""
 
     def __init__(self) -> None:
         self._tasks: deque[tuple[asyncio.Task[list[bytes]], int]] = deque()
@@ -166,13 +156,13 @@ class _Window:
         self._bytes += size
 
     def end(self) -> None:
-        """The first one's responses have been taken."""
+        """Remove the first, whose responses were sent."""
         _, size = self._tasks.popleft()
         self._bytes -= size
         self._ended.set()
 
     async def room(self) -> None:
-        """Until another may be read, which can be as large as any: its size is known only then."""
+        """Wait until another may be read. Its size is known only then, so it is not counted before."""
         while len(self._tasks) >= _STREAM_WINDOW or self._bytes >= _STREAM_BYTES:
             self._ended.clear()
             await self._ended.wait()
@@ -180,10 +170,11 @@ class _Window:
     def cancel(self) -> None:
         for task, _ in self._tasks:
             task.cancel()
-            task.add_done_callback(_see)  # whatever it ends with, nobody waits for it
+            task.add_done_callback(_retrieve_exception)
 
 
-def _see(task: asyncio.Task[list[bytes]]) -> None:
+def _retrieve_exception(task: asyncio.Task[list[bytes]]) -> None:
+    """Keep asyncio from logging an error of a task that is not awaited."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,4 @@
-"""The local lanes of a real daemon: ZeroMQ and shared memory give what gRPC gives, and the publisher tells of it."""
+"""The local endpoints of a real daemon: ZeroMQ and shared memory give the results of gRPC, and the publisher has them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _SCENE = Scene(7)
 _PICTURES = [_SCENE.frame(index)[0] for index in range(10)]
 
 
-class LaneDaemon(Daemon):
-    """A daemon with the ZeroMQ lanes open."""
+class EndpointDaemon(Daemon):
+    """A daemon with the ZeroMQ endpoints open."""
 
     def __init__(self, *arguments: str) -> None:
         super().__init__(builds=False)
@@ -42,8 +42,8 @@ class LaneDaemon(Daemon):
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[LaneDaemon]:
-    with LaneDaemon() as daemon:
+def daemon() -> Iterator[EndpointDaemon]:
+    with EndpointDaemon() as daemon:
         daemon.settled("shapes", 200)
         yield daemon
 
@@ -86,7 +86,7 @@ def same(told: dict[str, Any], wanted: Any) -> None:
         assert (one["x"], one["y"], one["confidence"]) == pytest.approx((*centre, other.score), abs=0.05)
 
 
-def test_every_way_of_sending_a_picture_gives_what_grpc_gives(daemon: LaneDaemon, connect: Connect) -> None:
+def test_every_way_of_sending_a_picture_gives_what_grpc_gives(daemon: EndpointDaemon, connect: Connect) -> None:
     image = _PICTURES[0]
     jpeg, raw = cv2.imencode(".jpg", image)[1].tobytes(), image.tobytes()
     geometry = {"format": "bgr", "width": image.shape[1], "height": image.shape[0]}
@@ -102,7 +102,7 @@ def test_every_way_of_sending_a_picture_gives_what_grpc_gives(daemon: LaneDaemon
         same(ask(socket, {"shared": shared}), client.infer("shapes", jpeg))
 
 
-def test_a_region_a_turn_and_thresholds_are_heeded(daemon: LaneDaemon, connect: Connect) -> None:
+def test_a_region_a_turn_and_thresholds_are_heeded(daemon: EndpointDaemon, connect: Connect) -> None:
     jpeg = cv2.imencode(".jpg", _PICTURES[0])[1].tobytes()
     with daemon.client() as client:
         socket = connect(zmq.REQ, daemon.frames)
@@ -112,7 +112,7 @@ def test_a_region_a_turn_and_thresholds_are_heeded(daemon: LaneDaemon, connect: 
         same(ask(socket, {**header, "thresholds": limits}, jpeg), wanted)
 
 
-def test_results_of_a_stream_carry_numbers_times_and_the_engine(daemon: LaneDaemon, connect: Connect) -> None:
+def test_results_of_a_stream_carry_numbers_times_and_the_engine(daemon: EndpointDaemon, connect: Connect) -> None:
     socket = connect(zmq.DEALER, daemon.frames)
     jpegs = [cv2.imencode(".jpg", picture)[1].tobytes() for picture in _PICTURES]
     for number, jpeg in enumerate(jpegs):
@@ -127,7 +127,7 @@ def test_results_of_a_stream_carry_numbers_times_and_the_engine(daemon: LaneDaem
         assert cameras["door"].answered == len(jpegs)
 
 
-def test_a_damaged_picture_and_an_unknown_model_are_told(daemon: LaneDaemon, connect: Connect) -> None:
+def test_a_damaged_picture_and_an_unknown_model_are_told(daemon: EndpointDaemon, connect: Connect) -> None:
     socket = connect(zmq.REQ, daemon.frames)
     assert ask(socket, {"sequence": 4}, b"no picture")["error"]["reason"] == "INVALID_IMAGE"
     assert "no model 'window'" in ask(socket, {"model": "window"}, b"x")["error"]["message"]
@@ -137,7 +137,7 @@ def test_a_damaged_picture_and_an_unknown_model_are_told(daemon: LaneDaemon, con
     assert same_again["predictions"]
 
 
-def test_raw_outputs_follow_their_description(daemon: LaneDaemon, connect: Connect) -> None:
+def test_raw_outputs_follow_their_description(daemon: EndpointDaemon, connect: Connect) -> None:
     """Of a model of no family: what it is fed is a picture, what comes back are its tensors."""
     onnx_files.convolutions(daemon.models / "plain.onnx")
     daemon.ready("plain")
@@ -154,7 +154,7 @@ def test_raw_outputs_follow_their_description(daemon: LaneDaemon, connect: Conne
         wait_for("the model is gone", lambda: [model.name for model in client.models()] == ["shapes"])
 
 
-def test_results_and_events_are_published(daemon: LaneDaemon, connect: Connect) -> None:
+def test_results_and_events_are_published(daemon: EndpointDaemon, connect: Connect) -> None:
     listener = connect(zmq.SUB, daemon.publish)
     listener.subscribe(b"results/shapes/yard")
     listener.subscribe(b"events/commanded")
@@ -184,7 +184,7 @@ def test_results_and_events_are_published(daemon: LaneDaemon, connect: Connect) 
 # -- shared memory through gRPC ---------------------------------------------------------------------------------------
 
 
-def test_results_over_grpc_are_published_too(daemon: LaneDaemon, connect: Connect) -> None:
+def test_results_over_grpc_are_published_too(daemon: EndpointDaemon, connect: Connect) -> None:
     listener = connect(zmq.SUB, daemon.publish)
     listener.rcvtimeo = 200
     listener.subscribe(b"results/shapes/gate")
@@ -205,7 +205,7 @@ def test_results_over_grpc_are_published_too(daemon: LaneDaemon, connect: Connec
     assert wait_for("a result is published", told)["camera"] == "gate"
 
 
-def test_a_stream_of_arrays_goes_through_shared_memory_with_the_same_results(daemon: LaneDaemon) -> None:
+def test_a_stream_of_arrays_goes_through_shared_memory_with_the_same_results(daemon: EndpointDaemon) -> None:
     with daemon.client() as client:
         options: dict[str, Any] = {"lossless": True}
         through = list(client.stream("shapes", iter(_PICTURES), shared=True, **options))
@@ -227,7 +227,7 @@ def detect(target: str, frames: list[pb.Frame]) -> list[pb.Result]:
         return list(call(iter(frames), timeout=60))
 
 
-def test_announcements_that_cannot_be_are_answered_by_errors_and_the_stream_goes_on(daemon: LaneDaemon) -> None:
+def test_announcements_that_cannot_be_are_answered_by_errors_and_the_stream_goes_on(daemon: EndpointDaemon) -> None:
     image = _PICTURES[0]
     with SharedRing(2, image.nbytes) as ring:
         place = ring.put(image)
@@ -281,7 +281,7 @@ with edged.Client(sys.argv[1]) as client:
 """
 
 
-def test_a_client_that_is_killed_costs_the_daemon_nothing(daemon: LaneDaemon) -> None:
+def test_a_client_that_is_killed_costs_the_daemon_nothing(daemon: EndpointDaemon) -> None:
     def held() -> list[str]:
         """What the daemon has open of that client's."""
         links = []
@@ -305,7 +305,7 @@ def test_a_client_that_is_killed_costs_the_daemon_nothing(daemon: LaneDaemon) ->
     assert not [name for name in os.listdir("/dev/shm") if name in left]
 
 
-def test_segments_cut_off_in_the_middle_of_a_stream_are_survived(daemon: LaneDaemon) -> None:
+def test_segments_cut_off_in_the_middle_of_a_stream_are_survived(daemon: EndpointDaemon) -> None:
     pid, image = daemon.pid, _PICTURES[0]
 
     def frames() -> Iterator[np.ndarray]:

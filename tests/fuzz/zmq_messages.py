@@ -1,4 +1,4 @@
-"""Messages of several parts, over ZeroMQ, for the lane of frames and for Frigate's."""
+"""Messages of several parts, over ZeroMQ, for the endpoints of frames and of Frigate."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def frames(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> No
     good = {"camera": "last", "sequence": 1, "model": goods.SHAPES}
     asking.send_multipart([json.dumps(good).encode(), goods.PICTURE])
     if not asking.poll(_PATIENCE_MS) or b'"error"' in asking.recv_multipart()[0]:
-        tally.fail("the lane of frames answers a good frame no more")
+        tally.fail("the endpoint of frames no longer answers a good frame")
     asking.close(0)
     context.term()
 

@@ -1,0 +1,76 @@
+"""Where ZeroMQ sockets may listen."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from pathlib import Path
+
+import pytest
+import zmq
+
+from edged.api.endpoints.zmq_socket import BoundSocket, place
+from edged.errors import ConfigError
+from tests.unit.zmq_peers import folder as folder
+from tests.waiting import run
+
+
+@pytest.mark.parametrize(
+    ("address", "remote", "bound"),
+    [
+        ("ipc:///run/x", None, "ipc:///run/x"),
+        ("tcp://localhost:5", None, "tcp://127.0.0.1:5"),
+        ("tcp://127.0.0.2:5", False, "tcp://127.0.0.2:5"),
+        ("tcp://[::1]:5", None, "tcp://[::1]:5"),
+        ("tcp://172.17.0.1:5", True, "tcp://172.17.0.1:5"),
+        ("tcp://0.0.0.0:5", True, "tcp://0.0.0.0:5"),
+        ("tcp://[fd00::1]:5", True, "tcp://[fd00::1]:5"),
+        ("tcp://localhost:5", True, "tcp://127.0.0.1:5"),
+    ],
+)
+def test_place_allowed_address(address: str, remote: bool | None, bound: str) -> None:
+    assert place(address, "[x] y", remote)[0] == bound
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        *(
+            (None, address)
+            for address in ("", "/run/x", "ipc://x", "ipc://@abstract", "ipc://*", "ipc:///" + "x" * 110)
+        ),
+        *(
+            (None, address)
+            for address in ("ipc://*", "inproc://x", "udp://127.0.0.1:5", "tcp://*:5", "tcp://0.0.0.0:5")
+        ),
+        *((None, address) for address in ("tcp://example.com:5", "tcp://localhost", "tcp://localhost:x")),
+        (False, "tcp://10.0.0.1:5"),
+        *((True, address) for address in ("tcp://example.com:5", "tcp://*:5", "tcp://127.0.0.1:70000")),
+    ],
+)
+def test_place_invalid_address_is_refused_in_one_line(remote: bool | None, address: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        place(address, "[x] y", remote)
+    assert "\n" not in str(raised.value)
+
+
+def test_bound_socket_replaces_a_dead_socket_and_no_living_one_or_other_file(folder: Path) -> None:
+    async def main() -> None:
+        path = folder / "sub" / "socket"
+        listen = partial(BoundSocket, zmq.ROUTER, f"ipc://{path}", "[x] y", lambda _: None, hwm=1, max_message=100)
+        first = listen()
+        assert oct(path.stat().st_mode)[-3:] == "660"
+        with pytest.raises(ConfigError):
+            listen()
+        first.close()
+        first.close()
+        assert not list(path.parent.iterdir())
+        path.write_bytes(b"")
+        with pytest.raises(ConfigError):
+            listen()
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))  # and never listens
+        listen().close()
+
+    run(main())

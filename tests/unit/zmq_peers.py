@@ -1,0 +1,31 @@
+"""Peers of the daemon's ZeroMQ sockets."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="edz-") as name:  # a socket's path is short
+        yield Path(name)
+
+
+@asynccontextmanager
+async def peer(folder: Path, kind: int = zmq.DEALER, name: str = "frames") -> AsyncIterator[zmq.asyncio.Socket]:
+    context = zmq.asyncio.Context()
+    link = context.socket(kind)
+    link.linger = 0
+    link.connect(f"ipc://{folder}/{name}")
+    try:
+        yield link
+    finally:
+        link.close()
+        context.term()
