@@ -103,13 +103,6 @@ def test_a_certificate_that_cannot_be_used_changes_nothing_and_is_told(daemon: G
     wait_for("it is over", lambda: not _alarms(daemon), 15)
 
 
-def test_a_certificate_that_soon_expires_is_told_of(daemon: Guarded) -> None:
-    _replace(daemon, daemon.authority.issue("short", days=5))
-    wait_for("it is told", lambda: any("expires in" in m for m in _alarms(daemon)), 15)
-    _replace(daemon, daemon.authority.issue("long"))
-    wait_for("it is over", lambda: not _alarms(daemon), 15)
-
-
 def test_certificates_of_clients_that_are_expired_or_anothers(daemon: Guarded, tmp_path: Path) -> None:
     names = ["DNS:camera.lan"]
     good = daemon.authority.issue("camera", names)
@@ -136,13 +129,6 @@ def test_a_revoked_token_is_refused_and_its_streams_end(daemon: Guarded) -> None
                 pass
         assert ended.get(timeout=20) is grpc.StatusCode.UNAUTHENTICATED
         assert code(channel, _MODELS, secret) == "UNAUTHENTICATED"
-
-
-def test_a_token_expires(daemon: Guarded) -> None:
-    secret = daemon.token("brief", "read", days=2.0 / 86400)
-    with daemon.channel(daemon.tls) as channel:
-        assert code(channel, _MODELS, secret) == "OK"
-        wait_for("it expires", lambda: code(channel, _MODELS, secret) == "UNAUTHENTICATED", 20)
 
 
 def test_tokens_by_command(daemon: Guarded) -> None:

@@ -87,38 +87,6 @@ def test_a_model_that_cannot_be_served_says_why(channel: grpc.Channel, daemon: D
     assert model in message
 
 
-def test_an_unknown_model_is_not_found(channel: grpc.Channel) -> None:
-    code, message = refusal(lambda: infer(channel, request("nobody")))
-    assert code is grpc.StatusCode.NOT_FOUND
-    assert "nobody" in message
-
-
-def test_an_unknown_model_ends_a_camera_stream_as_not_found(daemon: Daemon) -> None:
-    from edged.errors import ModelNotFound
-
-    with daemon.client() as client, pytest.raises(ModelNotFound, match="nobody"):
-        list(client.stream("nobody", [Scene(3).frame(0)[0]]))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"datatype": "INT32"}, "'x' is FP32, the request says INT32"),
-        ({"datatype": "NONSENSE"}, "NONSENSE"),
-        ({"shape": [1, 5]}, "the request says [1, 5]"),
-        ({"shape": [4]}, "the request says [4]"),
-        ({"shape": [2, 4]}, "holds 16 bytes"),
-        ({"shape": [-1, 4]}, "impossible shape"),
-        ({"shape": [2**62, 4]}, "impossible shape"),
-        ({"name": "z"}, "'x' is missing"),
-    ],
-)
-def test_a_wrong_tensor_is_named(channel: grpc.Channel, changes: dict[str, Any], words: str) -> None:
-    code, message = refusal(lambda: infer(channel, request(**changes)))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert words in message
-
-
 @pytest.mark.parametrize(
     "encoded", [b"", b"hello", b"\xff\xd8\xff\xe0 broken", b"\x89PNG\r\n\x1a\n" + b"\0" * 40], ids=range(4)
 )
@@ -156,12 +124,6 @@ def test_a_damaged_frame_in_a_stream_is_answered_and_the_stream_goes_on(daemon: 
             answers += list(client.stream("shapes", [picture]))
     assert [a.error is None for a in answers] == [True, False, True]
     assert answers[1].error[0] == "INVALID_ARGUMENT"
-
-
-def test_bytes_that_are_no_message_do_not_hurt(daemon: Daemon, channel: grpc.Channel) -> None:
-    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", request_serializer=lambda b: b)
-    with pytest.raises(grpc.RpcError):
-        call(b"\xff\xff\xff\xff", timeout=10)
 
 
 def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:

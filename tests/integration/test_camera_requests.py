@@ -37,15 +37,6 @@ def detect(channel: grpc.Channel, **frame: object) -> pb.Result:
     return answer
 
 
-def stream(channel: grpc.Channel, frames: list[pb.Frame]) -> list[pb.Result]:
-    call = channel.stream_stream(
-        "/edged.v1.Cameras/Detect",
-        request_serializer=pb.Frame.SerializeToString,
-        response_deserializer=pb.Result.FromString,
-    )
-    return list(call(iter(frames), timeout=60))
-
-
 def boxes(result: pb.Result, score: float = 0.5) -> np.ndarray:
     found = [(d.x1, d.y1, d.x2, d.y2) for d in result.detections if d.score > score]
     return np.array(sorted(found)).reshape(-1, 4)
@@ -94,38 +85,6 @@ def test_what_makes_no_sense_is_refused_in_one_line(
         detect(channel, **picture, **frame)
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
     assert words in refusal.value.details()  # type: ignore[attr-defined]
-
-
-def test_options_that_make_no_sense_are_the_answer_of_their_frame(channel: grpc.Channel) -> None:
-    encoded = jpeg(_PICTURE)
-    frames = [pb.Frame(camera="c", model="shapes", sequence=number, encoded=encoded) for number in range(3)]
-    frames[1].options.weight = -1.0
-    results = stream(channel, frames)
-    errors = {result.sequence: result.error.message for result in results if result.HasField("error")}
-    assert list(errors) == [1]
-    assert "weight" in errors[1]
-
-
-def test_every_frame_of_a_recording_is_answered_where_that_is_asked_for(channel: grpc.Channel) -> None:
-    encoded = jpeg(_PICTURE)
-    frames = [pb.Frame(camera="recording", model="shapes", sequence=n, encoded=encoded) for n in range(100)]
-    frames[0].options.mode = pb.StreamOptions.EVERY_FRAME
-    results = stream(channel, frames)
-    assert [result.sequence for result in results] == list(range(100))
-    assert not any(result.skipped for result in results)
-
-
-def test_results_say_when_the_frame_came_and_which_were_skipped(channel: grpc.Channel) -> None:
-    encoded = jpeg(_PICTURE)
-    frames = [pb.Frame(camera="fast", model="shapes", sequence=10 + n, encoded=encoded) for n in range(50)]
-    results = stream(channel, frames)
-    assert all(result.received_unix_ns > 0 for result in results if not result.only_skips)
-    told = [(run.first, run.last, run.count, run.reason) for result in results for run in result.skips]
-    answered = {result.sequence for result in results if not result.only_skips}
-    skipped = [number for first, last, _, _ in told for number in range(first, last + 1)]
-    assert answered.isdisjoint(skipped)
-    assert answered | set(skipped) == set(range(10, 60))
-    assert {reason for _, _, _, reason in told} <= {"overtaken"}
 
 
 def test_a_deadline_that_passes_is_told_as_one(channel: grpc.Channel) -> None:

@@ -1,4 +1,4 @@
-"""The local endpoints of a real daemon: ZeroMQ and shared memory give the results of gRPC, and the publisher has them."""
+"""The local endpoints of a real daemon: ZeroMQ and shared memory give the results of gRPC, and publish them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from edged.proto import open_inference_pb2 as pb
 from edged.raw_contents import to_bytes
@@ -151,52 +149,35 @@ def in_memory(request: pb.ModelInferRequest, **parameters: Any) -> None:
 
 
 PLACE = {"shared_memory_region": "nobody", "shared_memory_byte_size": 64}
-WRONG: dict[str, tuple[Callable[[pb.ModelInferRequest], Any], grpc.StatusCode, str]] = {
-    "no model": (lambda r: r.ClearField("model_name"), BAD, "names no model"),
-    "an unknown model": (lambda r: setattr(r, "model_name", "nobody"), MISSING, "'nobody'"),
-    "an unknown version": (lambda r: setattr(r, "model_version", "4"), MISSING, "version"),
-    "no version at all": (lambda r: setattr(r, "model_version", "x"), BAD, "version"),
-    "an unknown input": (lambda r: setattr(r.inputs[1], "name", "INPUT2"), BAD, "'INPUT1' is missing"),
-    "an input twice": (lambda r: setattr(r.inputs[1], "name", "INPUT0"), BAD, "more than once"),
-    "an input too many": (lambda r: r.inputs.add(name="x", datatype="FP32"), BAD, "'x'"),
-    "a missing input": (lambda r: (r.inputs.pop(), r.raw_input_contents.pop()), BAD, "'INPUT1' is missing"),
-    "a byte less": (lambda r: r.raw_input_contents.__setitem__(0, bytes(63)), BAD, "holds 63 bytes"),
-    "another dtype": (lambda r: setattr(r.inputs[0], "datatype", "UINT32"), BAD, "is INT32"),
-    "a negative dimension": (lambda r: r.inputs[0].shape.__setitem__(0, -1), BAD, "impossible shape"),
-    "an overflow": (lambda r: r.inputs[0].shape.__setitem__(0, 2**62), BAD, "impossible shape"),
-    "unequal rows": (
-        lambda r: (r.inputs[0].shape.__setitem__(0, 2), r.raw_input_contents.__setitem__(0, bytes(128))),
-        BAD,
-        "input 'INPUT1' is [1, 16], and its dimension 0 ('n') must equal that of input 'INPUT0', [2, 16]",
-    ),
-    "too many rows": (
-        lambda r: [
-            (r.inputs[i].shape.__setitem__(0, 9), r.raw_input_contents.__setitem__(i, bytes(9 * 64))) for i in (0, 1)
-        ],
-        BAD,
-        "takes 8 at a time",
-    ),
-    "raw and typed": (lambda r: r.inputs[0].contents.int_contents.extend([1] * 16), BAD, "raw and typed"),
-    "too few raw contents": (lambda r: r.raw_input_contents.pop(), BAD, "2 inputs but 1 raw"),
-    "too many raw contents": (lambda r: r.raw_input_contents.append(b""), BAD, "2 inputs but 3 raw"),
-    "an unknown output": (lambda r: output(r, "OUTPUT2"), BAD, "'OUTPUT2'"),
-    "a reserved parameter": (lambda r: tell(r.parameters, triton_x=1), BAD, "reserved"),
-    "a parameter of another kind": (lambda r: tell(r.parameters, priority="high"), BAD, "'priority'"),
-    "a negative timeout": (lambda r: tell(r.parameters, timeout=-1), BAD, "'timeout'"),
-    "classes of a negative number": (lambda r: output(r, classification=-1), BAD, "'classification'"),
-    "classes in shared memory": (lambda r: output(r, classification=1, **PLACE), BAD, "cannot be classified"),
-    "an unknown region": (lambda r: in_memory(r, **PLACE), MISSING, "'nobody'"),
-    "an unknown region for an output": (lambda r: output(r, **PLACE), MISSING, "'nobody'"),
-    "a region without a size": (lambda r: in_memory(r, shared_memory_region="nobody"), BAD, "byte_size"),
-    "contents beside a region": (lambda r: tell(r.inputs[0].parameters, **PLACE), BAD, "1 inputs"),
-    "a decoupled model": (lambda r: setattr(r, "model_name", "repeat_int32"), grpc.StatusCode.UNIMPLEMENTED, "Stream"),
-    "no sequence": (lambda r: setattr(r, "model_name", "simple_sequence"), BAD, "sequence_id"),
-}
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_request_is_its_senders_fault(channel: grpc.Channel, what: str) -> None:
-    change, code, words = WRONG[what]
+def rows(request: pb.ModelInferRequest, *counts: int) -> None:
+    for index, count in enumerate(counts):
+        request.inputs[index].shape[0] = count
+        request.raw_input_contents[index] = bytes(64 * count)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (lambda r: r.ClearField("model_name"), BAD, "names no model"),
+        (lambda r: setattr(r, "model_name", "nobody"), MISSING, "'nobody'"),
+        (lambda r: setattr(r, "model_version", "4"), MISSING, "version"),
+        (lambda r: setattr(r, "model_version", "x"), BAD, "version"),
+        (lambda r: setattr(r.inputs[1], "name", "INPUT2"), BAD, "'INPUT1'"),
+        (lambda r: rows(r, 2, 1), BAD, "'INPUT1'"),
+        (lambda r: rows(r, 9, 9), BAD, "9 rows"),
+        (lambda r: tell(r.parameters, priority="high"), BAD, "'priority'"),
+        (lambda r: in_memory(r, **PLACE), MISSING, "'nobody'"),
+        (lambda r: output(r, **PLACE), MISSING, "'nobody'"),
+        (lambda r: setattr(r, "model_name", "repeat_int32"), grpc.StatusCode.UNIMPLEMENTED, "Stream"),
+        (lambda r: setattr(r, "model_name", "simple_sequence"), BAD, "sequence_id"),
+    ],
+    ids=range(12),
+)
+def test_infer_invalid_request_is_refused_with_its_status(
+    channel: grpc.Channel, change: Callable[[pb.ModelInferRequest], Any], code: grpc.StatusCode, words: str
+) -> None:
     request = simple()
     change(request)
     with pytest.raises(grpc.RpcError) as caught:
@@ -207,50 +188,6 @@ def test_a_wrong_request_is_its_senders_fault(channel: grpc.Channel, what: str) 
     assert "\n" not in told
     assert len(told) < 400
     assert infer(channel, simple()).raw_output_contents[1] == bytes(64)  # and it serves on
-
-
-def test_bytes_that_are_no_request_are_refused(channel: grpc.Channel) -> None:
-    ask = channel.unary_unary(SERVICE + "ModelInfer", lambda data: data)
-    for data in (
-        b"\xff\xff\xff\xff",
-        simple().SerializeToString()[:-3],
-        b"\x3a" + b"\xff" * 9 + b"\x01" + bytes(1 << 16),
-    ):
-        with pytest.raises(grpc.RpcError) as caught:
-            ask(data, timeout=20)
-        assert caught.value.code() is BAD
-        assert "as ModelInferRequest" in caught.value.details()
-
-
-ANY = st.one_of(st.booleans(), st.integers(-3, 2**40), st.text(max_size=3), st.floats(allow_nan=False))
-SAID = ["sequence_id", "sequence_start", "priority", "timeout", "classification", "triton_x", "shared_memory_offset"]
-KEYS = st.sampled_from([*SAID, *PLACE])
-NAMES = st.sampled_from(["INPUT0", "INPUT1", "OUTPUT0", "scores", "IN", ""])
-PARAMETERS = st.dictionaries(KEYS, ANY, max_size=2)
-
-
-@given(
-    st.sampled_from(["simple", "classes", "repeat_int32", "simple_sequence"]),
-    st.lists(
-        st.tuples(NAMES, st.sampled_from(["INT32", "FP32", ""]), st.lists(st.integers(-1, 17), max_size=3), PARAMETERS)
-    ),
-    st.lists(st.tuples(NAMES, PARAMETERS), max_size=2),
-    st.lists(st.binary(max_size=70), max_size=3),
-    PARAMETERS,
-)
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_request_is_ever_the_daemons_fault(
-    channel: grpc.Channel, model: str, inputs: Any, outputs: Any, raw: list[bytes], parameters: dict[str, Any]
-) -> None:
-    request = pb.ModelInferRequest(model_name=model, raw_input_contents=raw)
-    for name, datatype, shape, said in inputs:
-        tell(request.inputs.add(name=name, datatype=datatype, shape=shape).parameters, **said)
-    for name, said in outputs:
-        tell(request.outputs.add(name=name).parameters, **said)
-    tell(request.parameters, **parameters)
-    with pytest.raises(grpc.RpcError) as caught:
-        infer(channel, request)
-    assert caught.value.code() in (BAD, MISSING, grpc.StatusCode.UNIMPLEMENTED)
 
 
 # -- shared memory on the wire --------------------------------------------------------------------------------------
@@ -296,39 +233,7 @@ def test_memory_that_is_cut_off_spoils_the_request_that_uses_it_and_nothing_else
     assert infer(channel, simple())
 
 
-def test_an_output_that_does_not_fit_its_place_is_refused_and_writes_nothing(
-    channel: grpc.Channel, region: Path
-) -> None:
-    request = simple()
-    output(request, "OUTPUT1", shared_memory_region="r", shared_memory_byte_size=60)
-    assert "has 64 bytes, its place" in refused(BAD, infer, channel, request)
-    output(request, "OUTPUT0", shared_memory_region="r", shared_memory_byte_size=64, shared_memory_offset=1)
-    del request.outputs[0]
-    assert "are not in shared memory 'r'" in refused(BAD, infer, channel, request)
-    assert region.read_bytes() == SIXTEEN.tobytes()
-
-
-@pytest.mark.parametrize("key", ["/../etc/passwd", "/etc/passwd", "../shm/x", "", "/", "nobody"])
-def test_only_objects_in_the_folder_of_shared_memory_can_be_registered(channel: grpc.Channel, key: str) -> None:
-    assert "shared memory" in refused(BAD, register, channel, "x", key, 0, 8)
-
-
-def test_a_region_larger_than_its_object_is_refused(channel: grpc.Channel, region: Path) -> None:
-    assert "which has 64" in refused(BAD, register, channel, "s", region.name, 0, 65)
-    assert "registered already" in refused(grpc.StatusCode.ALREADY_EXISTS, register, channel, "r", region.name, 0, 8)
-    status = call(channel, "SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(name="r"),
-                  pb.SystemSharedMemoryStatusResponse)  # fmt: skip
-    assert status.regions["r"].key == region.name
-    unknown = pb.SystemSharedMemoryStatusRequest(name="s")
-    response = pb.SystemSharedMemoryStatusResponse
-    assert "'s'" in refused(MISSING, call, channel, "SystemSharedMemoryStatus", unknown, response)
-
-
 # -- deadlines and cancelling ---------------------------------------------------------------------------------------
-
-
-def test_timeout_of_a_request_counts_only_with_a_queue_policy(channel: grpc.Channel) -> None:
-    assert infer(channel, simple(timeout=1)).raw_output_contents
 
 
 def test_cancelled_calls_and_streams_leave_the_daemon_serving(channel: grpc.Channel) -> None:
