@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
-from edged.vision.families.contract import HasCheapBoxes
 from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family
 from edged.vision.placement import Fit, Placement, place
 
@@ -69,7 +68,7 @@ class Matcher:
 
     def __init__(self, recognition: Recognition, family: Family, slack: float) -> None:
         """`slack` is how far below the threshold a score may be and still count as found; never below its half."""
-        self._decode = family.boxes if isinstance(family, HasCheapBoxes) else family.decode
+        self._decode = family.boxes
         self._read = recognition.reading.outputs
         self.lists = frozenset(self._read) - frozenset(recognition.reading.dense)
         if not recognition.reading.is_list:
@@ -173,8 +172,7 @@ def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
     if family is None or isinstance(family, Classifier):
         return ""
     size = np.array((family.preprocess.width, family.preprocess.height), np.float32)
-    decode = family.boxes if isinstance(family, HasCheapBoxes) else family.decode
-    found = decode(outputs, 0, _wide(*map(int, size)), _BEST)
+    found = family.boxes(outputs, 0, _wide(*map(int, size)), _BEST)
     if not len(found):
         return "" if recognition.reading.is_list else "none of its boxes has an area near the picture"
     if (most := float(found.scores.max())) > _MOST_SCORE:

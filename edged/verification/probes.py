@@ -115,7 +115,7 @@ class Pictures:
 
 
 class _Companions:
-    """The inputs besides the picture that a model's family fills (`Opened.extra_inputs`): sizes of pictures, say, that
+    """The inputs besides the picture that a model's family fills (`Family.extra_inputs`): sizes of pictures, say, that
     nothing random can stand for."""
 
     def __init__(self, recognition: Recognition) -> None:

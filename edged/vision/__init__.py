@@ -7,5 +7,5 @@ One picture: `image` decodes it; `prepare` writes it, or a region of it, into a 
 `placement`; after inference a decoder of `families`, chosen by `family.recognise`, turns the outputs into `detections`
 (boxes in pixels of the original picture, after `nms`, or classes); `draw` paints them.
 
-A new detector family is one file in `families/` and its lines in the two tables of `family.py`.
+A new detector family is a class in `families/`, listed with its rules in `family.py`.
 """

@@ -1,8 +1,8 @@
 """Recognises the detector family of a model.
 
 Order: the setting `family`, then metadata, then tensor names, then shapes. A model that no rule claims, or that is
-known but not decoded, has family None with a reason, and serves raw tensors. A new family adds its rules to `_RULES`
-and its spec to `_FAMILIES`.
+known but not decoded, has family None with a reason, and serves raw tensors. A new family is added to `FAMILIES` and
+its rules to `_RULES`.
 """
 
 from __future__ import annotations
@@ -14,46 +14,18 @@ import msgspec
 from edged.errors import ConfigError, Unsupported
 from edged.tensors import TensorSpec
 from edged.vision import settings as keys
-from edged.vision.families import (
-    classification,
-    deepstream_yolo,
-    rfdetr,
-    rtdetr,
-    rtdetr_ultralytics,
-    ssd,
-    ultralytics,
-    ultralytics_end2end,
-    ultralytics_obb,
-    ultralytics_pose,
-    ultralytics_segment,
-    yolo_nas,
-    yolov5,
-    yolov7,
-    yolox,
-)
-from edged.vision.families.contract import (
-    Claim,
-    Classifier,
-    Evidence,
-    Family,
-    FamilySpec,
-    Reading,
-    Rule,
-    Thresholds,
-    undecided,
-)
+from edged.vision.families.classification import Classification, UltralyticsClassification
+from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Reading, Rule, undecided
+from edged.vision.families.decoding import Thresholds
+from edged.vision.families.detr import RfDetr, RtDetr, UltralyticsRtDetr
+from edged.vision.families.ssd import Ssd
+from edged.vision.families.ultralytics import Ultralytics, UltralyticsEnd2End, UltralyticsObb, UltralyticsPose
+from edged.vision.families.ultralytics_segment import UltralyticsSegment
+from edged.vision.families.yolo import DeepStreamYolo, YoloNas, YoloV5, YoloV7, YoloX
 from edged.vision.metadata import ExportMetadata, read_metadata
-from edged.vision.preprocess import (
-    Preprocess,
-    describe,
-    find_picture,
-    input_size,
-    override,
-    plain,
-    raw_preprocess,
-)
+from edged.vision.preprocess import Preprocess, find_picture, input_size, preprocess_for
 
-__all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open_family", "raw_preprocess", "recognise"]
+__all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open_family", "recognise"]
 
 
 class Recognition(msgspec.Struct, frozen=True):
@@ -79,30 +51,33 @@ class Recognition(msgspec.Struct, frozen=True):
         return self.reading.outputs[0] if self.reading.outputs else ""
 
 
-_FAMILIES: dict[str, FamilySpec] = {
-    ultralytics.NAME: ultralytics.SPEC,
-    ultralytics_end2end.NAME: ultralytics_end2end.SPEC,
-    ultralytics_segment.NAME: ultralytics_segment.SPEC,
-    ultralytics_pose.NAME: ultralytics_pose.SPEC,
-    ultralytics_obb.NAME: ultralytics_obb.SPEC,
-    rtdetr_ultralytics.NAME: rtdetr_ultralytics.SPEC,
-    yolov5.NAME: yolov5.SPEC,
-    yolov7.NAME: yolov7.SPEC,
-    yolox.NAME: yolox.SPEC,
-    yolo_nas.NAME: yolo_nas.SPEC,
-    rtdetr.NAME: rtdetr.SPEC,
-    rfdetr.NAME: rfdetr.SPEC,
-    deepstream_yolo.NAME: deepstream_yolo.SPEC,
-    ssd.NAME: ssd.SPEC,
-    classification.NAME: classification.SPEC,
-    classification.ULTRALYTICS: classification.SPEC_ULTRALYTICS,
+FAMILIES: dict[str, type[Family] | type[Classifier]] = {
+    family.name: family
+    for family in (
+        Ultralytics,
+        UltralyticsEnd2End,
+        UltralyticsSegment,
+        UltralyticsPose,
+        UltralyticsObb,
+        UltralyticsRtDetr,
+        YoloV5,
+        YoloV7,
+        YoloX,
+        YoloNas,
+        RtDetr,
+        RfDetr,
+        DeepStreamYolo,
+        Ssd,
+        Classification,
+        UltralyticsClassification,
+    )
 }
 
 
 def _ambiguous_shape(evidence: Evidence) -> Claim | None:
     """Name the settings that decide between several formats of one shape, instead of guessing."""
     output = evidence.only_output
-    if evidence.picture is None or output is None:
+    if output is None:
         return None
     if evidence.flat_list is not None:
         formats = "two formats (class before score, or after), or classes"
@@ -135,29 +110,29 @@ _DECODED = frozenset({"FP64", "FP32", "FP16", "INT32", "INT64"})
 # The first rule that returns a claim wins.
 _RULES: tuple[Rule, ...] = (
     # Metadata of the exporter.
-    rtdetr_ultralytics.by_metadata,
-    ultralytics_end2end.by_metadata,
-    ultralytics_segment.by_metadata,
-    ultralytics_pose.by_metadata,
-    ultralytics_obb.by_metadata,
-    classification.by_metadata,
-    ultralytics.by_metadata,
+    UltralyticsRtDetr.by_metadata,
+    UltralyticsEnd2End.by_metadata,
+    UltralyticsSegment.by_metadata,
+    UltralyticsPose.by_metadata,
+    UltralyticsObb.by_metadata,
+    UltralyticsClassification.by_metadata,
+    Ultralytics.by_metadata,
     # Names of inputs and outputs.
-    rtdetr.by_names,
-    rfdetr.by_names,
-    classification.by_names,
-    yolov7.by_names,
-    yolo_nas.by_names,
-    deepstream_yolo.by_names,
-    ssd.by_names,
+    RtDetr.by_names,
+    RfDetr.by_names,
+    Classification.by_names,
+    YoloV7.by_names,
+    YoloNas.by_names,
+    DeepStreamYolo.by_names,
+    Ssd.by_names,
     # Shapes.
-    yolov5.by_shape,
-    yolox.by_shape,
-    yolov7.by_shape,
-    ssd.by_shape,
+    YoloV5.by_shape,
+    YoloX.by_shape,
+    YoloV7.by_shape,
+    Ssd.by_shape,
     _ambiguous_shape,
-    classification.by_shape,
-    ultralytics.by_shape,
+    Classification.by_shape,
+    Ultralytics.by_shape,
 )
 
 
@@ -177,17 +152,17 @@ def recognise(
     keys.check(settings)
     exported = read_metadata(metadata)
     picture, _ = find_picture(inputs)
-    size = input_size(picture, settings, exported.size) if picture else None
-    used = None if operators is None else frozenset(operators)
-    evidence = Evidence(inputs, outputs, exported, picture, size, settings, used, heads)
-    claim = _readable(_claim(evidence, settings), outputs)
-    filled = _FAMILIES[claim.family].extra_inputs if claim.family is not None else ()
-    preprocess, why = raw_preprocess(tuple(i for i in inputs if i.name not in filled), settings, exported.size)
-    if claim.family is not None and preprocess is None:
-        claim = Claim(None, f"looks like {claim.family}, but {why}")
-    if claim.family is not None and picture is not None and size is not None:
-        preprocess = override(_FAMILIES[claim.family].feed(plain(picture, size)), settings)
-        why = describe(picture, preprocess)
+    evidence = None
+    if picture is not None:
+        size = input_size(picture, settings, exported.size)
+        used = None if operators is None else frozenset(operators)
+        evidence = Evidence(inputs, outputs, exported, picture, size, settings, used, heads)
+    claim = _readable(_claim(evidence, outputs, settings), outputs)
+    family = FAMILIES[claim.family] if claim.family is not None else None
+    filled, feed = (family.own_inputs, family.feed) if family is not None else ((), {})
+    preprocess, why = preprocess_for(tuple(i for i in inputs if i.name not in filled), settings, exported.size, feed)
+    if family is not None and preprocess is None:
+        claim, family = Claim(None, f"looks like {claim.family}, but {why}"), None
     names = _names(settings, exported, claim)
     return Recognition(
         family=claim.family,
@@ -195,47 +170,49 @@ def recognise(
         preprocess=preprocess,
         picture=why,
         names=names,
-        thresholds=_thresholds(settings, claim),
+        thresholds=_thresholds(settings, Thresholds() if family is None else family.thresholds),
         input=picture.name if picture else "",
-        reading=msgspec.structs.replace(claim.read, classes=claim.classes or len(names)),
-        is_set=claim.family is not None and "family" in settings,
+        reading=msgspec.structs.replace(claim.reading, classes=claim.classes or len(names)),
+        is_set=family is not None and "family" in settings,
     )
 
 
 def open_family(recognition: Recognition) -> Family | Classifier:
-    """Return the decoder of a recognised model, a `Family` or a `Classifier`; Unsupported without a family."""
-    if recognition.family not in _FAMILIES or recognition.preprocess is None:
+    """Return the decoder of a recognised model; Unsupported without a family."""
+    if recognition.family not in FAMILIES or recognition.preprocess is None:
         raise Unsupported(f"no family decodes this model: {recognition.reason}")
-    spec = _FAMILIES[recognition.family]
-    return spec.open(recognition.preprocess, recognition.names, recognition.reading)
+    return FAMILIES[recognition.family](recognition.preprocess, recognition.names, recognition.reading)
 
 
-def _claim(evidence: Evidence, settings: Mapping[str, str]) -> Claim:
+def _claim(evidence: Evidence | None, outputs: tuple[TensorSpec, ...], settings: Mapping[str, str]) -> Claim:
     wanted = settings.get("family")
     if wanted == "raw":
         return Claim(None, "the setting family=raw")
     if wanted is not None:
-        if wanted not in _FAMILIES:
-            raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*_FAMILIES, 'raw'))}")
-        return _FAMILIES[wanted].by_setting(evidence)
-    for rule in _RULES:
-        claim = rule(evidence)
-        if claim is not None:
-            return claim
-    return Claim(
-        None,
+        if wanted not in FAMILIES:
+            raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*FAMILIES, 'raw'))}")
+        claim = None if evidence is None else FAMILIES[wanted].claim(evidence, f"the setting family={wanted}")
+        if claim is None:
+            needs = "one picture input" if evidence is None else FAMILIES[wanted].needs
+            found = ", ".join(map(_shape_text, outputs))
+            raise ConfigError(f"family={wanted} needs {needs}; the model has {found[:200]}; set family=raw")
+        if claim.family is None:
+            raise ConfigError(claim.reason)
+        return claim
+    claims = (rule(evidence) for rule in _RULES) if evidence is not None else iter(())
+    unknown = (
         "metadata, names and shapes match no known detector; raw tensors are served;"
-        f" if it is one, set family={' or family='.join(_FAMILIES)}",
+        f" if it is one, set family={' or family='.join(FAMILIES)}"
     )
+    return next((claim for claim in claims if claim is not None), Claim(None, unknown))
 
 
 def _readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
     """Replace a claim about datatypes that cannot be decoded."""
     for spec in outputs:
-        if spec.name in claim.read.outputs and spec.datatype not in _DECODED:
-            return Claim(
-                None, f"looks like {claim.family}, but {spec.name} holds {spec.datatype}, which is not decoded"
-            )
+        if spec.name in claim.reading.outputs and spec.datatype not in _DECODED:
+            what = f"{spec.name} holds {spec.datatype}, which is not decoded"
+            return Claim(None, f"looks like {claim.family}, but {what}")
     return claim
 
 
@@ -252,15 +229,11 @@ def _names(settings: Mapping[str, str], exported: ExportMetadata, claim: Claim) 
     return given
 
 
-def _thresholds(settings: Mapping[str, str], claim: Claim) -> Thresholds:
-    base = _FAMILIES[claim.family].thresholds if claim.family is not None else Thresholds()
-    score = keys.number(settings, "thresholds.score", 0, 1)
-    iou = keys.number(settings, "thresholds.iou", 0, 1)
-    most = keys.integer(settings, "thresholds.max_detections", 1, 4096)
-    agnostic = keys.boolean(settings, "thresholds.class_agnostic")
-    return Thresholds(
-        score=base.score if score is None else score,
-        iou=base.iou if iou is None else iou,
-        max_detections=base.max_detections if most is None else most,
-        class_agnostic=base.class_agnostic if agnostic is None else agnostic,
-    )
+def _thresholds(settings: Mapping[str, str], base: Thresholds) -> Thresholds:
+    given = {
+        "score": keys.number(settings, "thresholds.score", 0, 1),
+        "iou": keys.number(settings, "thresholds.iou", 0, 1),
+        "max_detections": keys.integer(settings, "thresholds.max_detections", 1, 4096),
+        "class_agnostic": keys.boolean(settings, "thresholds.class_agnostic"),
+    }
+    return msgspec.structs.replace(base, **{key: value for key, value in given.items() if value is not None})

@@ -115,26 +115,17 @@ def input_size(
     return (width, height) if width and height else None
 
 
-def plain(picture: PictureInput, size: tuple[int, int]) -> Preprocess:
-    """The default for a picture input: stretched, RGB (gray for one channel), 0..1, or 0..255 for UINT8."""
-    return Preprocess(
-        width=size[0],
-        height=size[1],
-        channels=picture.channels,
-        layout=picture.layout,
-        datatype=picture.datatype,
-        color="gray" if picture.channels == 1 else "rgb",
-        scale=1.0 if picture.datatype == "UINT8" else 1 / 255,
-    )
-
-
-def raw_preprocess(
-    inputs: tuple[TensorSpec, ...], settings: Mapping[str, str], exported: tuple[int, int] | None = None
+def preprocess_for(
+    inputs: tuple[TensorSpec, ...],
+    settings: Mapping[str, str],
+    exported: tuple[int, int] | None = None,
+    feed: Mapping[str, object] = {},
 ) -> tuple[Preprocess | None, str]:
-    """Return the preprocessing for a model of no known family (None if it takes no picture), and the reason.
+    """Return the preprocessing of a model with these inputs, or None if it takes no picture; and the reason.
 
-    `exported` is the (width, height) in the exporter's metadata. ConfigError for an unknown key of `preprocess.*`, even
-    if the model takes no picture, or an invalid value.
+    `exported` is the (width, height) in the exporter's metadata. `feed` are the fields that the model's family sets; by
+    default pictures are stretched, RGB (gray for one channel), 0..1, or 0..255 for UINT8. ConfigError for an unknown
+    key of `preprocess.*`, even if the model takes no picture, or an invalid value.
     """
     keys.check(settings)
     picture, reason = find_picture(inputs)
@@ -147,50 +138,39 @@ def raw_preprocess(
         return None, f"{picture.name} leaves its size open; set preprocess.width and preprocess.height"
     if size[0] * size[1] > MAX_PIXELS:
         return None, f"{picture.name} wants {size[0]}x{size[1]} pixels, over the limit of {MAX_PIXELS}"
-    preprocess = override(plain(picture, size), settings)
-    return preprocess, describe(picture, preprocess)
-
-
-def describe(picture: PictureInput, preprocess: Preprocess) -> str:
-    """One sentence on how pictures reach the input."""
-    what = f"{picture.name} takes a picture ({picture.layout}, {picture.datatype})"
-    return f"{what}, fitted by {preprocess.fit.value} as {preprocess.color}"
-
-
-def override(base: Preprocess, settings: Mapping[str, str]) -> Preprocess:
-    """Apply the settings `preprocess.*` to `base`, except width and height (see `input_size`)."""
-    scale, mean, std = _numbers(base, settings)
-    fit = keys.choice(settings, "preprocess.fit", tuple(f.value for f in Fit))
-    pad = keys.integer(settings, "preprocess.pad", 0, 255)
-    zoom = keys.number(settings, "preprocess.zoom", 0.1, 10)
-    antialias, reduce = (keys.boolean(settings, f"preprocess.{name}") for name in ("antialias", "reduce"))
-    return msgspec.structs.replace(
-        base,
-        color=_color(base, settings),
-        fit=base.fit if fit is None else Fit(fit),
-        pad=base.pad if pad is None else pad,
-        scale=base.scale if scale is None else scale,
-        mean=base.mean if mean is None else mean,
-        std=base.std if std is None else std,
-        zoom=base.zoom if zoom is None else zoom,
-        antialias=base.antialias if antialias is None else antialias,
-        reduce=base.reduce if reduce is None else reduce,
+    fixed: dict[str, object] = {"color": "gray"} if picture.channels == 1 else {}
+    base = Preprocess(
+        width=size[0],
+        height=size[1],
+        channels=picture.channels,
+        layout=picture.layout,
+        datatype=picture.datatype,
+        scale=1.0 if picture.datatype == "UINT8" else 1 / 255,
     )
+    preprocess = _override(msgspec.structs.replace(base, **{**feed, **fixed}), settings)
+    what = f"{picture.name} takes a picture ({picture.layout}, {picture.datatype})"
+    return preprocess, f"{what}, fitted by {preprocess.fit.value} as {preprocess.color}"
 
 
-def _color(base: Preprocess, settings: Mapping[str, str]) -> Color:
-    offered = ("gray",) if base.channels == 1 else ("rgb", "bgr")
-    chosen = keys.choice(settings, "preprocess.color", offered)
-    return base.color if chosen is None else cast(Color, chosen)
-
-
-def _numbers(base: Preprocess, settings: Mapping[str, str]) -> tuple[float | None, Triple | None, Triple | None]:
-    scale = keys.number(settings, "preprocess.scale")
-    mean = keys.triple(settings, "preprocess.mean")
-    std = keys.triple(settings, "preprocess.std")
-    if std is not None and 0.0 in std:
+def _override(base: Preprocess, settings: Mapping[str, str]) -> Preprocess:
+    """Apply the settings `preprocess.*` to `base`, except width and height (see `input_size`)."""
+    fit = keys.choice(settings, "preprocess.fit", tuple(f.value for f in Fit))
+    changes = {
+        "color": keys.choice(settings, "preprocess.color", ("gray",) if base.channels == 1 else ("rgb", "bgr")),
+        "fit": None if fit is None else Fit(fit),
+        "pad": keys.integer(settings, "preprocess.pad", 0, 255),
+        "scale": keys.number(settings, "preprocess.scale"),
+        "mean": keys.triple(settings, "preprocess.mean"),
+        "std": keys.triple(settings, "preprocess.std"),
+        "zoom": keys.number(settings, "preprocess.zoom", 0.1, 10),
+        "antialias": keys.boolean(settings, "preprocess.antialias"),
+        "reduce": keys.boolean(settings, "preprocess.reduce"),
+    }
+    given = {field: value for field, value in changes.items() if value is not None}
+    changed = msgspec.structs.replace(base, **given)
+    if 0.0 in changed.std:
         raise ConfigError("preprocess.std has a zero; every value is divided by it")
-    given = [k for k in ("scale", "mean", "std") if f"preprocess.{k}" in settings]
-    if given and base.datatype == "UINT8":
-        raise ConfigError(f"preprocess.{given[0]} has no effect: the input is UINT8 and takes pixels as they are")
-    return scale, mean, std
+    numbers = [field for field in ("scale", "mean", "std") if field in given]
+    if numbers and base.datatype == "UINT8":
+        raise ConfigError(f"preprocess.{numbers[0]} has no effect: the input is UINT8 and takes pixels as they are")
+    return changed

@@ -349,4 +349,4 @@ def test_class_ids_end_with_the_models_names_or_as_configured() -> None:
 
 
 def test_every_family_that_stands_for_a_model_type_exists() -> None:
-    assert {name for names in FAMILIES.values() for name in names} <= set(families._FAMILIES)
+    assert {name for names in FAMILIES.values() for name in names} <= set(families.FAMILIES)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from edged.errors import ConfigError
 from edged.tensors import TensorSpec
 from edged.vision.detections import Classes
-from edged.vision.families.contract import Classifier, Thresholds
-from edged.vision.family import Recognition, open_family, recognise
+from edged.vision.family import Classifier, Recognition, Thresholds, open_family, recognise
 from edged.vision.placement import Fit, Region, Roi, place
 from edged.vision.prepare import Preparer
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess

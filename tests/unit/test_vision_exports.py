@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.vision.detections import Detections
-from edged.vision.families.contract import Classifier, Family, Thresholds
-from edged.vision.family import Recognition, open_family
+from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family
 from tests.vision_encoders import CLASSES, HEIGHT, WIDTH, Outputs, Planted, as_fp16
 from tests.vision_exports import EXPORTS, Export
 

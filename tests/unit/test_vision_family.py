@@ -9,9 +9,9 @@ import pytest
 from edged.errors import ConfigError, Unsupported
 from edged.tensors import TensorSpec
 from edged.vision.detections import Detections
-from edged.vision.family import Recognition, Thresholds, open_family, raw_preprocess, recognise
+from edged.vision.family import Recognition, Thresholds, open_family, recognise
 from edged.vision.placement import Fit, place
-from edged.vision.preprocess import Preprocess
+from edged.vision.preprocess import Preprocess, preprocess_for
 
 COCO = {i: f"class {i}" for i in range(80)}
 DETECT = {
@@ -199,7 +199,7 @@ def test_family_by_setting():
         see(settings={"family": "qqq"})
     with pytest.raises(ConfigError, match="family=raw"):
         see((output(1, 1000),), settings={"family": "ultralytics"})
-    with pytest.raises(ConfigError, match="has 4"):
+    with pytest.raises(ConfigError, match=r"has output0 \[1,4,8400\]"):
         see((output(1, 4, 8400),), settings={"family": "ultralytics"})
 
 
@@ -277,7 +277,7 @@ def test_bad_settings_are_named(key, value, says):
 
 def test_numbers_mean_nothing_to_uint8_inputs():
     with pytest.raises(ConfigError, match="UINT8"):
-        raw_preprocess(image(1, 3, 64, 64, datatype="UINT8"), {"preprocess.scale": "2"})
+        preprocess_for(image(1, 3, 64, 64, datatype="UINT8"), {"preprocess.scale": "2"})
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_numbers_mean_nothing_to_uint8_inputs():
     ],
 )
 def test_plain_picture_inputs(spec, expected):
-    found, reason = raw_preprocess(spec, {})
+    found, reason = preprocess_for(spec, {})
     assert found == expected
     assert "stretch" in reason
 
@@ -312,8 +312,8 @@ def test_plain_picture_inputs(spec, expected):
     ],
 )
 def test_no_picture_input_has_a_reason(spec, says):
-    assert raw_preprocess(spec, {})[0] is None
-    assert says in raw_preprocess(spec, {})[1]
+    assert preprocess_for(spec, {})[0] is None
+    assert says in preprocess_for(spec, {})[1]
 
 
 # --- hostile metadata

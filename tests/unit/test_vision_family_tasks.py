@@ -93,14 +93,14 @@ def test_dynamic_exports_are_believed():
 @pytest.mark.parametrize(
     ("task", "shapes", "more", "words"),
     [
-        ("segment", ((1, 38, 8400),), {}, "no table and prototypes"),
-        ("segment", ((1, 39, 8400), PROTOTYPES), {}, "no table and prototypes"),
-        ("segment", ((1, 300, 6), PROTOTYPES), {"end2end": "True"}, "no table and prototypes"),
+        ("segment", ((1, 38, 8400),), {}, "but the family needs one output"),
+        ("segment", ((1, 39, 8400), PROTOTYPES), {}, "but the family needs one output"),
+        ("segment", ((1, 300, 6), PROTOTYPES), {"end2end": "True"}, "but the family needs one output"),
         ("pose", ((1, 57, 8400),), {"kpt_shape": ""}, "family=ultralytics-pose"),
-        ("pose", ((1, 57, 8400),), {"kpt_shape": "[21, 3]"}, "no output has 21x3 values"),
+        ("pose", ((1, 57, 8400),), {"kpt_shape": "[21, 3]"}, "but the family needs one output"),
         ("pose", ((1, 57, 8400),), {"kpt_shape": "'many'"}, "unreadable metadata: kpt_shape"),
-        ("obb", ((1, 9, 8400),), {}, "no output has an angle"),
-        ("obb", ((1, 300, 6),), {"end2end": "True"}, "no output has an angle"),
+        ("obb", ((1, 9, 8400),), {}, "but the family needs one output"),
+        ("obb", ((1, 300, 6),), {"end2end": "True"}, "but the family needs one output"),
     ],
 )
 def test_what_does_not_fit_is_served_raw_and_said(task, shapes, more, words):

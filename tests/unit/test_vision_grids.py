@@ -38,7 +38,7 @@ def test_yolov5_with_masks_is_not_its_detector() -> None:
 def test_raw_heads_need_their_anchors() -> None:
     heads = EXPORTS["yolov7, raw heads"]
     assert "decode.anchors" in see(heads).reason
-    with pytest.raises(ConfigError, match=r"needs decode\.anchors"):
+    with pytest.raises(ConfigError, match=r"set decode\.anchors"):
         see(heads, {"family": "yolov7"})
     for anchors, says in {
         "1,2,3,4": "the model's heads 3, 3, 3",

@@ -11,9 +11,8 @@ import pytest
 from edged.errors import EngineUnusable
 from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
-from edged.vision.families import outputs
-from edged.vision.families.contract import Classifier, Thresholds
-from edged.vision.family import open_family
+from edged.vision.families import decoding
+from edged.vision.family import Classifier, Thresholds, open_family
 from edged.vision.placement import Fit, place
 from tests.vision_encoders import CELLS, CLASSES, HEIGHT, STRIDES, WIDTH, Outputs, Planted
 from tests.vision_exports import EXPORTS, Export, see, spec
@@ -162,9 +161,9 @@ def test_numbers_that_are_not_plain_are_not_taken_for_boxes(datatype: str, setti
 
 def test_a_line_may_have_further_axes_of_one() -> None:
     scores = np.arange(6, dtype=np.float32).reshape(2, 3, 1, 1)
-    assert outputs.picture_vector({"s": scores}, "s", 1, 3).tolist() == [3, 4, 5]
-    assert outputs.picture_scalar({"n": np.array([[4], [7]])}, "n", 1) == 7
-    assert outputs.picture_scalar({"n": np.array([4, 7])}, "n", 1) == 7
+    assert decoding.picture_vector({"s": scores}, "s", 1, 3).tolist() == [3, 4, 5]
+    assert decoding.picture_scalar({"n": np.array([[4], [7]])}, "n", 1) == 7
+    assert decoding.picture_scalar({"n": np.array([4, 7])}, "n", 1) == 7
     for wrong in (np.zeros((2, 2)), np.zeros(()), np.zeros(1)):
         with pytest.raises(EngineUnusable, match="output n is"):
-            outputs.picture_scalar({"n": wrong}, "n", 1)
+            decoding.picture_scalar({"n": wrong}, "n", 1)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edged.vision.families.contract import Family, Reading, Thresholds
-from edged.vision.families.ultralytics import CELLS, ROWS
-from edged.vision.families.ultralytics_pose import UltralyticsPose
+from edged.vision.families.ultralytics import CELLS, ROWS, UltralyticsPose
+from edged.vision.family import Family, Reading, Thresholds
 from edged.vision.placement import Fit, Placement, Region, Roi
 from edged.vision.preprocess import Preprocess
 from tests.unit.shown import placed

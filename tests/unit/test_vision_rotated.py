@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.vision.families.contract import Family, Reading, Thresholds
-from edged.vision.families.ultralytics import CELLS, ROWS
-from edged.vision.families.ultralytics_obb import UltralyticsObb
+from edged.vision.families.ultralytics import CELLS, ROWS, UltralyticsObb
+from edged.vision.family import Family, Reading, Thresholds
 from edged.vision.nms import corners_of, hull_of, rotated_nms
 from edged.vision.placement import Fit, Placement, Region, Roi
 from edged.vision.preprocess import Preprocess

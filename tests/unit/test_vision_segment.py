@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from edged.errors import TooLarge
 from edged.vision import masks
 from edged.vision.families import ultralytics_segment
-from edged.vision.families.contract import Family, HasCheapBoxes, Reading, Thresholds
 from edged.vision.families.ultralytics import CELLS, ROWS
 from edged.vision.families.ultralytics_segment import UltralyticsSegment
+from edged.vision.family import Family, Reading, Thresholds
 from edged.vision.placement import Fit, Placement, Region, Roi
 from edged.vision.preprocess import Preprocess
 from tests.unit.shown import in_input, placed
@@ -138,7 +138,6 @@ def test_boxes_alone_cost_no_masks_and_are_the_same():
     placement = placed(Roi(rotation=90), (213, 140), SHAPE, Fit.LETTERBOX)
     for form in (CELLS, ROWS):
         segment = family(form)
-        assert isinstance(segment, HasCheapBoxes)
         outputs = tables(form, [(20, 25, 120, 100), (60, 50, 70, 58)], [(1, 0.5, -95), (0, 0, -1)])
         whole, alone = (read(outputs, 0, placement, Thresholds()) for read in (segment.decode, segment.boxes))
         assert alone.masks is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edged.vision.families.contract import Family, Reading, Thresholds
 from edged.vision.families.ultralytics import Ultralytics
+from edged.vision.family import Family, Reading, Thresholds
 from edged.vision.placement import Fit, place
 from edged.vision.preprocess import Preprocess
 

@@ -1,10 +1,8 @@
 """Image classifiers: one output [N, classes], logits or already probabilities.
 
 Scores that the graph makes by a Softmax or a Sigmoid are taken as they are, any others go through a softmax; the
-setting `decode.activation` says otherwise. What one frame holds decides nothing, or the scores of the next would mean
-something else. Two names, because they are fed differently: `classification` as ImageNet's are (shorter side to 256,
-the middle 224, normalised), and `ultralytics-classify` as that package does (shorter side to the input, the middle,
-0..1). An embedding has the same shape, so without a word from the file or the settings nothing is claimed.
+setting `decode.activation` overrides this. The values of a frame decide nothing, or the scores of the next would mean
+something else. An embedding has the same shape, so nothing is claimed unless the file or the settings say "classes".
 """
 
 from __future__ import annotations
@@ -12,35 +10,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 
-from edged.tensors import Array, TensorSpec
+from edged.tensors import TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Classes
-from edged.vision.families.candidates import Floats
-from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Reading, Thresholds, require, undecided
-from edged.vision.families.outputs import at_least, picture_vector
+from edged.vision.families.contract import Claim, Classifier, Evidence, Feed, Reading, count_classes, undecided
+from edged.vision.families.decoding import Floats, Outputs, Thresholds, at_least, picture_vector
 from edged.vision.nms import best_first
 from edged.vision.placement import Fit
-from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-
-NAME = "classification"
-ULTRALYTICS = "ultralytics-classify"
+from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
 _IMAGENET = (1000, 1001)
 _WORDS = ("logits", "prob", "softmax", "class")  # in the output's name
 _FINAL = frozenset(("HardSigmoid", "Sigmoid", "Softmax"))  # whose results are probabilities
+_NONE, _SOFTMAX, _SIGMOID = "none", "softmax", "sigmoid"
 
 
-class Classification(Decoder, frozen=True):
-    name: ClassVar[str] = NAME
+class Classification(Classifier, frozen=True):
+    """Classifiers that are fed as ImageNet's are: shorter side to 256, the middle 224, normalised."""
 
-    def classify(self, outputs: Mapping[str, Array], index: int, thresholds: Thresholds) -> Classes:
-        """See `Classifier.classify`. Values that are no numbers belong to no class."""
-        row = picture_vector(outputs, self.reading.outputs[0], index, self.reading.classes or at_least(2)).astype(
-            np.float32
-        )
+    name = "classification"
+    needs = "one output [N, classes]"
+    thresholds = Thresholds(score=0.0, max_detections=5)
+    feed: ClassVar[Feed] = {
+        "fit": Fit.CENTER_CROP,
+        "zoom": 256 / 224,
+        "antialias": True,
+        "mean": IMAGENET_MEAN,
+        "std": IMAGENET_STD,
+    }
+
+    def classify(self, outputs: Outputs, index: int, thresholds: Thresholds) -> Classes:
+        """See `Classifier.classify`. Values that are not finite belong to no class."""
+        columns = self.reading.classes or at_least(2)
+        row = picture_vector(outputs, self.reading.outputs[0], index, columns).astype(np.float32)
         row[~np.isfinite(row)] = -np.inf
         if row.max(initial=-np.inf) == -np.inf:
             return Classes.empty()
@@ -49,11 +53,58 @@ class Classification(Decoder, frozen=True):
         best = best[np.isfinite(row[best]) & (scores[best] >= thresholds.score)]
         return Classes(best.astype(np.int32), scores[best])
 
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        output = _row(evidence)
+        if output is None:
+            return None
+        form = keys.choice(evidence.settings, "decode.activation", tuple(_ACTIVATIONS))
+        if form is None and evidence.heads is not None:
+            form = _NONE if evidence.heads.get(output.name) in _FINAL else _SOFTMAX
+        return Claim(cls.name, reason, Reading((output.name,), form or ""), count_classes(output.shape[1]))
+
+    @classmethod
+    def by_names(cls, evidence: Evidence) -> Claim | None:
+        output = _row(evidence)
+        if output is None or not any(word in output.name.lower() for word in _WORDS):
+            return None
+        return cls.claim(evidence, f"one 2-D output by the name of {output.name}")
+
+    @classmethod
+    def by_shape(cls, evidence: Evidence) -> Claim | None:
+        """One row of scores, if something shows that they are of classes."""
+        output = _row(evidence)
+        if output is None:
+            return None
+        classes, names = count_classes(output.shape[1]), keys.words(evidence.settings, "names")
+        if names is not None and len(names) == classes:
+            return cls.claim(evidence, f"one 2-D output, and as many names as columns ({classes})")
+        if classes in _IMAGENET:
+            return cls.claim(evidence, f"one 2-D output of ImageNet's {classes} classes")
+        shape = ",".join(map(str, output.shape))
+        return undecided(f"one 2-D output, {output.name} [{shape}]: classes or an embedding", cls.name)
+
 
 class UltralyticsClassification(Classification, frozen=True):
-    """The same, under its own name."""
+    """Classifiers that are fed as the ultralytics package does: the largest square of the middle, RGB in 0..1."""
 
-    name: ClassVar[str] = ULTRALYTICS
+    name = "ultralytics-classify"
+    feed: ClassVar[Feed] = {"fit": Fit.CENTER_CROP, "antialias": True}
+
+    @classmethod
+    def by_metadata(cls, evidence: Evidence) -> Claim | None:
+        return cls.claim(evidence, "metadata task=classify") if evidence.metadata.task == "classify" else None
+
+
+def _row(evidence: Evidence) -> TensorSpec | None:
+    """The output: [N, classes], or [N, classes, 1, 1] as networks without a last flattening have."""
+    output = evidence.only_output
+    if output is None or output.datatype not in ("FP32", "FP16", "FP64") or len(output.shape) not in (2, 4):
+        return None
+    columns = output.shape[1]
+    if output.shape[2:] not in ((), (1, 1)) or (isinstance(columns, int) and columns < 2):
+        return None
+    return output
 
 
 def _are_probabilities(row: Floats) -> bool:
@@ -78,88 +129,4 @@ def _as_is(row: Floats) -> Floats:
     return row
 
 
-def feed(plain: Preprocess) -> Preprocess:
-    """Center crop, RGB, normalised as ImageNet."""
-    cropped = msgspec.structs.replace(plain, fit=Fit.CENTER_CROP, zoom=256 / 224, antialias=True)
-    return msgspec.structs.replace(cropped, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-
-
-_NONE, _SOFTMAX, _SIGMOID = "none", "softmax", "sigmoid"
 _ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {_NONE: _as_is, _SOFTMAX: _softmax, _SIGMOID: _sigmoid}
-
-
-def feed_ultralytics(plain: Preprocess) -> Preprocess:
-    """Center crop of the largest square, RGB in 0..1."""
-    return msgspec.structs.replace(plain, fit=Fit.CENTER_CROP, antialias=True)
-
-
-def by_setting(evidence: Evidence) -> Claim:
-    return _set(evidence, NAME)
-
-
-def by_setting_ultralytics(evidence: Evidence) -> Claim:
-    return _set(evidence, ULTRALYTICS)
-
-
-def by_metadata(evidence: Evidence) -> Claim | None:
-    output = _row(evidence)
-    if evidence.metadata.task != "classify" or output is None or evidence.picture is None:
-        return None
-    return _claim(evidence, ULTRALYTICS, "metadata task=classify", output)
-
-
-def by_names(evidence: Evidence) -> Claim | None:
-    output = _row(evidence)
-    if output is None or evidence.picture is None or not any(word in output.name.lower() for word in _WORDS):
-        return None
-    return _claim(evidence, NAME, f"one 2-D output by the name of {output.name}", output)
-
-
-def by_shape(evidence: Evidence) -> Claim | None:
-    """One row of scores, if something shows that they are of classes."""
-    output = _row(evidence)
-    if output is None or evidence.picture is None:
-        return None
-    classes, names = _classes(output), keys.words(evidence.settings, "names")
-    if names is not None and len(names) == classes:
-        return _claim(evidence, NAME, f"one 2-D output, and as many names as columns ({classes})", output)
-    if classes in _IMAGENET:
-        return _claim(evidence, NAME, f"one 2-D output of ImageNet's {classes} classes", output)
-    shape = ",".join(map(str, output.shape))
-    return undecided(f"one 2-D output, {output.name} [{shape}]: classes or an embedding", NAME)
-
-
-def _set(evidence: Evidence, family: str) -> Claim:
-    output = _row(evidence)
-    require(evidence, family, "one output [N, classes]", output is not None)
-    assert output is not None
-    return _claim(evidence, family, f"the setting family={family}", output)
-
-
-def _claim(evidence: Evidence, family: str, reason: str, output: TensorSpec) -> Claim:
-    form = keys.choice(evidence.settings, "decode.activation", tuple(_ACTIVATIONS))
-    if form is None and evidence.heads is not None:
-        form = _NONE if evidence.heads.get(output.name) in _FINAL else _SOFTMAX
-    return Claim(family, reason, classes=_classes(output), reading=Reading((output.name,), form or ""))
-
-
-def _row(evidence: Evidence) -> TensorSpec | None:
-    """The output: [N, classes], or [N, classes, 1, 1] as networks without a last flattening have."""
-    output = evidence.only_output
-    if output is None or output.datatype not in ("FP32", "FP16", "FP64") or len(output.shape) not in (2, 4):
-        return None
-    columns = output.shape[1]
-    if output.shape[2:] not in ((), (1, 1)) or (isinstance(columns, int) and columns < 2):
-        return None
-    return output
-
-
-def _classes(output: TensorSpec) -> int | None:
-    columns = output.shape[1]
-    return columns if isinstance(columns, int) else None
-
-
-# The best five are returned, without a threshold unless one is set.
-_BEST = Thresholds(score=0.0, max_detections=5)
-SPEC = FamilySpec(by_setting, feed, Classification, _BEST)
-SPEC_ULTRALYTICS = FamilySpec(by_setting_ultralytics, feed_ultralytics, UltralyticsClassification, _BEST)

@@ -1,93 +1,24 @@
-"""The interface of a detector family, and of the rules that recognise one.
+"""What a family of detectors or classifiers is: the rules that recognise a model, and the decoder of its outputs.
 
-A family turns a model's output tensors into `Detections`. Its file holds the decoder and the rules that claim a model
-for it: a rule gets `Evidence` and returns a `Claim`, or None if it does not apply.
+A family is a class: what it needs, how it is fed, `claim`, which matches a model's tensors, and `decode` or `classify`.
+Its rules `by_metadata`, `by_names` and `by_shape` are listed in `edged.vision.family`. A rule gets `Evidence` and
+returns a `Claim`, or None if it does not apply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, TypeAlias
 
 import msgspec
 import numpy as np
 
-from edged.errors import ConfigError
-from edged.tensors import Array, TensorSpec
+from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.detections import Classes, Detections
-from edged.vision.families.outputs import Size, at_least
+from edged.vision.families.decoding import Floats, Outputs, Size, Thresholds, at_least
 from edged.vision.metadata import ExportMetadata
-from edged.vision.placement import Placement
+from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import PictureInput, Preprocess
-
-
-class Thresholds(msgspec.Struct, frozen=True):
-    """Which detections are returned: score above `score`, IoU with a better one of the same class at most `iou`.
-
-    The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model answers as in training. A lower `iou`
-    such as 0.45 gives fewer duplicates and loses neighbours in a crowd.
-
-    If the model's graph includes the NMS, `iou` applies only with `class_agnostic`, between different classes. Of a
-    classifier's classes the best `max_detections` with at least `score` are returned; its defaults are 5 and 0.
-    """
-
-    score: float = 0.25
-    iou: float = 0.7
-    max_detections: int = 300
-    class_agnostic: bool = False
-
-
-class Opened(Protocol):
-    """A family opened for one model. Stateless, safe to share between threads."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def preprocess(self) -> Preprocess: ...
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """Return the model's inputs besides the picture, by name, for a batch of pictures with these placements.
-
-        Each has a first dimension of len(placements), and must be padded if the batch is. Most models have none.
-        """
-        ...
-
-
-class Family(Opened, Protocol):
-    """Decodes detections from a model's outputs."""
-
-    def decode(
-        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
-    ) -> Detections:
-        """Return detections of picture `index` of the batch, in pixels of the original picture, best score first.
-
-        `outputs` are the model's tensors by name, batch first; they are not modified or kept.
-        """
-        ...
-
-
-@runtime_checkable
-class HasCheapBoxes(Family, Protocol):
-    """A family whose boxes cost far less than its complete detections."""
-
-    def boxes(
-        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
-    ) -> Detections:
-        """As `decode`, with boxes, scores and classes only."""
-        ...
-
-
-@runtime_checkable
-class Classifier(Opened, Protocol):
-    """Decodes classes of the whole picture from a model's outputs."""
-
-    def classify(self, outputs: Mapping[str, Array], index: int, thresholds: Thresholds) -> Classes:
-        """Return the classes of picture `index` of the batch, best first; see `Thresholds`."""
-        ...
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -117,12 +48,12 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What is known about a model when its family is recognised."""
+    """What is known about a model with a picture input when its family is recognised."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     metadata: ExportMetadata
-    picture: PictureInput | None
+    picture: PictureInput
     size: tuple[int, int] | None  # (width, height) of the input, if known
     settings: Mapping[str, str] = {}
     operators: frozenset[str] | None = None  # names of those in the graph; None if unknown
@@ -139,8 +70,17 @@ class Evidence(msgspec.Struct, frozen=True):
     def output_names(self) -> tuple[str, ...]:
         return tuple(spec.name for spec in self.outputs)
 
-    def output(self, name: str) -> TensorSpec | None:
-        return next((spec for spec in self.outputs if spec.name == name), None)
+    @property
+    def only_output(self) -> TensorSpec | None:
+        return self.outputs[0] if len(self.outputs) == 1 else None
+
+    def table(self, least: int) -> TensorSpec | None:
+        """The only output, [N, rows, columns], if it has at least `least` columns or leaves their number open."""
+        output = self.only_output
+        if output is None or len(output.shape) != 3:
+            return None
+        columns = output.shape[2]
+        return output if isinstance(columns, str) or columns >= least else None
 
     @property
     def flat_list(self) -> TensorSpec | None:
@@ -154,73 +94,91 @@ class Evidence(msgspec.Struct, frozen=True):
     def may_be_classes(self) -> bool:
         """Whether the output [M, 7] may be seven classes per picture: it has as many rows as pictures, as far as the
         file declares. A list of detections comes from a NonMaxSuppression operator."""
-        output, picture = self.only_output, self.picture
-        if output is None or picture is None or "NonMaxSuppression" in (self.operators or ()):
+        output = self.only_output
+        if output is None or "NonMaxSuppression" in (self.operators or ()):
             return False
-        return any(spec.name == picture.name and spec.shape[0] == output.shape[0] for spec in self.inputs)
-
-    @property
-    def only_output(self) -> TensorSpec | None:
-        return self.outputs[0] if len(self.outputs) == 1 else None
+        return any(spec.name == self.picture.name and spec.shape[0] == output.shape[0] for spec in self.inputs)
 
 
 class Claim(msgspec.Struct, frozen=True):
     """A rule's verdict: the family, or None for "known, but not decoded", and the reason.
 
-    `output` is the tensor to decode and `classes` its number of classes, if the shape has it. If decoding needs more,
-    `reading` is set and `output` is empty. `background` is the number of background slots before the classes.
+    `classes` is the number of classes, if the shape has it. `background` is the number of background slots before them.
     """
 
     family: str | None
     reason: str
-    output: str = ""
+    reading: Reading = Reading()
     classes: int | None = None
-    reading: Reading | None = None
     background: int = 0
-
-    @property
-    def read(self) -> Reading:
-        return self.reading or Reading((self.output,) if self.output else ())
 
 
 Rule: TypeAlias = Callable[[Evidence], Claim | None]
+Feed: TypeAlias = Mapping[str, object]  # fields of `Preprocess`
 
 
-class FamilySpec(msgspec.Struct, frozen=True):
-    """A family's entry points; `extra_inputs` are the inputs that it fills besides the picture."""
+class Opened(msgspec.Struct, frozen=True):
+    """A family opened for one model. Stateless, safe to share between threads."""
 
-    by_setting: Callable[[Evidence], Claim]
-    feed: Callable[[Preprocess], Preprocess]
-    open: Callable[[Preprocess, tuple[str, ...], Reading], Family | Classifier]
-    thresholds: Thresholds = Thresholds()
-    extra_inputs: tuple[str, ...] = ()
-
-
-class Decoder(msgspec.Struct, frozen=True):
-    """Base of most families."""
+    name: ClassVar[str]
+    needs: ClassVar[str]  # the tensors, for the error if `claim` returns None
+    feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX}  # how pictures are fed; see `preprocess.preprocess_for`
+    thresholds: ClassVar[Thresholds] = Thresholds()
+    own_inputs: ClassVar[tuple[str, ...]] = ()  # the inputs that `extra_inputs` fills
 
     preprocess: Preprocess
     names: tuple[str, ...]
     reading: Reading
 
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        """Match a model by its tensors only. A claim without a family says which setting is missing."""
+        raise NotImplementedError
+
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """See `Opened.extra_inputs`."""
+        """Return the model's inputs besides the picture, by name, for a batch of pictures with these placements.
+
+        Each has a first dimension of len(placements), and must be padded if the batch is. Most models have none.
+        """
         return {}
 
 
-def require(evidence: Evidence, family: str, needs: str, holds: bool) -> None:
-    """ConfigError unless the model `holds` what the family that the user set needs."""
-    if evidence.picture is not None and holds:
-        return
-    outputs = ", ".join(f"{spec.name} [{','.join(map(str, spec.shape))}]" for spec in evidence.outputs)
-    what = "one picture input" if evidence.picture is None else needs
-    raise ConfigError(f"family={family} needs {what}; the model has {outputs[:200]}; set family=raw")
+class Family(Opened, frozen=True):
+    """Decodes detections from a model's outputs."""
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        """Return detections of picture `index` of the batch, in pixels of the original picture, best score first.
+
+        `outputs` are the model's tensors by name, batch first; they are not modified or kept.
+        """
+        raise NotImplementedError
+
+    def boxes(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        """As `decode`, with at least boxes, scores and classes: without what costs much more than these."""
+        return self.decode(outputs, index, placement, thresholds)
+
+    def in_pixels(self, relative: Array) -> Floats:
+        """Convert boxes [n, 4] in 0..1 of the input to input pixels."""
+        size = np.array((self.preprocess.width, self.preprocess.height) * 2, np.float32)
+        return relative.astype(np.float32, copy=False) * size
 
 
-def rows_of_picture(rows: Array, index: int) -> Array:
-    """The rows of one picture in a table whose first column is the picture's index."""
-    found: Array = rows[np.equal(rows[:, 0], index)]
-    return found
+class Classifier(Opened, frozen=True):
+    """Decodes classes of the whole picture from a model's outputs."""
+
+    def classify(self, outputs: Outputs, index: int, thresholds: Thresholds) -> Classes:
+        """Return the classes of picture `index` of the batch, best first; see `Thresholds`."""
+        raise NotImplementedError
+
+
+def count_classes(dim: Dim, besides: int = 0) -> int | None:
+    """The number of classes along a dimension that has `besides` other values; None if it is open."""
+    return dim - besides if isinstance(dim, int) else None
+
+
+def suppressed_list(outputs: tuple[str, ...], form: str) -> Reading:
+    """The reading of lists that went through an NMS in the graph."""
+    return Reading(outputs, form, is_list=True, is_suppressed=True)
 
 
 def not_decoded(what: str) -> Claim:

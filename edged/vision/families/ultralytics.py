@@ -1,109 +1,124 @@
-"""Ultralytics detectors with one-to-many heads: v5u, v8, 9, 11, 12, and v10 and 26 with `nms=None`.
-
-One output, [N, 4 + classes, A]: a column for each of the A grid cells at strides 8, 16, 32, with cx, cy, w, h in input
-pixels and one score per class, after the sigmoid; no objectness; without NMS. Source: `Detect.forward` of the
-ultralytics package and the metadata of its `Exporter`. YOLOv9's own repository exports the same tensor, or two of them
-for models with an auxiliary head; the second is the main head's (`DualDDetect.forward`).
-
-The tables of segment, pose and obb models have `more` values per detection (mask coefficients, keypoints, an angle) in
-one of two forms: "cells", [N, 4 + classes + more, A], without NMS; and "rows", [N, R, 6 + more], of an NMS-free head or
-with NMS in the graph: box, score, class and the rest, padded with zeros. Source: `Detect.postprocess`, its subclasses
-and `NMSModel` of the ultralytics package.
-"""
+"""Models of the ultralytics package: detect, pose and obb (segment: `ultralytics_segment`, classify: `classification`,
+RT-DETR: `detr`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import msgspec
+import numpy as np
 
-from edged.errors import ConfigError
 from edged.tensors import Array, Dim, TensorSpec
+from edged.vision import settings as keys
 from edged.vision.detections import Detections
-from edged.vision.families.candidates import Candidates, select_candidates, select_cells, suppress, to_picture
 from edged.vision.families.contract import (
     Claim,
-    Decoder,
     Evidence,
-    FamilySpec,
+    Family,
     Reading,
-    Thresholds,
+    count_classes,
     not_decoded,
     undecided,
 )
-from edged.vision.families.outputs import ANY, picture_tensor
-from edged.vision.placement import Fit, Placement
-from edged.vision.preprocess import Preprocess
-
-NAME = "ultralytics"
+from edged.vision.families.decoding import (
+    ANY,
+    Candidates,
+    Floats,
+    Outputs,
+    Rows,
+    Thresholds,
+    picture_tensor,
+    select_candidates,
+    select_cells,
+    suppress,
+    to_detections,
+    to_picture,
+    with_area,
+)
+from edged.vision.nms import best_first, corners_of, hull_of, rotated_nms
+from edged.vision.placement import Placement
 
 # Three scales are usual; -p6, -p2 and the tiny v3 heads differ.
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 
 
-class Ultralytics(Decoder, frozen=True):
-    name: ClassVar[str] = NAME
+class Ultralytics(Family, frozen=True):
+    """Detectors with one-to-many heads: v5u, v8, 9, 11, 12, and v10 and 26 with `nms=None`.
 
-    def decode(
-        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
-    ) -> Detections:
-        """See `Family.decode`."""
+    One output, [N, 4 + classes, A]: a column for each of the A grid cells at strides 8, 16, 32, with cx, cy, w, h in
+    input pixels and one score per class, after the sigmoid; no objectness; without NMS. Source: `Detect.forward` of the
+    ultralytics package and the metadata of its `Exporter`. YOLOv9's own repository exports the same tensor, or two of
+    them for models with an auxiliary head; the second is the main head's (`DualDDetect.forward`).
+    """
+
+    name = "ultralytics"
+    needs = "one output [N, 4+classes, cells]"
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         table = picture_tensor(outputs, self.reading.outputs[0], index, self.reading.width(4), ANY)
         offered = select_cells(table, len(table) - 4, thresholds.score)
         return to_picture(suppress(offered, thresholds, needs_nms=True).found, placement)
 
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
+        if len({spec.shape for spec in tables}) != 1:
+            return None
+        table = tables[-1]  # the main head's of two
+        rows = table.shape[1]
+        if isinstance(rows, int) and rows < 5:
+            return None
+        return Claim(cls.name, reason, Reading((table.name,)), count_classes(rows, 4))
 
-def feed(plain: Preprocess) -> Preprocess:
-    """How Ultralytics feeds these models: letterboxed with 114, and RGB in 0..1 as by default."""
-    return msgspec.structs.replace(plain, fit=Fit.LETTERBOX, pad=114)
+    @classmethod
+    def by_metadata(cls, evidence: Evidence) -> Claim | None:
+        """The exporter's metadata. Its keys were added over the years, so each is optional."""
+        meta = evidence.metadata
+        if meta.task is None and not (meta.names and meta.stride):
+            return None
+        if meta.task not in (None, "detect"):
+            return not_decoded(f"an Ultralytics {meta.task} export")
+        if meta.head == "RTDETRDecoder" or meta.end2end or meta.nms:
+            # Their own rules ran before and did not match.
+            what = "metadata of an end-to-end or RT-DETR export, but not its tensor"
+            return undecided(what, cls.name, "ultralytics-end2end", "rtdetr-ultralytics")
+        return cls._by_rows(evidence)
+
+    @classmethod
+    def _by_rows(cls, evidence: Evidence) -> Claim | None:
+        """Match a detector: the names give the number of rows, the input size the number of columns."""
+        output, names = _main_output(evidence), evidence.metadata.names
+        if output is None or len(output.shape) != 3 or not names:
+            return None
+        _, rows, columns = output.shape
+        if rows != 4 + len(names) and not (isinstance(rows, str) and evidence.metadata.task == "detect"):
+            return None
+        if not _is_cells(evidence, columns):
+            return None
+        who = "task=detect" if evidence.metadata.task else "names and stride"
+        reason = f"metadata {who}: {output.name} has 4+{len(names)} rows, one column a grid cell"
+        return Claim(cls.name, reason, Reading((output.name,)), len(names))
+
+    @classmethod
+    def by_shape(cls, evidence: Evidence) -> Claim | None:
+        """Without metadata, exactly as many columns as the input has grid cells."""
+        output, cells = evidence.only_output, evidence.cells()
+        if output is None or len(output.shape) != 3 or cells is None:
+            return None
+        _, rows, columns = output.shape
+        if columns != cells or rows == cells or not isinstance(rows, int) or rows < 5:
+            return None
+        if rows == 4 + 1 + 17 * 3:
+            either = "52 classes, or one with 17 keypoints"
+            return Claim(None, f"{output.name} has 56 rows: {either}; set family={cls.name}, ultralytics-pose or raw")
+        names = evidence.metadata.names
+        if names and len(names) != rows - 4:
+            either = f"{rows - 4} classes, or more than boxes; set family={cls.name} or raw"
+            return Claim(None, f"{output.name} has {rows} rows, metadata names {len(names)}: {either}")
+        return cls.claim(evidence, f"row arithmetic: {output.name} is [4+{rows - 4} classes, {cells} grid cells]")
 
 
-def by_setting(evidence: Evidence) -> Claim:
-    """Check only what decoding needs; ConfigError if it is missing."""
-    tensors = [o for o in evidence.outputs if len(o.shape) == 3]
-    if evidence.picture is None or len({spec.shape for spec in tensors}) != 1:
-        raise ConfigError(
-            f"family={NAME} needs one picture input and one output [N, 4+classes, cells], the model has"
-            f" {len(tensors)} such outputs; set family=raw"
-        )
-    table = tensors[-1]  # the main head's of two
-    rows = table.shape[1]
-    if isinstance(rows, int) and rows < 5:
-        raise ConfigError(f"family={NAME} needs 4+classes rows, {table.name} has {rows}; set family=raw")
-    return Claim(NAME, f"the setting family={NAME}", table.name, _classes(rows))
-
-
-def by_metadata(evidence: Evidence) -> Claim | None:
-    """The exporter's metadata. Its keys were added over the years, so each is optional."""
-    meta = evidence.metadata
-    if meta.task is None and not (meta.names and meta.stride):
-        return None
-    if meta.task not in (None, "detect"):
-        return not_decoded(f"an Ultralytics {meta.task} export")
-    if meta.head == "RTDETRDecoder" or meta.end2end or meta.nms:
-        # Their own rules ran before and did not match.
-        what = "metadata of an end-to-end or RT-DETR export, but not its tensor"
-        return undecided(what, NAME, "ultralytics-end2end", "rtdetr-ultralytics")
-    return _by_rows(evidence)
-
-
-def _by_rows(evidence: Evidence) -> Claim | None:
-    """Match a detector: the names give the number of rows, the input size the number of columns."""
-    output, names = _table(evidence), evidence.metadata.names
-    if output is None or len(output.shape) != 3 or not names or evidence.picture is None:
-        return None
-    _, rows, columns = output.shape
-    if rows != 4 + len(names) and not (isinstance(rows, str) and evidence.metadata.task == "detect"):
-        return None
-    if not _is_cells(evidence, columns):
-        return None
-    who = "task=detect" if evidence.metadata.task else "names and stride"
-    reason = f"metadata {who}: {output.name} has 4+{len(names)} rows, one column a grid cell"
-    return Claim(NAME, reason, output.name, len(names))
-
-
-def _table(evidence: Evidence) -> TensorSpec | None:
+def _main_output(evidence: Evidence) -> TensorSpec | None:
     """The only output; or the main head's, if YOLOv9's repository exported an auxiliary one, too."""
     outputs = evidence.outputs
     if len(outputs) == 2 and outputs[0].shape == outputs[1].shape and evidence.metadata.task is None:
@@ -111,105 +126,219 @@ def _table(evidence: Evidence) -> TensorSpec | None:
     return evidence.only_output
 
 
-def by_shape(evidence: Evidence) -> Claim | None:
-    """Without metadata, exactly as many columns as the input has grid cells."""
-    output, cells = evidence.only_output, evidence.cells()
-    if output is None or len(output.shape) != 3 or evidence.picture is None or cells is None:
-        return None
-    _, rows, columns = output.shape
-    if columns != cells or rows == cells or not isinstance(rows, int) or rows < 5:
-        return None
-    if rows == 4 + 1 + 17 * 3:
-        either = "52 classes, or one with 17 keypoints"
-        return Claim(None, f"{output.name} has 56 rows: {either}; set family={NAME}, ultralytics-pose or raw")
-    names = evidence.metadata.names
-    if names and len(names) != rows - 4:
-        either = f"{rows - 4} classes, or more than boxes"
-        return Claim(
-            None,
-            f"{output.name} has {rows} rows, metadata names {len(names)}: {either}; set family={NAME} or raw",
-        )
-    reason = f"row arithmetic: {output.name} is [4+{rows - 4} classes, {cells} grid cells]"
-    return Claim(NAME, reason, output.name, rows - 4)
-
-
 def _is_cells(evidence: Evidence, columns: Dim) -> bool:
     """Whether columns may be grid cells; an open dimension is accepted, since the metadata confirms the rest."""
     return isinstance(columns, str) or any(columns == evidence.cells(strides) for strides in _STRIDES)
 
 
-def _classes(rows: Dim) -> int | None:
-    return rows - 4 if isinstance(rows, int) else None
+_WRITES_END2END = (8, 4, 8)  # the first version that always writes `end2end`
 
 
-SPEC = FamilySpec(by_setting, feed, Ultralytics)
+class UltralyticsEnd2End(Family, frozen=True):
+    """Detectors that need no NMS: NMS-free heads (v10, 26) and exports with `nms=True`.
+
+    One output, [N, K, 6]: xyxy in input pixels, score, class; best first, padded with zeros. Two other formats have the
+    same shape, so metadata must decide: `end2end` (always present since 8.4.8) or `nms` in `args`. Before, the only
+    other detector of the package with six columns was RT-DETR with two classes. With `dynamic=True` the number of
+    columns is open.
+    """
+
+    name = "ultralytics-end2end"
+    needs = "one output [N, rows, 6]"
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        rows = picture_tensor(outputs, self.reading.outputs[0], index, ANY, 6)
+        return to_detections(rows[:, :4], rows[:, 4], rows[:, 5], placement, thresholds, needs_nms=False)
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str, *, is_declared: bool = False) -> Claim | None:
+        """See `Opened.claim`. The number of columns may be open if the metadata declares this format."""
+        output, meta = evidence.table(6), evidence.metadata
+        if output is None or (output.shape[2] != 6 and not (is_declared and isinstance(output.shape[2], str))):
+            return None
+        # An NMS-free head sorts its predictions and drops none.
+        reading = Reading((output.name,), is_list=True, is_suppressed=not meta.end2end)
+        return Claim(cls.name, reason, reading, len(meta.names) or None)
+
+    @classmethod
+    def by_metadata(cls, evidence: Evidence) -> Claim | None:
+        meta = evidence.metadata
+        if meta.task != "detect" or meta.head == "RTDETRDecoder":
+            return None
+        if meta.end2end or meta.nms:
+            how = (
+                "end2end=True: an NMS-free export" if meta.end2end else "args.nms=True: an export with NMS in the graph"
+            )
+            return cls.claim(evidence, f"metadata task=detect and {how}", is_declared=True)
+        is_silent = meta.end2end is None and "args" not in meta.unreadable
+        if is_silent and meta.version and meta.version < _WRITES_END2END and meta.names and len(meta.names) != 2:
+            version = ".".join(map(str, meta.version))
+            return cls.claim(evidence, f"metadata task=detect and version={version}: its only exports with six columns")
+        return None
 
 
 CELLS, ROWS = "cells", "rows"
 
 
-class Table(msgspec.Struct, frozen=True):
-    """An output's name and form, its number of classes if known, and whether the graph includes the NMS."""
+class UltralyticsTask(Family, frozen=True):
+    """Base of segment, pose and obb: a table with `more` values per detection (mask coefficients, keypoints, an angle).
 
-    name: str
-    form: str
-    classes: int | None
-    is_suppressed: bool = False
+    It has one of two forms: "cells", [N, 4 + classes + more, A], without NMS; and "rows", [N, R, 6 + more], of an
+    NMS-free head or with NMS in the graph: box, score, class and the rest, padded with zeros. The form is taken from
+    metadata; without it, rows of exactly 6 + more values are taken as rows. Source: `Detect.postprocess`, its
+    subclasses and `NMSModel` of the ultralytics package.
+    """
 
-    def reading(self, *dense: str, keypoints: tuple[int, int] = (0, 0)) -> Reading:
-        """The reading of this table, with further outputs that are not lists."""
-        return Reading(
-            (self.name, *dense),
-            self.form,
+    task: ClassVar[str]
+
+    @classmethod
+    def by_metadata(cls, evidence: Evidence) -> Claim | None:
+        if evidence.metadata.task != cls.task:
+            return None
+        reason = f"metadata task={cls.task}"
+        return cls.claim(evidence, reason) or Claim(None, f"{reason}, but the family needs {cls.needs}")
+
+    @classmethod
+    def _claim_table(
+        cls, evidence: Evidence, reason: str, more: int, what: str, *dense: str, keypoints: tuple[int, int] = (0, 0)
+    ) -> Claim | None:
+        """Claim the only 3-D output if it has `more` values per detection; `dense` are further outputs."""
+        tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
+        if len(tables) != 1:
+            return None
+        meta, (_, lines, columns) = evidence.metadata, tables[0].shape
+        classes = len(meta.names) or None
+        is_rows = bool(meta.end2end or meta.nms or (meta.end2end is None and columns == 6 + more))
+        if is_rows and isinstance(columns, int) and columns != 6 + more:
+            return None
+        if not is_rows and isinstance(lines, int):
+            classes = lines - 4 - more
+            if classes < 1 or len(meta.names) not in (0, classes):
+                return None
+        reading = Reading(
+            (tables[0].name, *dense),
+            ROWS if is_rows else CELLS,
             keypoints=keypoints,
-            is_list=self.form == ROWS,
-            is_suppressed=self.is_suppressed,
+            is_list=is_rows,
+            is_suppressed=is_rows and not meta.end2end,
             dense=dense,
         )
+        return Claim(cls.name, f"{reason}: {tables[0].name} holds {reading.form}{what}", reading, classes)
+
+    @property
+    def needs_nms(self) -> bool:
+        return self.reading.form != ROWS
+
+    def _table(self, outputs: Outputs, index: int, more: int) -> Array:
+        sizes = (self.reading.width(4 + more), ANY) if self.needs_nms else (ANY, 6 + more)
+        return picture_tensor(outputs, self.reading.outputs[0], index, *sizes)
+
+    def _select(self, table: Array, more: int, score: float) -> tuple[Candidates, Array]:
+        """Return the detections above a score, boxes xyxy, and the `more` values of each, unchanged [n, more]."""
+        if not self.needs_nms:
+            offered = select_candidates(table[:, :4], table[:, 4], table[:, 5], score)
+            return offered, table[offered.rows, 6:]
+        classes = len(table) - 4 - more
+        offered = select_cells(table, classes, score)
+        return offered, table[4 + classes :, offered.rows].T
 
 
-def table_of(evidence: Evidence, more: int) -> Table | None:
-    """Return the only 3-D output, or None if it does not have `more` values per detection.
+class UltralyticsPose(UltralyticsTask, frozen=True):
+    """Keypoints for each detection: k of x, y in input pixels and, if `kpt_shape` is [k, 3], a score after the sigmoid.
 
-    The form is taken from metadata; without it, rows of exactly 6 + more values are taken as rows. If the shape leaves
-    the number of classes open, the names give it.
+    `reading.keypoints` is how many each detection has, and how many values each of them. Source: `Pose.kpts_decode` of
+    the ultralytics package. As there, keypoints outside the picture are moved to its edge.
     """
+
+    name = "ultralytics-pose"
+    needs = "one output [N, 4+classes+3*keypoints, cells] or [N, rows, 6+3*keypoints]"
+    task = "pose"
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        """See `Family.decode`; with keypoints. Their scores are 1 if the model has none."""
+        k, values = self.reading.keypoints
+        offered, points = self._select(self._table(outputs, index, k * values), k * values, thresholds.score)
+        whole = np.flatnonzero(np.isfinite(points).all(axis=1))
+        keypoints = _keypoints(points[whole].astype(np.float32).reshape(-1, k, values), placement)
+        found = msgspec.structs.replace(offered.found.select(whole), keypoints=keypoints)
+        kept = suppress(Candidates(found, whole), thresholds, needs_nms=self.needs_nms)
+        return to_picture(kept.found, placement)
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        """See `Opened.claim`. Without `kpt_shape` the keypoints are all values besides the classes: as many as are
+        named, else one."""
+        k, values = evidence.metadata.kpt_shape or _values_left(evidence)
+        if values not in (2, 3):
+            return None
+        what = f" with {k} keypoints of {values} values"
+        return cls._claim_table(evidence, reason, k * values, what, keypoints=(k, values))
+
+    @classmethod
+    def by_metadata(cls, evidence: Evidence) -> Claim | None:
+        if evidence.metadata.task == cls.task and evidence.metadata.kpt_shape is None:
+            return Claim(None, f"metadata task=pose without kpt_shape: set family={cls.name} or family=raw")
+        return super().by_metadata(evidence)
+
+
+def _keypoints(points: Floats, placement: Placement) -> Floats:
+    """Convert x, y (and score) in input pixels to x, y in pixels of the original picture and score, [n, k, 3]."""
+    x1, y1, x2, y2 = placement.edges
+    original = placement.points_to_original(points[..., :2])
+    found = np.ones((*points.shape[:2], 3), np.float32)
+    np.clip(original, np.array((x1, y1), np.float32), np.array((x2, y2), np.float32), out=found[..., :2])
+    if points.shape[2] == 3:
+        np.clip(points[..., 2], 0, 1, out=found[..., 2])
+    return found
+
+
+def _values_left(evidence: Evidence) -> tuple[int, int]:
+    """The number of keypoints, and of values per keypoint, that fill the table; three values rather than two, 0 for
+    neither."""
     tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
-    if evidence.picture is None or len(tables) != 1:
-        return None
-    spec, meta = tables[0], evidence.metadata
-    if meta.end2end or meta.nms or (meta.end2end is None and spec.shape[2] == 6 + more):
-        return _rows(evidence, spec, more)
-    return _cells(evidence, spec, more)
+    if len(tables) != 1:
+        return 0, 0
+    _, lines, columns = tables[0].shape
+    names = keys.words(evidence.settings, "names") or evidence.metadata.names
+    # There are always more cells than values per cell, and more rows than values per row.
+    is_rows = isinstance(lines, int) and isinstance(columns, int) and columns < lines
+    whole, besides = (columns, 6) if is_rows else (lines, 4 + max(1, len(names)))
+    rest = whole - besides if isinstance(whole, int) else 0
+    return next(((rest // values, values) for values in (3, 2) if rest > 0 and rest % values == 0), (0, 0))
 
 
-def _rows(evidence: Evidence, spec: TensorSpec, more: int) -> Table | None:
-    if isinstance(spec.shape[2], int) and spec.shape[2] != 6 + more:
-        return None
-    meta = evidence.metadata
-    return Table(spec.name, ROWS, len(meta.names) or None, is_suppressed=not meta.end2end)
+class UltralyticsObb(UltralyticsTask, frozen=True):
+    """Oriented boxes: an angle in radians for each detection, clockwise.
 
+    Unlike in the other tables, boxes are cx, cy, w, h in the form "rows", too. Source: `OBB.decode_bboxes` and
+    `NMSModel` of the ultralytics package. As there, the NMS compares boxes by their probabilistic IoU, and suppressed
+    boxes suppress others too.
+    """
 
-def _cells(evidence: Evidence, spec: TensorSpec, more: int) -> Table | None:
-    lines, names = spec.shape[1], evidence.metadata.names
-    if not isinstance(lines, int):
-        return Table(spec.name, CELLS, len(names) or None)
-    classes = lines - 4 - more
-    return Table(spec.name, CELLS, classes) if classes >= 1 and len(names) in (0, classes) else None
+    name = "ultralytics-obb"
+    needs = "one output [N, 4+classes+1, cells] or [N, rows, 7]"
+    task = "obb"
 
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        """See `Family.decode`; with corners, and boxes that are their hulls, cut to the picture."""
+        table = self._table(outputs, index, 1)
+        offered, angles = self._select(table, 1, thresholds.score)
+        sizes = table[:4, offered.rows].T if self.needs_nms else table[offered.rows, :4]
+        oriented = np.concatenate((sizes, angles), axis=1, dtype=np.float32)
+        whole = np.flatnonzero(np.isfinite(oriented).all(axis=1) & (oriented[:, 2:4] > 0).all(axis=1))
+        found, oriented = offered.found.select(whole), oriented[whole]
+        kept = self._kept(found, oriented, thresholds)
+        corners = placement.points_to_original(corners_of(oriented[kept]))
+        x1, y1, x2, y2 = placement.edges
+        boxes = np.clip(hull_of(corners), np.array((x1, y1) * 2), np.array((x2, y2) * 2), dtype=np.float32)
+        return msgspec.structs.replace(found.select(kept), boxes=boxes, corners=corners).select(with_area(boxes))
 
-def table_in(outputs: Mapping[str, Array], reading: Reading, index: int, more: int) -> Array:
-    """Return one picture's table; EngineUnusable if it does not have `more` values per detection."""
-    sizes = (ANY, 6 + more) if reading.form == ROWS else (reading.width(4 + more), ANY)
-    return picture_tensor(outputs, reading.outputs[0], index, *sizes)
+    def _kept(self, found: Detections, oriented: Floats, thresholds: Thresholds) -> Rows:
+        most, agnostic = thresholds.max_detections, thresholds.class_agnostic
+        if self.needs_nms or agnostic:
+            return rotated_nms(oriented, found.scores, found.class_ids, thresholds.iou, most, agnostic)
+        return best_first(found.scores, most)
 
-
-def select_from_table(table: Array, form: str, more: int, score: float) -> tuple[Candidates, Array]:
-    """Return the detections of a table above a score, boxes xyxy, and the `more` values of each, unchanged [n,
-    more]."""
-    if form == ROWS:
-        offered = select_candidates(table[:, :4], table[:, 4], table[:, 5], score)
-        return offered, table[offered.rows, 6 : 6 + more]
-    classes = len(table) - 4 - more
-    offered = select_cells(table, classes, score)
-    return offered, table[4 + classes :, offered.rows].T
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        return cls._claim_table(evidence, reason, 1, " with an angle")

@@ -1,16 +1,8 @@
-"""Ultralytics models with a mask for each detection: task segment.
-
-Two outputs: a table (see `ultralytics`) with 32 coefficients for each detection, and 32 prototypes,
-[N, 32, H/4, W/4], whose sum weighted by the coefficients is the mask, where it is above zero. Source: `Segment.forward`
-and `process_mask` of the ultralytics package. As there, a mask is cut to its box, and a detection whose mask is empty
-is dropped. Unlike there, masks always have the resolution of the original picture.
-"""
+"""Ultralytics models with a mask for each detection: task segment."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar
 
 import cv2
 import msgspec
@@ -18,29 +10,37 @@ import numpy as np
 import numpy.typing as npt
 
 from edged.errors import TooLarge
-from edged.tensors import Array, TensorSpec
+from edged.tensors import Array
 from edged.vision import masks
 from edged.vision.detections import Detections
-from edged.vision.families import ultralytics
-from edged.vision.families.candidates import suppress, with_area
-from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Thresholds, require
-from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
-from edged.vision.families.ultralytics import ROWS, Table, select_from_table, table_in, table_of
+from edged.vision.families.contract import Claim, Evidence
+from edged.vision.families.decoding import (
+    AT_LEAST_ONE,
+    Floats,
+    Outputs,
+    Thresholds,
+    picture_tensor,
+    suppress,
+    with_area,
+)
+from edged.vision.families.ultralytics import UltralyticsTask
 from edged.vision.masks import Counts
 from edged.vision.placement import Placement
 
-NAME = "ultralytics-segment"
-_NEEDS = "one output [N, 4+classes+32, cells] or [N, rows, 6+32] and one [N, 32, height, width]"
 
+class UltralyticsSegment(UltralyticsTask, frozen=True):
+    """Masks: a table with 32 coefficients for each detection, and 32 prototypes, [N, 32, H/4, W/4], whose sum weighted
+    by the coefficients is the mask, where it is above zero. `reading.outputs` are the table and the prototypes.
 
-class UltralyticsSegment(Decoder, frozen=True):
-    """The decoder; `reading.outputs` are the table and the prototypes."""
+    Source: `Segment.forward` and `process_mask` of the ultralytics package. As there, a mask is cut to its box, and a
+    detection whose mask is empty is dropped. Unlike there, masks always have the resolution of the original picture.
+    """
 
-    name: ClassVar[str] = NAME
+    name = "ultralytics-segment"
+    needs = "one output [N, 4+classes+32, cells] or [N, rows, 6+32] and one [N, 32, height, width]"
+    task = "segment"
 
-    def decode(
-        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
-    ) -> Detections:
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         """See `Family.decode`; with masks."""
         prototypes = self._prototypes(outputs, index)
         found, weights = self._weighted(outputs, index, placement, thresholds)
@@ -51,64 +51,33 @@ class UltralyticsSegment(Decoder, frozen=True):
         there = np.array([mask is not None for mask in masks], np.bool_)
         return msgspec.structs.replace(found.select(there), masks=tuple(mask for mask in masks if mask is not None))
 
-    def boxes(
-        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
-    ) -> Detections:
-        """See `HasCheapBoxes.boxes`; includes detections with an empty mask."""
+    def boxes(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        """See `Family.boxes`; includes detections with an empty mask."""
         return self._weighted(outputs, index, placement, thresholds)[0]
 
-    def _prototypes(self, outputs: Mapping[str, Array], index: int) -> Array:
+    def _prototypes(self, outputs: Outputs, index: int) -> Array:
         return picture_tensor(outputs, self.reading.outputs[1], index, AT_LEAST_ONE, AT_LEAST_ONE, AT_LEAST_ONE)
 
     def _weighted(
-        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
+        self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds
     ) -> tuple[Detections, Array]:
         """Detections without their masks, and the weights of each mask's prototypes [n, 32]."""
-        more, form = len(self._prototypes(outputs, index)), self.reading.form
-        offered, weights = select_from_table(table_in(outputs, self.reading, index, more), form, more, thresholds.score)
+        more = len(self._prototypes(outputs, index))
+        offered, weights = self._select(self._table(outputs, index, more), more, thresholds.score)
         numbered = offered._replace(rows=np.arange(len(offered.rows)))
-        kept = suppress(numbered, thresholds, needs_nms=form != ROWS)
+        kept = suppress(numbered, thresholds, needs_nms=self.needs_nms)
         boxes = placement.to_original(kept.found.boxes)
         seen = with_area(boxes)
         return msgspec.structs.replace(kept.found, boxes=boxes).select(seen), weights[kept.rows[seen]]
 
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        prototypes = [spec for spec in evidence.outputs if len(spec.shape) == 4]
+        if len(prototypes) != 1 or not isinstance(prototypes[0].shape[1], int):
+            return None
+        name = prototypes[0].name
+        return cls._claim_table(evidence, reason, prototypes[0].shape[1], f", {name} the prototypes of masks", name)
 
-def by_metadata(evidence: Evidence) -> Claim | None:
-    if evidence.metadata.task != "segment":
-        return None
-    table, prototypes = _tensors(evidence)
-    if table is None or prototypes is None:
-        return Claim(
-            None, "metadata task=segment, but the outputs are no table and prototypes for the classes it names"
-        )
-    reason = f"metadata task=segment: {table.name} holds {table.form}, {prototypes.name} the prototypes of masks"
-    return _claim(table, prototypes, reason)
-
-
-def by_setting(evidence: Evidence) -> Claim:
-    table, prototypes = _tensors(evidence)
-    require(evidence, NAME, _NEEDS, table is not None)
-    assert table is not None
-    assert prototypes is not None
-    return _claim(table, prototypes, f"the setting family={NAME}")
-
-
-def _tensors(evidence: Evidence) -> tuple[Table | None, TensorSpec | None]:
-    """The table and its prototypes."""
-    prototypes = [spec for spec in evidence.outputs if len(spec.shape) == 4]
-    if len(prototypes) != 1 or not isinstance(prototypes[0].shape[1], int):
-        return None, None
-    return table_of(evidence, prototypes[0].shape[1]), prototypes[0]
-
-
-def _claim(table: Table, prototypes: TensorSpec, reason: str) -> Claim:
-    return Claim(NAME, reason, classes=table.classes, reading=table.reading(prototypes.name))
-
-
-SPEC = FamilySpec(by_setting, ultralytics.feed, UltralyticsSegment)
-
-
-Floats = npt.NDArray[np.float32]
 
 MAX_PIXELS = 1 << 25  # of the boxes of all masks of a picture: four times 4K, some 50 ms on one core
 MAX_RUNS = 1 << 24  # 64 MiB; only noise has so many

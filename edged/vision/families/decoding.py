@@ -1,0 +1,252 @@
+"""The steps that families share: output tensors are checked, candidates selected, suppressed and mapped to the picture.
+
+A model file can leave sizes open or declare them wrongly, and runtimes return whatever the graph computes. A tensor of
+unexpected shape is never decoded as boxes. Values that are not finite, and boxes far outside any input, are dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edged.errors import EngineUnusable
+from edged.tensors import Array
+from edged.vision.detections import Detections
+from edged.vision.nms import MAX_CANDIDATES, best_first, nms
+from edged.vision.placement import Placement
+
+Outputs: TypeAlias = Mapping[str, Array]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Rows: TypeAlias = npt.NDArray[np.intp]
+Size: TypeAlias = int | range
+
+ANY = range(sys.maxsize)
+AT_LEAST_ONE = range(1, sys.maxsize)
+MAX_COORDINATE = 60_000.0  # pixels; below the largest FP16, far outside any input
+
+# Floats, and integers as used for labels and counts. Shorter integers are quantised values, or hold BF16.
+_NUMBERS = "efdilq"
+
+
+class Thresholds(msgspec.Struct, frozen=True):
+    """Which detections are returned: score above `score`, IoU with a better one of the same class at most `iou`.
+
+    The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model answers as in training. A lower `iou`
+    such as 0.45 gives fewer duplicates and loses neighbours in a crowd.
+
+    If the model's graph includes the NMS, `iou` applies only with `class_agnostic`, between different classes. Of a
+    classifier's classes the best `max_detections` with at least `score` are returned; its defaults are 5 and 0.
+    """
+
+    score: float = 0.25
+    iou: float = 0.7
+    max_detections: int = 300
+    class_agnostic: bool = False
+
+
+def at_least(size: int) -> Size:
+    return range(size, sys.maxsize)
+
+
+def checked_tensor(outputs: Outputs, name: str, *sizes: Size) -> Array:
+    """Return the numeric tensor `name`; EngineUnusable if it is missing or an axis is not of the given size."""
+    found = outputs.get(name)
+    if found is None:
+        raise EngineUnusable(f"the engine returned no output {name}; set family=raw to get the outputs that it returns")
+    if found.dtype.char not in _NUMBERS or len(found.shape) != len(sizes) or not all(map(_fits, found.shape, sizes)):
+        raise _unexpected(name, found, sizes)
+    return found
+
+
+def picture_tensor(outputs: Outputs, name: str, index: int, *sizes: Size) -> Array:
+    """Return picture `index` of a batched tensor; EngineUnusable if it is not there, or as `checked_tensor`."""
+    found = checked_tensor(outputs, name, ANY, *sizes)
+    if index >= len(found):
+        raise _unexpected(name, found, (at_least(index + 1), *sizes))
+    part: Array = found[index]
+    return part
+
+
+def picture_vector(outputs: Outputs, name: str, index: int, size: Size) -> Array:
+    """Return picture `index` of a tensor [N, size]; further axes of size 1 are dropped."""
+    found = outputs.get(name)
+    if found is not None and found.ndim > 2 and all(extent == 1 for extent in found.shape[2:]):
+        outputs = {name: found.reshape(found.shape[:2])}
+    return picture_tensor(outputs, name, index, size)
+
+
+def picture_scalar(outputs: Outputs, name: str, index: int) -> float:
+    """Return the value of picture `index` in a tensor [N]; further axes of size 1 are dropped."""
+    found = outputs.get(name)
+    if found is not None and found.ndim > 1:
+        return float(picture_vector(outputs, name, index, 1)[0])
+    return float(picture_tensor(outputs, name, index))
+
+
+def counted_rows(outputs: Outputs, names: Sequence[str], index: int) -> tuple[Array, Array, Array]:
+    """Return boxes [n, 4], scores [n] and class ids [n] of picture `index`, of a graph that pads to a fixed length.
+
+    `names` are the tensors of the count ([N] or [N, 1]), the boxes [N, K, 4], scores and class ids [N, K]. A count that
+    is not finite is taken as zero, one above K as K. EngineUnusable if the shapes differ from these.
+    """
+    count, boxes, scores, class_ids = names
+    all_boxes = picture_tensor(outputs, boxes, index, ANY, 4)
+    all_scores, ids = (picture_vector(outputs, name, index, len(all_boxes)) for name in (scores, class_ids))
+    value = picture_scalar(outputs, count, index)
+    n = int(min(max(value, 0), len(all_boxes))) if np.isfinite(value) else 0
+    return all_boxes[:n], all_scores[:n], ids[:n]
+
+
+def rows_of_picture(rows: Array, index: int) -> Array:
+    """The rows of one picture in a table whose first column is the picture's index."""
+    found: Array = rows[np.equal(rows[:, 0], index)]
+    return found
+
+
+def _fits(extent: int, size: Size) -> bool:
+    return extent in size if isinstance(size, range) else extent == size
+
+
+def _unexpected(name: str, found: Array, sizes: tuple[Size, ...]) -> EngineUnusable:
+    wanted = ",".join(map(_size_text, sizes))
+    got = ",".join(map(str, found.shape))
+    return EngineUnusable(
+        f"output {name} is {found.dtype}[{got}], expected numbers [{wanted}]: the model's output differs from"
+        " what its file declares, or the model is of another family; set family, or family=raw"
+    )
+
+
+def _size_text(size: Size) -> str:
+    if not isinstance(size, range):
+        return str(size)
+    return f">={size.start}" if size.start > 1 else "any"
+
+
+class Candidates(NamedTuple):
+    """n detections, boxes in input pixels, and their rows [n] in the output."""
+
+    found: Detections
+    rows: Rows
+
+    def select(self, chosen: Rows) -> Candidates:
+        return Candidates(self.found.select(chosen), self.rows[chosen])
+
+
+def to_detections(
+    boxes: Array,
+    scores: Array,
+    class_ids: Array,
+    placement: Placement,
+    thresholds: Thresholds,
+    *,
+    needs_nms: bool,
+) -> Detections:
+    """Return detections in pixels of the original picture, best score first.
+
+    Boxes are [n, 4] xyxy in input pixels, scores [n] in 0..1, class_ids [n] whole numbers, all of any number type.
+    Rows with a negative class are padding. `needs_nms`: the graph does not include the NMS.
+    """
+    offered = select_candidates(boxes, scores, class_ids, thresholds.score)
+    return to_picture(suppress(offered, thresholds, needs_nms=needs_nms).found, placement)
+
+
+def select_candidates(boxes: Array, scores: Array, class_ids: Array, score: float) -> Candidates:
+    """Select rows above the score, unordered, at most the best `MAX_CANDIDATES`; arrays as for `to_detections`."""
+    rows = np.flatnonzero(np.greater(scores, score))
+    if len(rows) > MAX_CANDIDATES:
+        rows = rows[best_first(scores[rows].astype(np.float32), MAX_CANDIDATES)]
+    return _sane(boxes[rows].astype(np.float32), scores[rows].astype(np.float32), class_ids[rows], rows)
+
+
+def select_cells(table: Array, classes: int, score: float) -> Candidates:
+    """Select from a table of one column per grid cell, [4 + classes + more, A]: cx, cy, w, h in input pixels, a score
+    per class, and further values.
+
+    Returns cells above the score, unordered, each once with its best class; at most the best `MAX_CANDIDATES`. Cells
+    with a NaN score or an invalid box are dropped. The table is never transposed or copied: thousands of columns are
+    scanned and some dozens read.
+    """
+    scores = table[4 : 4 + classes]
+    best = _best_scores(scores)
+    cells = np.flatnonzero(best > score)
+    if len(cells) > MAX_CANDIDATES:
+        cells = cells[best_first(best[cells].astype(np.float32), MAX_CANDIDATES)]
+    chosen = scores[:, cells]
+    class_ids = chosen.argmax(axis=0)
+    boxes = corners(table[:4, cells].T.astype(np.float32))
+    found, rows = select_candidates(boxes, chosen[class_ids, np.arange(len(cells))], class_ids, score)
+    return Candidates(found, cells[rows])
+
+
+def _best_scores(scores: Array) -> Floats:
+    """The best score of each column of [classes, A]; NaN if a column has one.
+
+    numpy compares FP16 value by value, forty times slower than integers. Bit patterns of values from zero up sort as
+    the values do, with NaN above all; negative values sort below, which is sufficient for a threshold.
+    """
+    if scores.dtype == np.float16:
+        return cast(Floats, scores.view(np.int16).max(axis=0).view(np.float16))
+    return cast(Floats, scores.max(axis=0))
+
+
+def _sane(boxes: Floats, scores: Floats, class_ids: Array, rows: Rows) -> Candidates:
+    labels = np.rint(class_ids.astype(np.float64))
+    sane = np.isfinite(scores) & np.all(np.abs(boxes) < MAX_COORDINATE, axis=1)
+    sane &= (labels >= 0) & (labels < 1 << 31)
+    return Candidates(Detections(boxes[sane], scores[sane], labels[sane].astype(np.int32)), rows[sane])
+
+
+def suppress(offered: Candidates, thresholds: Thresholds, *, needs_nms: bool) -> Candidates:
+    """Apply the NMS, if needed, and the limit; best score first."""
+    most = thresholds.max_detections
+    # Inverted and empty boxes must not displace others.
+    there = with_area(offered.found.boxes)
+    if len(there) < len(offered.rows):
+        offered = offered.select(there)
+    found = offered.found
+    if needs_nms or thresholds.class_agnostic:
+        agnostic = thresholds.class_agnostic
+        return offered.select(nms(found.boxes, found.scores, found.class_ids, thresholds.iou, most, agnostic))
+    return offered.select(best_first(found.scores, most))
+
+
+def to_picture(found: Detections, placement: Placement) -> Detections:
+    """Convert to the original picture; boxes entirely in the padding have no area there and are dropped."""
+    boxes = placement.to_original(found.boxes)
+    return msgspec.structs.replace(found, boxes=boxes).select(with_area(boxes))
+
+
+def with_area(boxes: Floats) -> Rows:
+    """Indices of the boxes [n, 4] that have an area."""
+    return np.flatnonzero((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))
+
+
+def corners(centred: Floats) -> Floats:
+    """Convert cx, cy, w, h [n, 4] to xyxy [n, 4]."""
+    half = centred[:, 2:] / 2
+    with np.errstate(invalid="ignore"):  # the corners of an infinite box are NaN, and it is dropped later
+        return np.concatenate((centred[:, :2] - half, centred[:, :2] + half), axis=1, dtype=np.float32)
+
+
+def best_class(scores: Floats) -> tuple[Floats, Rows]:
+    """The best score of each row of [n, classes] and its class; NaN if a row has one."""
+    class_ids = scores.argmax(axis=1)  # argmax returns a NaN if there is one
+    return scores[np.arange(len(scores)), class_ids], class_ids
+
+
+def sigmoid(values: Floats) -> Floats:
+    """1 / (1 + exp(-x)), without overflow; NaN for infinity, whose sigmoid would be a valid score."""
+    scores: Floats = np.tanh(values * np.float32(0.5)) * np.float32(0.5) + np.float32(0.5)
+    return np.where(np.isfinite(values), scores, np.float32(np.nan))
+
+
+def logit(score: float) -> float:
+    """The value whose sigmoid is `score`; infinite at 0 and 1."""
+    if 0 < score < 1:
+        return float(np.log(score / (1 - score)))
+    return -np.inf if score <= 0 else np.inf

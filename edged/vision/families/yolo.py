@@ -1,0 +1,369 @@
+"""YOLO models of other packages than ultralytics: YOLOv5 to YOLOv7, YOLOX, DeepStream-Yolo and YOLO-NAS."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from edged.errors import ConfigError
+from edged.tensors import Array, TensorSpec
+from edged.vision import settings as keys
+from edged.vision.detections import Detections
+from edged.vision.families.contract import (
+    Claim,
+    Evidence,
+    Family,
+    Feed,
+    Reading,
+    count_classes,
+    suppressed_list,
+    undecided,
+)
+from edged.vision.families.decoding import (
+    ANY,
+    AT_LEAST_ONE,
+    Floats,
+    Outputs,
+    Rows,
+    Thresholds,
+    best_class,
+    checked_tensor,
+    corners,
+    counted_rows,
+    logit,
+    picture_tensor,
+    rows_of_picture,
+    sigmoid,
+    to_detections,
+)
+from edged.vision.placement import Fit, Placement
+
+_FEWEST = 6  # columns: a box, objectness, a class
+_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+
+
+def _certain(table: Array, thresholds: Thresholds) -> tuple[Rows, Floats]:
+    """The rows whose objectness alone is above the threshold, which their score cannot exceed: index and float32."""
+    rows = np.flatnonzero(np.greater(table[:, 4], thresholds.score))
+    return rows, table[rows].astype(np.float32)
+
+
+def _rated(centred: Floats, table: Floats, placement: Placement, thresholds: Thresholds) -> Detections:
+    """Detections with boxes cx, cy, w, h [n, 4]; a score is the objectness times the best of the classes."""
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are dropped later
+        scores, class_ids = best_class(table[:, 5:] * table[:, 4:5])
+    return to_detections(corners(centred), scores, class_ids, placement, thresholds, needs_nms=True)
+
+
+class YoloV5(Family, frozen=True):
+    """The YOLOv5 repository's exports, and those of the YOLOv7 repository with `--grid`, which are the same tensor.
+
+    One output, [N, 3A, 5 + classes]: three anchors for each of the A grid cells, with cx, cy, w, h in input pixels,
+    objectness and one score per class, all after the sigmoid; without NMS. Source: `Detect.forward` of both
+    repositories. Exports of the Meituan YOLOv6 repository are [N, A, 5 + classes] of the same columns and are read by
+    the setting family=yolov5. Old exports have their three raw heads as further outputs.
+    """
+
+    name = "yolov5"
+    needs = "one output [N, rows, 5+classes]"
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        """See `Family.decode`. Each row counts once, with its best class."""
+        rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, self.reading.width(5))
+        table = _certain(rows, thresholds)[1]
+        return _rated(table[:, :4], table, placement, thresholds)
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        """See `Opened.claim`. The table may be among raw heads."""
+        tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
+        if len(tables) != 1 or any(len(spec.shape) not in (3, 5) for spec in evidence.outputs):
+            return None
+        columns = tables[0].shape[2]
+        if isinstance(columns, int) and columns < _FEWEST:
+            return None
+        return Claim(cls.name, reason, Reading((tables[0].name,)), count_classes(columns, 5))
+
+    @classmethod
+    def by_shape(cls, evidence: Evidence) -> Claim | None:
+        """Three rows for each of the input's grid cells."""
+        claim, meta = cls.claim(evidence, ""), evidence.metadata
+        if claim is None or claim.classes is None or meta.task is not None:
+            return None
+        table, names = claim.reading.outputs[0], meta.names
+        rows = next(spec.shape[1] for spec in evidence.outputs if spec.name == table)
+        is_named = claim.classes == len(names)
+        cells = [evidence.cells(strides) for strides in _STRIDES]
+        if any(count is not None and rows == 3 * count for count in cells) and (is_named or not names):
+            if claim.classes == 1 and not names and evidence.picture.name != "images":
+                return undecided(f"{table} has three rows a grid cell and six columns", cls.name, DeepStreamYolo.name)
+            who = f"metadata names {len(names)} classes" if names else "row arithmetic"
+            return cls.claim(evidence, f"{who}: {table} has three rows a grid cell, as YOLOv5 and YOLOv7 have")
+        if is_named and meta.stride and isinstance(rows, str):
+            return cls.claim(evidence, f"metadata names {len(names)} classes: {table} has as many columns and 5 more")
+        return None
+
+
+_GRID, _END2END, _FLAT, _HEADS = "grid", "end2end", "max-wh", "heads"
+
+
+class YoloV7(YoloV5, frozen=True):
+    """The YOLOv7 repository's exports, in the forms that are its own (with `--grid` it is one of YOLOv5's):
+
+    - `--grid --end2end`: `num_dets` [N, 1], `det_boxes` [N, K, 4] xyxy in input pixels, `det_scores` and `det_classes`
+      [N, K]; NMS is in the graph.
+    - the same with `--max-wh`: one `output` [M, 7], a row per detection: picture, xyxy, *class, score*.
+    - without `--grid`: three raw heads [N, 3, rows, columns, 5 + classes], before the sigmoid, whose anchors are not in
+      the file but in the setting `decode.anchors`. YOLOv5's raw heads are the same.
+
+    Source: `IDetect` and `End2End` of its `models`.
+    """
+
+    name = "yolov7"
+    counted: ClassVar[tuple[str, ...]] = ("num_dets", "det_boxes", "det_scores", "det_classes")
+    needs = f"outputs {', '.join(counted)}, one [N, 7], one [N, rows, 5+classes] or three raw heads"
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        if self.reading.form == _END2END:
+            boxes, scores, class_ids = counted_rows(outputs, self.reading.outputs, index)
+            return to_detections(boxes, scores, class_ids, placement, thresholds, needs_nms=False)
+        if self.reading.form == _FLAT:
+            rows = rows_of_picture(checked_tensor(outputs, self.reading.outputs[0], ANY, 7), index)
+            return to_detections(rows[:, 1:5], rows[:, 6], rows[:, 5], placement, thresholds, needs_nms=False)
+        if self.reading.form == _GRID:
+            return super().decode(outputs, index, placement, thresholds)
+        sizes = AT_LEAST_ONE, AT_LEAST_ONE, AT_LEAST_ONE, self.reading.width(5)
+        heads = [picture_tensor(outputs, name, index, *sizes) for name in self.reading.outputs]
+        heads.sort(key=lambda head: -head.shape[1])  # the file may leave the grid sizes open
+        parts = [self._head(*each, thresholds.score) for each in zip(heads, self.reading.anchors, strict=True)]
+        table = np.concatenate(parts)
+        return _rated(table[:, :4], table, placement, thresholds)
+
+    def _head(self, head: Array, anchors: tuple[float, ...], score: float) -> Floats:
+        """Decode candidates of one raw head [anchors, rows, columns, 5 + classes] to rows as with `--grid`."""
+        anchor, row, column = np.nonzero(np.greater(head[..., 4], logit(score)))
+        raw = sigmoid(head[anchor, row, column].astype(np.float32))
+        down, across = self.preprocess.height / head.shape[1], self.preprocess.width / head.shape[2]
+        cells = np.stack((column, row), axis=1, dtype=np.float32)
+        sizes = np.array(anchors, np.float32).reshape(-1, 2)[anchor]
+        raw[:, :2] = (raw[:, :2] * 2 - 0.5 + cells) * np.array((across, down), np.float32)
+        raw[:, 2:4] = (raw[:, 2:4] * 2) ** 2 * sizes
+        return raw
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        if set(evidence.output_names) >= set(cls.counted):
+            return Claim(cls.name, reason, suppressed_list(cls.counted, _END2END))
+        if evidence.flat_list is not None:
+            return Claim(cls.name, reason, suppressed_list(evidence.output_names, _FLAT))
+        heads = _raw_heads(evidence)
+        if heads:
+            return cls._claim_heads(evidence, reason, heads)
+        table = evidence.table(_FEWEST)
+        if table is None:
+            return None
+        return Claim(cls.name, reason, Reading((table.name,), _GRID), count_classes(table.shape[2], 5))
+
+    @classmethod
+    def _claim_heads(cls, evidence: Evidence, reason: str, heads: list[TensorSpec]) -> Claim:
+        anchors = keys.rows(evidence.settings, "decode.anchors")
+        if anchors is None:
+            example = '"12,16,19,36,40,28; 36,75,76,55,72,146; 142,110,192,243,459,401"'
+            anchors_of = f"widths and heights in pixels, finest grid first, such as {example}"
+            missing = "the anchors of its raw heads are not in the file"
+            return Claim(None, f"{reason}; {missing}: set decode.anchors ({anchors_of}) or family=raw")
+        wanted = [spec.shape[1] for spec in heads]
+        given = [len(row) / 2 for row in anchors]
+        if len(given) != len(wanted) or any(isinstance(w, int) and w != g for w, g in zip(wanted, given, strict=True)):
+            raise ConfigError(
+                f"decode.anchors has {', '.join(f'{g:g}' for g in given)} anchors, the model's heads"
+                f" {', '.join(map(str, wanted))}; separate the heads by semicolons, finest grid first"
+            )
+        reading = Reading(tuple(spec.name for spec in heads), _HEADS, anchors)
+        return Claim(cls.name, reason, reading, count_classes(heads[0].shape[4], 5))
+
+    @classmethod
+    def by_names(cls, evidence: Evidence) -> Claim | None:
+        """Outputs named as by its exporter; a flat one only if nothing suggests YOLO-NAS."""
+        if set(evidence.output_names) == set(cls.counted):
+            return cls.claim(evidence, f"names of an end-to-end YOLOv7 export ({', '.join(cls.counted)})")
+        if evidence.flat_list is None or evidence.flat_list.name != "output" or evidence.may_be_classes:
+            return None
+        if evidence.picture.name != "images" or evidence.picture.datatype == "UINT8":
+            return None
+        return cls.claim(evidence, "images and output [N, 7], as YOLOv7 exports have them with --max-wh")
+
+    @classmethod
+    def by_shape(cls, evidence: Evidence) -> Claim | None:
+        """Raw heads: three anchors for each cell of three grids."""
+        return cls.claim(evidence, "three raw heads of a YOLOv5 or YOLOv7 export") if _raw_heads(evidence) else None
+
+
+def _raw_heads(evidence: Evidence) -> list[TensorSpec]:
+    """The raw heads, the largest grid first; empty if the outputs are something else."""
+    heads = list(evidence.outputs)
+    if len(heads) < 2 or any(len(spec.shape) != 5 for spec in heads):
+        return []
+    if all(isinstance(spec.shape[2], int) for spec in heads):
+        heads.sort(key=lambda spec: -int(spec.shape[2]))
+    return heads
+
+
+_IN_CELLS, _IN_PIXELS = "grid", "pixels"
+
+
+class YoloX(Family, frozen=True):
+    """YOLOX exports.
+
+    One output, [N, A, 5 + classes]: one row for each of the A grid cells at strides 8, 16, 32, with a box, objectness
+    and one score per class, both after the sigmoid; without NMS. By default the box is in units of its cell: centre =
+    (xy + cell) * stride, size = exp(wh) * stride. With `--decode_in_inference` it is cx, cy, w, h in input pixels,
+    recognised by an Exp in the graph; the setting `decode.boxes` (`grid` or `pixels`) overrides this. Source:
+    `YOLOXHead` and `tools/export_onnx.py` of its repository.
+    """
+
+    name = "yolox"
+    needs = "one output [N, cells, 5+classes]"
+    feed: ClassVar[Feed] = {"color": "bgr", "fit": Fit.TOP_LEFT, "scale": 1.0}
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        """See `Family.decode`. Each row counts once, with its best class."""
+        is_grid = self.reading.form == _IN_CELLS
+        cells = sum(across * down for across, down, _ in self._grids()) if is_grid else AT_LEAST_ONE
+        answer = picture_tensor(outputs, self.reading.outputs[0], index, cells, self.reading.width(5))
+        rows, table = _certain(answer, thresholds)
+        boxes = self._to_pixels(rows, table[:, :4]) if is_grid else table[:, :4]
+        return _rated(boxes, table, placement, thresholds)
+
+    def _grids(self) -> list[tuple[int, int, int]]:
+        """Columns, rows and cell size in pixels of each grid; partial cells at the edge count."""
+        width, height = self.preprocess.width, self.preprocess.height
+        return [(-(-width // stride), -(-height // stride), stride) for stride in _STRIDES[0]]
+
+    def _to_pixels(self, rows: Rows, boxes: Floats) -> Floats:
+        """Convert boxes in units of their cells to cx, cy, w, h in input pixels."""
+        cells, strides = np.empty((len(rows), 2), np.float32), np.empty((len(rows), 1), np.float32)
+        first = 0
+        for across, down, stride in self._grids():
+            here = (rows >= first) & (rows < first + across * down)
+            place = rows[here] - first
+            cells[here, 0], cells[here, 1], strides[here] = place % across, place // across, stride
+            first += across * down
+        with np.errstate(over="ignore", invalid="ignore"):  # infinite sizes are dropped later
+            sizes = np.exp(boxes[:, 2:]) * strides
+        return np.concatenate(((boxes[:, :2] + cells) * strides, sizes), axis=1, dtype=np.float32)
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        output, cells = evidence.table(_FEWEST), evidence.cells()
+        if output is None:
+            return None
+        form = keys.choice(evidence.settings, "decode.boxes", (_IN_CELLS, _IN_PIXELS))
+        if form is None and evidence.operators is not None:
+            form = _IN_PIXELS if "Exp" in evidence.operators else _IN_CELLS
+        if form is None:
+            formats = "set decode.boxes=grid, decode.boxes=pixels or family=raw"
+            return Claim(None, f"{reason} of unknown box format: {formats}")
+        _, rows, columns = output.shape
+        if form == _IN_CELLS and cells is not None and isinstance(rows, int) and rows != cells:
+            needs = f"needs {cells} rows for this input, {output.name} has {rows}"
+            return Claim(None, f"{reason} {needs}; set decode.boxes=pixels or family=raw")
+        what = "boxes to be decoded" if form == _IN_CELLS else "decoded boxes"
+        return Claim(cls.name, f"{reason} with {what}", Reading((output.name,), form), count_classes(columns, 5))
+
+    @classmethod
+    def by_shape(cls, evidence: Evidence) -> Claim | None:
+        """One row per grid cell, as YOLOv6 and, with six columns, DeepStream-Yolo have, too: names distinguish them."""
+        output, cells = evidence.table(_FEWEST), evidence.cells()
+        if output is None or cells is None or output.shape[1] != cells:
+            return None
+        columns = output.shape[2]
+        if not isinstance(columns, int) or columns == cells:
+            return None
+        what = f"{output.name} has one row per grid cell"
+        if output.name != "output" or (columns == 6 and evidence.picture.name != "images"):
+            six = (DeepStreamYolo.name,) if columns == 6 else ()
+            return undecided(f"{what}, as YOLOX and others have", cls.name, YoloV5.name, *six)
+        return cls.claim(evidence, f"row arithmetic: {what}, a YOLOX export")
+
+
+_QUERIES = 1000  # with at most so many rows it could be an end-to-end export
+
+
+class DeepStreamYolo(Family, frozen=True):
+    """YOLO models exported by the scripts of DeepStream-Yolo: `input` -> `output` [N, rows, 6].
+
+    Rows are xyxy in input pixels, score and label, one per prediction, unordered and without NMS, unlike end-to-end
+    exports with the same six columns. The preprocessing is in a separate file; by default pictures are letterboxed RGB
+    in 0..1.
+    """
+
+    name = "deepstream-yolo"
+    needs = "one output [N, rows, 6]"
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, 6)
+        return to_detections(rows[:, :4], rows[:, 4], rows[:, 5], placement, thresholds, needs_nms=True)
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        output = evidence.table(6)
+        if output is None or output.shape[2] != 6:
+            return None
+        # The label of a cell without an object depends on the last bit.
+        return Claim(cls.name, reason, Reading((output.name,), is_list=True))
+
+    @classmethod
+    def by_names(cls, evidence: Evidence) -> Claim | None:
+        """The names that its scripts use, and as many rows as grid cells, or three times as many."""
+        output, cells = evidence.table(6), evidence.cells()
+        if output is None or output.name != "output" or evidence.picture.name != "input":
+            return None
+        rows = output.shape[1]
+        if not isinstance(rows, int) or (rows <= _QUERIES and (cells is None or rows not in (cells, 3 * cells))):
+            return None
+        return cls.claim(evidence, "input and output [N, rows, 6] of a DeepStream-Yolo export, a row a prediction")
+
+
+class YoloNas(Family, frozen=True):
+    """YOLO-NAS as super-gradients exports it, with its NMS and thresholds of its own in the graph.
+
+    Flat: one output [M, 7], a row per detection: picture, xyxy in input pixels, *score, class*. Batch:
+    `num_predictions` [N, 1], `pred_boxes` [N, K, 4], `pred_scores` and `pred_classes` [N, K], padded with -1. Its input
+    is UINT8, the division by 255 is in the graph; a picture's long side is 636 of 640 pixels. Source:
+    `ExportableObjectDetectionModel` and the processing of its pretrained models.
+    """
+
+    name = "yolo-nas"
+    counted: ClassVar[tuple[str, ...]] = ("num_predictions", "pred_boxes", "pred_scores", "pred_classes")
+    needs = f"one output [N, 7] or {', '.join(counted)}"
+    feed: ClassVar[Feed] = {"fit": Fit.LETTERBOX, "zoom": 636 / 640}
+
+    def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
+        if self.reading.form == "batch":
+            boxes, scores, class_ids = counted_rows(outputs, self.reading.outputs, index)
+        else:
+            rows = rows_of_picture(checked_tensor(outputs, self.reading.outputs[0], ANY, 7), index)
+            boxes, scores, class_ids = rows[:, 1:5], rows[:, 5], rows[:, 6]
+        return to_detections(boxes, scores, class_ids, placement, thresholds, needs_nms=False)
+
+    @classmethod
+    def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
+        if set(evidence.output_names) >= set(cls.counted):
+            return Claim(cls.name, reason, suppressed_list(cls.counted, "batch"))
+        if evidence.flat_list is None:
+            return None
+        return Claim(cls.name, reason, suppressed_list(evidence.output_names, "flat"))
+
+    @classmethod
+    def by_names(cls, evidence: Evidence) -> Claim | None:
+        """Outputs named as by its exporter; a flat one also if the input is UINT8."""
+        if set(evidence.output_names) == set(cls.counted):
+            return cls.claim(evidence, f"names of a YOLO-NAS export ({', '.join(cls.counted)})")
+        flat = evidence.flat_list
+        if flat is not None and flat.name.endswith("flat_predictions"):
+            return cls.claim(evidence, f"name of a flat YOLO-NAS export ({flat.name})")
+        if flat is not None and evidence.picture.datatype == "UINT8" and not evidence.may_be_classes:
+            return cls.claim(evidence, f"{flat.name} [N, 7] of a UINT8 input, as flat YOLO-NAS exports have")
+        return None
