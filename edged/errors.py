@@ -49,9 +49,15 @@ class ErrorCode(str, Enum):
 
 
 class EdgedError(Exception):
-    """Base of everything edged raises deliberately; `str()` is the one line for the user, `code` is for programs."""
+    """Base of the errors that edged raises on purpose; `str()` is the one line for the user, `code` is for programs.
+
+    A subclass names its code: `class NotFound(EdgedError, code=ErrorCode.NOT_FOUND)`.
+    """
 
     code = ErrorCode.INTERNAL
+
+    def __init_subclass__(cls, code: ErrorCode | None = None) -> None:
+        cls.code = code or cls.code
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
@@ -61,117 +67,83 @@ class EdgedError(Exception):
         return str(self)
 
 
-class InvalidInput(EdgedError):
-    """The caller sent something wrong: a shape, a dtype, an unknown tensor, an undecodable picture."""
-
-    code = ErrorCode.INVALID_REQUEST
+class InvalidInput(EdgedError, code=ErrorCode.INVALID_REQUEST):
+    """A request that is wrong: a shape, a dtype, an unknown tensor, an undecodable picture."""
 
 
-class InvalidTensor(InvalidInput):
+class InvalidTensor(InvalidInput, code=ErrorCode.INVALID_TENSOR):
     """A tensor of a request whose name, datatype, shape or contents are not what the model takes."""
 
-    code = ErrorCode.INVALID_TENSOR
 
-
-class InvalidImage(InvalidInput):
+class InvalidImage(InvalidInput, code=ErrorCode.INVALID_IMAGE):
     """A picture that cannot be decoded, or whose size or format is impossible."""
 
-    code = ErrorCode.INVALID_IMAGE
 
-
-class ConfigError(InvalidInput):
+class ConfigError(InvalidInput, code=ErrorCode.INVALID_CONFIG):
     """A setting is unknown, of the wrong type or out of range."""
 
-    code = ErrorCode.INVALID_CONFIG
 
-
-class ModelRefused(InvalidInput):
+class ModelRefused(InvalidInput, code=ErrorCode.MODEL_REJECTED):
     """A model file that cannot be served: unreadable, incomplete, or with operators that no runtime here has.
 
-    `finding` are the fields of the `edged.models.finding.Finding` behind it, where there is one.
+    `finding` has the fields of the `edged.models.finding.Finding` behind it, if there is one.
     """
-
-    code = ErrorCode.MODEL_REJECTED
 
     def __init__(self, message: str, finding: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.finding = dict(finding or {})
 
 
-class NotFound(EdgedError):
+class NotFound(EdgedError, code=ErrorCode.NOT_FOUND):
     """A model, version, engine or file that does not exist."""
 
-    code = ErrorCode.NOT_FOUND
 
-
-class ModelNotFound(NotFound):
+class ModelNotFound(NotFound, code=ErrorCode.MODEL_NOT_FOUND):
     """A model, or a version of one, that does not exist."""
 
-    code = ErrorCode.MODEL_NOT_FOUND
 
-
-class AlreadyExists(EdgedError):
+class AlreadyExists(EdgedError, code=ErrorCode.ALREADY_EXISTS):
     """A name that is taken."""
 
-    code = ErrorCode.ALREADY_EXISTS
 
-
-class NotReady(EdgedError):
+class NotReady(EdgedError, code=ErrorCode.MODEL_NOT_READY):
     """A model that exists but has no engine that can answer now."""
 
-    code = ErrorCode.MODEL_NOT_READY
 
-
-class DaemonUnavailable(NotReady):
+class DaemonUnavailable(NotReady, code=ErrorCode.DAEMON_UNAVAILABLE):
     """No daemon answers at the address that a client calls, or the connection to it ended."""
 
-    code = ErrorCode.DAEMON_UNAVAILABLE
 
-
-class Overloaded(EdgedError):
+class Overloaded(EdgedError, code=ErrorCode.OVERLOADED):
     """A bounded queue or buffer is full."""
 
-    code = ErrorCode.OVERLOADED
+
+class Unauthenticated(EdgedError, code=ErrorCode.UNAUTHENTICATED):
+    """A caller without credentials, or with wrong ones."""
 
 
-class Unauthenticated(EdgedError):
-    """A caller who shows nothing that proves who it is, or something that is wrong."""
-
-    code = ErrorCode.UNAUTHENTICATED
+class Forbidden(EdgedError, code=ErrorCode.PERMISSION_DENIED):
+    """A caller that is known and lacks the permission."""
 
 
-class Forbidden(EdgedError):
-    """A caller who is known and may not do that."""
-
-    code = ErrorCode.PERMISSION_DENIED
-
-
-class ClientLimited(Overloaded):
-    """A client that has more under way than one may have. `seconds` until another try may do better."""
-
-    code = ErrorCode.CLIENT_LIMIT_EXCEEDED
+class ClientLimited(Overloaded, code=ErrorCode.CLIENT_LIMIT_EXCEEDED):
+    """A client with more calls in progress than one may have. `seconds` until another try may succeed."""
 
     def __init__(self, message: str, seconds: float = 0.0) -> None:
         super().__init__(message)
         self.seconds = seconds
 
 
-class TooLarge(EdgedError):
+class TooLarge(EdgedError, code=ErrorCode.SIZE_LIMIT_EXCEEDED):
     """A message, or the outputs of a request, larger than a configured limit."""
 
-    code = ErrorCode.SIZE_LIMIT_EXCEEDED
 
-
-class DeadlineExceeded(EdgedError):
+class DeadlineExceeded(EdgedError, code=ErrorCode.DEADLINE_EXCEEDED):
     """The caller's deadline, or the time that a request of the model may take, passed before an answer was ready."""
 
-    code = ErrorCode.DEADLINE_EXCEEDED
 
-
-class FrameSkipped(EdgedError):
-    """A frame that was not answered and is none the worse for it: its stream counts it. `reason` is one word."""
-
-    code = ErrorCode.FRAME_SKIPPED
+class FrameSkipped(EdgedError, code=ErrorCode.FRAME_SKIPPED):
+    """A frame that is not answered, which its stream counts. `reason` is one word."""
 
     reason = "skipped"
 
@@ -183,124 +155,90 @@ class Stale(FrameSkipped):
 
 
 class Overwritten(FrameSkipped):
-    """A frame in shared memory whose place the client used again before its turn came."""
+    """A frame in shared memory whose slot the client reused before its turn came."""
 
     reason = "overwritten"
 
 
-class SegmentUnusable(EdgedError):
+class SegmentUnusable(EdgedError, code=ErrorCode.SHARED_MEMORY_UNUSABLE):
     """Shared memory of a client that the daemon cannot read, now or later; the client sends bytes instead."""
 
-    code = ErrorCode.SHARED_MEMORY_UNUSABLE
 
-
-class HostLost(EdgedError):
+class HostLost(EdgedError, code=ErrorCode.ENGINE_HOST_LOST):
     """The engine host died or hung while it held this work. `is_outside`: it was killed by a signal that some process
-    sent, or by the kernel for want of memory."""
-
-    code = ErrorCode.ENGINE_HOST_LOST
+    sent, or by the kernel for lack of memory."""
 
     def __init__(self, message: str, *, is_outside: bool = False) -> None:
         super().__init__(message)
         self.is_outside = is_outside
 
 
-class Quarantined(EdgedError):
-    """A model whose work kept killing its engine host; an operator decides when it is tried again."""
-
-    code = ErrorCode.MODEL_QUARANTINED
+class Quarantined(EdgedError, code=ErrorCode.MODEL_QUARANTINED):
+    """A model that killed its engine host repeatedly; an operator decides when it is tried again."""
 
 
-class EngineDamaged(EdgedError):
+class EngineDamaged(EdgedError, code=ErrorCode.ENGINE_CORRUPT):
     """A stored engine that does not match its record."""
 
-    code = ErrorCode.ENGINE_CORRUPT
 
-
-class EngineUnusable(EdgedError):
+class EngineUnusable(EdgedError, code=ErrorCode.ENGINE_FAILED):
     """A runtime refused to build, open or run an engine."""
 
-    code = ErrorCode.ENGINE_FAILED
 
-
-class BuildFailed(EdgedError):
+class BuildFailed(EdgedError, code=ErrorCode.BUILD_FAILED):
     """A build or verification child ended without an engine: an error, a time or memory limit, a crash."""
 
-    code = ErrorCode.BUILD_FAILED
 
-
-class NotTaken(EngineUnusable):
+class NotTaken(EngineUnusable, code=ErrorCode.MODEL_UNSUPPORTED):
     """A model that a runtime does not take. `why` is a word for programs: "refused", "unknown_operator",
     "unknown_domain", "not_implemented", "shape_outside" (a shape in external data) or "too_much_memory"; `operator` and
     `node` are what it is about, as far as the runtime tells."""
-
-    code = ErrorCode.MODEL_UNSUPPORTED
 
     def __init__(self, message: str, why: str = "refused", operator: str = "", node: str = "") -> None:
         super().__init__(message)
         self.why, self.operator, self.node = why, operator, node
 
 
-class OutOfMemory(EngineUnusable):
-    """A device, or an engine host, had no memory for an engine or a request, which says nothing against the engine."""
-
-    code = ErrorCode.OUT_OF_MEMORY
+class OutOfMemory(EngineUnusable, code=ErrorCode.OUT_OF_MEMORY):
+    """A device or an engine host had no memory for an engine or a request; the engine may be fine."""
 
 
-class NotFinite(EngineUnusable):
+class NotFinite(EngineUnusable, code=ErrorCode.OUTPUT_NOT_FINITE):
     """An answer with NaN or infinity in `outputs`, of a model whose settings refuse such answers."""
-
-    code = ErrorCode.OUTPUT_NOT_FINITE
 
     def __init__(self, message: str, outputs: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.outputs = outputs
 
 
-class WrongAnswers(EngineUnusable):
+class WrongAnswers(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
     """An engine whose answers are too far from the reference's."""
 
-    code = ErrorCode.ENGINE_REJECTED
+
+class Unsuitable(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
+    """A backend that cannot serve a model as its settings ask; another attempt would end the same."""
 
 
-class Unsuitable(EngineUnusable):
-    """A backend that cannot keep a model's promises whatever is tried: another attempt would end the same."""
-
-    code = ErrorCode.ENGINE_REJECTED
+class WarmupFailed(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
+    """A warmup request of a model's configuration that failed; another attempt would end the same."""
 
 
-class WarmupFailed(EngineUnusable):
-    """A request that a model's configuration wants made before an engine serves; another try would end the same."""
-
-    code = ErrorCode.ENGINE_REJECTED
-
-
-class OutOfSpace(EdgedError):
-    """An engine that does not fit on the disk or into its budget, even if everything gave way that may; or a disk that
-    does not read or write. That says nothing against a model or an engine."""
-
-    code = ErrorCode.DISK_FULL
+class OutOfSpace(EdgedError, code=ErrorCode.DISK_FULL):
+    """An engine that does not fit on the disk or into its budget, even after all evictions that are allowed; or a disk
+    that does not read or write. The model and the engine may be fine."""
 
 
-class DiskFailing(OutOfSpace):
-    """A disk that reports errors of its own when it is read or written."""
-
-    code = ErrorCode.DISK_FAILING
+class DiskFailing(OutOfSpace, code=ErrorCode.DISK_FAILING):
+    """A disk that reports errors when it is read or written."""
 
 
-class Refused(EdgedError):
-    """A command that makes no sense in the state that things are in."""
-
-    code = ErrorCode.FAILED_PRECONDITION
+class Refused(EdgedError, code=ErrorCode.FAILED_PRECONDITION):
+    """A command that is not possible in the current state."""
 
 
-class Superseded(EdgedError):
-    """Libraries or files on disk changed under a piece of work: its outcome belongs to nothing known and is void."""
-
-    code = ErrorCode.SUPERSEDED
+class Superseded(EdgedError, code=ErrorCode.SUPERSEDED):
+    """Libraries or files changed during the work, so that its result is void."""
 
 
-class Unsupported(EdgedError):
+class Unsupported(EdgedError, code=ErrorCode.UNSUPPORTED):
     """Something this box or this build of edged cannot do."""
-
-    code = ErrorCode.UNSUPPORTED

@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import math
 import os
-import threading
 import time
 from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,7 +45,7 @@ from edged.tensors import Array
 T = TypeVar("T")
 
 
-class LoadedModel:
+class LoadedModel(AbstractContextManager["LoadedModel"]):
     """A model with its engine open in this process. One thread at a time; close it, or use it in a `with`.
 
     `speed` is how many times as fast as the reference the engine was, timed in turns with it; None if it was not timed.
@@ -60,7 +60,7 @@ class LoadedModel:
         self._pipeline = pipeline
 
     def infer(self, image: Picture) -> Result:
-        """Detections, or raw outputs for a model of no known family.
+        """Return detections, or raw outputs for a model of no known family.
 
         `image` is a path, the bytes of a JPEG or PNG, or uint8 pixels: BGR [height, width, 3] or gray [height, width].
         InvalidInput for a picture that cannot be decoded, or a model that takes none.
@@ -73,20 +73,15 @@ class LoadedModel:
         return self._result(outcome, (time.perf_counter() - started) * 1e3)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Tensors in, tensors out, by name; EngineUnusable when the runtime refuses them."""
+        """Run the model on tensors by name; EngineUnusable if the runtime refuses them."""
         outputs, _ = self._pipeline.run(inputs, None)
         return _owned(outputs)
 
     def close(self) -> None:
-        """Frees the engine."""
+        """Free the engine."""
         self._pipeline.close()
 
-    def __enter__(self) -> LoadedModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _result(self, outcome: Outcome, total_ms: float) -> Result:
@@ -116,13 +111,13 @@ def load(
     cache: str | os.PathLike[str] | None = None,
     build: bool = True,
 ) -> LoadedModel:
-    """Opens the fastest verified engine of an ONNX model.
+    """Open the fastest verified engine of an ONNX model.
 
     Engines that the store does not hold are built and verified first, in child processes; that takes seconds to
-    minutes, once. With `build=False` the model is opened as it is when the store has no engine for it. `settings` are
+    minutes, once. With `build=False` the model is opened as it is if the store has no engine for it. `settings` are
     the model's, as for `edged models add --set`; `cache` is the store's folder, the daemon's own by default.
 
-    ModelRefused when the file cannot be served, ConfigError for a wrong setting or an unusable folder.
+    ModelRefused if the file cannot be served, ConfigError for a wrong setting or an unusable folder.
     """
     file = Path(path)
     folder = Path(cache) if cache else paths.default_cache_dir()
@@ -145,7 +140,7 @@ def load(
 
 async def _make_missing(builder: Builder, store: Store, model: Model, planned: PlannedModel) -> None:
     async def reserve(need: int) -> int:
-        return 0  # nobody gave a budget
+        return 0  # no budget is configured
 
     for engine in planned.engines.values():
         if engine.state is not EngineState.ABSENT:
@@ -163,19 +158,19 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
 
 
 async def _obtain(builder: Builder, task: Task, trial: str, reserve: Reserve) -> EngineRecord:
-    """An engine that was built ahead or for another driver may do; otherwise it is made."""
+    """Take over an engine that was built ahead or for another driver if it proves right; otherwise make one."""
     if trial:
         with contextlib.suppress(EdgedError, KeyError):
-            return await builder.adopt(task, trial, _quietly, reserve)
-    return await builder.make(task, _quietly, reserve)
+            return await builder.adopt(task, trial, _ignore, reserve)
+    return await builder.make(task, _ignore, reserve)
 
 
-def _quietly(progress: Progress) -> None:
-    """Nobody watches."""
+def _ignore(progress: Progress) -> None:
+    pass
 
 
 def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
-    """The fastest engine that opens, the reference last."""
+    """Open the fastest engine that can be opened, the reference last."""
     engines, settings = planned.engines.values(), planned.entry.settings
     ready = [e for e in engines if e.state is EngineState.READY and not views.is_doubted(e, engines)]
     ready.sort(key=lambda e: views.cost(e, settings) or math.inf)
@@ -193,7 +188,7 @@ def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
 
 
 def _owned(outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """A session's arrays last until its next call, and may lie in memory that goes with it."""
+    """Copy a session's arrays, which last until its next call and may lie in memory that goes with it."""
     return {name: array.copy() for name, array in outputs.items()}
 
 
@@ -208,22 +203,10 @@ def _raw(image: Array) -> Shot:
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine to its end, also where a loop is running already (a notebook)."""
+    """Run a coroutine to its end, also if an event loop is running already (a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
-    outcome: list[T | BaseException] = []
-
-    def call() -> None:
-        try:
-            outcome.append(asyncio.run(work))
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()

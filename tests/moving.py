@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
-from edged.shapes.motion import Disc, Track
-from edged.shapes.scene import Scene
+from edged.shapes.scene import Disc, Scene, Track
 from edged.vision.detections import Detections
 
 FRAMES_PER_SECOND = 30  # of the motion; a camera may show fewer of them

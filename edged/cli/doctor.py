@@ -20,8 +20,7 @@ from edged.doctor.check import Check, Result
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from edged.doctor.check import Report
-    from edged.doctor.examination import Step
+    from edged.doctor.check import Report, Step
     from edged.doctor.run import CheckOptions
 
 _STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.WRONG: "bold red", Result.UNKNOWN: "dim"}
@@ -88,7 +87,7 @@ def _wanted(
 ) -> CheckOptions:
     """Combine options and configuration. InvalidInput for bad options, ConfigError for a bad configuration."""
     from edged import config as configuration
-    from edged.doctor import daemon
+    from edged.client import address
     from edged.doctor.run import CheckOptions
 
     if root is not None and not root.is_dir():
@@ -103,7 +102,7 @@ def _wanted(
     return CheckOptions(
         state=state or _folder(settings.state, paths.default_state_dir()),
         cache=cache or _folder(settings.cache, paths.default_cache_dir()),
-        target=daemon.resolve(target or (None if is_named else listened)) if asks else "",
+        target=address.resolve(target or (None if is_named else listened)) if asks else "",
         is_named=is_named,
         model=model or "",
         root=root or Path("/"),

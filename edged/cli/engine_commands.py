@@ -20,7 +20,7 @@ from edged.errors import EdgedError, InvalidInput
 if TYPE_CHECKING:
     from edged.api_types import EngineProgress
     from edged.client.client import Client
-    from edged.client.updates import Updates
+    from edged.client.stream import Updates
 
 Model = Annotated[str | None, typer.Argument(help="All engines of this model.", show_default=False)]
 Key = Annotated[

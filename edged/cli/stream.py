@@ -21,7 +21,7 @@ from edged.cli import stream_options as options
 from edged.errors import EdgedError, InvalidInput
 
 if TYPE_CHECKING:
-    from edged.client.frame_counts import FrameCounts
+    from edged.client.requests import FrameCounts
     from edged.client.result import Result
     from edged.client.sources import Source
 

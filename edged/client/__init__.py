@@ -16,7 +16,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edged.client.client import AsyncClient, Client
+    from edged.client.aio import AsyncClient
+    from edged.client.client import Client
     from edged.client.frames import Captured
     from edged.client.result import Classification, Detection, Result, Skips, Timings
     from edged.client.sources import open_source
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "AsyncClient": "edged.client.client",
+    "AsyncClient": "edged.client.aio",
     "Captured": "edged.client.frames",
     "Classification": "edged.client.result",
     "Client": "edged.client.client",

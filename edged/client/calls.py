@@ -7,7 +7,8 @@ docstring for both.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Iterable
+import os
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
@@ -28,36 +29,26 @@ from edged.api_types import (
     ReloadedKey,
     StatusInfo,
 )
-from edged.client.frames import Picture, Region, frame_options, single
+from edged.client.backoff import Backoff
+from edged.client.frames import Captured, FrameOptions, Picture, Region, frame_options, single, stream_options
 from edged.client.result import Result, from_proto
+from edged.client.upload import Package, Samples, Upload
 from edged.message_mapper import AnyStruct, to_struct
+from edged.models.repair import Wish
 from edged.proto import cameras_pb2
 from edged.proto import operations_pb2 as pb
 
 if TYPE_CHECKING:
-    from edged.client.client import AsyncClient, Client
-    from edged.client.updates import AsyncUpdates, Updates
+    from edged.client.aio import AsyncClient, AsyncStream, AsyncUpdates
+    from edged.client.client import Client
+    from edged.client.stream import Stream, Updates
 
 Answer = TypeVar("Answer")
-AnswerType = TypeVar("AnswerType", covariant=True)
+Blocking = TypeVar("Blocking", covariant=True)
+Asynchronous = TypeVar("Asynchronous", covariant=True)
 Arguments = ParamSpec("Arguments")
 
-DETECT = "/edged.v1.Cameras/Detect"
 _OPERATIONS = "/edged.v1.Operations/"
-ADD_MODEL = _OPERATIONS + "AddModel"
-
-# Frames and tensors of any size; backoff short enough that a client finds a restarted daemon within a second; no
-# shared connections, whose backoff would outlive the client that met it; and never the proxy of http_proxy, which
-# would even take calls to localhost.
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", 5000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
 _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): kind for kind in get_args(events.What)}
 
 
@@ -65,60 +56,74 @@ _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): k
 class Call(Generic[Answer]):
     """One request and its answers: `kind` is the class of their messages, `parse` makes a value for the user of one.
 
-    `follow`: the answers may go on forever, so the call has no deadline.
+    `timeout` in seconds; None for the client's. With `follow` the answers may go on forever, without a deadline.
     """
 
     path: str
-    request: Message
+    request: Message | Upload
     kind: type[Message]
     parse: Callable[[Any], Answer]
     follow: bool = False
+    timeout: float | None = None
 
 
-def serialize(message: Message) -> bytes:
-    return message.SerializeToString()
+@dataclass(frozen=True)
+class StreamCall:
+    """A stream of one camera. `shared` is as in `stream`, `backoff` calls a daemon again that went away."""
+
+    model: str
+    camera: str
+    frames: Iterable[Picture | Captured] | AsyncIterable[Picture | Captured]
+    options: FrameOptions
+    lossless: bool
+    shared: bool | None
+    backoff: Backoff | None
 
 
-class UnaryMethod(Protocol[Arguments, AnswerType]):
-    """The type of a method that `unary` made: blocking in one client, a coroutine in the other."""
+class Method(Protocol[Arguments, Blocking, Asynchronous]):
+    """A method of both clients, and what it returns in each."""
 
     @overload
-    def __get__(self, client: Client, owner: type[Client]) -> Callable[Arguments, AnswerType]: ...
+    def __get__(self, client: Client, owner: type[Client]) -> Callable[Arguments, Blocking]: ...
     @overload
-    def __get__(
-        self, client: AsyncClient, owner: type[AsyncClient]
-    ) -> Callable[Arguments, Coroutine[Any, Any, AnswerType]]: ...
+    def __get__(self, client: AsyncClient, owner: type[AsyncClient]) -> Callable[Arguments, Asynchronous]: ...
 
 
-def unary(describe: Callable[Concatenate[Any, Arguments], Call[Answer]]) -> UnaryMethod[Arguments, Answer]:
-    """Make a client's method of a description: it performs the call and returns its one answer."""
+def unary(
+    describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
+) -> Method[Arguments, Answer, Coroutine[Any, Any, Answer]]:
+    """Make a method of a description: it performs the call and returns its one answer."""
+    return cast("Method[Arguments, Answer, Coroutine[Any, Any, Answer]]", _method(describe, "_ask"))
+
+
+def watching(
+    describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
+) -> Method[Arguments, Updates[Answer], AsyncUpdates[Answer]]:
+    """Make a method of a description: it returns the answers as updates."""
+    return cast("Method[Arguments, Updates[Answer], AsyncUpdates[Answer]]", _method(describe, "_watch"))
+
+
+def command(
+    describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
+) -> Method[Arguments, Updates[Answer], Coroutine[Any, Any, AsyncUpdates[Answer]]]:
+    """As `watching`; the method waits for the first answer."""
+    made = _method(describe, "_command")
+    return cast("Method[Arguments, Updates[Answer], Coroutine[Any, Any, AsyncUpdates[Answer]]]", made)
+
+
+def streaming(describe: Callable[Concatenate[Any, Arguments], StreamCall]) -> Method[Arguments, Stream, AsyncStream]:
+    """Make a method of a description: it opens the stream."""
+    return cast("Method[Arguments, Stream, AsyncStream]", _method(describe, "_stream"))
+
+
+def _method(describe: Callable[..., object], perform: str) -> Callable[..., object]:
+    """A method of both clients, whose method `perform` gets the description, yet to be called: it may read files."""
 
     @functools.wraps(describe)
-    def method(client: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
-        return client._ask(describe(client, *args, **kwargs))
+    def method(client: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(client, perform)(functools.partial(describe, client, *args, **kwargs))
 
-    return cast("UnaryMethod[Arguments, Answer]", method)
-
-
-class CommandMethod(Protocol[Arguments, Answer]):
-    """The type of a method that `command` made."""
-
-    @overload
-    def __get__(self, client: Client, owner: type[Client]) -> Callable[Arguments, Updates[Answer]]: ...
-    @overload
-    def __get__(
-        self, client: AsyncClient, owner: type[AsyncClient]
-    ) -> Callable[Arguments, Coroutine[Any, Any, AsyncUpdates[Answer]]]: ...
-
-
-def command(describe: Callable[Concatenate[Any, Arguments], Call[Answer]]) -> CommandMethod[Arguments, Answer]:
-    """Make a client's method of a description: it waits for the first answer and returns all of them as updates."""
-
-    @functools.wraps(describe)
-    def method(client: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
-        return client._watch(describe(client, *args, **kwargs)).begin(client.timeout)
-
-    return cast("CommandMethod[Arguments, Answer]", method)
+    return method
 
 
 class DaemonCalls:
@@ -148,6 +153,56 @@ class DaemonCalls:
         wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation)
         frame = single(model, image, camera, wanted)
         return Call("/edged.v1.Cameras/DetectOne", frame, cameras_pb2.Result, from_proto)
+
+    @streaming
+    def stream(
+        self,
+        model: str,
+        frames: Iterable[Picture | Captured] | AsyncIterable[Picture | Captured],
+        *,
+        camera: str = "camera",
+        score: float | None = None,
+        iou: float | None = None,
+        max_detections: int | None = None,
+        lossless: bool = False,
+        every_frame: bool = False,
+        max_fps: float = 0.0,
+        max_staleness: float = 0.0,
+        weight: float = 1.0,
+        priority: int = 0,
+        track: bool = False,
+        region: Region | None = None,
+        rotation: int = 0,
+        class_agnostic: bool | None = None,
+        reconnect: bool | Backoff = False,
+        shared: bool | None = None,
+    ) -> StreamCall:
+        """Send frames of one camera as they come; iterate over the results as they come.
+
+        The daemon answers the newest frame and counts the frames that it skipped for it. With `every_frame` it queues
+        and answers all; with `lossless` the next frame is taken from `frames` only after the last was answered. A frame
+        that fails is a Result with `error` set, and the stream goes on.
+
+        The daemon takes at most `max_fps` frames a second (0: all) and none that is older than `max_staleness` seconds
+        when its turn comes (0: any). `weight` is the camera's share of the engine relative to other cameras of the
+        model; those with a higher `priority`, -100 to 100, always go first. `track` gives detections a `tracker_id`.
+        The thresholds, `region` and `rotation` are as in `infer`.
+
+        Arrays go through shared memory if the daemon is behind a unix socket and can read it, otherwise as bytes:
+        `shared` False always sends bytes, as does `every_frame`; True raises SegmentUnusable instead. A frame whose
+        place was overwritten before its turn counts as skipped.
+
+        With `reconnect` the stream survives a daemon that goes away after it has answered once: it calls again after
+        1, 5, 10, then every 60 seconds, or the pauses given, and goes on counting frames; those in flight count as
+        failed. Otherwise that raises NotReady.
+
+        `AsyncClient` also takes an asynchronous iterable. Call it inside the running event loop and close what it
+        returns: `async with client.stream(...)`.
+        """
+        options = stream_options(every_frame, max_fps, max_staleness, weight, priority, track)
+        wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation, options)
+        backoff = Backoff() if reconnect is True else reconnect or None
+        return StreamCall(model, camera, frames, wanted, lossless, shared, backoff)
 
     @unary
     def models(self) -> Call[list[ModelInfo]]:
@@ -202,6 +257,16 @@ class DaemonCalls:
         """
         parse = _list_of("keys", ReloadedKey)
         return Call(_OPERATIONS + "Reload", pb.ReloadRequest(), pb.ReloadResponse, parse)
+
+    @watching
+    def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> Call[EventInfo]:
+        """Return the events since the one numbered `after`, as far as they are kept; with `follow`, also new ones.
+
+        Give the `epoch` of that event too if the daemon may have been restarted since: all kept events follow then,
+        instead of those with higher numbers.
+        """
+        request = pb.WatchEventsRequest(after=after, epoch=epoch, follow=follow)
+        return Call(_OPERATIONS + "WatchEvents", request, pb.Event, event_info, follow)
 
     @command
     def rebuild(
@@ -259,15 +324,34 @@ class DaemonCalls:
         return _select("Evict", model, engine, everything)
 
     @unary
+    def add_model(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        settings: Mapping[str, str] | None = None,
+        *,
+        samples: Samples = (),
+        repairs: Wish | None = None,
+        timeout: float = 600.0,
+    ) -> Call[ModelInfo]:
+        """Upload an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
+
+        Engines are verified with `samples`: pictures as JPEG or PNG files, tensors as *.npz files with an array for
+        each input, or folders of them, 32 at most. `repairs` are made first:
+        `edged.models.repair.Wish(needed=True)` for those without which the model cannot be served.
+        """
+        return _upload(Package.of(name, path, settings, samples, repairs), timeout)
+
+    @unary
+    def upload(self, package: Package, *, timeout: float = 600.0) -> Call[ModelInfo]:
+        """Upload a package; it may go to several daemons, also at the same time."""
+        return _upload(package, timeout)
+
+    @unary
     def remove_model(self, name: str, *, delete: bool = False) -> Call[str]:
         """Remove a model. Return the folder on the box that its files were moved to; empty with `delete`."""
         request = pb.RemoveModelRequest(name=name, delete=delete)
         return Call(_OPERATIONS + "RemoveModel", request, pb.RemoveModelResponse, lambda answer: str(answer.kept))
-
-
-def watch_events(after: int, epoch: str, follow: bool) -> Call[EventInfo]:
-    request = pb.WatchEventsRequest(after=after, epoch=epoch, follow=follow)
-    return Call(_OPERATIONS + "WatchEvents", request, pb.Event, event_info, follow)
 
 
 def event_info(message: pb.Event) -> EventInfo:
@@ -308,6 +392,10 @@ def _list_of(field: str, kind: type[AnyStruct]) -> Callable[[Message], list[AnyS
         return [to_struct(each, kind) for each in found]
 
     return parse
+
+
+def _upload(package: Package, timeout: float) -> Call[ModelInfo]:
+    return Call(_OPERATIONS + "AddModel", Upload(package), pb.ModelStatus, _one(ModelInfo), timeout=timeout)
 
 
 def _selector(model: str | None, engine: str | None, everything: bool) -> pb.Selector:

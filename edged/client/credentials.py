@@ -11,23 +11,33 @@ import functools
 import logging
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import grpc
 import msgspec
-from grpc import aio
 
 from edged.client.address import TLS, UNIX, is_here
 from edged.errors import InvalidInput
 
-Options: TypeAlias = Sequence[tuple[str, Any]]
 Path_: TypeAlias = str | os.PathLike[str] | None
 
 _LOG = logging.getLogger(__name__)
 # A machine that lost power closes no connection: without keepalive, a client that follows its events waits forever.
-_ALIVE: Options = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000))
+_ALIVE = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000))
+# Frames and tensors of any size; backoff short enough that a client finds a restarted daemon within a second; no
+# shared connections, whose backoff would outlive the client that met it; and never the proxy of http_proxy, which
+# would even take calls to localhost.
+_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
 _LONGEST_TOKEN = 4096  # bytes: servers bound the headers of a call, 8 KiB by default
 
 
@@ -92,12 +102,12 @@ def read_token(path: str | os.PathLike[str]) -> str:
     if not text.strip():
         raise InvalidInput(f"the token file {place} is empty; write the token into it")
     if is_exposed(mode):
-        _tell_exposed(place)
+        _warn_exposed(place)
     return checked_token(text, f"the token in {place}")
 
 
 @functools.cache
-def _tell_exposed(place: Path) -> None:
+def _warn_exposed(place: Path) -> None:
     """Cached: one warning for each file."""
     _LOG.warning("the token file %s is readable by other users; chmod 600 %s", place, place)
 
@@ -128,21 +138,26 @@ def is_secured(target: str, credentials: Credentials) -> bool:
     return False
 
 
-def channel(target: str, credentials: Credentials | grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:
+def channel(target: str, credentials: Credentials | grpc.ChannelCredentials | None) -> grpc.Channel:
     """Open a channel to a resolved target; without credentials, with those of the environment.
 
     InvalidInput if a file cannot be used or a token would be sent in the clear.
     """
-    opened = _open(target, credentials, options, grpc.insecure_channel, grpc.secure_channel)
-    return cast("grpc.Channel", opened)
-
-
-def aio_channel(
-    target: str, credentials: Credentials | grpc.ChannelCredentials | None, options: Options
-) -> aio.Channel:
-    """The same for an event loop."""
-    opened = _open(target, credentials, options, aio.insecure_channel, aio.secure_channel)
-    return cast("aio.Channel", opened)
+    place, options = target.removeprefix(TLS), [*_OPTIONS]
+    if not is_here(target):
+        options += _ALIVE
+    if isinstance(credentials, grpc.ChannelCredentials):
+        return grpc.secure_channel(place, credentials, options)
+    known = Credentials.from_environment() if credentials is None else credentials
+    if is_secured(target, known):
+        if known.server_name:
+            options.append(("grpc.ssl_target_name_override", known.server_name))
+        opened = grpc.secure_channel(place, _tls(known), options)
+    else:
+        opened = grpc.insecure_channel(place, options)
+    if not known.token:
+        return opened
+    return cast("grpc.Channel", _Authorized(opened, (("authorization", f"Bearer {known.token}"),)))
 
 
 class _Authorized:
@@ -157,28 +172,15 @@ class _Authorized:
         found = getattr(self._channel, name)
         if name not in self._WAYS:
             return found
-        return lambda *args, **kwargs: functools.partial(found(*args, **kwargs), metadata=self._metadata)
 
+        def authorized(*args: Any, **kwargs: Any) -> Any:
+            plain = found(*args, **kwargs)
+            call: Any = functools.partial(plain, metadata=self._metadata)
+            if hasattr(plain, "future"):  # of a call with one answer
+                call.future = functools.partial(plain.future, metadata=self._metadata)
+            return call
 
-def _open(
-    target: str,
-    credentials: Credentials | grpc.ChannelCredentials | None,
-    options: Options,
-    insecure: Callable[[str, Any], Any],
-    secure: Callable[[str, Any, Any], Any],
-) -> Any:
-    place = target.removeprefix(TLS)
-    if not is_here(target):
-        options = [*options, *_ALIVE]
-    if isinstance(credentials, grpc.ChannelCredentials):
-        return secure(place, credentials, options)
-    known = Credentials.from_environment() if credentials is None else credentials
-    if is_secured(target, known):
-        override = [("grpc.ssl_target_name_override", known.server_name)] if known.server_name else []
-        opened = secure(place, _tls(known), [*options, *override])
-    else:
-        opened = insecure(place, options)
-    return _Authorized(opened, (("authorization", f"Bearer {known.token}"),)) if known.token else opened
+        return authorized
 
 
 def _tls(credentials: Credentials) -> grpc.ChannelCredentials:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edged.client.result import Result
-from edged.client.sharing import Sharing
+from edged.client.shared import Sharing
 from edged.errors import InvalidInput, NotFound
 from edged.proto import cameras_pb2 as pb
 
@@ -33,6 +33,10 @@ class FrameOptions:
     region: pb.Region | None = None
     rotation: int = 0
     options: pb.StreamOptions | None = None
+
+    @property
+    def every_frame(self) -> bool:
+        return self.options is not None and self.options.mode == pb.StreamOptions.EVERY_FRAME
 
 
 def frame_options(
@@ -147,8 +151,7 @@ class FrameMaker:
 
     @property
     def every_frame(self) -> bool:
-        options = self._options.options
-        return options is not None and options.mode == pb.StreamOptions.EVERY_FRAME
+        return self._options.every_frame
 
     def introduce(self, frame: pb.Frame) -> None:
         """Add the options; for the first frame of each call, since the daemon forgets a camera when its call ends."""

@@ -1,16 +1,15 @@
-"""The requests of a stream: the user's frames, pulled one by one by the thread or the event loop that sends."""
+"""The requests of a stream: the user's frames, pulled one by one by the thread that sends, and their counts."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import queue
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from edged.client.frame_counts import FrameCounts
+import msgspec
+
 from edged.client.frames import Captured, FrameMaker, Picture
 from edged.client.result import Result, Skips
 from edged.errors import InvalidInput
@@ -20,50 +19,94 @@ _FRESH_NS = 1_000_000_000
 _WINDOW = 6  # with `every_frame`; one more leaves, which is still fewer than the slots of a shared ring
 
 
-class _Requests:
-    """What the requests of a stream have in common: the counts of their frames, and why no more come.
+class FrameCounts:
+    """Counts the frames of one stream: each that was sent is answered, skipped or failed, or still waits. The sending
+    side writes `sent`, the receiving side the rest, so that no lock is needed.
+
+    `reasons` counts skipped frames by reason. `lost` counts the failed frames that were in flight when the daemon went
+    away. `unreported` are skipped frames that no result reports, since none came after them; `skipped` is the sum over
+    all results and `unreported`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.sent = 0
+        self.answered = 0
+        self.skipped = 0
+        self.failed = 0
+        self.lost = 0
+        self.reasons: Counter[str] = Counter()
+        self.unreported: tuple[Skips, ...] = ()
+        self.gave_up = False  # set when a stream is ended because of `silence`
+        self._unreported = 0
+        self._clock = clock
+        self._last = clock()
+
+    @property
+    def waiting(self) -> int:
+        """Frames in flight."""
+        return self.sent - self.answered - self.skipped - self.failed
+
+    def on_sent(self) -> None:
+        if self.waiting == 0:
+            self._last = self._clock()
+        self.sent += 1
+
+    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
+        """Count skipped frames that came without an answer; the next result reports them."""
+        self._count(skipped, skips)
+        self.unreported += tuple(skips)
+        self._unreported += skipped
+
+    def on_result(self, result: Result) -> Result:
+        """Count a result; return it with the skipped frames that no earlier one reported."""
+        self._count(result.skipped, result.skips)
+        if result.error is None:
+            self.answered += 1
+        else:
+            self.failed += 1
+        if not self._unreported:
+            return result
+        whole = msgspec.structs.replace(
+            result, skipped=self._unreported + result.skipped, skips=self.unreported + result.skips
+        )
+        self.unreported, self._unreported = (), 0
+        return whole
+
+    def on_lost(self) -> None:
+        """Count frames in flight as failed: their call is over."""
+        lost = max(0, self.waiting)
+        self.failed += lost
+        self.lost += lost
+        self.gave_up = False
+
+    def silence(self) -> float:
+        """Return the seconds that frames have waited without any answer; 0 while none waits."""
+        return self._clock() - self._last if self.waiting > 0 else 0.0
+
+    def _count(self, skipped: int, skips: Sequence[Skips]) -> None:
+        self.skipped += skipped
+        for each in skips:
+            self.reasons[each.reason] += each.count
+        self._last = self._clock()
+
+
+class FrameRequests:
+    """The requests of one stream, which may take several calls.
 
     An exception from the user's frames ends the requests and is kept in `failure`: what was sent before it is still
     answered, then the receiving side raises it. With `lossless` the next frame leaves only when none waits for its
     answer, so that the daemon never skips one.
     """
 
-    def __init__(self, maker: FrameMaker, lossless: bool) -> None:
+    def __init__(self, frames: Iterable[Picture | Captured], maker: FrameMaker, *, lossless: bool = False) -> None:
+        if isinstance(frames, (str, bytes, os.PathLike)):  # a text is an iterable as well, of single characters
+            raise InvalidInput(f"frames cannot be a {type(frames).__name__}; give edged.open_source(...) of the video")
         self.counts = FrameCounts()
         self.failure: Exception | None = None
         self.exhausted = False
         self._maker = maker
         # How many frames may wait for their answers when another one leaves; None for any number.
         self._most_waiting = 0 if lossless else _WINDOW if maker.every_frame else None
-
-    def on_result(self, result: Result) -> Result:
-        """Count an answer, and let the next frame out. Return the result with the skips that no earlier one told."""
-        self._maker.on_result(result)
-        whole = self.counts.on_result(result)
-        self._on_turn()
-        return whole
-
-    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
-        """The same for frames that the daemon says it skipped."""
-        self.counts.on_skips(skipped, skips)
-        self._on_turn()
-
-    def finish(self) -> None:
-        """The stream is over: release what frames needed until they were answered."""
-        self._maker.close()
-
-    def _on_turn(self) -> None:
-        """Fewer frames wait for their answers."""
-        raise NotImplementedError
-
-
-class FrameRequests(_Requests, Iterator[pb.Frame]):
-    """The requests of one stream, which may take several calls: `renew` begins another one."""
-
-    def __init__(self, frames: Iterable[Picture | Captured], maker: FrameMaker, *, lossless: bool = False) -> None:
-        if isinstance(frames, (str, bytes, os.PathLike)):  # a text is an iterable as well, of single characters
-            raise InvalidInput(f"frames cannot be a {type(frames).__name__}; give edged.open_source(...) of the video")
-        super().__init__(maker, lossless)
         self._frames = iter(frames)
         self._stopped = False
         self._closed = False
@@ -71,24 +114,29 @@ class FrameRequests(_Requests, Iterator[pb.Frame]):
         self._pulling = threading.Lock()
         self._leaving = threading.Lock()
         self._call = 0
-        self._introduced = -1  # the call whose first frame has left
-        self._kept: pb.Frame | None = None
+        self._introduced = 0  # the call whose first frame has left
+        self._pending: pb.Frame | None = None
 
-    def __next__(self) -> pb.Frame:
-        return self._next(self._call)
-
-    def renew(self) -> Iterator[pb.Frame]:
-        """Return the requests of another call, after the daemon went away; frames in flight are lost. The sender of
-        the call before, which may still wait for the user's next frame, gets no more."""
+    def new_call(self) -> Iterator[pb.Frame]:
+        """Return the requests of the next call. The one before is over: its frames in flight are lost, and its sender,
+        which may still wait for the user's next frame, gets no more."""
         with self._leaving:
             self._call += 1
             self.counts.on_lost()
         self._on_turn()
-        return _CallRequests(self, self._call)
+        return self._of_call(self._call)
 
-    def _on_turn(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def on_result(self, result: Result) -> Result:
+        """Count an answer and let the next frame out. Return the result with the skips that no earlier one reported."""
+        self._maker.on_result(result)
+        whole = self.counts.on_result(result)
+        self._on_turn()
+        return whole
+
+    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
+        """Count frames that the daemon skipped and let the next frame out."""
+        self.counts.on_skips(skipped, skips)
+        self._on_turn()
 
     def stop(self) -> None:
         """Send no more and close the user's frames, from any thread. A generator that is running cannot be closed;
@@ -104,22 +152,28 @@ class FrameRequests(_Requests, Iterator[pb.Frame]):
             finally:
                 self._pulling.release()
 
-    def _next(self, call: int) -> pb.Frame:
+    def finish(self) -> None:
+        """Release what frames needed until they were answered: the stream is over."""
+        self._maker.close()
+
+    def _of_call(self, call: int) -> Iterator[pb.Frame]:
+        while (frame := self._next(call)) is not None:
+            yield frame
+
+    def _next(self, call: int) -> pb.Frame | None:
         with self._pulling:
-            frame, self._kept = (self._take_kept() or self._pull()), None
+            frame, self._pending = (self._take_pending() or self._pull()), None
             leaves = frame is not None and self._may_leave(frame, call)
             if not leaves:
-                self._kept = frame  # for the call that came after
+                self._pending = frame  # for the call that came after
         if self._stopped:  # after the lock is free, since `stop` leaves closing to the holder of the lock
             self.stop()
-            raise StopIteration
-        if frame is None or not leaves:
-            raise StopIteration
-        return frame
+            return None
+        return frame if leaves else None
 
-    def _take_kept(self) -> pb.Frame | None:
+    def _take_pending(self) -> pb.Frame | None:
         """Return a frame that no call has sent yet, unless it has become old: a camera has a newer one."""
-        frame = self._kept
+        frame = self._pending
         if frame is None or self._most_waiting is not None or not frame.captured_mono_ns:
             return frame
         return frame if time.monotonic_ns() - frame.captured_mono_ns < _FRESH_NS else None
@@ -146,17 +200,21 @@ class FrameRequests(_Requests, Iterator[pb.Frame]):
             return self._maker.make(taken)
         except StopIteration:
             self._close()
-            return None
         except Exception as error:  # the user's own, of any class
             self.failure = error
             self._close()
-            return None
+        return None
 
     def _wait_for_turn(self) -> None:
         most = self._most_waiting
         if most is not None:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self.counts.waiting <= most)
+
+    def _on_turn(self) -> None:
+        """Fewer frames wait for their answers."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _close(self) -> None:
         self.exhausted = True
@@ -166,138 +224,5 @@ class FrameRequests(_Requests, Iterator[pb.Frame]):
         self._closed = True
         try:
             close()
-        except Exception as error:
-            self.failure = self.failure or error
-
-
-class _CallRequests(Iterator[pb.Frame]):
-    """Those of one call."""
-
-    def __init__(self, requests: FrameRequests, call: int) -> None:
-        self._requests, self._call = requests, call
-
-    def __next__(self) -> pb.Frame:
-        return self._requests._next(self._call)
-
-
-Item = TypeVar("Item")
-
-
-class ThreadedIterator(AsyncIterator[Item], Generic[Item]):
-    """An ordinary iterator as an asynchronous one. A thread pulls one item for each `anext`, so that a camera's wait
-    holds up neither the event loop nor its pool of threads."""
-
-    def __init__(self, items: Iterator[Item]) -> None:
-        self._items = items
-        self._asked: queue.SimpleQueue[asyncio.Future[list[Item]] | None] = queue.SimpleQueue()
-        self._started = self._closed = False
-        self._waiting: asyncio.Future[list[Item]] | None = None
-
-    async def __anext__(self) -> Item:
-        if self._closed:  # grpc.aio asks once more after a call is over
-            raise StopAsyncIteration
-        loop = asyncio.get_running_loop()
-        if not self._started:
-            self._started = True
-            threading.Thread(
-                target=_serve, args=(self._items, self._asked, loop), name="edged-frames", daemon=True
-            ).start()
-        future: asyncio.Future[list[Item]] = loop.create_future()
-        self._waiting = future
-        self._asked.put(future)
-        got = await future
-        if not got:
-            raise StopAsyncIteration
-        return got[0]
-
-    def close(self) -> None:
-        """End the iteration; the thread ends once it has the item that it is pulling."""
-        self._closed = True
-        if self._waiting is not None:
-            _settle(self._waiting, [], None)
-        self._asked.put(None)
-
-    def __del__(self) -> None:
-        self._asked.put(None)
-
-
-def _serve(
-    items: Iterator[Item],
-    asked: queue.SimpleQueue[asyncio.Future[list[Item]] | None],
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    while (future := asked.get()) is not None:
-        got: list[Item] = []
-        failure: Exception | None = None
-        try:
-            got.append(next(items))
-        except StopIteration:
-            pass
-        except Exception as error:
-            failure = error
-        try:
-            loop.call_soon_threadsafe(_settle, future, got, failure)
-        except RuntimeError:  # the loop is closed
-            return
-
-
-def _settle(future: asyncio.Future[list[Item]], got: list[Item], failure: Exception | None) -> None:
-    if future.done():  # cancelled meanwhile
-        return
-    if failure is None:
-        future.set_result(got)
-    else:
-        future.set_exception(failure)
-
-
-class ThreadedRequests(FrameRequests):
-    """Requests for an event loop from an ordinary iterable, which a thread pulls."""
-
-    def __init__(self, frames: Iterable[Picture | Captured], maker: FrameMaker, *, lossless: bool = False) -> None:
-        super().__init__(frames, maker, lossless=lossless)
-        self._pulled = ThreadedIterator(self)
-
-    def __aiter__(self) -> AsyncIterator[pb.Frame]:
-        return self._pulled
-
-    async def aclose(self) -> None:
-        self.stop()
-        self._pulled.close()
-
-
-class AsyncFrameRequests(_Requests, AsyncIterator[pb.Frame]):
-    """Requests for an event loop from an asynchronous iterable."""
-
-    def __init__(self, frames: AsyncIterable[Picture | Captured], maker: FrameMaker, *, lossless: bool = False) -> None:
-        super().__init__(maker, lossless)
-        self._frames = aiter(frames)
-        self._turn = asyncio.Event()
-
-    def _on_turn(self) -> None:
-        self._turn.set()
-
-    async def __anext__(self) -> pb.Frame:
-        try:
-            frame = self._maker.make(await anext(self._frames))
-        except StopAsyncIteration:
-            self.exhausted = True
-            raise
-        except Exception as error:  # the user's own, of any class
-            self.exhausted, self.failure = True, error
-            raise StopAsyncIteration from None
-        while self._most_waiting is not None and self.counts.waiting > self._most_waiting:
-            self._turn.clear()
-            await self._turn.wait()
-        if self.counts.sent == 0:
-            self._maker.introduce(frame)
-        self.counts.on_sent()
-        return frame
-
-    async def aclose(self) -> None:
-        close = getattr(self._frames, "aclose", None)
-        if close is None:
-            return
-        try:
-            await close()
         except Exception as error:
             self.failure = self.failure or error

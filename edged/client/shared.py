@@ -1,5 +1,5 @@
-"""A ring of pictures in POSIX shared memory, which the daemon reads: a raw picture is copied once on its way to the
-engine, instead of through gRPC. `edged.shared_layout` describes the ring."""
+"""Pictures in POSIX shared memory, which the daemon reads: a raw picture is copied once on its way to the engine,
+instead of through gRPC. `edged.shared_layout` describes the ring."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ import secrets
 import stat
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 
 from edged import shared_layout as layout
-from edged.errors import InvalidInput, OutOfSpace
+from edged.errors import EdgedError, InvalidInput, OutOfSpace, SegmentUnusable
+from edged.proto import cameras_pb2 as pb
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
+Probe: TypeAlias = Callable[[pb.Frame], "grpc.StatusCode | None"]
+"""Sends a frame to `DetectOne` and returns the error's status, None for an answer."""
 
 
 @dataclass(frozen=True)
@@ -180,3 +184,83 @@ def readers_group(socket: Path) -> int | None:
     if status.st_uid in (0, os.geteuid()):
         return None
     return status.st_gid if status.st_gid in (os.getegid(), *os.getgroups()) else None
+
+
+_DETECT_ONE = "/edged.v1.Cameras/DetectOne"
+_PATIENCE_S = 2.0
+_SLOTS = 5  # one is written, some are on their way, one waits for an engine, one for the client to read
+_UNIX = "unix:"
+
+
+class Sharing:
+    """Puts the pictures of a stream into a ring until `close`, once the daemon has confirmed that it can read it. With
+    `required` a picture that cannot be shared raises SegmentUnusable."""
+
+    def __init__(
+        self,
+        socket: Path,
+        model: str,
+        probe: Probe,
+        *,
+        required: bool = False,
+        ring: Callable[..., SharedRing] = SharedRing,
+    ) -> None:
+        self._socket, self._model, self._probe, self._required, self._new_ring = socket, model, probe, required, ring
+        self._ring: SharedRing | None = None
+        self._problem = ""
+
+    def put(self, image: Pixels) -> pb.SharedImage | None:
+        """Return the place of a picture; None if it has to be sent as bytes."""
+        if not self._problem:
+            try:
+                ring = self._ring or self._confirmed_ring(image.nbytes)
+                place = ring.put(image)
+                return pb.SharedImage(segment=place.segment, offset=place.offset, stamp=place.stamp, size=place.size)
+            except (EdgedError, OSError) as error:
+                self._problem = str(error)
+        if self._required:
+            raise SegmentUnusable(f"pictures cannot be shared with the daemon: {self._problem}")
+        return None
+
+    def on_error(self, code: str) -> None:
+        """Stop sharing if a frame failed since the daemon, perhaps a new one, cannot read it."""
+        if code == grpc.StatusCode.FAILED_PRECONDITION.name and self._ring is not None:
+            self._problem = self._problem or "the daemon cannot read it any more"
+
+    def close(self) -> None:
+        self._problem = self._problem or "the stream is over"
+        if self._ring is not None:
+            self._ring.close()
+
+    def _confirmed_ring(self, size: int) -> SharedRing:
+        """Make the ring and send an empty picture in it: the status says whether the daemon could open the segment."""
+        self._ring = self._new_ring(_SLOTS, size, group=readers_group(self._socket))
+        nothing = pb.SharedImage(segment=self._ring.segment, offset=0, stamp=1, size=0)
+        status = self._probe(pb.Frame(model=self._model, shared=nothing))
+        if status is not grpc.StatusCode.INVALID_ARGUMENT or self._problem:  # closed meanwhile
+            self._ring.close()
+            raise SegmentUnusable(self._problem or "it does not read them")
+        return self._ring
+
+
+def sharing(channel: grpc.Channel, target: str, model: str, shared: bool | None, every_frame: bool) -> Sharing | None:
+    """Make it for a stream's argument `shared`: None shares if possible, True insists, False never does. A stream with
+    `every_frame` does not share: many frames may wait, and the ring would be too short."""
+    if shared and every_frame:
+        raise InvalidInput("shared=True and every_frame=True exclude each other; leave out one of them")
+    is_possible = target.startswith(_UNIX) and layout.FOLDER.is_dir()
+    if shared and not is_possible:
+        raise InvalidInput(f"pictures cannot be shared with {target}: not a unix socket; leave out shared=True")
+    if shared is False or every_frame or not is_possible:
+        return None
+
+    def probe(frame: pb.Frame) -> grpc.StatusCode | None:
+        send: Any = channel.unary_unary(_DETECT_ONE, request_serializer=pb.Frame.SerializeToString)
+        try:
+            send(frame, timeout=_PATIENCE_S)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+        return None
+
+    return Sharing(Path(target.removeprefix(_UNIX)), model, probe, required=bool(shared))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc import aio
 
 from edged import errors
 from edged.client.address import is_here
@@ -31,8 +29,6 @@ from edged.errors import (
     Unsupported,
 )
 from edged.proto import status_pb2
-
-Value = TypeVar("Value")
 
 # The most general class of each gRPC status; any other is a plain EdgedError.
 _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
@@ -69,16 +65,13 @@ _UNREACHABLE = (
 # Words of TLS, the most specific first. A peer that wants TLS or a certificate hangs up without saying so.
 _HANDSHAKE: tuple[tuple[str, str], ...] = (
     ("certificate has expired", "the certificate of the daemon at {} has expired; renew it there"),
-    (
-        "certificate is not yet valid",
-        "the certificate of the daemon at {} is not valid yet; is the clock right?",
-    ),
+    ("certificate is not yet valid", "the certificate of the daemon at {} is not valid yet; is the clock right?"),
     (
         "hostname verification",
         "the certificate of the daemon at {} is another host's; give its name: EDGED_SERVER_NAME",
     ),
     ("certificate_verify_failed", "the certificate of the daemon at {} is not trusted here; give its CA: EDGED_CA"),
-    ("wrong_version_number", "what answers at {} does not speak TLS; leave tls: and the CA out, or ask another port"),
+    ("wrong_version_number", "the server at {} does not speak TLS; leave tls: and the CA out, or ask another port"),
 )
 _HUNG_UP = ("socket closed", "connection reset", "recvmsg")
 _GONE = (
@@ -108,7 +101,7 @@ def known_code(reason: str) -> ErrorCode | None:
 def to_edged(
     code: grpc.StatusCode, details: str | None, target: str, metadata: Iterable[tuple[str, str | bytes]] = ()
 ) -> EdgedError:
-    """Return the error for a failed call to `target`; `metadata` came with the status."""
+    """Return the error of a failed call to `target`; `metadata` came with the status."""
     message = (details or "").strip()
     words = message.lower()
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -148,7 +141,7 @@ def _code_in(metadata: Iterable[tuple[str, str | bytes]]) -> ErrorCode | None:
 
 
 def from_rpc_error(error: grpc.RpcError, target: str) -> EdgedError:
-    """The same for an exception of grpc or grpc.aio."""
+    """Return the error for an exception of gRPC."""
     code, details = getattr(error, "code", None), getattr(error, "details", None)
     if not callable(code) or not callable(details):
         return EdgedError(f"the call to {target} failed: {error}")
@@ -162,10 +155,10 @@ def late(target: str) -> DeadlineExceeded:
 
 def _refusal(words: str, target: str) -> str:
     """Why a server at the target refuses the connection; empty if there is no server."""
-    told = next((told for sign, told in _HANDSHAKE if sign in words), "")
-    if not told and not target.startswith("unix:") and any(sign in words for sign in _HUNG_UP):
-        told = "what answers at {} hangs up; it may want TLS (EDGED_CA), or your certificate (EDGED_CERTIFICATE)"
-    return told.format(target)
+    reason = next((reason for sign, reason in _HANDSHAKE if sign in words), "")
+    if not reason and not target.startswith("unix:") and any(sign in words for sign in _HUNG_UP):
+        reason = "the server at {} hangs up; it may want TLS (EDGED_CA), or your certificate (EDGED_CERTIFICATE)"
+    return reason.format(target)
 
 
 def _remedy(words: str, target: str) -> str:
@@ -177,54 +170,3 @@ def _remedy(words: str, target: str) -> str:
     if is_here(target):
         return "; start one with: edged serve"
     return "; see whether the box is up, its edged listens at that address (`listen`) and its firewall lets you in"
-
-
-_Status: TypeAlias = tuple[grpc.StatusCode, str | None, tuple[tuple[str, str | bytes], ...]]
-
-_STAND_IN = "Internal error from Core"
-_GRACE_S = 1.0
-
-
-class Statuses:
-    """Keeps the status that the daemon sent, if grpc.aio loses it: the first of a call that is not the stand-in.
-
-    If the daemon refuses a call while the client is still writing, a write fails, and grpc.aio then puts "Internal
-    error from Core" in the place of the daemon's status, which has come or is about to come
-    (https://github.com/grpc/grpc/issues/36066). That happens to one refused stream in four.
-    """
-
-    def __init__(self, call: aio.Call) -> None:
-        self._real: asyncio.Future[_Status] = asyncio.get_running_loop().create_future()
-        call.add_done_callback(self._on_status)
-
-    async def error(self, raised: grpc.RpcError, target: str) -> EdgedError:
-        """The error for a call that failed with `raised`."""
-        try:
-            code, details, metadata = await asyncio.wait_for(asyncio.shield(self._real), _GRACE_S)
-        except asyncio.TimeoutError:
-            code, details, metadata = _said(raised)
-        return to_edged(code, details, target, metadata)
-
-    def _on_status(self, call: Any) -> None:
-        """Called again whenever the status is replaced."""
-        code: grpc.StatusCode | None = _at_once(call.code())
-        details: str | None = _at_once(call.details())
-        if code is not None and details != _STAND_IN and not self._real.done():
-            self._real.set_result((code, details, tuple(_at_once(call.trailing_metadata()) or ())))
-
-
-def _at_once(answer: Coroutine[Any, Any, Value]) -> Value | None:
-    """Return the value of a coroutine that does not wait, like the getters of a call that has a status."""
-    try:
-        answer.send(None)
-    except StopIteration as stop:
-        value: Value = stop.value
-        return value
-    answer.close()
-    return None
-
-
-def _said(raised: grpc.RpcError) -> _Status:
-    if isinstance(raised, aio.AioRpcError):
-        return raised.code(), raised.details(), tuple(raised.trailing_metadata() or ())
-    return grpc.StatusCode.UNKNOWN, str(raised), ()

@@ -1,33 +1,35 @@
-"""One camera's stream: frames are sent in the background, results are iterated over."""
+"""Calls whose answers are iterated over: one camera's stream, and updates such as events and the progress of builds."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
-from grpc import aio
+from google.protobuf.message import Message
 
 from edged.client.backoff import Backoff
-from edged.client.calls import DETECT, serialize
-from edged.client.frame_counts import FrameCounts
-from edged.client.requests import AsyncFrameRequests, FrameRequests, ThreadedRequests
+from edged.client.requests import FrameCounts, FrameRequests
 from edged.client.result import Result, from_proto, skips_of
-from edged.client.status import Statuses, from_rpc_error
+from edged.client.status import from_rpc_error, late
 from edged.errors import DaemonUnavailable, DeadlineExceeded, EdgedError, NotReady
 from edged.proto import cameras_pb2 as pb
 
+if TYPE_CHECKING:
+    from edged.client.calls import Call
+
+Answer = TypeVar("Answer")
+
+_DETECT = "/edged.v1.Cameras/Detect"
 _log = logging.getLogger("edged.client")
 
 
-_Call: TypeAlias = aio.StreamStreamCall[Any, Any]
-AsyncRequests: TypeAlias = ThreadedRequests | AsyncFrameRequests
+def serialize(message: Message) -> bytes:
+    return message.SerializeToString()
 
 
 class Stream(Iterator[Result], AbstractContextManager["Stream"]):
@@ -56,9 +58,9 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
         self._ever_answered = False
         self._over = threading.Event()
         self._detect = channel.stream_stream(
-            DETECT, request_serializer=serialize, response_deserializer=pb.Result.FromString
+            _DETECT, request_serializer=serialize, response_deserializer=pb.Result.FromString
         )
-        self._begin(requests)
+        self._begin(requests.new_call())
 
     def __next__(self) -> Result:
         while not self._over.is_set():
@@ -71,14 +73,13 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
             except grpc.RpcError as error:
                 if self._over.is_set():  # closed by another thread while this one waited
                     break
-                self._end_or_call_again(_failure(error, self.counts, self._target, self._patience))
+                self._end_or_call_again(self._failure(error))
                 continue
             except BaseException:
                 self.close()
                 raise
             if result is None:
-                reason = _completion(self._requests.failure, self._requests.exhausted, self._target)
-                self._end_or_call_again(reason)
+                self._end_or_call_again(self._completion())
                 continue
             if self._answering_since is None:
                 self._answering_since, self._ever_answered = time.monotonic(), True
@@ -105,7 +106,7 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
         if self._backoff is None or not self._ever_answered or not gone:
             self.close()
             raise reason or StopIteration from None
-        requests = self._requests.renew()
+        requests = self._requests.new_call()
         worked = 0.0 if self._answering_since is None else time.monotonic() - self._answering_since
         pause = self._backoff.after(worked)
         _log.warning("%s; calling again in %g s", reason, pause)
@@ -116,6 +117,20 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
             raise
         if not self._over.is_set():
             self._begin(requests)
+
+    def _failure(self, error: grpc.RpcError) -> EdgedError:
+        """The error of a call that failed."""
+        if self.counts.gave_up:
+            silence = f"answered no frame for {self._patience:g} s; see what it does: edged events"
+            return DeadlineExceeded(f"the edged daemon at {self._target} {silence}")
+        return from_rpc_error(error, self._target)
+
+    def _completion(self) -> Exception | None:
+        """The error of a call that ended: what the user's frames raised, or None."""
+        if self._requests.failure is None and not self._requests.exhausted:
+            early = "ended the stream before its frames did; open it again"
+            return DaemonUnavailable(f"the edged daemon at {self._target} {early}")
+        return self._requests.failure
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -133,114 +148,69 @@ def _watch(counts: FrameCounts, call: grpc.Future[object], over: threading.Event
             return
 
 
-class AsyncStream(AsyncIterator[Result], AbstractAsyncContextManager["AsyncStream"]):
-    """The same for an event loop. `aclose`, the end of an `async with` block, or a cancelled wait for a result cancels
-    the call and closes the frames."""
+class Updates(Iterator[Answer], AbstractContextManager["Updates[Answer]"]):
+    """Answers in the order they come. The request is sent when this is made; see `begin`.
 
-    def __init__(self, channel: aio.Channel, requests: AsyncRequests, target: str, patience: float) -> None:
-        self.counts = requests.counts
-        self._requests = requests
-        self._target = target
-        self._patience = patience
-        self._over = False
-        detect = channel.stream_stream(DETECT, request_serializer=serialize, response_deserializer=pb.Result.FromString)
-        self._call: _Call = detect()
-        self._statuses = Statuses(self._call)
-        # The tasks do not refer to this object, so that dropping the last reference ends the stream.
-        self._tasks = [asyncio.ensure_future(_send(self._call, requests))]
-        if patience > 0:
-            self._tasks.append(asyncio.ensure_future(_watch_call(self.counts, self._call, patience)))
+    `close`, also from another thread, ends the call, as does the end of a `with` block or of the last reference.
+    `timeout` is the longest that the whole call may take, in seconds, unless `call.follow`.
+    """
 
-    async def __anext__(self) -> Result:
-        if self._over:
-            raise StopAsyncIteration
+    def __init__(self, channel: grpc.Channel, call: Call[Answer], target: str, timeout: float) -> None:
+        self._call, self._target = call, target
+        self._over = self._late = False
+        self._first: Any = None
+        send: Any = channel.unary_stream(
+            call.path, request_serializer=serialize, response_deserializer=call.kind.FromString
+        )
+        self._answers = send(call.request, timeout=None if call.follow else timeout)
+
+    def begin(self, patience: float) -> Updates[Answer]:
+        """Wait for the first answer: what the daemon refuses is raised here, what it accepts is under way.
+
+        DeadlineExceeded after `patience` seconds.
+        """
+        timer = threading.Timer(patience, self._give_up)
+        timer.daemon = True
+        timer.start()
         try:
-            message: Any = await self._call.read()
-            while message is not aio.EOF and message.only_skips:
-                self._requests.on_skips(message.skipped, skips_of(message))
-                message = await self._call.read()
-            result = None if message is aio.EOF else from_proto(message)
-        except grpc.RpcError as error:
-            reason = await self._statuses.error(error, self._target)
-            await self.aclose()
-            raise reason from None
-        except asyncio.CancelledError:
-            if self._over:  # closed by another task while this one waited
-                raise StopAsyncIteration from None
-            await self.aclose()
-            if self.counts.gave_up:
-                raise _silence(self._target, self._patience) from None
-            raise
-        except BaseException:
-            await self.aclose()
-            raise
-        if result is None:
-            await self._complete()
-            raise StopAsyncIteration
-        return self._requests.on_result(result)
+            self._first = self._next()
+        finally:
+            timer.cancel()
+        return self
 
-    async def aclose(self) -> None:
+    def __next__(self) -> Answer:
         if self._over:
-            return
-        self._end()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._requests.aclose()
-        self._requests.finish()
+            raise StopIteration
+        message, self._first = self._first, None
+        message = message or self._next()
+        if message is None:
+            raise StopIteration
+        return self._call.parse(message)
 
-    async def _complete(self) -> None:
-        exhausted = self._requests.exhausted
-        await self.aclose()
-        reason = _completion(self._requests.failure, exhausted, self._target)
-        if reason is not None:
-            raise reason
-
-    def _end(self) -> None:
+    def close(self) -> None:
         self._over = True
-        self._call.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._answers.cancel()
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    def _next(self) -> Any:
+        """The next message, or None at the end."""
+        try:
+            return next(self._answers, None)
+        except grpc.RpcError as error:
+            if self._over:  # closed by another thread while this one waited
+                return None
+            self.close()
+            raise (late(self._target) if self._late else from_rpc_error(error, self._target)) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _give_up(self) -> None:
+        self._late = True
+        self._answers.cancel()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_tasks") and not self._over:
-            with contextlib.suppress(RuntimeError):  # the event loop may be closed already
-                self._end()
-
-
-async def _send(call: _Call, requests: AsyncRequests) -> None:
-    try:
-        async for frame in requests:
-            await call.write(frame)
-        await call.done_writing()
-    except Exception:  # noqa: S110 - the receiving side raises the call's; `requests` keeps the user's
-        pass
-    finally:
-        await requests.aclose()
-
-
-async def _watch_call(counts: FrameCounts, call: _Call, patience: float) -> None:
-    while not call.done():
-        await asyncio.sleep(patience / 4)
-        if counts.silence() > patience:
-            counts.gave_up = True
-            call.cancel()
-
-
-def _failure(error: grpc.RpcError, counts: FrameCounts, target: str, patience: float) -> EdgedError:
-    """The error of a call that failed."""
-    return _silence(target, patience) if counts.gave_up else from_rpc_error(error, target)
-
-
-def _completion(failure: Exception | None, exhausted: bool, target: str) -> Exception | None:
-    """The error of a call that ended: what the user's frames raised, or None."""
-    if failure is None and not exhausted:
-        return DaemonUnavailable(f"the edged daemon at {target} ended the stream before its frames did; open it again")
-    return failure
-
-
-def _silence(target: str, patience: float) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"the edged daemon at {target} answered no frame for {patience:g} s; see what it does: edged events"
-    )
+        if hasattr(self, "_answers"):  # the call may never have started
+            self.close()

@@ -19,8 +19,8 @@ _SEED = 2_000_000_000  # the detector was trained on scenes of seeds below half 
 
 
 class Pace:
-    """Gives the beat of a camera in frames a second, `offset` seconds after the start. Who is late by a whole frame
-    or more goes on from there: a camera never hurries to make up for frames that it missed."""
+    """The beat of a camera in frames a second, `offset` seconds after the start. After a delay of a frame or more it
+    continues from there: a camera does not catch up."""
 
     def __init__(self, fps: float, offset: float = 0.0) -> None:
         self.stopped = threading.Event()
@@ -28,7 +28,7 @@ class Pace:
         self._due = time.monotonic() + offset
 
     def wait(self) -> bool:
-        """Until the next frame is due; False when there is none any more."""
+        """Wait until the next frame is due; return False if the camera was stopped."""
         self.stopped.wait(max(0.0, self._due - time.monotonic()))
         now = time.monotonic()
         self._due = now + self._period if now > self._due + self._period else self._due + self._period
@@ -36,7 +36,7 @@ class Pace:
 
 
 class DemoCamera(Source):
-    """A camera that remembers its newest picture and may know the truth about those it sent."""
+    """A camera that keeps its newest picture and may know the truth about those it sent."""
 
     paced = True
 
@@ -46,7 +46,7 @@ class DemoCamera(Source):
         self._pace = pace
 
     def truth(self, sequence: int) -> Sequence[Truth] | None:
-        """The truth about a frame, by its number from 1, asked for in rising order; None where it is not known."""
+        """The truth about a frame, by its number from 1, asked for in rising order; None if it is not known."""
 
     def interrupt(self) -> None:
         self._pace.stopped.set()
@@ -80,10 +80,10 @@ class DrawnCamera(DemoCamera):
 
 
 class OwnCamera(DemoCamera):
-    """What the user named, from its beginning again whenever it ends; pictures come at the drawn cameras' rate."""
+    """The user's source, which starts again when it ends; pictures come at the drawn cameras' rate."""
 
     def __init__(self, name: str, source: str, offset: float = 0.0) -> None:
-        """NotFound, InvalidInput or Unsupported where it cannot be opened."""
+        """NotFound, InvalidInput or Unsupported if it cannot be opened."""
         super().__init__(name, Pace(FPS, offset))
         self._source = source
         self._opened = open_source(source)
@@ -108,7 +108,7 @@ class OwnCamera(DemoCamera):
         try:
             taken = next(self._opened)
         except StopIteration:
-            if not self._gave or self._pace.stopped.is_set():  # one that is empty would be opened for ever
+            if not self._gave or self._pace.stopped.is_set():  # an empty one would be opened for ever
                 raise
             self._opened.close()
             self._opened = open_source(self._source)
@@ -118,6 +118,6 @@ class OwnCamera(DemoCamera):
 
 
 def open_camera(number: int, count: int, source: str | None) -> DemoCamera:
-    """Camera `number` of `count`, from 1; its beat lies between those of the others."""
+    """Open camera `number` of `count`, from 1; its frames come between those of the others."""
     name, offset = f"cam{number}", (number - 1) / count / FPS
     return DrawnCamera(name, _SEED + number, offset) if source is None else OwnCamera(name, source, offset)

@@ -34,7 +34,7 @@ class DaemonProcess:
     """A running daemon. `launched` is when it was started, in monotonic seconds."""
 
     def __init__(self, folder: Path, name: str, model: Path) -> None:
-        """Starts it with the model under a name. Models and engines that `folder` holds already are found again."""
+        """Start it with the model under a name. Models and engines that are in `folder` are found again."""
         self.address = f"unix:{folder / 'edged.sock'}"
         self._out, self._err = folder / "stdout", folder / "stderr"
         temporary = folder / "tmp"
@@ -50,39 +50,38 @@ class DaemonProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                # Even what a killed daemon could not remove is removed with the scratch folder. The user's own
-                # configuration is of another daemon.
+                # What a killed daemon leaves is removed with the scratch folder. The user's configuration is for
+                # another daemon.
                 env={**os.environ, "TMPDIR": str(temporary), "XDG_CONFIG_HOME": str(folder)},
-                # Ctrl-C in a terminal goes to everybody there, but streams end before their daemon.
+                # Ctrl-C goes to all processes of a terminal, but streams have to end before their daemon.
                 start_new_session=True,
             )
 
     async def wait_until_listening(self) -> None:
-        """EdgedError when it ends, or does not answer within five minutes."""
+        """EdgedError if it ends, or does not answer within five minutes."""
         while b"listening on" not in self._out.read_bytes():
             self.check()
             if time.monotonic() - self.launched > _START_S:
-                raise EdgedError(f"the daemon did not answer within {_START_S:g} s{self._last_words()}")
+                raise EdgedError(f"the daemon did not answer within {_START_S:g} s{self._last_line()}")
             await asyncio.sleep(_POLL_S)
 
     def check(self) -> None:
-        """EdgedError, with its last words, when it has ended by itself."""
+        """EdgedError, with its last line, if it has ended by itself."""
         code = self._child.poll()
         if code is not None:
-            raise EdgedError(f"the daemon ended by itself with status {code}{self._last_words()}")
+            raise EdgedError(f"the daemon ended by itself with status {code}{self._last_line()}")
 
     async def stop(self) -> None:
-        """Asks it to stop and waits; kills it, with all its children, when it takes longer than a minute. EdgedError
-        when it did not end well."""
+        """Ask it to stop and wait; kill it with all its children after a minute. EdgedError if it failed."""
         code = self._child.poll()
         if code is None:
             self._child.terminate()
             code = await asyncio.to_thread(self._wait, _STOP_S)
         self._sweep()
         if code is None:
-            raise EdgedError(f"the daemon did not stop within {_STOP_S:g} s and was killed{self._last_words()}")
+            raise EdgedError(f"the daemon did not stop within {_STOP_S:g} s and was killed{self._last_line()}")
         if code != 0:
-            raise EdgedError(f"the daemon ended with status {code}{self._last_words()}")
+            raise EdgedError(f"the daemon ended with status {code}{self._last_line()}")
 
     def _wait(self, limit_s: float) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -90,25 +89,25 @@ class DaemonProcess:
         return None
 
     def _sweep(self) -> None:
-        """Whatever is left of its session, itself included, goes now."""
+        """Kill the rest of its session, itself included."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         lines = [line.strip() for line in self._err.read_text(errors="replace").splitlines() if line.strip()]
         return f": {lines[-1][:300]}" if lines else ""
 
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, name: str, model: Path) -> AsyncIterator[DaemonProcess]:
-    """A daemon that answers, and is gone afterwards."""
+    """A daemon that answers; it is stopped at the end."""
     daemon = DaemonProcess(folder, name, model)
     try:
         await daemon.wait_until_listening()
         yield daemon
     except BaseException:
-        with contextlib.suppress(EdgedError):  # the first error is the one to tell
+        with contextlib.suppress(EdgedError):  # the first error is the one to raise
             await daemon.stop()
         raise
     await daemon.stop()

@@ -1,4 +1,4 @@
-"""One life of the daemon as seen from outside: which engines there are, and when each first answered. Pure."""
+"""One life of the daemon as its clients see it: its engines, and when each first answered. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edged.backends.contract import UNOPTIMISED
 
 _UNDER_WAY = ("absent", "queued", "building", "verifying")
 _SERVING = "serving"
-_GAIN = 0.95  # of its cost, that an engine has to be below to take over: see `edged.engines.reconcile`
+_GAIN = 0.95  # a faster engine takes over below this share of the cost: see `edged.engines.reconcile`
 _OPENING_S = 60.0  # an engine that is ready and faster is opened within this long; then what serves is final
 
 
@@ -22,7 +22,7 @@ class Life:
         self.engines: tuple[EngineInfo, ...] = ()
         self.model: ModelInfo | None = None
         self.streamed_s = 0.0
-        self.problem = ""  # what ended it before its time
+        self.problem = ""  # why it ended early
         self._quiet_since: float | None = None
 
     @property
@@ -51,7 +51,7 @@ class Life:
         self.first_by.setdefault(key, now)
 
     def look(self, model: ModelInfo | None, engines: Iterable[EngineInfo], now: float) -> None:
-        """What the daemon says now."""
+        """Take what the daemon reports now."""
         self.model, self.engines = model, tuple(engines)
         if not self.engines or any(engine.state in _UNDER_WAY for engine in self.engines):
             self._quiet_since = None
@@ -59,7 +59,7 @@ class Life:
             self._quiet_since = now
 
     def is_settled(self, now: float) -> bool:
-        """Nothing is being built any more, and the fastest engine serves and has answered."""
+        """Whether nothing is being built any more, and the fastest engine serves and has answered."""
         if self._quiet_since is None or self.served_s is None or self.serving is None:
             return False
         serving = self.serving
@@ -74,7 +74,7 @@ def is_reference(engine: EngineInfo) -> bool:
 
 
 def title(engine: EngineInfo) -> str:
-    """What people call an engine: its backend, and what is unusual about it."""
+    """A short name of an engine: its backend, and what is unusual about it."""
     words = [engine.backend]
     words += [engine.precision] if engine.precision not in ("", "fp32") else []
     words += [engine.device] if engine.device not in ("", "cpu") else []
@@ -83,12 +83,12 @@ def title(engine: EngineInfo) -> str:
 
 
 def cosine(engine: EngineInfo) -> float | None:
-    """How well its answers agree with the reference's, -1..1; None where it was not verified."""
+    """How well its answers agree with the reference's, -1..1; None if it was not verified."""
     return engine.verdict.figures.get("cosine") if engine.verdict else None
 
 
 def is_cache_hit(before: Life, after: Life) -> bool:
-    """Whether what serves after the restart came from the store, and nothing that was there was built again."""
+    """Whether the engine that serves after the restart came from the store, and no stored engine was built again."""
     stored = {engine.key: engine.created_unix_s for engine in before.engines if engine.created_unix_s > 0}
     found = {engine.key: engine.created_unix_s for engine in after.engines}
     serving = after.serving
@@ -99,34 +99,36 @@ _OUTCOMES = ("ready", "serving", "rejected", "failed")
 
 
 class Line(NamedTuple):
-    """Something that happened, and how many seconds after the launch."""
+    """An event, and how many seconds after the launch it happened."""
 
     at_s: float
     text: str
 
 
 class Story:
-    """Tells each thing of one life once. Engines of the life before are known already, but for taking over."""
+    """Reports each event of one life once. Of engines of the life before, only that they took over."""
 
     def __init__(self, life: Life, before: Life | None = None) -> None:
         self._life, self._before = life, before
         self._answering: set[str] = set()
-        self._told: set[str] = set()  # how it was made
+        self._reported: set[str] = set()  # engines whose making was reported
         self._decided = {engine.key for engine in before.engines if _is_decided(engine)} if before else set()
 
     def tell(self, now: float) -> list[Line]:
-        """What is new since the last time, in the order it happened."""
+        """Return the events since the last call, in their order."""
         lines = []
         for engine in self._life.engines:
             if engine.key not in self._decided and _is_decided(engine):
                 self._decided.add(engine.key)
-                if is_reference(engine) or engine.key not in self._life.first_by:  # else its taking over tells it
-                    self._told.add(engine.key)
+                if (
+                    is_reference(engine) or engine.key not in self._life.first_by
+                ):  # else the line about the swap says it
+                    self._reported.add(engine.key)
                     lines.append(Line(now, outcome(engine)))
         for key, at in self._life.first_by.items():
             if key not in self._answering and self._life.engine(key) is not None:
                 self._answering.add(key)
-                lines.append(Line(at, answering(self._life, key, self._before, brief=key in self._told)))
+                lines.append(Line(at, answering(self._life, key, self._before, brief=key in self._reported)))
         return sorted(lines)
 
 
@@ -140,7 +142,7 @@ def outcome(engine: EngineInfo) -> str:
 
 
 def answering(life: Life, key: str, before: Life | None = None, *, brief: bool = False) -> str:
-    """How an engine came to answer for the first time in a life; `brief` where it is known how it was made."""
+    """How an engine came to answer for the first time in a life; `brief` leaves out how it was made."""
     engine, keys = life.engine(key), list(life.first_by)
     if engine is None:
         return f"answered by engine {key[:12]}, which is gone"
@@ -154,7 +156,7 @@ def answering(life: Life, key: str, before: Life | None = None, *, brief: bool =
 
 
 def _is_decided(engine: EngineInfo) -> bool:
-    """A reference serves before anything is known about it."""
+    """Whether the outcome is known; a reference serves before it was measured."""
     return engine.state in _OUTCOMES and (engine.state != "serving" or engine.latency_ms is not None)
 
 
@@ -165,5 +167,5 @@ def _making(engine: EngineInfo) -> str:
 
 
 def _speed(engine: EngineInfo) -> str:
-    """Against the reference, timed in turns with it: the box is busy, and milliseconds would say so."""
+    """The speed relative to the reference, timed in turns with it, since milliseconds depend on the load."""
     return "not timed" if engine.speed is None else f"{engine.speed:.1f} times as fast as unoptimised"

@@ -1,4 +1,4 @@
-"""What a demonstration came to: the figures for a file, and what did not hold. Pure."""
+"""The result of a demonstration: its figures, and its problems. Pure."""
 
 from __future__ import annotations
 
@@ -7,47 +7,46 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
+from edged.client.requests import FrameCounts as StreamCounts
 from edged.demo.life import Life, is_cache_hit, title
 from edged.shapes import Counts, Prediction, Truth, match
 
 IOU, SCORE = 0.5, 0.4
-"""A detection is right from this overlap with the truth on; one below this score is not looked at. 0..1."""
+"""A detection is right if it overlaps the truth this much; one below this score is ignored. 0..1."""
 
 _WINDOW_S = 2.0  # rates and ages on the screen are means over this long
 
 
+class Totals(NamedTuple):
+    """Frames of one or more streams; each that was sent is answered, skipped or failed in the end."""
+
+    sent: int
+    answered: int
+    skipped: int
+    failed: int
+
+
 class CameraCounts:
-    """One camera's frames, over all the streams it has opened one after the other."""
+    """The frames of one camera, over all the streams it has opened, and the answers of the last seconds."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
+        self.streams: list[StreamCounts] = []
         self._clock = clock
-        self.sent = self.answered = self.skipped = self.failed = 0
         self._recent: deque[tuple[float, float]] = deque()
 
-    def on_answer(self, age_ms: float, skipped: int) -> None:
-        """A frame was answered, and so many before it were skipped."""
-        self.answered += 1
-        self.skipped += skipped
+    def totals(self) -> Totals:
+        return Totals(*(sum(getattr(stream, field) for stream in self.streams) for field in Totals._fields))
+
+    def on_answer(self, age_ms: float) -> None:
         self._recent.append((self._clock(), age_ms))
 
-    def on_failure(self, skipped: int) -> None:
-        """A frame was answered with an error."""
-        self.failed += 1
-        self.skipped += skipped
-
-    def on_closed(self, sent: int) -> int:
-        """A stream is over after `sent` frames. Returns how many of them were never heard of; they failed."""
-        self.sent += sent
-        lost = max(0, self.sent - self.answered - self.skipped - self.failed)
-        self.failed += lost
-        return lost
-
     def lately(self) -> tuple[float, float | None]:
-        """Answers a second, and the mean of their ages in milliseconds; None where there was none."""
+        """Answers a second, and the mean of their ages in milliseconds; None without an answer."""
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW_S:
             self._recent.popleft()
@@ -56,7 +55,7 @@ class CameraCounts:
 
 
 class FrameCounts:
-    """All cameras together. With `judged` answers are compared with the truth."""
+    """The frames of all cameras. With `judged` answers are compared with the truth."""
 
     def __init__(self, cameras: Iterable[str], *, judged: bool) -> None:
         self.cameras = tuple(CameraCounts(name) for name in cameras)
@@ -64,25 +63,12 @@ class FrameCounts:
         self.error = ""  # of the last frame that failed
         self._counts = Counts() if judged else None
 
-    @property
-    def sent(self) -> int:
-        return sum(camera.sent for camera in self.cameras)
-
-    @property
-    def answered(self) -> int:
-        return sum(camera.answered for camera in self.cameras)
-
-    @property
-    def skipped(self) -> int:
-        return sum(camera.skipped for camera in self.cameras)
-
-    @property
-    def failed(self) -> int:
-        return sum(camera.failed for camera in self.cameras)
+    def totals(self) -> Totals:
+        return Totals(*map(sum, zip(*(camera.totals() for camera in self.cameras), strict=True)))
 
     @property
     def precision(self) -> float | None:
-        """Share of the detections that are right; None where the truth is not known or nothing was answered."""
+        """Share of the detections that are right; None if the truth is not known or nothing was answered."""
         return self._counts.precision if self._counts is not None and self.ages else None
 
     @property
@@ -91,13 +77,13 @@ class FrameCounts:
         return self._counts.recall if self._counts is not None and self.ages else None
 
     def judge(self, predictions: Iterable[Prediction], truths: Sequence[Truth]) -> None:
-        """Compares one answer with the truth about its picture."""
+        """Compare one answer with the truth about its picture."""
         if self._counts is not None:
             self._counts += match([p for p in predictions if p.score >= SCORE], truths, IOU)
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` (0..1) of all do not exceed; None of nothing."""
+    """Return the smallest value that at least `share` (0..1) of all do not exceed; None without values."""
     if not values:
         return None
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
@@ -121,7 +107,7 @@ class Report(msgspec.Struct, frozen=True):
     that time. `p50_ms` and `p99_ms` are ages from capture to answer. `precision` and `recall` are None without a known
     truth. `first_answer_s` and `cold_start_s` count from the first launch to the first answer of any engine, and of
     the engine that served in the end; `warm_start_s` is the latter from the second launch. `swaps` counts both lives.
-    `problems` says what did not hold, one line each.
+    `problems` has a line for each thing that went wrong.
     """
 
     cameras: int
@@ -154,17 +140,18 @@ class Outcome:
 
 
 def make_report(counts: FrameCounts, cold: Life, warm: Life, *, swap_due: bool) -> Report:
-    """The report on two lives of the daemon. `swap_due` where an engine is known to be faster than the reference."""
+    """Report on two lives of the daemon. `swap_due`: an engine is known to be faster than the reference."""
+    total = counts.totals()
     seconds = cold.streamed_s + warm.streamed_s
     serving = warm.serving or cold.serving
     return Report(
         cameras=len(counts.cameras),
         seconds=round(seconds, 3),
-        frames_sent=counts.sent,
-        frames_answered=counts.answered,
-        frames_skipped=counts.skipped,
-        frames_failed=counts.failed,
-        fps=round(counts.answered / seconds, 3) if seconds > 0 else 0.0,
+        frames_sent=total.sent,
+        frames_answered=total.answered,
+        frames_skipped=total.skipped,
+        frames_failed=total.failed,
+        fps=round(total.answered / seconds, 3) if seconds > 0 else 0.0,
         p50_ms=_rounded(percentile(counts.ages, 0.5)),
         p99_ms=_rounded(percentile(counts.ages, 0.99)),
         precision=_rounded(counts.precision, 5),
@@ -180,17 +167,16 @@ def make_report(counts: FrameCounts, cold: Life, warm: Life, *, swap_due: bool) 
 
 
 def _problems(counts: FrameCounts, cold: Life, warm: Life, swap_due: bool) -> list[str]:
-    """The cause first, what may follow from it after it."""
+    """Causes come before their effects."""
     found = [life.problem for life in (cold, warm) if life.problem]
-    if counts.failed:
-        found.append(f"{counts.failed} of {counts.sent} frames failed{f': {counts.error}' if counts.error else ''}")
-    if counts.sent != counts.answered + counts.skipped + counts.failed:
-        found.append(
-            f"{counts.sent} frames were sent, but {counts.answered + counts.skipped + counts.failed} came back"
-        )
-    if not counts.answered:
+    sent, answered, skipped, failed = counts.totals()
+    if failed:
+        found.append(f"{failed} of {sent} frames failed{f': {counts.error}' if counts.error else ''}")
+    if sent != answered + skipped + failed:
+        found.append(f"{sent} frames were sent, but {answered + skipped + failed} came back")
+    if not answered:
         found.append("no frame was answered")
-    if cold.problem or not counts.answered:
+    if cold.problem or not answered:
         return found
     if swap_due and not cold.swaps and (why := _why_no_swap(cold)):
         found.append(f"no engine was swapped in: {why}")

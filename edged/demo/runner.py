@@ -19,8 +19,7 @@ from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH, Prediction
 
 AFTER_RESTART_S = 4.0  # streaming in the second life
-# Beyond the time asked for. A demonstration waits for what it shows, which takes a busy box long; this ends one that
-# would never see it.
+# Beyond the time asked for: a demonstration waits for what it shows, which may take a busy box long or never happen.
 _PATIENCE_S = 900.0
 _DRAIN_S = 120.0
 _CALL_S = 180.0  # the first answer may wait for a large model to be read and opened
@@ -30,8 +29,8 @@ _HOPELESS = 20  # frames that fail before any is answered
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be shown. `seconds` of streaming before the restart; None for the embedded model, drawn cameras,
-    and no picture."""
+    """What to show, with `seconds` of streaming before the restart; None means the embedded model, drawn cameras, and
+    no picture."""
 
     cameras: int
     seconds: float
@@ -50,7 +49,7 @@ Done = Callable[[float, float], bool]
 
 
 async def run(plan: Plan, view: View) -> Outcome:
-    """The whole demonstration. EdgedError where it cannot even begin; what goes wrong later is in the report.
+    """Run the whole demonstration. EdgedError if it cannot begin; later problems are in the report.
 
     Whatever happens, cancellation included, no process and no file but the snapshot is left.
     """
@@ -72,7 +71,7 @@ async def run(plan: Plan, view: View) -> Outcome:
 
 
 async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
-    """One life of the daemon. What ends it early is noted, so that what was seen until then is still reported."""
+    """Run one life of the daemon. An error that ends it early is kept, so that the rest is still reported."""
     model = stage.plan.model or MODEL_PATH
     try:
         async with (
@@ -81,14 +80,14 @@ async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
         ):
             await stage.stream(daemon, client, is_done)
     except EdgedError as error:
-        if not stage.counts.answered:
+        if not stage.counts.ages:
             raise
-        stage.life.problem = str(error)  # says more than a camera that lost its stream
+        stage.life.problem = str(error)  # it says more than a camera that lost its stream
 
 
 @dataclass
 class _Stage:
-    """What is filled in while one daemon lives."""
+    """One life of the daemon: what it streams, and what it fills in."""
 
     plan: Plan
     counts: FrameCounts
@@ -102,7 +101,7 @@ class _Stage:
         return "shapes" if self.plan.model is None else "model"
 
     async def stream(self, daemon: DaemonProcess, client: AsyncClient, is_done: Done) -> None:
-        """All cameras until `is_done`, then to the last answer."""
+        """Stream all cameras until `is_done`, then wait for the last answers."""
         count = self.plan.cameras
         cameras = [await asyncio.to_thread(open_camera, n, count, self.plan.source) for n in range(1, count + 1)]
         started = time.monotonic()
@@ -125,8 +124,9 @@ class _Stage:
             await _end(cameras, streams)
 
     async def _stream(self, client: AsyncClient, camera: DemoCamera, counts: CameraCounts, launched: float) -> None:
-        """One camera. Frames that are never heard of again are accounted for as failed."""
+        """Stream one camera. Frames without an answer count as failed."""
         stream = client.stream(self.name, camera, camera=camera.name)
+        counts.streams.append(stream.counts)
         try:
             async with stream:
                 async for result in stream:
@@ -134,27 +134,26 @@ class _Stage:
         except EdgedError as error:
             self.life.problem = self.life.problem or f"{camera.name}: {error}"
         finally:
-            counts.on_closed(stream.counts.sent)
+            stream.counts.on_lost()
 
     def _on_result(self, result: Result, camera: DemoCamera, counts: CameraCounts, launched: float) -> None:
         truth = camera.truth(result.sequence)
         if result.error is not None:
             self.counts.error = f"{result.error[1]} ({result.error[0]})"
-            counts.on_failure(result.skipped)
             return
         self.life.answer(result.engine, time.monotonic() - launched)
-        counts.on_answer(result.age_ms, result.skipped)
+        counts.on_answer(result.age_ms)
         self.counts.ages.append(result.age_ms)
         if truth is not None and self.plan.is_judged:
             found = [Prediction(d.class_id, d.score, d.x1, d.y1, d.x2, d.y2) for d in result.detections]
             self.counts.judge(found, truth)
 
     async def _look(self, daemon: DaemonProcess, client: AsyncClient) -> None:
-        """Asks the daemon how it is, and shows it. EdgedError when there is nothing to wait for."""
+        """Ask the daemon for its state and show it. EdgedError if waiting is pointless."""
         try:
             models, engines = await client.models(), await client.engines(self.name)
         except EdgedError:
-            await asyncio.sleep(_LOOK_S)  # its end is seen a moment after its silence, and says more
+            await asyncio.sleep(_LOOK_S)  # the error of a daemon that ended says more, and comes a moment later
             daemon.check()
             raise
         model = next((model for model in models if model.name == self.name), None)
@@ -165,11 +164,11 @@ class _Stage:
         self.view.show(now, self.counts, self.life)
         if model is not None and model.state in ("refused", "failed"):
             raise EdgedError(model.reason)
-        if not self.counts.answered and self.counts.failed >= _HOPELESS:
+        if not self.counts.ages and self.counts.totals().failed >= _HOPELESS:
             raise EdgedError(self.counts.error)
 
     async def _drain(self, cameras: Sequence[DemoCamera], streams: Sequence[asyncio.Task[None]]) -> None:
-        """Ends the frames, and waits for what is still answered."""
+        """End the frames and wait for the last answers."""
         for camera in cameras:
             camera.interrupt()
         _, waiting = await asyncio.wait(streams, timeout=_DRAIN_S)
@@ -177,7 +176,7 @@ class _Stage:
             self.life.problem = self.life.problem or f"frames waited for {_DRAIN_S:g} s without an answer"
 
     async def _paint(self, client: AsyncClient, cameras: Sequence[DemoCamera], path: Path) -> None:
-        """The newest picture of each camera, asked for once more and painted."""
+        """Infer the newest picture of each camera once more and paint all of them."""
         seen = []
         for camera in cameras[:MAX_TILES]:
             if camera.newest is not None:

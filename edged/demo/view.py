@@ -1,4 +1,4 @@
-"""What is on the screen while a demonstration runs: a live table on a terminal, otherwise a line now and then."""
+"""The screen of a demonstration: a live table on a terminal, otherwise a line now and then; then the summary."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _COLOURS = {
 
 
 class View(Protocol):
-    """Is told what happens. Times are seconds since the daemon was launched."""
+    """Shows a demonstration. Times are seconds since the daemon was launched."""
 
     def heading(self, text: str) -> None: ...
     def event(self, line: Line) -> None: ...
@@ -45,7 +45,7 @@ class View(Protocol):
 
 
 class LiveView:
-    """Events scroll by above a table that is drawn anew at each look."""
+    """Events scroll by above a table that is redrawn at each look."""
 
     def __init__(self, console: Console, live: Live) -> None:
         self._console, self._live = console, live
@@ -61,7 +61,7 @@ class LiveView:
 
 
 class PlainView:
-    """Events as they come, and every two seconds a line on the cameras, with one on the engines where they changed."""
+    """Events as they come; every two seconds a line on the cameras, and one on the engines if they changed."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -88,11 +88,11 @@ class PlainView:
 
 @contextlib.contextmanager
 def open_view(console: Console) -> Iterator[View]:
-    """The view that suits where the console writes to."""
+    """Open the view for a console: live for a terminal, otherwise plain."""
     if not console.is_terminal:
         yield PlainView(console)
         return
-    # Drawn when there is something new and not by a thread of its own: the cameras need the processor.
+    # Drawn when there is something new, not by a thread: the cameras need the processor.
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield LiveView(console, live)
 
@@ -145,9 +145,9 @@ def _engines(life: Life) -> Table:
 def _camera_rows(counts: FrameCounts) -> list[tuple[str, str, str, str, str]]:
     rows = []
     for camera in counts.cameras:
-        rate, age = camera.lately()
+        (rate, age), total = camera.lately(), camera.totals()
         shown = "no answer" if age is None else f"{age:.0f} ms"
-        rows.append((camera.name, f"{rate:.1f}", shown, str(camera.skipped), str(camera.failed)))
+        rows.append((camera.name, f"{rate:.1f}", shown, str(total.skipped), str(total.failed)))
     return rows
 
 
@@ -165,8 +165,8 @@ _LABEL = 9  # characters
 
 
 def render(result: Outcome, files: tuple[Path, ...]) -> Text:
-    """What was seen in both lives, the figures, and that everything held unless there are problems, which are told as
-    errors are. `files` are those that were written."""
+    """Return the summary: both lives, the figures, the `files` that were written, and the verdict if there are no
+    problems; those are printed as errors."""
     report = result.report
     lines = [
         Text(),
@@ -228,7 +228,7 @@ _TILE_WIDTH = 640
 
 
 def paint_snapshot(seen: Iterable[tuple[Picture, Result]]) -> bytes:
-    """A JPEG with the annotated pictures side by side, each at most 640 pixels wide where there are several."""
+    """A JPEG with the annotated pictures side by side, each at most 640 pixels wide if there are several."""
     tiles = [_tile(picture, result) for picture, result in seen]
     return encode_jpeg(tiles[0] if len(tiles) == 1 else _mosaic(tiles))
 
@@ -241,7 +241,7 @@ def _tile(picture: Picture, result: Result) -> Image:
 
 
 def _mosaic(tiles: Sequence[Image]) -> Image:
-    """Row by row, as square as it can be; every tile has the size of the first, what is left over stays dark."""
+    """Row by row, as square as possible; every tile has the size of the first, the rest stays dark."""
     columns = math.ceil(math.sqrt(len(tiles)))
     rows = math.ceil(len(tiles) / columns)
     width = min(_TILE_WIDTH, tiles[0].shape[1])

@@ -1,5 +1,4 @@
-"""What is wrong with this box and its models, before anybody asks why nothing works.
+"""`edged doctor`: what is wrong with this box and its models, before it is noticed.
 
-Each family of checks has a file: it reads plain facts at its edge, and pure functions judge them. What may hang or
-crash is asked in a thread or a child (`examination.py`); nothing here changes the box.
+A module for each family of checks reads plain facts and checks them with pure functions; nothing here changes the box.
 """

@@ -1,13 +1,26 @@
-"""One thing that was looked at: its name, what of the box it is about, how it stands, and what to do about it.
+"""Checks, their report, and steps that make them within a bounded time.
 
-The names are for programs, too: they stay as they are once published. docs/doctor.md explains each.
+A check that hangs, crashes or takes too long is one line of the report, and never its end. Steps that read files run in
+threads of their own, since a file of /sys or a dead network disk may never answer; heavy ones start children, of which
+two run at a time, so that a box that serves goes on serving.
+
+Names of checks are for programs, too: they stay as they are once published. docs/doctor.md explains each.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent import futures
+from typing import TypeAlias, TypeVar
 
 import msgspec
+
+from edged.errors import EdgedError
+
+T = TypeVar("T")
 
 
 class Result(str, enum.Enum):
@@ -16,11 +29,11 @@ class Result(str, enum.Enum):
     OK = "ok"
     WARNING = "warning"  # it works, and something about it may hurt
     WRONG = "wrong"  # something does not work, or soon will not
-    UNKNOWN = "unknown"  # it could not be looked at, or there is no such thing here
+    UNKNOWN = "unknown"  # it could not be checked, or does not apply here
 
 
 class Name(str, enum.Enum):
-    """Everything that is looked at, in the order of the report."""
+    """All checks, in the order of the report."""
 
     # runtimes
     RUNTIME = "runtime"
@@ -71,8 +84,8 @@ class Name(str, enum.Enum):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """`subject` is what of the box it is about (a runtime, a folder, a model); empty where the name says it. `message`
-    and `remedy` are a line each; a remedy is given for what is wrong or may become so."""
+    """`subject` is the runtime, folder or model that was checked; empty if the name says it. `message` and `remedy` are
+    a line each; a remedy is given for what is wrong or may become so."""
 
     name: Name
     subject: str
@@ -107,19 +120,109 @@ def _one_line(text: str) -> str:
     return " ".join(printable.split())
 
 
-_BAD = {False: (Result.WRONG,), True: (Result.WRONG, Result.WARNING)}
-
-
 class Report(msgspec.Struct, frozen=True):
-    """The checks in the order of their names. `left_out` says in a line each what was not looked at, and why."""
+    """The checks in the order of their names. `left_out` has a line for each thing that was not checked, with the
+    reason."""
 
     checks: tuple[Check, ...]
     left_out: tuple[str, ...] = ()
 
     def is_ok(self, *, strict: bool = False) -> bool:
-        """Whether nothing is wrong; with `strict` warnings count as well. What is unknown never does."""
-        return not any(check.result in _BAD[strict] for check in self.checks)
+        """Whether nothing is wrong; with `strict` warnings count as wrong. Unknown results never do."""
+        bad = (Result.WRONG, Result.WARNING) if strict else (Result.WRONG,)
+        return not any(check.result in bad for check in self.checks)
 
     def counts(self) -> dict[str, int]:
         """How many checks there are of each result."""
         return {result.value: sum(check.result is result for check in self.checks) for result in Result}
+
+
+Ask: TypeAlias = Callable[[], Awaitable[Sequence[Check]]]
+
+_AT_ONCE = 2
+_ENDING_SECONDS = 15.0  # in which children that were cancelled are gone
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Makes any number of checks. One that fails makes a single check: `name` of `subject` is unknown. `seconds` is how
+    long it may take once it runs."""
+
+    name: Name
+    subject: str
+    ask: Ask
+    seconds: float = 10.0
+    is_heavy: bool = False
+
+    def unknown(self, why: str) -> Check:
+        return unknown(self.name, why, self.subject)
+
+
+Tell: TypeAlias = Callable[[Step], None]
+
+
+class Examination:
+    """Runs steps until `deadline` on the loop's clock; those not done by then are in `left_out`. `tell` gets each step
+    as it begins."""
+
+    def __init__(self, deadline: float, tell: Tell) -> None:
+        self._deadline, self._tell = deadline, tell
+        self._heavy = asyncio.Semaphore(_AT_ONCE)
+        self.left_out: list[str] = []
+
+    async def run(self, steps: Sequence[Step]) -> list[Check]:
+        """Return the checks of all steps, in their order."""
+        tasks = [asyncio.create_task(self._answer(step)) for step in steps]
+        left = self._deadline - asyncio.get_running_loop().time()
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(0.0, left))
+        late = [task for task in tasks if not task.done()]
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=_ENDING_SECONDS)
+        checks: list[Check] = []
+        for step, task in zip(steps, tasks, strict=True):
+            if task in late:
+                about = " ".join(filter(None, (step.name.value, step.subject)))
+                self.left_out.append(f"{about}: the time for the whole report was over")
+                checks.append(step.unknown("not answered before the time for the whole report was over"))
+            else:
+                checks += task.result()
+        return checks
+
+    async def _answer(self, step: Step) -> Sequence[Check]:
+        if not step.is_heavy:
+            return await self._ask(step)
+        async with self._heavy:
+            return await self._ask(step)
+
+    async def _ask(self, step: Step) -> Sequence[Check]:
+        self._tell(step)
+        try:
+            return await asyncio.wait_for(step.ask(), step.seconds)
+        except asyncio.TimeoutError:
+            return [step.unknown(f"it did not answer within {step.seconds:g} s")]
+        except EdgedError as error:
+            return [step.unknown(str(error))]
+        except Exception as error:  # a check that fails must not take the others with it
+            return [step.unknown(f"the check itself failed: {type(error).__name__}: {error}")]
+
+
+def plain(name: Name, question: Callable[[], Iterable[Check]], subject: str = "") -> Step:
+    """Make a step that only reads files."""
+    return Step(name, subject, lambda: in_thread(lambda: tuple(question())))
+
+
+async def in_thread(question: Callable[[], T]) -> T:
+    """Call a function in a thread that does not hold up the end of the program, unlike asyncio's own."""
+    answer: futures.Future[T] = futures.Future()
+    answer.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            answer.set_result(question())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return await asyncio.wrap_future(answer)

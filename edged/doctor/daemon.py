@@ -1,4 +1,4 @@
-"""The daemon: whether it answers, is the one that this program belongs to, has its hosts, and raises alarms."""
+"""Checks of the daemon: whether it answers, is the one of this program's version, has its hosts, and raises alarms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,154 +16,148 @@ import msgspec
 from edged.api_types import AlarmInfo, DeviceInfo, EngineInfo, ModelInfo, StatusInfo
 from edged.client import address
 from edged.client.client import Client
-from edged.device.fingerprint import Change, Fingerprint
+from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
 from edged.errors import EdgedError
 from edged.serving.host_process import HOST_MODULE
 from edged.version import __version__
 
-_UNIX = "unix:"
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _CALL_SECONDS = 10.0
 _HOST = re.compile(rf"-m\0{re.escape(HOST_MODULE)}\0(\d+)\0(\w+)\0")
 
 
 class DaemonState(msgspec.Struct, frozen=True):
-    """What a daemon says of itself."""
+    """What a daemon reports."""
 
     status: StatusInfo
     models: tuple[ModelInfo, ...]
     engines: tuple[EngineInfo, ...]
     device: DeviceInfo
 
+    @classmethod
+    def query(cls, target: str) -> DaemonState:
+        """Ask a daemon for everything; EdgedError if none answers."""
+        with Client(target, timeout=_CALL_SECONDS) as client:
+            return cls(client.status(), tuple(client.models()), tuple(client.engines()), client.device())
+
 
 class Socket(msgspec.Struct, frozen=True):
-    """The daemon's socket: who listens, as far as the kernel tells, why it lets nobody in (empty where it does)."""
+    """The daemon's socket: who listens, as far as the kernel says, and why it refuses connections; empty if not."""
 
     path: str
     exists: bool
     mode: int = 0
     pid: int | None = None
-    uid: int | None = None
     refusal: str = ""
 
-
-def socket_of(target: str) -> Socket | None:
-    """The socket behind a gRPC target; None where it is none of this machine's."""
-    if not target.startswith(_UNIX):
-        return None
-    path = target.removeprefix(_UNIX)
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        return Socket(path, os.path.lexists(path), refusal=error.strerror or str(error))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
-        end.settimeout(2.0)
+    @classmethod
+    def of(cls, target: str) -> Socket | None:
+        """The socket behind a gRPC target; None for a target of the network."""
+        if not target.startswith(address.UNIX):
+            return None
+        path = target.removeprefix(address.UNIX)
         try:
-            end.connect(path)
-            raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            mode = os.stat(path).st_mode
         except OSError as error:
-            return Socket(path, True, mode, refusal=error.strerror or str(error))
-    pid, uid, _ = _CREDENTIALS.unpack(raw)
-    # A daemon in another pid namespace is number 0 here.
-    return Socket(path, True, mode, pid or None, uid)
+            return cls(path, os.path.lexists(path), refusal=error.strerror or str(error))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
+            end.settimeout(2.0)
+            try:
+                end.connect(path)
+                raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            except OSError as error:
+                return cls(path, True, mode, refusal=error.strerror or str(error))
+        pid, _, _ = _CREDENTIALS.unpack(raw)
+        return cls(path, True, mode, pid or None)  # a daemon in another pid namespace is number 0 here
 
 
-def resolve(target: str | None) -> str:
-    """The gRPC target that is meant; InvalidInput where there can be none such."""
-    return address.resolve(target)
-
-
-def query(target: str) -> DaemonState:
-    """Asks everything; EdgedError when nobody answers."""
-    with Client(target, timeout=_CALL_SECONDS) as client:
-        return DaemonState(client.status(), tuple(client.models()), tuple(client.engines()), client.device())
-
-
-def hosts(root: Root, daemon: int) -> dict[str, int] | None:
-    """How many host processes a daemon has, by backend; None where processes cannot be seen."""
-    if not root.exists(f"proc/{daemon}/cmdline"):
-        return None
-    found: dict[str, int] = {}
-    for path in root.glob("proc/[0-9]*/cmdline"):
-        # Not `Root.read`, which takes the NULs from the end; the last argument of a host ends with one, too.
-        match = _HOST.search(root.read(path) or "")
-        if match and int(match[1]) == daemon:
-            found[match[2]] = found.get(match[2], 0) + 1
-    return found
-
-
-def silent(target: str, error: EdgedError, known: Socket | None, *, is_named: bool) -> Check:
-    """Judges that nobody answers: it is wrong where a daemon was named, or where its socket is there."""
-    remedy = "start it: systemctl start edged, or edged serve; its log may say why it ended: journalctl -u edged"
-    if not address.is_here(target):
-        remedy = "see whether the box is up, its edged listens at that address and its firewall lets this machine in"
+def silence(target: str, error: EdgedError, known: Socket | None, *, is_named: bool) -> Check:
+    """Check a daemon that does not answer: it is wrong if the daemon was named, or if its socket exists."""
     if known is not None and "ermission" in known.refusal:
-        said = f"this user may not connect to {known.path}"
-        return wrong(Name.DAEMON, said, f"join the group that owns it: stat {known.path}", target)
-    if is_named or (known is not None and known.exists):
-        return wrong(Name.DAEMON, str(error), remedy, target)
-    return unknown(Name.DAEMON, "no daemon runs on the default socket", target, "start one: edged serve")
+        message = f"this user may not connect to {known.path}"
+        return wrong(Name.DAEMON, message, f"join the group that owns it: stat {known.path}", target)
+    if not is_named and (known is None or not known.exists):
+        return unknown(Name.DAEMON, "no daemon runs on the default socket", target, "start one: edged serve")
+    if address.is_here(target):
+        remedy = "start it: systemctl start edged, or edged serve; its log may say why it ended: journalctl -u edged"
+    else:
+        remedy = "see whether the box is up, its edged listens at that address and its firewall lets this machine in"
+    return wrong(Name.DAEMON, str(error), remedy, target)
 
 
-def judge(heard: DaemonState, target: str) -> Iterator[Check]:
-    """Judges what a daemon says of itself; a line for each of its alarms."""
-    status = heard.status
-    said = f"it answers; {status.serving} of {status.models} models serve"
-    yield ok(Name.DAEMON, said, target)
-    if status.version == __version__:
+def status(state: DaemonState, target: str) -> Iterator[Check]:
+    """Check what a daemon reports of itself; a line for each of its alarms."""
+    reported = state.status
+    yield ok(Name.DAEMON, f"it answers; {reported.serving} of {reported.models} models serve", target)
+    if reported.version == __version__:
         yield ok(Name.DAEMON_VERSION, f"daemon and this program are {__version__}")
     else:
-        said = f"the daemon is edged {status.version} and this program {__version__}"
-        yield warning(Name.DAEMON_VERSION, said, "restart the daemon: systemctl restart edged")
-    if status.paused:
-        yield wrong(
-            Name.DAEMON, f"it builds nothing: {status.paused}", "see the checks of folders and disk space", target
-        )
-    yield from alarms(status.alarms)
+        message = f"the daemon is edged {reported.version} and this program {__version__}"
+        yield warning(Name.DAEMON_VERSION, message, "restart the daemon: systemctl restart edged")
+    if reported.paused:
+        remedy = "see the checks of folders and disk space"
+        yield wrong(Name.DAEMON, f"it builds nothing: {reported.paused}", remedy, target)
+    yield from alarms(reported.alarms)
 
 
 def alarms(raised: Collection[AlarmInfo]) -> Iterator[Check]:
-    """Judges alarms: each of them is something wrong now."""
+    """Check alarms: each of them is something wrong now."""
     for alarm in raised:
         about = " ".join(filter(None, (alarm.kind, alarm.model, alarm.engine[:12])))
-        named = f"edged models show {alarm.model}" if alarm.model else "edged status"
-        yield wrong(Name.ALARM, alarm.message, f"see: {named}", about)
+        command = f"edged models show {alarm.model}" if alarm.model else "edged status"
+        yield wrong(Name.ALARM, alarm.message, f"see: {command}", about)
     if not raised:
         yield ok(Name.ALARM, "none is raised")
 
 
-def judge_facts(of_daemon: DeviceInfo, here: Fingerprint) -> Check:
-    """Judges whether a daemon on this machine knows the box as it is."""
-    changes: tuple[Change, ...] = Fingerprint(of_daemon.facts).diff(here)
+def facts(of_daemon: DeviceInfo, here: Fingerprint) -> Check:
+    """Check whether a daemon on this machine knows the box as it is."""
+    changes = Fingerprint(of_daemon.facts).diff(here)
     if not changes:
         return ok(Name.DAEMON_FACTS, "the daemon knows the box as it is")
     more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-    said = f"the daemon knows other facts: {'; '.join(map(str, changes[:2]))}{more}"
-    remedy = "edged device refresh; where it stays so, daemon and program run in different environments"
-    return warning(Name.DAEMON_FACTS, said, remedy)
+    message = f"the daemon knows other facts: {'; '.join(map(str, changes[:2]))}{more}"
+    remedy = "edged device refresh; if that changes nothing, daemon and program run in different environments"
+    return warning(Name.DAEMON_FACTS, message, remedy)
 
 
-def judge_socket(known: Socket | None, target: str) -> Check:
-    """Judges who may connect."""
+def connections(known: Socket | None, target: str) -> Check:
+    """Check who may connect to the socket."""
     if known is None:
         return unknown(Name.SOCKET, "not applicable: it is reached by the network", target)
     if known.refusal:
-        remedy = "start the daemon; where it runs, remove the socket first and let it make a new one"
+        remedy = "start the daemon; if it runs, remove the socket first and let it make a new one"
         return wrong(Name.SOCKET, f"{known.path} cannot be connected to: {known.refusal}", remedy, known.path)
     if not stat.S_ISSOCK(known.mode):
-        return wrong(Name.SOCKET, "it is no socket", f"rm {known.path}, and restart the daemon", known.path)
-    said = f"mode {stat.S_IMODE(known.mode):o}"
+        return wrong(Name.SOCKET, "it is not a socket", f"rm {known.path}, and restart the daemon", known.path)
+    message = f"mode {stat.S_IMODE(known.mode):o}"
     if known.mode & stat.S_IWOTH and not _is_private(Path(known.path).parent):
-        return warning(
-            Name.SOCKET, f"{said}: every user of this machine may connect", f"chmod o-w {known.path}", known.path
-        )
-    return ok(Name.SOCKET, said, known.path)
+        message += ": every user of this machine may connect"
+        return warning(Name.SOCKET, message, f"chmod o-w {known.path}", known.path)
+    return ok(Name.SOCKET, message, known.path)
 
 
-def judge_hosts(found: dict[str, int] | None, models: Iterable[ModelInfo]) -> Iterator[Check]:
-    """Judges whether each backend that serves has a process. `found` is None where processes cannot be seen."""
+def _is_private(folder: Path) -> bool:
+    """Whether other users may not even enter the socket's folder."""
+    try:
+        return not folder.stat().st_mode & stat.S_IXOTH
+    except OSError:
+        return True
+
+
+def find_hosts(root: Root, daemon: int) -> Counter[str] | None:
+    """How many host processes a daemon has, by backend; None if processes cannot be seen."""
+    if not root.exists(f"proc/{daemon}/cmdline"):
+        return None
+    # Arguments end with NUL, the last one too.
+    lines = (_HOST.search(root.read(path) or "") for path in root.glob("proc/[0-9]*/cmdline"))
+    return Counter(found[2] for found in lines if found and int(found[1]) == daemon)
+
+
+def hosts(found: Mapping[str, int] | None, models: Iterable[ModelInfo]) -> Iterator[Check]:
+    """Check whether each backend that serves has a process. `found` is None if processes cannot be seen."""
     needed: dict[str, list[str]] = {}
     for model in models:
         if model.state == "ready" and model.backend:
@@ -176,13 +171,5 @@ def judge_hosts(found: dict[str, int] | None, models: Iterable[ModelInfo]) -> It
             if found.get(backend):
                 yield ok(Name.HOSTS, f"{found[backend]} running, for {', '.join(names)}", backend)
             else:
-                said = f"no host of {backend} runs, which {', '.join(names)} are served by"
-                yield wrong(Name.HOSTS, said, "see the daemon's log: journalctl -u edged", backend)
-
-
-def _is_private(folder: Path) -> bool:
-    """Whether others may not even enter the socket's folder."""
-    try:
-        return not folder.stat().st_mode & stat.S_IXOTH
-    except OSError:
-        return True
+                message = f"no host of {backend} runs, which {', '.join(names)} are served by"
+                yield wrong(Name.HOSTS, message, "see the daemon's log: journalctl -u edged", backend)

@@ -1,61 +1,228 @@
-"""One model: whether it is admitted, whether its file is whole, what its shapes and batch mean to its clients. Pure."""
+"""Checks of models: as the disk has them, and as the daemon reports them if one answers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from edged.api_types import AlarmInfo, EngineInfo
+import msgspec
+
+from edged.api_types import AlarmInfo, EngineInfo, ModelInfo
+from edged.backends import registry
 from edged.backends.contract import REFERENCE, UNOPTIMISED
+from edged.config import Engines
 from edged.config.limits import Limits
-from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
-from edged.engines.admission import Admission
+from edged.decoding import ready
+from edged.device.fingerprint import Fingerprint
+from edged.doctor.check import Check, Name, Step, ok, unknown, warning, wrong
+from edged.doctor.daemon import DaemonState
+from edged.doctor.runtimes import Runtimes, model_opset
+from edged.engines import report
+from edged.engines.admission import Admission, examine
+from edged.engines.builder import Builder
 from edged.engines.child import run
-from edged.errors import Unsuitable
+from edged.engines.plan import PlannedModel, Planner
+from edged.errors import EdgedError, Unsuitable
 from edged.ipc import job_messages as jobs
+from edged.models.entries import ModelEntry, plain_entry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
+from edged.models.repository import Repository
 from edged.models.settings import FIGURES
+from edged.serving.slot import Slot
 from edged.store.record import Verdict
+from edged.store.store import Store
 from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import TOLERANCES, Standard, Tolerance, tolerance
 from edged.verification.verify import FLOORS
 
+_ONNX = "ai.onnx"  # the domain of ONNX's own operators
+_SECONDS = 240.0
+_LIMITS = Limits(seconds=_SECONDS)
+
+
+class StoreView:
+    """The models below a state folder and the engines in a cache folder, which is not made if it does not exist."""
+
+    def __init__(
+        self,
+        state: Path,
+        cache: Path,
+        fingerprint: Fingerprint,
+        settings: Engines,
+        scratch: Path,
+        named: Mapping[str, Path],
+    ) -> None:
+        """`scratch` takes the place of a cache folder that does not exist; `named` are models that lie elsewhere."""
+        self.repository = Repository(state / "models")
+        self._named = named
+        is_there = (cache / "engines").is_dir() and (cache / "staging").is_dir()
+        self.store = Store(cache if is_there else scratch / "store")
+        self._planner = Planner.of(self.store, fingerprint, settings)
+
+    def entries(self) -> dict[str, ModelEntry]:
+        """Every model by its name."""
+        elsewhere = {name: plain_entry(name, path, {}) for name, path in self._named.items()}
+        return {**self.repository.entries(), **elsewhere}
+
+    async def plan(self, builder: Builder, entry: ModelEntry) -> PlannedModel:
+        """Plan the engines of a model. EdgedError if it cannot be served as it is."""
+        planned = PlannedModel(entry, Slot(entry.name))
+        self._planner.plan(planned, Model.of(entry, await builder.inspect(Path(entry.path))))
+        return planned
+
+    def engines(self, planned: PlannedModel) -> tuple[EngineInfo, ...]:
+        """The engines of a model as the daemon would report them, those that nothing wants any more included."""
+        found = report.engines({planned.entry.name: planned}, self.store, planned.entry.name)
+        return tuple(msgspec.convert(msgspec.to_builtins(engine), ready(EngineInfo)) for engine in found)
+
+    def latest_time(self) -> float:
+        """When an engine was last made or used, in seconds since the epoch; 0 for never."""
+        records = self.store.records()
+        made = [record.build.created_unix_s for record in records.values()]
+        return max([*made, *(self.store.used(key) for key in records)], default=0.0)
+
+
+class ModelChecks:
+    """Makes the steps for models. `only` is the one to check, by its name or its file; empty for every one. `daemon` is
+    what a daemon reports, None if none answers."""
+
+    def __init__(
+        self,
+        view: StoreView,
+        daemon: DaemonState | None,
+        runtimes: Runtimes,
+        fingerprint: Fingerprint,
+        scratch: Path,
+        only: str = "",
+    ) -> None:
+        self._view, self._daemon, self._runtimes, self._only = view, daemon, runtimes, only
+        self._installed = registry.installed(fingerprint.facts)
+        self._builder = Builder(view.store, scratch, _LIMITS)
+        self.left_out: list[str] = []
+        entries = view.entries()
+        reported = {model.name: model for model in daemon.models} if daemon is not None else {}
+        if only and only not in entries and only not in reported and Path(only).is_file():
+            entries = {only: plain_entry(Path(only).stem, Path(only).absolute(), {})}
+        self.names = tuple(name for name in sorted({*entries, *reported}) if only in ("", name))
+        self._entries = {name: entries[name] for name in self.names if name in entries}
+        self._reported = {name: reported[name] for name in self.names if name in reported}
+
+    def steps(self) -> list[Step]:
+        """One for what the daemon reports of each model, and those that take long: reading it, comparing its levels."""
+        steps = []
+        for name in self.names:
+            if name in self._reported:
+                steps.append(_step(Name.MODEL, name, self._examine_reported))
+            if name not in self._entries:
+                self.left_out.append(f"the file of {name}: it is not in {self._view.repository.root}; give --state")
+                continue
+            steps.append(_step(Name.ADMISSION, name, self._examine_file, heavy=True))
+            if self._only:
+                steps.append(_step(Name.LEVELS, name, self._compare_levels, heavy=True))
+        if self._entries and not self._only:
+            self.left_out.append(
+                "levels of optimisation: they are compared for one model at a time: edged doctor MODEL"
+            )
+        return steps
+
+    async def _examine_reported(self, name: str) -> list[Check]:
+        assert self._daemon is not None
+        reported = self._reported[name]
+        engines = [engine for engine in self._daemon.engines if engine.model == name]
+        return [state(reported), *self._engine_checks(name, engines, reported.settings, reported.alarms)]
+
+    async def _examine_file(self, name: str) -> list[Check]:
+        """Check the file; and the model's engines, if no daemon reports them."""
+        entry = self._entries[name]
+        try:
+            found = await examine(self._builder, Path(entry.path), entry.settings, self._installed)
+        except EdgedError as error:
+            return [wrong(Name.ADMISSION, f"it cannot be served here: {error}", _inspect(entry.path), name)]
+        inspection = found.inspection
+        checks = [*admission(name, entry.path, found), *external_data(name, inspection)]
+        opset = inspection.opsets.get(_ONNX)
+        if opset is not None:
+            checks += model_opset(name, opset, inspection.ir_version, self._runtimes.loaded)
+        if found.refusal:
+            return checks
+        planned = await self._view.plan(self._builder, entry)
+        if planned.model is not None:
+            checks += [shapes(planned.model), batch(planned.model)]
+            if name not in self._reported:
+                checks += self._engine_checks(name, self._view.engines(planned), entry.settings, ())
+        return checks
+
+    def _engine_checks(
+        self, name: str, engines: Sequence[EngineInfo], settings: Mapping[str, str], alarms: Sequence[AlarmInfo]
+    ) -> Iterator[Check]:
+        yield from engine_states(name, engines, by_daemon=name in self._reported)
+        yield placement(name, engines)
+        yield latency(name, engines, alarms)
+        yield from drift(name, engines, settings)
+
+    async def _compare_levels(self, name: str) -> list[Check]:
+        """Ask every level in one child. EdgedError if the model itself does not answer."""
+        entry = self._entries[name]
+        model = Model.of(entry, await self._builder.inspect(Path(entry.path)))
+        job = jobs.CompareLevels(
+            model.order(REFERENCE),
+            model.recognition,
+            Standard.of(model, _PRECISION).tolerance,
+            model.samples,
+            ShapeRange.of(model),
+        )
+        return list(levels(name, await run(job, jobs.ComparedLevels, _LIMITS)))
+
+
+def _step(name: Name, model: str, ask: Callable[[str], Awaitable[Sequence[Check]]], *, heavy: bool = False) -> Step:
+    return Step(name, model, lambda: ask(model), _SECONDS, is_heavy=heavy)
+
+
+def _inspect(path: str) -> str:
+    """The command that says more about a model's file."""
+    return f"see: edged inspect {path}"
+
+
+def state(reported: ModelInfo) -> Check:
+    """Check the state of a model that a daemon reports."""
+    by = f", by {reported.backend} {reported.engine[:12]}" if reported.engine else ""
+    message = f"it is {reported.state}{by}" + (f": {reported.reason}" if reported.reason else "")
+    if reported.state in ("refused", "failed"):
+        return wrong(Name.MODEL, message, f"see: edged models show {reported.name}", reported.name)
+    return (ok if reported.state == "ready" else unknown)(Name.MODEL, message, reported.name)
+
 
 def admission(name: str, path: str, found: Admission) -> Iterator[Check]:
-    """A line for the model, one for each warning, and one for each backend that does not take it."""
+    """Check a model's admission: a line for it, for each warning, and for each backend that does not take it."""
     if found.refusal:
-        yield wrong(Name.ADMISSION, f"it cannot be served here: {found.refusal}", inspect(path), name)
+        yield wrong(Name.ADMISSION, f"it cannot be served here: {found.refusal}", _inspect(path), name)
         return
     taking = [backend for backend, why in found.backends.items() if not why]
     yield ok(Name.ADMISSION, f"it can be served here by {', '.join(taking)}", name)
     for each in found.warnings:
-        yield warning(Name.ADMISSION, each.message, each.remedy or inspect(path), name)
+        yield warning(Name.ADMISSION, each.message, each.remedy or _inspect(path), name)
     for backend, why in found.backends.items():
         if why:
             yield unknown(Name.ADMISSION, f"not applicable: {backend} does not take it: {why}", name)
 
 
-def inspect(path: str) -> str:
-    """The command that tells more of a model's file."""
-    return f"see: edged inspect {path}"
-
-
 def external_data(name: str, inspection: Inspection) -> Iterator[Check]:
-    """Judges the files beside the model that hold some of its weights."""
+    """Check the files next to the model that hold some of its weights."""
     files = inspection.external
-    bad = [file for file in files if file.problem]
-    for file in bad:
+    bad = [file.problem for file in files if file.problem]
+    for problem in bad:
         remedy = "export the model again and copy it with all its files, or save it in one file"
-        yield wrong(Name.EXTERNAL_DATA, file.problem, remedy, name)
+        yield wrong(Name.EXTERNAL_DATA, problem, remedy, name)
     if not files:
         yield ok(Name.EXTERNAL_DATA, "it has none: all is in one file", name)
     elif not bad:
         size = sum(file.size for file in files) / 1e6
-        yield ok(Name.EXTERNAL_DATA, f"{len(files)} files with {size:.1f} MB are whole and beside the model", name)
+        yield ok(Name.EXTERNAL_DATA, f"{len(files)} files with {size:.1f} MB are complete", name)
 
 
 def shapes(model: Model) -> Check:
-    """Judges whether engines that need a range of shapes can be built."""
+    """Check whether engines that need a range of shapes can be built."""
     dynamic = [spec for spec in model.inspection.signature.inputs if not spec.is_static]
     if not dynamic:
         return ok(Name.SHAPES, "every input has one size", model.name)
@@ -64,96 +231,87 @@ def shapes(model: Model) -> Check:
         profile = model.profile
     except Unsuitable as error:
         inputs = " ".join(f"--set 'profile.{spec.name}=SMALLEST USUAL LARGEST'" for spec in dynamic)
-        said = f"{named} may have any size and nothing says which: {error}"
+        message = f"{named} may have any size and nothing says which: {error}"
         remedy = f"say which sizes come, such as 1x3x320x320: edged models add … {inputs}"
-        return warning(Name.SHAPES, said, remedy, model.name)
+        return warning(Name.SHAPES, message, remedy, model.name)
     return ok(Name.SHAPES, f"{named}: engines are built for {profile}", model.name)
 
 
 def batch(model: Model) -> Check:
-    """Judges how many pictures go in at once."""
-    inputs = model.inspection.signature.inputs
+    """Check how many pictures go in at once."""
     if model.max_batch_size:
         return ok(Name.BATCH, f"up to {model.max_batch_size} rows go in together", model.name)
-    pictures = [spec for spec in inputs if len(spec.shape) == 4]
-    fixed = [spec.shape[0] for spec in pictures if isinstance(spec.shape[0], int) and spec.shape[0] > 1]
+    sizes = [spec.shape[0] for spec in model.inspection.signature.inputs if len(spec.shape) == 4]
+    fixed = [size for size in sizes if isinstance(size, int) and size > 1]
     if fixed:
-        said = f"it takes {fixed[0]} pictures at once, never fewer: each frame costs as much as {fixed[0]}"
-        return warning(Name.BATCH, said, "export it with a batch of 1 or a dynamic one", model.name)
-    if pictures:
+        message = f"it takes {fixed[0]} pictures at once, never fewer: each frame costs as much as {fixed[0]}"
+        return warning(Name.BATCH, message, "export it with a batch of 1 or a dynamic one", model.name)
+    if sizes:
         return ok(Name.BATCH, "one picture goes in at a time", model.name)
     return unknown(Name.BATCH, "not applicable: it takes no batches", model.name)
 
 
-_NEAR = 0.8  # of what a figure may be off
-# The one is a measure and no figure; the other is kept also of models where it says nothing and decided nothing.
+_NEAR = 0.8  # of the distance that a bound leaves
+# The one is a measure and no figure; the other is recorded also of models for which it decided nothing.
 _NOT_JUDGED = ("element", "top1")
-# What an engine that serves or could is called.
-_GOOD = ("serving", "ready")
+_GOOD = ("serving", "ready")  # states of engines that answer
 _MAKING = ("queued", "building", "verifying")
 _REMEDIES = {
-    "rejected": "see: edged engines show {key}; loosen verify.* where that is meant, or leave the precision out",
+    "rejected": "see: edged engines show {key}; loosen verify.* if that is meant, or leave the precision out",
     "quarantined": "edged engines rebuild --engine {key}, once the reason is gone",
     "failed": "it is tried again by itself; or: edged engines rebuild --engine {key}",
     "unsuitable": "change the model's settings, or leave that backend out: backends=…",
-    "stale": "none is needed: it gives way when room is; or: edged engines evict --engine {key}",
+    "stale": "none is needed: it is evicted if room is needed; or: edged engines evict --engine {key}",
     "evicted": "edged engines rebuild --engine {key}, or raise engines.budget_mb",
     "absent": "start the daemon, which builds it",
 }
 
 
-def standing(model: str, engines: Collection[EngineInfo], *, by_daemon: bool) -> Iterator[Check]:
-    """Judges whether each engine that the model should have is there; those that are not, a line each and why.
+def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: bool) -> Iterator[Check]:
+    """Check whether each engine that the model should have is there: a line and a reason for each that is not.
 
-    `by_daemon`: a daemon that answers says so, which makes what is missing when it is its turn.
+    `by_daemon`: a daemon that answers reports them; it makes missing ones in their turn.
     """
     built = [engine for engine in engines if not _is_reference(engine)]
     good = [engine for engine in built if engine.state in _GOOD]
     coming = [e for e in built if e.state in _MAKING or (by_daemon and e.state == "absent" and not e.reason)]
+    remedies = _REMEDIES | ({"absent": "edged engines rebuild --engine {key}"} if by_daemon else {})
     for engine in built:
         if engine in good or engine in coming:
             continue
-        why = f": {engine.reason}" if engine.reason else ""
-        remedies = _REMEDIES | ({"absent": "edged engines rebuild --engine {key}"} if by_daemon else {})
-        remedy = remedies.get(engine.state, "see: edged engines show {key}").format(key=engine.key[:12])
-        said = f"{_named(engine)} is {engine.state}{why}"
+        message = f"{_named(engine)} is {engine.state}" + (f": {engine.reason}" if engine.reason else "")
         is_spare = engine.state == "rejected" and engine.precision != "fp32"
-        if (is_spare or engine.state in ("stale", "absent", "evicted")) and good:
-            yield ok(Name.ENGINE, f"{said}; another engine is there", model)
+        if good and (is_spare or engine.state in ("stale", "absent", "evicted")):
+            yield ok(Name.ENGINE, f"{message}; another engine is there", model)
         else:
-            yield warning(Name.ENGINE, said, remedy, model)
+            remedy = remedies.get(engine.state, "see: edged engines show {key}").format(key=engine.key[:12])
+            yield warning(Name.ENGINE, message, remedy, model)
     if good:
         best = min(good, key=_rank)
         yield ok(Name.ENGINE, f"{_named(best)} is {best.state} and up to date", model)
     elif not built:
-        said = "no engine can be made here, so it is served unoptimised"
-        yield warning(Name.ENGINE, said, "see its settings backends and precisions, and what edged device shows", model)
+        message = "no engine can be made here, so it is served unoptimised"
+        remedy = "see its settings backends and precisions, and the output of edged device"
+        yield warning(Name.ENGINE, message, remedy, model)
     elif coming:
-        said = (
-            f"no engine of it is ready yet, so it is served unoptimised; {len(coming)} are made or wait for their turn"
-        )
-        yield unknown(Name.ENGINE, said, model, "wait; see: edged engines list")
+        message = f"no engine of it is ready yet, so it is served unoptimised; {len(coming)} are built or queued"
+        yield unknown(Name.ENGINE, message, model, "wait; see: edged engines list")
     else:
-        yield warning(
-            Name.ENGINE,
-            "no engine of it is ready, so it is served unoptimised",
-            "edged engines rebuild, once what is said above is gone; see: edged engines list",
-            model,
-        )
+        message = "no engine of it is ready, so it is served unoptimised"
+        remedy = "edged engines rebuild, once the reasons above are gone; see: edged engines list"
+        yield warning(Name.ENGINE, message, remedy, model)
 
 
 def placement(model: str, engines: Iterable[EngineInfo]) -> Check:
-    """Judges where the nodes of the engine that serves run, or of the best where none serves."""
+    """Check where the nodes of the engine that serves run, or of the best if none serves."""
     engine = _best(engines)
     if engine is None:
         return unknown(Name.PLACEMENT, "there is no engine to ask", model)
-    made = engine.composition
-    named = _named(engine)
+    made, named = engine.composition, _named(engine)
     if made.fallback:
-        said = f"{named} does not run wholly on {engine.device}: {'; '.join(made.fallback)}"
-        return warning(
-            Name.PLACEMENT, said, f"see: edged engines show {engine.key[:12]}; a newer opset may help", model
-        )
+        message = f"{named} does not run wholly on {engine.device}: {'; '.join(made.fallback)}"
+        remedy = f"see: edged engines show {engine.key[:12]}; a newer opset may help"
+        return warning(Name.PLACEMENT, message, remedy, model)
     if made.nodes:
         counts = ", ".join(f"{sum(nodes.values())} by {provider}" for provider, nodes in made.nodes.items())
         return ok(Name.PLACEMENT, f"{named} runs its nodes on {engine.device}: {counts}", model)
@@ -161,25 +319,24 @@ def placement(model: str, engines: Iterable[EngineInfo]) -> Check:
 
 
 def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInfo]) -> Check:
-    """Judges how fast inference is against the reference, and whether it has become slow while serving."""
+    """Check how fast inference is against the reference, and whether it has become slow while serving."""
     slow = next((alarm for alarm in alarms if alarm.kind == "slow" and alarm.model == model), None)
-    engine = _best(engines)
     if slow is not None:
-        cool = "see the checks of temperature, throttling and power mode, and what else uses the processors"
-        return wrong(Name.LATENCY, slow.message, cool, model)
+        remedy = "see the checks of temperature, throttling and power mode, and what else uses the processors"
+        return wrong(Name.LATENCY, slow.message, remedy, model)
+    engine = _best(engines)
     if engine is None or engine.speed is None:
         return unknown(Name.LATENCY, "no engine of it was timed", model)
-    named = _named(engine)
     if _is_reference(engine):
-        return ok(Name.LATENCY, f"{named} serves, and nothing faster is there", model)
-    said = f"{named} is {engine.speed:.2g} times as fast as the unoptimised model"
+        return ok(Name.LATENCY, f"{_named(engine)} serves, and nothing faster is there", model)
+    message = f"{_named(engine)} is {engine.speed:.2g} times as fast as the unoptimised model"
     if engine.speed < 1:
-        return warning(Name.LATENCY, said, "none is needed: the daemon serves the faster one", model)
-    return ok(Name.LATENCY, said, model)
+        return warning(Name.LATENCY, message, "none is needed: the daemon serves the faster one", model)
+    return ok(Name.LATENCY, message, model)
 
 
 def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]) -> Iterator[Check]:
-    """Judges how near the figures of accepted engines are to what is allowed: the next driver may push them over."""
+    """Check how near the figures of accepted engines are to their bounds: the next driver may push them over."""
     judged = near = 0
     for engine in engines:
         if engine.verdict is None or not engine.verdict.accepted or engine.precision not in TOLERANCES:
@@ -187,18 +344,18 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
         if _is_reference(engine):
             continue
         judged += 1
-        for figure, value, bound in close(engine.verdict.figures, tolerance(settings, engine.precision)):
+        for figure, value, bound in close_figures(engine.verdict.figures, tolerance(settings, engine.precision)):
             near += 1
-            said = f"{_named(engine)}: {figure} is {value:.6g} and may be {bound:g}"
+            message = f"{_named(engine)}: {figure} is {value:.6g} and may be {bound:g}"
             remedy = f"give pictures of your own to judge by (--samples), or leave {engine.precision} out"
-            yield warning(Name.DRIFT, said, remedy, model)
+            yield warning(Name.DRIFT, message, remedy, model)
     if not judged:
         yield unknown(Name.DRIFT, "no engine of it was accepted yet", model)
     elif not near:
         yield ok(Name.DRIFT, f"all figures of {judged} accepted engines are well within their bounds", model)
 
 
-def close(figures: Mapping[str, float], held: Tolerance) -> Iterator[tuple[str, float, float]]:
+def close_figures(figures: Mapping[str, float], held: Tolerance) -> Iterator[tuple[str, float, float]]:
     """The figures that use up most of what their bounds leave, each with its value and its bound."""
     for figure in FIGURES:
         if figure not in figures or figure in _NOT_JUDGED:
@@ -210,12 +367,11 @@ def close(figures: Mapping[str, float], held: Tolerance) -> Iterator[tuple[str, 
 
 
 def _best(engines: Iterable[EngineInfo]) -> EngineInfo | None:
-    good = [engine for engine in engines if engine.state in _GOOD]
-    return min(good, key=_rank, default=None)
+    return min((engine for engine in engines if engine.state in _GOOD), key=_rank, default=None)
 
 
 def _rank(engine: EngineInfo) -> tuple[bool, float]:
-    """What serves before all others, then the fastest against the reference."""
+    """The engine that serves first, then the fastest against the reference."""
     return engine.state != "serving", -(engine.speed or 0.0)
 
 
@@ -229,41 +385,27 @@ def _named(engine: EngineInfo) -> str:
     return f"engine {engine.key[:12]} ({made} on {engine.device})"
 
 
-_PRECISION = "fp32"  # what is rounded on purpose has wider bounds; the optimiser may only reorder sums
+_PRECISION = "fp32"  # lower precisions have wider bounds; the optimiser may only reorder sums
 _PERFECT = {figure: 1.0 if figure in FLOORS else 0.0 for figure in FIGURES}
-_TOLD = ("finite", "relative_l2", "cosine", "unequal")
+_SHOWN = ("finite", "relative_l2", "cosine", "unequal")
 
 
-async def compare_levels(model: Model, limits: Limits) -> jobs.ComparedLevels:
-    """Asks every level in one child. EdgedError where the model itself does not answer."""
-    job = jobs.CompareLevels(
-        model.order(REFERENCE),
-        model.recognition,
-        Standard.of(model, _PRECISION).tolerance,
-        model.samples,
-        ShapeRange.of(model),
-    )
-    return await run(job, jobs.ComparedLevels, limits)
-
-
-def judge_levels(name: str, found: jobs.ComparedLevels) -> Iterator[Check]:
-    """Judges all levels: a line with the figures of each, and the first that changes the answer is the warning."""
+def levels(name: str, found: jobs.ComparedLevels) -> Iterator[Check]:
+    """Check all levels: a line with the figures of each; the first that changes the answer is the warning."""
     first = next((each for each in found.levels if not each.verdict.accepted), None)
     figures = "; ".join(f"{each.level}: {_figures(each.verdict)}" for each in found.levels)
     if first is None:
         yield ok(Name.LEVELS, f"no level of optimisation changes its answers ({figures})", name)
         return
-    said = f"from level {first.level} on the optimiser changes its answers: {first.verdict.reason} ({figures})"
+    message = f"from level {first.level} on the optimiser changes its answers: {first.verdict.reason} ({figures})"
     remedy = (
         "none is needed to serve it: an engine that answers wrongly is rejected and one of a lower level is tried;"
-        " export it differently, or loosen verify.* where the difference is meant"
+        " export it differently, or loosen verify.* if the difference is meant"
     )
-    yield warning(Name.LEVELS, said, remedy, name)
+    yield warning(Name.LEVELS, message, remedy, name)
 
 
 def _figures(verdict: Verdict) -> str:
     known = verdict.figures
-    told = [
-        f"{figure} {known[figure]:.3g}" for figure in _TOLD if known.get(figure, _PERFECT[figure]) != _PERFECT[figure]
-    ]
-    return ", ".join(told) or ("equal" if known else "no answer to compare")
+    shown = [f"{name} {known[name]:.3g}" for name in _SHOWN if known.get(name, _PERFECT[name]) != _PERFECT[name]]
+    return ", ".join(shown) or ("equal" if known else "no answer to compare")

@@ -1,11 +1,9 @@
-"""One visit: everything that is asked of a box and its models, in which order, and the report of it."""
+"""One run of all checks: what is asked of a box and its models, in which order, and the report of it."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,13 +12,12 @@ from edged.config import Engines
 from edged.confinement import confine
 from edged.device.fingerprint import Fingerprint, probe
 from edged.device.root import Root
-from edged.doctor import clock, daemon, devices, folders, power, system
-from edged.doctor.check import Check, Name, Report, ok, unknown, warning
+from edged.doctor import daemon, folders, hardware, system
+from edged.doctor.check import Check, Examination, Name, Report, Step, Tell, in_thread, ok, plain, unknown, warning
 from edged.doctor.daemon import DaemonState, Socket
-from edged.doctor.devices import User
-from edged.doctor.examination import Examination, Step, Tell, in_thread, plain
-from edged.doctor.model_checks import ModelChecks, StoreView
-from edged.doctor.runtimes import Runtimes, extra_steps
+from edged.doctor.hardware import User
+from edged.doctor.models import ModelChecks, StoreView
+from edged.doctor.runtimes import Runtimes
 from edged.errors import EdgedError, InvalidInput, Unsupported
 
 _PROBE_SECONDS = 30.0
@@ -28,13 +25,15 @@ _ORDER = {name: rank for rank, name in enumerate(Name)}
 _OF_THIS_BOX = (
     "runtimes, extras, limits, folders, daemon and models: they are asked of the box itself, and this is a record"
 )
+# The user of a recorded box is not known; root may use every node.
+_ROOT = User(0, frozenset((0,)), "root")
 
 
 class CheckOptions(msgspec.Struct, frozen=True):
-    """What to look at. `model` is the only one to look at, by name or file; empty for every one.
+    """What to check. `model` is the only one, by name or file; empty for every one.
 
-    `target` is the daemon to ask, empty for none; `is_named` says that it was named, so that its silence is wrong.
-    `seconds` bounds all of it. `models` are those that a configuration names, by name.
+    `target` is the daemon to ask, empty for none; `is_named`: it was named, so that its silence is wrong. `seconds`
+    bounds everything. `models` are those that a configuration names, by name.
     """
 
     state: Path
@@ -50,47 +49,17 @@ class CheckOptions(msgspec.Struct, frozen=True):
 
 
 async def run_checks(wanted: CheckOptions, tell: Tell) -> Report:
-    """Looks at everything; `tell` hears of each step as it begins. InvalidInput where there is no such model."""
+    """Run all checks; `tell` gets each step as it begins. InvalidInput if the model does not exist."""
     examination = Examination(asyncio.get_running_loop().time() + wanted.seconds, tell)
     root = Root(wanted.root)
     fingerprint = await _fingerprint(wanted.root)
     if root.is_live:
-        checks = await _box_itself(wanted, root, fingerprint, examination)
+        checks = await _check_live(wanted, root, fingerprint, examination)
     else:
-        checks = await examination.run(box_steps(root, fingerprint, _unknown_user()))
+        checks = await examination.run(_box_steps(root, fingerprint, _ROOT))
         examination.left_out.append(_OF_THIS_BOX)
     checks.sort(key=lambda check: _ORDER[check.name])
     return Report(tuple(checks), tuple(examination.left_out))
-
-
-async def _box_itself(
-    wanted: CheckOptions, root: Root, fingerprint: Fingerprint, examination: Examination
-) -> list[Check]:
-    known, heard, silence = await _daemon(wanted)
-    pid = known.pid if known is not None else None
-    user = (User.of_process(root, pid) if pid is not None else None) or User.current()
-    runtimes = Runtimes(fingerprint.facts)
-    with tempfile.TemporaryDirectory(prefix="edged-doctor-") as scratch:
-        stock = await in_thread(
-            lambda: StoreView(wanted.state, wanted.cache, fingerprint, wanted.engines, Path(scratch), wanted.models)
-        )
-        patients = ModelChecks(stock, heard, runtimes, fingerprint, Path(scratch), wanted.model)
-        if wanted.model and not patients.names:
-            raise InvalidInput(f"there is no model {wanted.model!r} in {stock.repository.root}, and no such file")
-        steps: list[Step] = [
-            *box_steps(root, fingerprint, user),
-            *live_steps(pid, wanted.arena_mb),
-            *folder_steps(wanted.state, wanted.cache, wanted.engines, user.uid if pid else None, stock),
-            *runtimes.steps(),
-            runtimes.packages(),
-            *extra_steps(),
-        ]
-        checks = [*_daemon_checks(wanted, root, fingerprint, known, heard, silence)]
-        checks += await examination.run(steps)
-        checks += await examination.run(runtimes.provider_steps())
-        checks += await examination.run(patients.steps())
-        examination.left_out += patients.left_out
-    return checks
 
 
 async def _fingerprint(root: Path) -> Fingerprint:
@@ -102,104 +71,112 @@ async def _fingerprint(root: Path) -> Fingerprint:
         ) from None
 
 
-async def _daemon(wanted: CheckOptions) -> tuple[Socket | None, DaemonState | None, EdgedError | None]:
-    """The socket, what the daemon behind it says, and why it says nothing."""
-    if not wanted.target:
-        return None, None, None
-    known = await in_thread(lambda: daemon.socket_of(wanted.target))
-    if known is not None and known.refusal:
-        return known, None, Unsupported(f"no daemon answers at {wanted.target}: {known.refusal}")
+async def _check_live(
+    wanted: CheckOptions, root: Root, fingerprint: Fingerprint, examination: Examination
+) -> list[Check]:
+    socket = await in_thread(lambda: Socket.of(wanted.target)) if wanted.target else None
+    state = await _query(wanted.target, socket) if wanted.target else None
+    pid = socket.pid if socket is not None else None
+    user = (User.of_process(root, pid) if pid is not None else None) or User.current()
+    runtimes = Runtimes(fingerprint.facts)
+    with tempfile.TemporaryDirectory(prefix="edged-doctor-") as folder:
+        scratch = Path(folder)
+        view = await in_thread(
+            lambda: StoreView(wanted.state, wanted.cache, fingerprint, wanted.engines, scratch, wanted.models)
+        )
+        reported = state if isinstance(state, DaemonState) else None
+        models = ModelChecks(view, reported, runtimes, fingerprint, scratch, wanted.model)
+        if wanted.model and not models.names:
+            raise InvalidInput(f"there is no model {wanted.model!r} in {view.repository.root}, and no such file")
+        steps = [
+            *_box_steps(root, fingerprint, user),
+            *_live_steps(wanted, pid, user, view),
+            *runtimes.steps(),
+        ]
+        checks = _daemon_checks(wanted, root, fingerprint, socket, state)
+        checks += await examination.run(steps)
+        checks += await examination.run(runtimes.provider_steps())
+        checks += await examination.run(models.steps())
+        examination.left_out += models.left_out
+    return checks
+
+
+async def _query(target: str, socket: Socket | None) -> DaemonState | EdgedError:
+    """What the daemon reports, or why it does not answer."""
+    if socket is not None and socket.refusal:
+        return Unsupported(f"no daemon answers at {target}: {socket.refusal}")
     try:
-        return known, await in_thread(lambda: daemon.query(wanted.target)), None
+        return await in_thread(lambda: DaemonState.query(target))
     except EdgedError as error:
-        return known, None, error
+        return error
 
 
 def _daemon_checks(
     wanted: CheckOptions,
     root: Root,
     fingerprint: Fingerprint,
-    known: Socket | None,
-    heard: DaemonState | None,
-    silence: EdgedError | None,
-) -> Sequence[Check]:
-    if not wanted.target:
+    socket: Socket | None,
+    state: DaemonState | EdgedError | None,
+) -> list[Check]:
+    if state is None:
         return [unknown(Name.DAEMON, "not asked: folders were named, and no daemon")]
     checks: list[Check] = []
-    if known is None or known.exists:
-        checks.append(daemon.judge_socket(known, wanted.target))
-    if heard is None:
-        error = silence or Unsupported("it says nothing")
-        return [*checks, daemon.silent(wanted.target, error, known, is_named=wanted.is_named)]
-    checks += daemon.judge(heard, wanted.target)
-    if known is not None:
-        checks.append(daemon.judge_facts(heard.device, fingerprint))
-        found = daemon.hosts(root, known.pid) if known.pid is not None else None
-        checks += daemon.judge_hosts(found, heard.models)
+    if socket is None or socket.exists:
+        checks.append(daemon.connections(socket, wanted.target))
+    if isinstance(state, EdgedError):
+        return [*checks, daemon.silence(wanted.target, state, socket, is_named=wanted.is_named)]
+    checks += daemon.status(state, wanted.target)
+    if socket is not None:
+        checks.append(daemon.facts(state.device, fingerprint))
+        found = daemon.find_hosts(root, socket.pid) if socket.pid is not None else None
+        checks += daemon.hosts(found, state.models)
     return checks
 
 
-def _unknown_user() -> User:
-    """Whoever a recorded box belongs to is not known; root may use every node there is."""
-    return User(0, frozenset((0,)), "root")
-
-
-def box_steps(root: Root, fingerprint: Fingerprint, user: User) -> list[Step]:
+def _box_steps(root: Root, fingerprint: Fingerprint, user: User) -> list[Step]:
     """What files say, of this box or of a recorded one."""
-    facts, has_nodes = fingerprint.facts, root.exists("dev")  # records have none
+    facts = fingerprint.facts
+    node_facts = facts if root.exists("dev") else {}  # records have no nodes
+    battery = "sys/class/rtc/rtc[0-9]*"
     return [
-        plain(Name.DRIVER, lambda: devices.judge_driver(facts, devices.cards(root))),
-        plain(
-            Name.DEVICE_NODES, lambda: devices.judge_nodes(devices.nodes(root, user), user, facts if has_nodes else {})
-        ),
-        plain(Name.POWER_MODE, lambda: power.mode(facts, power.frequencies(root))),
-        plain(Name.THROTTLING, lambda: power.throttling(power.throttled(root), power.knows_throttling(root))),
-        plain(Name.TEMPERATURE, lambda: power.temperature(power.zones(root))),
+        plain(Name.DRIVER, lambda: hardware.driver(facts, hardware.cards(root))),
+        plain(Name.DEVICE_NODES, lambda: hardware.device_nodes(hardware.nodes(root, user), user, node_facts)),
+        plain(Name.POWER_MODE, lambda: hardware.power_mode(root, facts)),
+        plain(Name.THROTTLING, lambda: hardware.throttling(root)),
+        plain(Name.TEMPERATURE, lambda: hardware.temperature(root)),
         plain(Name.MEMORY, lambda: [system.memory(system.meminfo(root))]),
-        plain(Name.MEMORY_LIMIT, lambda: [system.memory_limit(system.limit(root))]),
+        plain(Name.MEMORY_LIMIT, lambda: [system.memory_limit(root)]),
         plain(Name.SWAP, lambda: [system.swap(system.meminfo(root))]),
-        plain(Name.KERNEL, lambda: system.kernel(system.settings(root))),
-        plain(Name.CONFINEMENT, lambda: [confinement(confine.lacking())]),
-        plain(Name.CLOCK_SYNC, lambda: [clock.judge_sync(clock.is_synchronized(root), clock.has_battery(root))]),
+        plain(Name.KERNEL, lambda: system.kernel(root)),
+        plain(Name.CONFINEMENT, lambda: [system.confinement(confine.lacking())]),
+        plain(Name.CLOCK_SYNC, lambda: [system.clock_sync(system.is_synchronized(root), bool(root.glob(battery)))]),
     ]
 
 
-def confinement(lacking: tuple[str, ...]) -> Check:
-    """Judges whether this kernel can keep models of strangers to their own files."""
-    if lacking:
-        said = f"engine hosts and builds are confined less than usual: this kernel lacks {', '.join(lacking)}"
-        return warning(Name.CONFINEMENT, said, "use Linux 6.12 or newer, with landlock in lsm=; see docs/security.md")
-    return ok(Name.CONFINEMENT, "Landlock and seccomp keep engine hosts and builds to their own files")
-
-
-def live_steps(daemon: int | None, arena_mb: int) -> list[Step]:
-    """What the kernel says of this process, or of the daemon with that process id."""
+def _live_steps(wanted: CheckOptions, daemon_pid: int | None, user: User, view: StoreView) -> list[Step]:
+    """What the kernel says of this process or of the daemon, the folders, the store, and the clock."""
+    state, cache, owner = wanted.state, wanted.cache, user.uid if daemon_pid else None
     return [
-        plain(Name.SHARED_MEMORY, lambda: system.examine_shared_memory(arena_mb)),
-        plain(Name.DESCRIPTORS, lambda: [system.judge_descriptors(system.descriptors(daemon))]),
+        plain(
+            Name.SHARED_MEMORY,
+            lambda: [system.arena(wanted.arena_mb), system.shared_memory(system.SharedMemory.read())],
+        ),
+        plain(Name.DESCRIPTORS, lambda: [system.descriptors(system.Descriptors.of(daemon_pid))]),
+        plain(Name.STATE_FOLDER, lambda: folders.ownership(Name.STATE_FOLDER, folders.look(state), owner), str(state)),
+        plain(Name.CACHE_FOLDER, lambda: folders.ownership(Name.CACHE_FOLDER, folders.look(cache), owner), str(cache)),
+        plain(
+            Name.DISK_SPACE, lambda: [folders.space(folders.look(cache), view.store.size, wanted.engines)], str(cache)
+        ),
+        plain(Name.STORE, lambda: [_store(view)], str(cache)),
+        plain(Name.CLOCK, lambda: [system.clock(system.installed(), view.latest_time())]),
     ]
 
 
-def folder_steps(state: Path, cache: Path, settings: Engines, daemon_uid: int | None, stock: StoreView) -> list[Step]:
-    """The folders, what the store holds, and the clock against its times."""
-    return [
-        plain(Name.STATE_FOLDER, lambda: folders.judge(Name.STATE_FOLDER, folders.look(state), daemon_uid), str(state)),
-        plain(Name.CACHE_FOLDER, lambda: folders.judge(Name.CACHE_FOLDER, folders.look(cache), daemon_uid), str(cache)),
-        plain(Name.DISK_SPACE, lambda: [folders.space(folders.look(cache), stock.store.size, settings)], str(cache)),
-        plain(Name.STORE, lambda: [store(stock)], str(cache)),
-        plain(Name.CLOCK, lambda: [clock.judge(_moment(stock))]),
-    ]
-
-
-def store(stock: StoreView) -> Check:
-    """Judges what the store met when it was read."""
-    counts, records = stock.store.counts, stock.records()
+def _store(view: StoreView) -> Check:
+    """Check the files of the store, by what was found when they were read."""
+    counts, records = view.store.counts, view.store.records()
     if counts.damaged:
-        said = f"{counts.damaged} engines were damaged and have been set aside; they are built again"
-        return warning(Name.STORE, said, "see the disk's health: journalctl -k, smartctl, or another card")
+        message = f"{counts.damaged} engines were damaged and have been set aside; they are built again"
+        return warning(Name.STORE, message, "see the disk's health: journalctl -k, smartctl, or another card")
     held = sum(bool(record.files) for record in records.values())
     return ok(Name.STORE, f"{held} engines, {len(records) - held} records of others")
-
-
-def _moment(stock: StoreView) -> clock.Moment:
-    return clock.Moment(time.time(), clock.installed(), clock.latest(stock.times()))

@@ -1,17 +1,25 @@
-"""Memory, its limits and swap, and settings of the kernel that runtimes stumble over.
+"""Checks of the system: memory, its limits and swap, the kernel's settings, file descriptors, shared memory, the clock.
 
-Sources: proc_meminfo(5), the kernel's `admin-guide/sysctl` and `cgroup-v2` documents.
+Boxes without a battery start in the past, and every certificate, log and time in the store goes with their clock.
+Sources: proc_meminfo(5), the kernel's `admin-guide/sysctl` and `cgroup-v2` documents, adjtimex(2),
+systemd-timesyncd.service(8).
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import datetime
 import os
 import re
 import resource
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import msgspec
 
+import edged
 from edged import shared_layout
 from edged.device import system
 from edged.device.root import Root
@@ -21,9 +29,19 @@ _SCANT_MB, _TOO_LITTLE_MB = 512, 128  # MiB available: a build needs the one, a 
 _SMALL_LIMIT_MB = 1024
 _FULL = 0.9  # of a limit
 _SWAPPING = 0.5  # of the swap
-_FEW_MAPS = 65530  # the kernel's default; a host with several engines maps some thousands
-_FEW_WATCHES, _FEW_INSTANCES = 1024, 32
-_STRICT_OVERCOMMIT = 2
+# Settings by their sysctl names: which values are bad, a better one, and why.
+_BAD_VALUES = {
+    "vm.overcommit_memory": ((2,), 0, "runtimes reserve more memory than they use, and are refused it"),
+    "vm.panic_on_oom": ((1, 2), 0, "a build that takes too much memory restarts the whole box"),
+}
+_LEAST_VALUES = {
+    "vm.max_map_count": (65530, "engines map many files and buffers"),  # the kernel's default
+    "fs.inotify.max_user_watches": (1024, "changed libraries are noticed late"),
+    "fs.inotify.max_user_instances": (32, "changed libraries are noticed late"),
+}
+_FEWEST_FILES, _FEW_FILES = 256, 1024  # descriptors: a camera takes one, a host some ten, a build as many again
+_NEARLY = 0.8  # of the limit
+_FRAMES_MB = 64  # a few cameras' rings of pictures; what a container gets by default
 
 
 def meminfo(root: Root) -> dict[str, int]:
@@ -32,69 +50,43 @@ def meminfo(root: Root) -> dict[str, int]:
     return {name: int(text) >> 10 for name, text in found}
 
 
-def limit(root: Root) -> dict[str, int]:
-    """What our cgroup has: `limit_mb` where it is lower than the box, `used_mb`, and `killed`, how many processes died
-    of it. What is not known is absent."""
-    facts = system.probe(root)
-    found = {}
-    if "memory.limit_mb" in facts:
-        found["limit_mb"] = int(facts["memory.limit_mb"])
-    used = (system.cgroup_text(root, "memory", "memory.current", "memory.usage_in_bytes") or "").strip()
-    if used.isdecimal():
-        # Files that were read count as used, and give way at once.
-        stat = system.cgroup_text(root, "memory", "memory.stat") or ""
-        cached = re.search(r"^(?:total_)?inactive_file ([0-9]{1,18})$", stat, re.MULTILINE)
-        found["used_mb"] = max(0, int(used) - (int(cached[1]) if cached else 0)) >> 20
-    events = system.cgroup_text(root, "memory", "memory.events", "memory.oom_control") or ""
-    killed = re.search(r"^oom_kill ([0-9]{1,15})$", events, re.MULTILINE)
-    if killed:
-        found["killed"] = int(killed[1])
-    return found
-
-
-def settings(root: Root) -> dict[str, int]:
-    """Kernel settings by their sysctl names, those that can be read."""
-    names = (
-        *("vm.overcommit_memory", "vm.max_map_count", "vm.panic_on_oom"),
-        *("fs.inotify.max_user_watches", "fs.inotify.max_user_instances"),
-    )
-    texts = {name: (root.read(f"proc/sys/{name.replace('.', '/')}") or "").strip() for name in names}
-    return {name: int(text) for name, text in texts.items() if text.isdecimal()}
-
-
-def examine_memory(root: Root) -> Iterator[Check]:
-    """What memory there is, what of it may be used, and whether it is enough."""
-    yield memory(meminfo(root))
-    yield memory_limit(limit(root))
-    yield swap(meminfo(root))
-
-
 def memory(known: Mapping[str, int]) -> Check:
-    """Judges `/proc/meminfo`, in MiB."""
+    """Check `/proc/meminfo`, in MiB."""
     if "MemTotal" not in known or "MemAvailable" not in known:
         return unknown(Name.MEMORY, "/proc/meminfo does not tell how much memory there is")
     total, available = known["MemTotal"], known["MemAvailable"]
-    said = f"{available} of {total} MiB are available"
+    message = f"{available} of {total} MiB are available"
     remedy = "stop what else uses memory (see: ps aux --sort=-rss), or take a smaller model"
     if available < _TOO_LITTLE_MB:
-        return wrong(Name.MEMORY, f"only {said}; engine hosts and builds will be killed", remedy)
+        return wrong(Name.MEMORY, f"only {message}; engine hosts and builds will be killed", remedy)
     if available < _SCANT_MB:
-        return warning(Name.MEMORY, f"only {said}; builds may be killed", remedy)
-    return ok(Name.MEMORY, said)
+        return warning(Name.MEMORY, f"only {message}; builds may be killed", remedy)
+    return ok(Name.MEMORY, message)
 
 
-def memory_limit(known: Mapping[str, int]) -> Check:
-    """Judges our cgroup, in MiB."""
-    limit_mb, used = known.get("limit_mb"), known.get("used_mb", 0)
+def swap(known: Mapping[str, int]) -> Check:
+    """Check swap: a box without swap is well; one that uses it is not, since engines then wait for a card."""
+    total, free = known.get("SwapTotal"), known.get("SwapFree")
+    if total is None or free is None:
+        return unknown(Name.SWAP, "/proc/meminfo does not tell of swap")
+    if total and total - free > _SWAPPING * total:
+        message = f"{total - free} of {total} MiB of swap are in use; answers wait for the disk"
+        return warning(Name.SWAP, message, "free some memory; take smaller or fewer models")
+    return ok(Name.SWAP, f"{total - free} of {total} MiB are in use" if total else "the box has no swap")
+
+
+def memory_limit(root: Root) -> Check:
+    """Check the limit of this process's cgroup, and whether processes died of it."""
+    limit = system.probe(root).get("memory.limit_mb")
     raise_it = "raise MemoryMax of the unit, or the container's --memory"
-    if known.get("killed"):
-        return warning(
-            Name.MEMORY_LIMIT,
-            f"the kernel has killed {known['killed']} processes in this cgroup for want of memory",
-            f"{raise_it}, or lower build.memory_mb",
-        )
-    if limit_mb is None:
+    events = system.cgroup_text(root, "memory", "memory.events", "memory.oom_control") or ""
+    killed = re.search(r"^oom_kill ([1-9][0-9]{0,14})$", events, re.MULTILINE)
+    if killed:
+        message = f"the kernel has killed {killed[1]} processes in this cgroup for want of memory"
+        return warning(Name.MEMORY_LIMIT, message, f"{raise_it}, or lower build.memory_mb")
+    if limit is None:
         return ok(Name.MEMORY_LIMIT, "no cgroup limits this process below the box's memory")
+    used, limit_mb = _used_mb(root), int(limit)
     if used > _FULL * limit_mb:
         return wrong(Name.MEMORY_LIMIT, f"{used} of the {limit_mb} MiB that the cgroup allows are in use", raise_it)
     if limit_mb < _SMALL_LIMIT_MB:
@@ -102,162 +94,200 @@ def memory_limit(known: Mapping[str, int]) -> Check:
     return ok(Name.MEMORY_LIMIT, f"the cgroup allows {limit_mb} MiB")
 
 
-def swap(known: Mapping[str, int]) -> Check:
-    """Judges swap: that there is none is well; that it is used is not, since engines then wait for a card."""
-    total, free = known.get("SwapTotal"), known.get("SwapFree")
-    if total is None or free is None:
-        return unknown(Name.SWAP, "/proc/meminfo does not tell of swap")
-    if total and total - free > _SWAPPING * total:
-        return warning(
-            Name.SWAP,
-            f"{total - free} of {total} MiB of swap are in use; answers wait for the disk",
-            "free some memory; take smaller or fewer models",
-        )
-    return ok(Name.SWAP, f"{total - free} of {total} MiB are in use" if total else "there is none")
+def _used_mb(root: Root) -> int:
+    """MiB that the cgroup uses, without files that were read, which give way at once; 0 if unknown."""
+    used = (system.cgroup_text(root, "memory", "memory.current", "memory.usage_in_bytes") or "").strip()
+    stat = system.cgroup_text(root, "memory", "memory.stat") or ""
+    cached = re.search(r"^(?:total_)?inactive_file ([0-9]{1,18})$", stat, re.MULTILINE)
+    return max(0, int(used) - (int(cached[1]) if cached else 0)) >> 20 if used.isdecimal() else 0
 
 
-def kernel(known: Mapping[str, int]) -> Iterator[Check]:
-    """Judges settings by their sysctl names."""
+def kernel(root: Root) -> Iterator[Check]:
+    """Check settings of the kernel, as far as they can be read."""
+    known = {}
+    for name in (*_BAD_VALUES, *_LEAST_VALUES):
+        text = (root.read(f"proc/sys/{name.replace('.', '/')}") or "").strip()
+        if text.isdecimal():
+            known[name] = int(text)
+    bad = [(name, better, why) for name, (wrong_, better, why) in _BAD_VALUES.items() if known.get(name) in wrong_]
+    bad += [(name, least, why) for name, (least, why) in _LEAST_VALUES.items() if known.get(name, least) < least]
+    for name, better, why in bad:
+        yield warning(Name.KERNEL, f"{name} is {known[name]}: {why}", f"sysctl -w {name}={better}", name)
     if not known:
         yield unknown(Name.KERNEL, "no setting below /proc/sys can be read")
-        return
-    bad = list(_bad_settings(known))
-    yield from bad
-    if not bad:
+    elif not bad:
         yield ok(Name.KERNEL, f"{len(known)} settings that matter are as they should be")
 
 
-def _bad_settings(known: Mapping[str, int]) -> Iterator[Check]:
-    if known.get("vm.overcommit_memory") == _STRICT_OVERCOMMIT:
-        yield _setting(
-            known, "vm.overcommit_memory", 0, "runtimes reserve more memory than they use, and are refused it"
-        )
-    if known.get("vm.panic_on_oom"):
-        yield _setting(known, "vm.panic_on_oom", 0, "a build that takes too much memory restarts the whole box")
-    for name, least, why in (
-        ("vm.max_map_count", _FEW_MAPS, "engines map many files and buffers"),
-        ("fs.inotify.max_user_watches", _FEW_WATCHES, "changed libraries are noticed late"),
-        ("fs.inotify.max_user_instances", _FEW_INSTANCES, "changed libraries are noticed late"),
-    ):
-        if known.get(name, least) < least:
-            yield _setting(known, name, least, why)
-
-
-def _setting(known: Mapping[str, int], name: str, better: int, why: str) -> Check:
-    return warning(Name.KERNEL, f"{name} is {known[name]}: {why}", f"sysctl -w {name}={better}", name)
-
-
-_LEAST, _FEW = 256, 1024  # descriptors: a camera takes one, a host some ten, a build as many again
-_NEARLY = 0.8  # of the limit
-_FRAMES_MB = 64  # a few cameras' rings of pictures; what a container gets unless told otherwise
+def confinement(lacking: tuple[str, ...]) -> Check:
+    """Check whether this kernel can keep untrusted models to their own files."""
+    if lacking:
+        message = f"engine hosts and builds are confined less than usual: this kernel lacks {', '.join(lacking)}"
+        remedy = "use Linux 6.12 or newer, with landlock in lsm=; see docs/security.md"
+        return warning(Name.CONFINEMENT, message, remedy)
+    return ok(Name.CONFINEMENT, "Landlock and seccomp keep engine hosts and builds to their own files")
 
 
 class Descriptors(msgspec.Struct, frozen=True):
-    """How many files one process may have open and has; `whose` says which. `used` is None where it cannot be seen."""
+    """How many files a process may have open and has; `whose` names it. `used` is None if it cannot be seen."""
 
     most: int
     whose: str
     used: int | None = None
 
-
-class SharedMemory(msgspec.Struct, frozen=True):
-    """`/dev/shm` in MiB, None where there is none; whether this user may write there; why anonymous memory that is
-    shared, which hosts get their pictures in, cannot be had (empty where it can)."""
-
-    total_mb: int | None
-    free_mb: int = 0
-    is_writable: bool = False
-    refusal: str = ""
-
-
-def descriptors(pid: int | None) -> Descriptors:
-    """Of the daemon with that process id where it may be seen, otherwise of this process."""
-    text = Root().read(f"proc/{pid}/limits") if pid is not None else None
-    match = re.search(r"^Max open files\s+([0-9]{1,18}|unlimited)", text or "", re.MULTILINE)
-    if pid is None or match is None:
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return Descriptors(_finite(soft), "this process")
-    most = _finite(int(match[1]) if match[1].isdecimal() else resource.RLIM_INFINITY)
-    return Descriptors(most, "the daemon", _open_files(pid))
-
-
-def examine_shared_memory(arena_mb: int) -> Iterator[Check]:
-    """Whether pictures can be shared: with hosts, and with clients on this machine. `arena_mb` is what a host gets."""
-    yield from shared_memory(_shared_memory(arena_mb), arena_mb)
-
-
-def judge_descriptors(known: Descriptors) -> Check:
-    """Judges how many files may be open at once."""
-    said = f"{known.whose} may have {known.most} files open at once"
-    remedy = "raise it: LimitNOFILE=65536 in the unit, ulimit -n 65536 in a shell, --ulimit nofile=65536 of a container"
-    if known.used is not None and known.used > _NEARLY * known.most:
-        return wrong(Name.DESCRIPTORS, f"{said} and has {known.used}; connections will be refused", remedy)
-    if known.most < _LEAST:
-        return wrong(Name.DESCRIPTORS, f"{said}; cameras and hosts will be refused", remedy)
-    if known.most < _FEW:
-        return warning(Name.DESCRIPTORS, f"{said}; many cameras need more", remedy)
-    return ok(Name.DESCRIPTORS, said if known.used is None else f"{said} and has {known.used}")
-
-
-def shared_memory(known: SharedMemory, arena_mb: int) -> Iterator[Check]:
-    """Judges memory that processes share."""
-    host, clients = "between daemon and hosts", f"{shared_layout.FOLDER}"
-    if known.refusal:
-        yield wrong(
-            Name.SHARED_MEMORY,
-            f"{arena_mb} MiB of anonymous memory cannot be had: {known.refusal}; no host can be started",
-            "lower hosts.arena_mb, or allow memfd_create where a sandbox forbids it",
-            host,
-        )
-    else:
-        yield ok(Name.SHARED_MEMORY, f"{arena_mb} MiB of anonymous memory can be had", host)
-    enlarge = "mount -o remount,size=256m /dev/shm, or --shm-size=256m for a container"
-    if known.total_mb is None:
-        yield warning(
-            Name.SHARED_MEMORY,
-            "it is not there; clients on this machine have to send their pictures as bytes",
-            "mount -t tmpfs -o size=256m tmpfs /dev/shm",
-            clients,
-        )
-    elif not known.is_writable:
-        yield warning(Name.SHARED_MEMORY, "this user may not write there", f"chmod 1777 {clients}", clients)
-    elif known.total_mb < _FRAMES_MB:
-        said = f"{known.total_mb} MiB hold few pictures; clients have to send theirs as bytes"
-        yield wrong(Name.SHARED_MEMORY, said, enlarge, clients)
-    elif known.free_mb < _FRAMES_MB // 4:
-        said = f"only {known.free_mb} of {known.total_mb} MiB are free"
-        yield warning(Name.SHARED_MEMORY, said, f"remove what is left over there, or {enlarge}", clients)
-    else:
-        yield ok(Name.SHARED_MEMORY, f"{known.free_mb} of {known.total_mb} MiB are free", clients)
-
-
-def _shared_memory(arena_mb: int) -> SharedMemory:
-    refusal = ""
-    try:
-        handle = os.memfd_create("edged-doctor", os.MFD_CLOEXEC)
-        try:
-            os.posix_fallocate(handle, 0, 1 << 20)  # a page that cannot be had is met here and not in a host
-            os.ftruncate(handle, arena_mb << 20)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        refusal = error.strerror or str(error)
-    folder = shared_layout.FOLDER
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return SharedMemory(None, refusal=refusal)
-    total, free = (blocks * disk.f_frsize >> 20 for blocks in (disk.f_blocks, disk.f_bavail))
-    may_write = os.access(folder, os.W_OK | os.X_OK) and not disk.f_flag & os.ST_RDONLY
-    return SharedMemory(total, free, may_write, refusal)
-
-
-def _open_files(pid: int) -> int | None:
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    except OSError:
-        return None
+    @classmethod
+    def of(cls, pid: int | None) -> Descriptors:
+        """Those of the daemon with that process id if they can be seen, otherwise of this process."""
+        text = Root().read(f"proc/{pid}/limits") if pid is not None else None
+        match = re.search(r"^Max open files\s+([0-9]{1,18}|unlimited)", text or "", re.MULTILINE)
+        if match is None:
+            return cls(_finite(resource.getrlimit(resource.RLIMIT_NOFILE)[0]), "this process")
+        used = None
+        with contextlib.suppress(OSError):
+            used = len(os.listdir(f"/proc/{pid}/fd"))
+        return cls(_finite(int(match[1]) if match[1].isdecimal() else resource.RLIM_INFINITY), "the daemon", used)
 
 
 def _finite(most: int) -> int:
     return (1 << 30) if most == resource.RLIM_INFINITY else most
+
+
+def descriptors(known: Descriptors) -> Check:
+    """Check how many files may be open at once."""
+    message = f"{known.whose} may have {known.most} files open at once"
+    remedy = "raise it: LimitNOFILE=65536 in the unit, ulimit -n 65536 in a shell, --ulimit nofile=65536 of a container"
+    if known.used is not None and known.used > _NEARLY * known.most:
+        return wrong(Name.DESCRIPTORS, f"{message} and has {known.used}; connections will be refused", remedy)
+    if known.most < _FEWEST_FILES:
+        return wrong(Name.DESCRIPTORS, f"{message}; cameras and hosts will be refused", remedy)
+    if known.most < _FEW_FILES:
+        return warning(Name.DESCRIPTORS, f"{message}; many cameras need more", remedy)
+    return ok(Name.DESCRIPTORS, message if known.used is None else f"{message} and has {known.used}")
+
+
+def arena(arena_mb: int) -> Check:
+    """Check whether anonymous memory can be shared with a host, which gets `arena_mb` of it."""
+    between = "between daemon and hosts"
+    try:
+        handle = os.memfd_create("edged-doctor", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(handle, 0, 1 << 20)  # memory that cannot be had is met here and not in a host
+            os.ftruncate(handle, arena_mb << 20)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        why = f"{error.strerror or error}; no host can be started"
+        remedy = "lower hosts.arena_mb, or allow memfd_create if a sandbox forbids it"
+        return wrong(Name.SHARED_MEMORY, f"{arena_mb} MiB of anonymous memory cannot be had: {why}", remedy, between)
+    return ok(Name.SHARED_MEMORY, f"{arena_mb} MiB of anonymous memory can be had", between)
+
+
+class SharedMemory(msgspec.Struct, frozen=True):
+    """`/dev/shm` in MiB, and whether this user may write there."""
+
+    total_mb: int
+    free_mb: int
+    is_writable: bool
+
+    @classmethod
+    def read(cls) -> SharedMemory | None:
+        """None if the box has none."""
+        try:
+            disk = os.statvfs(shared_layout.FOLDER)
+        except OSError:
+            return None
+        total, free = (blocks * disk.f_frsize >> 20 for blocks in (disk.f_blocks, disk.f_bavail))
+        may_write = os.access(shared_layout.FOLDER, os.W_OK | os.X_OK) and not disk.f_flag & os.ST_RDONLY
+        return cls(total, free, may_write)
+
+
+def shared_memory(known: SharedMemory | None) -> Check:
+    """Check whether clients on this machine can share pictures with the daemon."""
+    folder = str(shared_layout.FOLDER)
+    enlarge = "mount -o remount,size=256m /dev/shm, or --shm-size=256m for a container"
+    if known is None:
+        message = "it is missing; clients on this machine have to send their pictures as bytes"
+        return warning(Name.SHARED_MEMORY, message, "mount -t tmpfs -o size=256m tmpfs /dev/shm", folder)
+    if not known.is_writable:
+        return warning(Name.SHARED_MEMORY, "this user may not write there", f"chmod 1777 {folder}", folder)
+    if known.total_mb < _FRAMES_MB:
+        message = f"{known.total_mb} MiB hold few pictures; clients have to send theirs as bytes"
+        return wrong(Name.SHARED_MEMORY, message, enlarge, folder)
+    message = f"{known.free_mb} of {known.total_mb} MiB are free"
+    if known.free_mb < _FRAMES_MB // 4:
+        return warning(Name.SHARED_MEMORY, f"only {message}", f"remove unused files there, or {enlarge}", folder)
+    return ok(Name.SHARED_MEMORY, message, folder)
+
+
+_SYNCHRONIZED = "run/systemd/timesync/synchronized"
+_SET = "see: timedatectl status; set it with: timedatectl set-ntp true, or date -s"
+_LEEWAY_SECONDS = 300.0  # by which two boxes' clocks differ without harm
+_LAST_YEAR = 2100
+_STA_UNSYNC = 0x40  # of timex.status
+_STATUS_WORD = 5  # of struct timex: modes (and padding), offset, freq, maxerror, esterror, then status
+_TIMEX_BYTES = 512  # twice what the structure has
+
+
+def installed() -> float:
+    """When the newest file of this package was put here, in seconds since the epoch; 0 if that cannot be seen."""
+    times = [0.0]
+    for file in Path(edged.__file__).parent.glob("*.py"):
+        with contextlib.suppress(OSError):
+            times.append(file.stat().st_ctime)  # the modification time is the packager's
+    return max(times)
+
+
+def clock(installed_at: float, latest_engine: float, now: float | None = None) -> Check:
+    """Check the clock against times that must be past, in seconds since the epoch; 0 for none."""
+    seconds = time.time() if now is None else now
+    moment = _moment(seconds)
+    if moment is None:
+        return wrong(Name.CLOCK, f"the clock says {seconds:g} seconds since 1970, which is no date", _SET)
+    shown = f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+    for then, what in (
+        (installed_at, "before edged was installed"),
+        (latest_engine, "before the newest engine of the store was made"),
+    ):
+        if seconds < then - _LEEWAY_SECONDS:
+            past = _moment(then)
+            date = f"{then:g} seconds since 1970" if past is None else f"{past:%Y-%m-%d}"
+            return wrong(Name.CLOCK, f"the clock says {shown}, which is {what} ({date})", _SET)
+    if moment.year > _LAST_YEAR:
+        return wrong(Name.CLOCK, f"the clock says {shown}", _SET)
+    return ok(Name.CLOCK, f"it is {shown}")
+
+
+def _moment(seconds: float) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.fromtimestamp(seconds, tz=datetime.timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def is_synchronized(root: Root) -> bool | None:
+    """Whether the clock is kept right: systemd's mark, otherwise the kernel's. None if neither tells."""
+    if root.exists(_SYNCHRONIZED):
+        return True
+    return _kernel_is_synchronized() if root.is_live else None
+
+
+def clock_sync(synchronized: bool | None, has_battery: bool) -> Check:
+    """Check who keeps the clock. `has_battery`: the box has a clock that runs while it is off."""
+    if synchronized is None:
+        return unknown(Name.CLOCK_SYNC, "nothing tells whether the clock is kept by NTP")
+    if synchronized:
+        return ok(Name.CLOCK_SYNC, "it is kept by NTP")
+    more = "" if has_battery else ", and the box has no battery clock: it may start in the past"
+    remedy = "timedatectl set-ntp true, or install chrony"
+    return warning(Name.CLOCK_SYNC, f"the clock is not synchronised{more}", remedy)
+
+
+def _kernel_is_synchronized() -> bool | None:
+    """Ask the kernel; with `modes` zero adjtimex(2) sets nothing and needs no right."""
+    buffer = (ctypes.c_int * (_TIMEX_BYTES // ctypes.sizeof(ctypes.c_int)))()
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
+    except (OSError, AttributeError):
+        return None
+    words = ctypes.sizeof(ctypes.c_long) // ctypes.sizeof(ctypes.c_int)
+    return None if state < 0 else not buffer[_STATUS_WORD * words] & _STA_UNSYNC

@@ -1,6 +1,6 @@
-"""Forwards what child processes print to the log, under the child's name and with the level that a line claims.
+"""Forwards the output of child processes to the log, under the child's name and with the level that a line claims.
 
-Runtimes print in forms of their own, and any amount; the rate of lines is limited.
+Runtimes print in many forms and any amount; the rate of lines is limited.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import re
 import time
 
-_CHUNK = 1 << 16  # bytes read at once: other work of the loop comes in between
-_LAST_CHUNKS = 16  # a pipe holds one; a process that the child left behind may go on writing
+_CHUNK = 1 << 16  # bytes read at once: other work of the loop runs in between
+_LAST_CHUNKS = 16  # a pipe holds one; a process that the child left running may go on writing
 _LONGEST = 1000  # characters of a line
 _BURST, _LINES_A_SECOND = 100.0, 20.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -74,9 +74,9 @@ class ChildLogForwarder:
 
 
 class Pipe:
-    """A pipe that a child gets as its standard error; read in the loop as bytes come, so that the child never waits.
+    """A pipe for a child's standard error; the loop reads it as bytes come, so that the child never waits.
 
-    Made in the loop, before the child; `child` is its end of it, to be given up by `started` once it has it.
+    Make it in the loop, before the child. `child` is the child's end; `started` closes it here.
     """
 
     def __init__(self, forwarder: ChildLogForwarder) -> None:
@@ -88,13 +88,13 @@ class Pipe:
         self._loop.add_reader(self._reader, self._read)
 
     def started(self) -> None:
-        """The child has its end, or will never have it."""
+        """Close the child's end here: the child has it, or did not start."""
         if self.child >= 0:
             os.close(self.child)
             self.child = -1
 
     def close(self) -> None:
-        """Read what is left in it, and close it."""
+        """Read the rest and close the pipe."""
         self.started()
         for _ in range(_LAST_CHUNKS):
             if self._reader < 0 or not self._read():
@@ -102,7 +102,7 @@ class Pipe:
         self._end()
 
     def _read(self) -> bool:
-        """Whether there was something, and there may be more."""
+        """Whether a whole chunk was read, so that there may be more."""
         with contextlib.suppress(BlockingIOError, InterruptedError):
             data = os.read(self._reader, _CHUNK)
             if data:

@@ -1,12 +1,15 @@
-"""A log record as a line: for people, for programs, and for a journal that reads standard error.
+"""A log record as a line for people, for programs, or for a journal that reads standard error, and as an entry of
+systemd's journal.
 
-Formats: sd-daemon(3) for `<N>`; RFC 3339 for times in JSON.
+Formats: sd-daemon(3) for `<N>`; RFC 3339 for times in JSON; https://systemd.io/JOURNAL_NATIVE_PROTOCOL for entries,
+which are lines of NAME=VALUE.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import struct
 from datetime import datetime, timezone
 from functools import lru_cache
 from types import TracebackType
@@ -14,14 +17,15 @@ from typing import TypeAlias
 
 import msgspec
 
-# In the order in which they are written. child: whose output it is; repeated: for how many more records it stands.
+# In the order in which they are written. child: the process that printed it; repeated: how many more records it stands
+# for.
 NAMES = ("event", "alarm", "model", "engine", "camera", "backend", "child", "repeated")
 _PLACE = re.compile(r"%(?:%|[#0\- +]*(?:\d+|\*)?(?:\.(?:\d+|\*))?[a-zA-Z])")
 _WORD = re.compile(r"\b(model|engine|camera) $")
 
 
 def about(record: logging.LogRecord) -> dict[str, str]:
-    """By name, without those that there are none of."""
+    """Return what a record is about (model, camera and so on) by name, from its template and its `extra`."""
     found: dict[str, str] = {}
     if isinstance(record.msg, str) and isinstance(record.args, tuple):
         for name, index in _named(record.msg):
@@ -35,7 +39,7 @@ def about(record: logging.LogRecord) -> dict[str, str]:
 
 
 def which(record: logging.LogRecord, name: str) -> str:
-    """One of them; empty where there is none."""
+    """Return one value of `about`; empty if the record has none."""
     given = record.__dict__.get(name)
     if given or not isinstance(record.msg, str) or not isinstance(record.args, tuple):
         return str(given or "")
@@ -47,7 +51,7 @@ def which(record: logging.LogRecord, name: str) -> str:
 
 @lru_cache(maxsize=512)
 def _named(template: str) -> tuple[tuple[str, int], ...]:
-    """Which argument of a template is which; the first one, where there are several of a kind."""
+    """The names and indexes of a template's arguments; the first of several with the same name."""
     found: dict[str, int] = {}
     index = 0
     for place in _PLACE.finditer(template):
@@ -60,7 +64,7 @@ def _named(template: str) -> tuple[tuple[str, int], ...]:
 
 
 TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
-# Clients choose some of what is logged: none of it may look like another line, or move a terminal's cursor.
+# Clients choose parts of the text: none may look like another line or move a terminal's cursor.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _Failed: TypeAlias = (
     "tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]"  # as of sys.exc_info
@@ -69,8 +73,8 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 
 
 class _Lines(logging.Formatter):
-    """One line for each record, and a traceback below it, indented: its last words may be a client's, and none of them
-    is to look like another record."""
+    """One line for each record, and a traceback below it, indented: an error's text may be a client's and must not look
+    like another record."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return one_line(super().formatMessage(record))
@@ -80,7 +84,7 @@ class _Lines(logging.Formatter):
 
 
 class TextLines(_Lines):
-    """A line with its time, and a traceback below it where there is one."""
+    """A line with its time."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
@@ -98,7 +102,7 @@ class PriorityLines(_Lines):
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time, level, logger, message, what it is about, and a traceback where there is one."""
+    """One object a line: time, level, logger, message, what it is about, and the traceback if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -114,12 +118,12 @@ class JsonLines(logging.Formatter):
 
 
 def priority(level: int) -> int:
-    """Syslog's, 0 (emergency) to 7 (debug)."""
+    """The syslog priority of a level, 0 (emergency) to 7 (debug)."""
     return next((number for least, number in _PRIORITIES if level >= least), 7)
 
 
 def one_line(text: str) -> str:
-    """With control characters written out."""
+    """Return a text with its control characters escaped."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -128,5 +132,34 @@ def _time(unix_s: float) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Names of files may hold bytes that are no UTF-8, which Python has as surrogates."""
+    """Escape surrogates: Python's form of bytes in file names that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+_LONGEST = 32 << 10  # bytes of one field: an entry has to fit into one datagram
+_TRACE = logging.Formatter()
+
+
+def entry(record: logging.LogRecord) -> bytes:
+    """Return a record as an entry of the journal, with fields that `journalctl EDGED_MODEL=door` finds it by."""
+    message = record.getMessage()
+    if record.exc_info and record.exc_info[0] is not None:
+        message = f"{message}\n{_TRACE.formatException(record.exc_info)}"
+    fields = {
+        "MESSAGE": message,
+        "PRIORITY": str(priority(record.levelno)),
+        "SYSLOG_IDENTIFIER": "edged",
+        "EDGED_LOGGER": record.name,
+        "CODE_FILE": record.pathname,
+        "CODE_LINE": str(record.lineno),
+        "CODE_FUNC": record.funcName or "",
+        **{f"EDGED_{name.upper()}": value for name, value in about(record).items()},
+    }
+    return b"".join(_field(name.encode(), value) for name, value in fields.items())
+
+
+def _field(name: bytes, value: str) -> bytes:
+    data = value.encode("utf-8", "backslashreplace")[:_LONGEST]
+    if b"\n" in data:
+        return name + b"\n" + struct.pack("<Q", len(data)) + data + b"\n"
+    return name + b"=" + data + b"\n"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Annotated, Literal, TextIO, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from edged.logs.formats import JsonLines, PriorityLines, TextLines
-from edged.logs.journal import Journal, goes_there
+from edged.logs.formats import JsonLines, PriorityLines, TextLines, entry
 from edged.logs.repetition import Repetition
 
 Format: TypeAlias = Literal["auto", "text", "json", "journal"]
@@ -23,7 +24,7 @@ Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
 class LogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the daemon says, and how."""
+    """The format and level of the daemon's log."""
 
     format: Annotated[
         Format,
@@ -37,16 +38,61 @@ class LogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = "info"
 
 
+_SOCKET = "/run/systemd/journal/socket"
+_SECONDS = 0.05  # longest wait for a busy journal
+
+
+class Journal:
+    """A socket to systemd's journal; used under the handler's lock."""
+
+    def __init__(self, address: str = _SOCKET) -> None:
+        self._address = address
+        self._socket: socket.socket | None = None
+        self.lost = 0  # entries since the last one that was taken
+
+    def write(self, record: logging.LogRecord) -> bool:
+        """Return False if no journal exists or it refuses the record. A journal that is too busy loses it."""
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+                self._socket.settimeout(_SECONDS)
+            if self.lost:
+                message = f"the journal was too busy for {self.lost:,} lines, which are lost"
+                lost = logging.LogRecord("edged", logging.WARNING, __file__, 0, message, None, None)
+                self._socket.sendto(entry(lost), self._address)
+                self.lost = 0
+            self._socket.sendto(entry(record), self._address)
+        except TimeoutError:
+            self.lost += 1
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def goes_there(environment: Mapping[str, str], descriptor: int) -> bool:
+    """Whether a descriptor is the journal's, as JOURNAL_STREAM of systemd.exec(5) says: device and inode."""
+    device, _, inode = environment.get("JOURNAL_STREAM", "").partition(":")
+    with contextlib.suppress(OSError, ValueError):
+        found = os.fstat(descriptor)
+        return (found.st_dev, found.st_ino) == (int(device), int(inode))
+    return False
+
+
 _FORMATTERS: dict[Format, Callable[[], logging.Formatter]] = {
     "text": TextLines,
     "json": JsonLines,
     "journal": PriorityLines,
 }
-_MIN_SECONDS = 0.05  # seconds, at least, from one flush of held records to the next
+_MIN_SECONDS = 0.05  # from one flush of held records to the next
 
 
 class Output(logging.Handler):
-    """Writes to `stream`, or to the journal. Records of any thread; never raises, hardly ever waits."""
+    """Writes records of any thread to `stream`, or to the journal; never raises, and waits for the journal at most."""
 
     def __init__(self, stream: TextIO | None = None, journal: Journal | None = None) -> None:
         super().__init__()
@@ -58,7 +104,7 @@ class Output(logging.Handler):
         self.shape("auto")
 
     def shape(self, form: Format) -> None:
-        """Write in this form from now on."""
+        """Change the form of the records that follow."""
         with self._guard():
             self._form = self._resolve(form)
             self._own = _FORMATTERS[self._form]()
@@ -73,7 +119,7 @@ class Output(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Write the records that are held back."""
+        """Write the records that are held."""
         with self._guard():
             if self._timer is not None:
                 self._timer.cancel()
@@ -120,9 +166,8 @@ class Output(logging.Handler):
         return self.lock
 
 
-_OURS = "edged"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_LOG = logging.getLogger(_OURS)
+_LOG = logging.getLogger("edged")
 
 
 def start(options: LogOptions | None = None) -> Output:
@@ -136,7 +181,7 @@ def start(options: LogOptions | None = None) -> Output:
 
 
 def reconfigure(options: LogOptions) -> None:
-    """Apply options; a process whose log is not ours keeps its form."""
+    """Apply options; a process without our handler keeps its format."""
     root = logging.getLogger()
     for handler in root.handlers:
         if isinstance(handler, Output):

@@ -1,7 +1,7 @@
 """Repeated records are written once a second, with their number. Pure: time is an argument.
 
-The first of a kind is never held back. Those that follow within a second are counted; when it is over, the newest of
-them is said with their number, and another second begins. After a second of quiet the next is a first one again.
+The first of a kind is written at once. Those that follow within a second are counted; after it the newest of them is
+written with their number, and another second begins. After a second without any, the next is a first one again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from edged.logs.formats import about, which
 
-_MOST = 256  # kinds that are known at a time; before one more, the oldest has its say
-# Here every line tells of a decision, made once and not for each frame or request: only the very same line is repeated.
+_MOST = 256  # kinds that are known at a time; before one more, the oldest is written
+# Each line of these loggers is about one decision, not about a frame or request: only an equal line is a repetition.
 _DECISIONS = frozenset(("edged", "edged.alarms", "edged.engines", "edged.device", "edged.store", "edged.config"))
 _LONGEST = 500  # characters of a line that are compared
 _LIGHT = (str, int, float, bool, type(None))
@@ -22,7 +22,7 @@ _LIGHT = (str, int, float, bool, type(None))
 
 @dataclass(slots=True)
 class _Spell:
-    """One kind, for one second: when it began, and what was held back since."""
+    """One kind, for one second: when it began, and how many records are held since."""
 
     since: float
     held: int = 0
@@ -30,33 +30,33 @@ class _Spell:
 
 
 class Repetition:
-    """Decides which records are written. Only warnings and errors are ever held back."""
+    """Decides which records are written. Only warnings and errors are ever held."""
 
     def __init__(self, seconds: float = 1.0, most: int = _MOST) -> None:
         self._seconds, self._most = seconds, most
-        self._spells: dict[Hashable, _Spell] = {}  # the one that began longest ago first
-        self._holding = 0  # spells that hold something back
+        self._spells: dict[Hashable, _Spell] = {}  # the oldest first
+        self._holding = 0  # spells that hold records
 
     def admit(self, record: logging.LogRecord, now: float) -> list[logging.LogRecord]:
         """Return the records to write now that this one came. `now` in monotonic seconds."""
-        said = self.due(now)
+        ready = self.due(now)
         if record.levelno < logging.WARNING:
-            return [*said, record]
+            return [*ready, record]
         key = kind(record)
         spell = self._spells.get(key)
         if spell is None:
             self._spells[key] = _Spell(now)
             if len(self._spells) > self._most:
-                said += self._end(next(iter(self._spells)), now)
-            return [*said, record]
+                ready += self._end(next(iter(self._spells)), now)
+            return [*ready, record]
         self._holding += not spell.held
         spell.held += 1
-        spell.newest = _kept(record)
-        return said
+        spell.newest = _without_exception(record)
+        return ready
 
     def due(self, now: float) -> list[logging.LogRecord]:
-        """Return the records that were held back for long enough."""
-        said: list[logging.LogRecord] = []
+        """Return the records that were held for long enough."""
+        ready: list[logging.LogRecord] = []
         while self._spells:
             key, spell = next(iter(self._spells.items()))
             if now - spell.since < self._seconds:
@@ -64,16 +64,16 @@ class Repetition:
             ended = self._end(key, now)
             if ended:
                 self._spells[key] = _Spell(now)
-                said += ended
-        return said
+                ready += ended
+        return ready
 
     def rest(self, now: float) -> list[logging.LogRecord]:
-        """Return all records that are held back."""
+        """Return all records that are held."""
         return [record for key in list(self._spells) for record in self._end(key, now)]
 
     @property
     def next_due(self) -> float | None:
-        """When `due` must be called at the latest; None while nothing is held back."""
+        """When `due` must be called at the latest; None while nothing is held."""
         return next(iter(self._spells.values())).since + self._seconds if self._holding else None
 
     def _end(self, key: Hashable, now: float) -> list[logging.LogRecord]:
@@ -85,8 +85,8 @@ class Repetition:
 
 
 def kind(record: logging.LogRecord) -> Hashable:
-    """What makes two records alike: `alike`, where the caller gave it; the line, where each tells of a decision;
-    otherwise template, model, engine, and the place where the exception was raised, but not the other arguments."""
+    """What makes two records alike: `alike` if the caller gave it; the line for loggers of decisions; otherwise the
+    template, model, engine, and the place where the exception was raised, but not the other arguments."""
     who = record.name, record.levelno
     alike = getattr(record, "alike", None)
     if alike is not None:
@@ -105,24 +105,24 @@ def _place(record: logging.LogRecord) -> Hashable:
     return error, (trace.tb_frame.f_code, trace.tb_lineno) if trace is not None else None
 
 
-def _kept(record: logging.LogRecord) -> logging.LogRecord:
-    """Return a record that keeps only its text alive: an exception would keep every frame."""
+def _without_exception(record: logging.LogRecord) -> logging.LogRecord:
+    """Return a record that references only its text: an exception would reference every frame."""
     if not record.exc_info and all(isinstance(value, _LIGHT) for value in record.args or ()):
         return record
     return _rendered(record, record.getMessage())
 
 
 def _rendered(record: logging.LogRecord, text: str) -> logging.LogRecord:
-    told = copy.copy(record)
+    copied = copy.copy(record)
     for name, value in about(record).items():
-        setattr(told, name, value)
-    told.msg, told.args, told.exc_info, told.exc_text = text, None, None, None
-    return told
+        setattr(copied, name, value)
+    copied.msg, copied.args, copied.exc_info, copied.exc_text = text, None, None, None
+    return copied
 
 
 def _summed(newest: logging.LogRecord, more: int, seconds: float) -> logging.LogRecord:
     if not more:
         return newest
-    told = _rendered(newest, f"{newest.getMessage()} ... and {more:,} more like it in the last {seconds:.1f} s")
-    told.__dict__["repeated"] = more
-    return told
+    summed = _rendered(newest, f"{newest.getMessage()} ... and {more:,} more like it in the last {seconds:.1f} s")
+    summed.__dict__["repeated"] = more
+    return summed

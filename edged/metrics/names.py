@@ -6,6 +6,7 @@ model also when the model changes.
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -25,22 +26,14 @@ class Metric(msgspec.Struct, frozen=True):
 ALL: list[Metric] = []
 
 
-def _gauge(name: str, text: str, *labels: str) -> Metric:
-    return _listed(Metric(name, "gauge", text, labels))
+def _listed(kind: Kind, name: str, text: str, *labels: str) -> Metric:
+    ALL.append(Metric(name, kind, text, labels))
+    return ALL[-1]
 
 
-def _counter(name: str, text: str, *labels: str) -> Metric:
-    return _listed(Metric(name, "counter", text, labels))
-
-
-def _histogram(name: str, text: str, *labels: str) -> Metric:
-    return _listed(Metric(name, "histogram", text, labels))
-
-
-def _listed(metric: Metric) -> Metric:
-    ALL.append(metric)
-    return metric
-
+_gauge = functools.partial(_listed, "gauge")
+_counter = functools.partial(_listed, "counter")
+_histogram = functools.partial(_listed, "histogram")
 
 INFO = _gauge("edged_info", "1, with the version of the daemon.", "version")
 UPTIME = _gauge("edged_uptime_seconds", "Since the daemon was started.")

@@ -6,16 +6,177 @@ Everything follows from the seed: pictures need no files, and the demo and tests
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from edged.shapes.background import Background, paint_background
-from edged.shapes.motion import Disc, Track, fold
+Pixels = NDArray[np.uint8]
+
+
+_MARGIN = 0.25  # how far the window moves, as a fraction of the picture's size
+_GRAINS = 96  # the noise sheet is this much larger than the picture: enough to hide the repetition
+
+
+@dataclass(frozen=True)
+class Background:
+    """A painted sheet larger than the picture, its noise, and the path of the window that moves across it."""
+
+    sheet: Pixels
+    grain: Pixels
+    colour: tuple[float, float, float]
+    periods: tuple[float, float]
+    phases: tuple[float, float]
+
+    def window(self, frame: int, width: int, height: int) -> Pixels:
+        """A new uint8 [height, width, 3] BGR picture of the background at a frame."""
+        room = (self.sheet.shape[1] - width, self.sheet.shape[0] - height)
+        x, y = (
+            round(free * (0.5 + 0.5 * math.sin(2 * math.pi * frame / period + phase)))
+            for free, period, phase in zip(room, self.periods, self.phases, strict=True)
+        )
+        picture: Pixels = self.sheet[y : y + height, x : x + width].copy()
+        return picture
+
+    def add_grain(self, picture: Pixels, frame: int) -> None:
+        """Add this frame's noise in place; it is never below zero, because a saturating add is cheapest."""
+        height, width = picture.shape[:2]
+        # Two co-prime strides visit every offset before repeating.
+        x, y = frame * 37 % _GRAINS, frame * 53 % _GRAINS
+        cv2.add(picture, self.grain[y : y + height, x : x + width], dst=picture)
+
+
+def paint_background(rng: np.random.Generator, width: int, height: int) -> Background:
+    """Paint a background for a picture of this size (pixels)."""
+    wide, high = round(width * (1 + _MARGIN)), round(height * (1 + _MARGIN))
+    colour = rng.uniform(50, 190, 3) * 0.5 + rng.uniform(50, 190) * 0.5
+    sheet = np.clip(_texture(rng, wide, high) + colour.astype(np.float32), 0, 255).astype(np.uint8)
+    _draw_clutter(rng, sheet, colour)
+    strength = rng.uniform(2, 9)
+    noise = rng.normal(2 * strength, strength, (height + _GRAINS, width + _GRAINS))
+    grain = np.clip(noise, 0, 255).astype(np.uint8)
+    blue, green, red = (float(c) for c in colour)
+    return Background(
+        sheet=sheet,
+        grain=cv2.merge([grain, grain, grain]).astype(np.uint8, copy=False),
+        colour=(blue, green, red),
+        periods=(float(rng.uniform(150, 500)), float(rng.uniform(150, 500))),
+        phases=(float(rng.uniform(0, 6.28)), float(rng.uniform(0, 6.28))),
+    )
+
+
+def _texture(rng: np.random.Generator, width: int, height: int) -> NDArray[np.float32]:
+    """Smooth noise at several scales, float32 [height, width, 3] around zero."""
+    total = np.zeros((height, width, 3), np.float32)
+    for cells, strength in ((3, 22.0), (9, 14.0), (40, 9.0)):
+        rows = max(2, cells * height // max(width, height))
+        columns = max(2, cells * width // max(width, height))
+        tint = rng.uniform(0.5, 1.0, 3)  # different strength in each channel: not just grey clouds
+        coarse = (rng.normal(0, strength, (rows, columns, 1)) * tint).astype(np.float32)
+        cv2.add(total, cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR), dst=total)
+    return total
+
+
+def _draw_clutter(rng: np.random.Generator, sheet: Pixels, colour: NDArray[np.float64]) -> None:
+    """Lines, bars and arcs: edges and corners everywhere, none of them a figure."""
+    height, width = sheet.shape[:2]
+    unit = min(width, height)
+    for _ in range(int(rng.integers(0, 30))):
+        x, y = float(rng.uniform(0, width)), float(rng.uniform(0, height))
+        length, turn = unit * float(rng.uniform(0.05, 0.6)), float(rng.uniform(0, 2 * math.pi))
+        ink = tuple(float(c) for c in np.clip(colour + rng.normal(0, 35, 3), 0, 255))
+        thick = max(1, round(unit * float(rng.uniform(0.002, 0.014))))
+        if rng.random() < 0.75:
+            end = (round(x + length * math.cos(turn)), round(y + length * math.sin(turn)))
+            cv2.line(sheet, (round(x), round(y)), end, ink, thick, cv2.LINE_AA)
+        else:
+            axes = (max(2, round(length)), max(2, round(length * float(rng.uniform(0.2, 0.9)))))
+            first = math.degrees(turn)
+            sweep = float(rng.uniform(40, 160))
+            cv2.ellipse(sheet, (round(x), round(y)), axes, first, 0, sweep, ink, thick, cv2.LINE_AA)
+
+
+PERIOD = 1024
+"""Frames until a track runs backwards, which bounds the memory and the time to reach any frame."""
+
+
+@dataclass(frozen=True)
+class Disc:
+    """A disc in pixels, its velocity in pixels per frame."""
+
+    x: float
+    y: float
+    vx: float
+    vy: float
+    radius: float
+
+
+@dataclass(frozen=True)
+class Track:
+    """The discs of a scene at each frame, which move and bounce off the walls and each other: computed on demand,
+    cached, and deterministic."""
+
+    start: tuple[Disc, ...]
+    width: float
+    height: float
+    _known: list[tuple[Disc, ...]] = field(default_factory=list, repr=False, compare=False)
+
+    def at(self, frame: int) -> tuple[Disc, ...]:
+        """The discs at a frame (any integer)."""
+        step = fold(frame)
+        if not self._known:
+            self._known.append(self.start)
+        while len(self._known) <= step:
+            self._known.append(advance(self._known[-1], self.width, self.height))
+        return self._known[step]
+
+
+def fold(frame: int) -> int:
+    """Map any frame to 0..PERIOD, forwards and then backwards, so that motion has no jump."""
+    place = frame % (2 * PERIOD)
+    return min(place, 2 * PERIOD - place)
+
+
+def advance(discs: tuple[Disc, ...], width: float, height: float) -> tuple[Disc, ...]:
+    """One frame later: every disc is inside the walls, and those that met have bounced."""
+    moved = [Disc(d.x + d.vx, d.y + d.vy, d.vx, d.vy, d.radius) for d in discs]
+    for i in range(len(moved)):
+        for j in range(i + 1, len(moved)):
+            moved[i], moved[j] = _bounce(moved[i], moved[j])
+    return tuple(_inside(d, width, height) for d in moved)
+
+
+def _bounce(a: Disc, b: Disc) -> tuple[Disc, Disc]:
+    dx, dy = b.x - a.x, b.y - a.y
+    reach = a.radius + b.radius
+    distance = math.hypot(dx, dy)
+    if distance >= reach:
+        return a, b
+    nx, ny = (dx / distance, dy / distance) if distance else (1.0, 0.0)
+    push = (reach - distance) / 2
+    # Equal masses exchange the velocity along the line between them; discs already parting keep theirs.
+    closing = max((a.vx - b.vx) * nx + (a.vy - b.vy) * ny, 0.0)
+    return (
+        Disc(a.x - nx * push, a.y - ny * push, a.vx - closing * nx, a.vy - closing * ny, a.radius),
+        Disc(b.x + nx * push, b.y + ny * push, b.vx + closing * nx, b.vy + closing * ny, b.radius),
+    )
+
+
+def _inside(d: Disc, width: float, height: float) -> Disc:
+    x, vx = _wall(d.x, d.vx, d.radius, width - d.radius)
+    y, vy = _wall(d.y, d.vy, d.radius, height - d.radius)
+    return Disc(x, y, vx, vy, d.radius)
+
+
+def _wall(at: float, speed: float, low: float, high: float) -> tuple[float, float]:
+    if at < low:
+        return low, abs(speed)
+    if at > high:
+        return high, -abs(speed)
+    return at, speed
+
 
 CLASSES: tuple[str, ...] = ("circle", "square", "triangle", "star", "cross")
 """Class names; the index is the class id, in the pictures and in the detector's output."""
@@ -42,15 +203,13 @@ def _cross() -> NDArray[np.float64]:
     return np.array(corner)
 
 
-_OUTLINES = MappingProxyType(
-    {
-        "circle": _regular(48),
-        "square": _regular(4),
-        "triangle": _regular(3),
-        "star": _star(),
-        "cross": _cross(),
-    }
-)
+_OUTLINES = {
+    "circle": _regular(48),
+    "square": _regular(4),
+    "triangle": _regular(3),
+    "star": _star(),
+    "cross": _cross(),
+}
 
 
 def outline(class_id: int, x: float, y: float, radius: float, angle: float) -> NDArray[np.float64]:

@@ -20,6 +20,7 @@ from edged.api.auth.identity import Identity
 from edged.api.endpoints.shared_memory import Segments
 from edged.client import AsyncClient
 from edged.client.client import Client
+from edged.client.shared import Place, SharedRing, Sharing
 from edged.errors import EdgedError, InvalidInput, OutOfSpace, SegmentUnusable
 from edged.proto import cameras_pb2 as pb
 
@@ -186,29 +187,25 @@ def test_sharing_required_and_possible_shares(peer: tuple[Peer, str]) -> None:
     assert set(daemon.ways) == {"shared"}
 
 
-def test_sharing_no_space_sends_bytes(peer: tuple[Peer, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon, target = peer
+def confirm(_: pb.Frame) -> grpc.StatusCode:
+    return grpc.StatusCode.INVALID_ARGUMENT
 
-    def no_room(*_: object, **__: object) -> None:
+
+def test_sharing_without_space_or_when_it_runs_out_shares_no_more(folder: Path) -> None:
+    def full(*_: object, **__: object) -> SharedRing:
         raise OutOfSpace("no room")
 
-    monkeypatch.setattr("edged.client.sharing.SharedRing", no_room)
-    run(target, iter(PICTURES))
-    assert daemon.ways == ["raw"] * len(PICTURES)
+    class Small(SharedRing):
+        def put(self, picture: Any) -> Place:
+            if picture.size > 1000:
+                raise OutOfSpace("no room")
+            return super().put(picture)
 
-
-def test_sharing_space_that_runs_out_sends_bytes_from_then_on(
-    peer: tuple[Peer, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    daemon, target = peer
-    from edged.client import shared
-
-    def no_room(self: object, size: int) -> None:
-        raise OutOfSpace("no room")
-
-    monkeypatch.setattr(shared.SharedRing, "_grow", no_room)
-    run(target, [*PICTURES[:2], np.zeros((100, 100, 3), np.uint8), *PICTURES[:2]])
-    assert daemon.ways == ["shared", "shared", "raw", "raw", "raw"]
+    assert Sharing(folder / "s", "m", confirm, ring=full).put(PICTURES[0]) is None
+    sharing = Sharing(folder / "s", "m", confirm, ring=Small)
+    pictures = [*PICTURES[:2], np.zeros((100, 100, 3), np.uint8), *PICTURES[:2]]
+    assert [sharing.put(picture) is not None for picture in pictures] == [True, True, False, False, False]
+    sharing.close()
     assert not left()
 
 
@@ -240,41 +237,15 @@ async def _some(pictures: list[np.ndarray]) -> AsyncIterator[np.ndarray]:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("ordinary", [True, False])
-@pytest.mark.parametrize("reads", [True, False])
-def test_async_sharing_sends_bytes_until_the_daemon_confirms(
-    peer: tuple[Peer, str], ordinary: bool, reads: bool
-) -> None:
+def test_async_sharing_arrays_arrive_whole_and_leave_no_segment(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
-    daemon.reads = reads
-    pictures = PICTURES * 20
-
-    async def main() -> list[Any]:
-        client = AsyncClient(target)
-        frames: Any = iter(pictures) if ordinary else _some(pictures)
-        async with client.stream("m", frames, lossless=True) as stream:
-            results = [result async for result in stream]
-        await client.close()
-        return results
-
-    results = asyncio.run(asyncio.wait_for(main(), 60))
-    assert [result.error for result in results] == [None] * len(pictures)
-    assert daemon.contents == [picture.tobytes() for picture in pictures]
-    assert daemon.ways[0] == "raw"
-    assert daemon.ways[-1] == ("shared" if reads else "raw")
-    assert daemon.asked == 1
-    assert not left()
-
-
-def test_async_sharing_stream_closed_early_leaves_no_segment(peer: tuple[Peer, str]) -> None:
-    _, target = peer
 
     async def main() -> None:
-        client = AsyncClient(target)
-        stream = client.stream("m", _some(PICTURES * 100), lossless=True)
-        await anext(stream)
-        await stream.aclose()
-        await client.close()
+        async with AsyncClient(target) as client:
+            stream = client.stream("m", _some(PICTURES * 100), lossless=True)
+            assert [(await anext(stream)).error for _ in PICTURES] == [None] * len(PICTURES)
+            await stream.aclose()
 
     asyncio.run(asyncio.wait_for(main(), 60))
-    assert not left()
+    assert daemon.contents[: len(PICTURES)] == [picture.tobytes() for picture in PICTURES]
+    assert (set(daemon.ways), daemon.asked, left()) == ({"shared"}, 1, [])

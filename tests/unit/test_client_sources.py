@@ -18,8 +18,7 @@ import pytest
 from edged.client import Captured, Client
 from edged.client.backoff import Backoff
 from edged.client.sources import open_source, redact
-from edged.client.sources.live import Live
-from edged.client.sources.source import InOrder, Newest, Shot
+from edged.client.sources.source import InOrder, Live, Newest, Shot
 from edged.errors import InvalidInput, NotFound, Unsupported
 from tests.unit.client_daemon import Running
 from tests.unit.client_rtsp import RtspCamera
@@ -388,7 +387,7 @@ def test_stream_over_silent_camera_closes_at_once(tmp_path: Path) -> None:
 
 def test_network_camera_rtsp_connection_lost_reconnects() -> None:
     with RtspCamera(frames=12) as rtsp, open_source(rtsp.url) as source:
-        source._reader._backoff = Backoff((0.1,))  # type: ignore[attr-defined]
+        source.reader.backoff = Backoff((0.1,))  # type: ignore[attr-defined]
         values = [float(got.image.mean()) for got, _ in zip(source, range(15), strict=False)]  # type: ignore[union-attr]
         assert rtsp.connections >= 2
     assert min(values) < 60

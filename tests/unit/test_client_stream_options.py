@@ -295,9 +295,7 @@ class Leaving:
 
 
 def quick(client: Client, frames: Any, **options: Any) -> Any:
-    stream = client.stream("shapes", frames, reconnect=True, **options)
-    stream._backoff = Backoff((0.05,))
-    return stream
+    return client.stream("shapes", frames, reconnect=Backoff((0.05,)), **options)
 
 
 @pytest.mark.parametrize("lossless", [True, False])

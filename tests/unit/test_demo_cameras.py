@@ -23,20 +23,20 @@ def _result(camera: str) -> Result:
     return Result(camera, 1, "shapes", 64, 48, found, {}, 1.0, Timings(infer_ms=2.0), "key", "openvino", 0, None)
 
 
-def test_a_pace_keeps_the_beat_and_never_hurries() -> None:
+def test_pace_keeps_the_beat_without_catching_up() -> None:
     pace = Pace(50.0)
     started = time.monotonic()
     for _ in range(6):
         assert pace.wait()
     assert time.monotonic() - started >= 0.099
-    time.sleep(0.1)  # five beats are missed, and one is made up for at most
+    time.sleep(0.1)  # five beats are missed, and at most one is made up
     late = time.monotonic()
     for _ in range(3):
         pace.wait()
     assert time.monotonic() - late >= 0.019
 
 
-def test_a_drawn_camera_sends_jpeg_of_the_moment_and_knows_the_truth() -> None:
+def test_drawn_camera_sends_jpeg_and_knows_the_truth() -> None:
     camera = DrawnCamera("cam1", 7)
     before = time.time_ns()
     frames = [next(camera) for _ in range(3)]
@@ -48,19 +48,19 @@ def test_a_drawn_camera_sends_jpeg_of_the_moment_and_knows_the_truth() -> None:
     truth = camera.truth(2)
     assert truth
     assert len(truth) == 5
-    assert camera.truth(2) is None  # told once
+    assert camera.truth(2) is None  # returned once
     assert camera.truth(1) is None  # skipped
     assert camera.truth(3) is not None
 
 
-def test_cameras_see_different_scenes_and_take_turns() -> None:
+def test_open_camera_scenes_differ_and_alternate() -> None:
     one, two = open_camera(1, 2, None), open_camera(2, 2, None)
     started = time.monotonic()
     assert next(one).image != next(two).image
     assert time.monotonic() - started >= 0.5 / FPS - 0.01
 
 
-def test_an_interrupted_camera_ends_at_once() -> None:
+def test_drawn_camera_interrupted_ends_at_once() -> None:
     camera = DrawnCamera("cam1", 7, offset=60.0)
     threading.Timer(0.05, camera.interrupt).start()
     started = time.monotonic()
@@ -68,7 +68,7 @@ def test_an_interrupted_camera_ends_at_once() -> None:
     assert time.monotonic() - started < 30
 
 
-def test_own_pictures_come_again_and_again_with_a_capture_time(tmp_path: Path) -> None:
+def test_own_camera_pictures_repeat_with_capture_times(tmp_path: Path) -> None:
     for number in range(2):
         (tmp_path / f"{number}.jpg").write_bytes(encode_jpeg(np.full((48, 64, 3), number * 90, np.uint8)))
     with OwnCamera("cam1", str(tmp_path)) as camera:
@@ -81,18 +81,18 @@ def test_own_pictures_come_again_and_again_with_a_capture_time(tmp_path: Path) -
         assert list(camera) == []
 
 
-def test_a_source_without_a_single_picture_ends(tmp_path: Path) -> None:
+def test_own_camera_without_pictures_ends(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     assert list(OwnCamera("cam1", str(tmp_path))) == []
 
 
-def test_a_source_that_is_not_there_is_said() -> None:
+def test_open_camera_missing_source_raises() -> None:
     with pytest.raises(NotFound, match="/nowhere/at/all"):
         open_camera(1, 1, "/nowhere/at/all")
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, (48, 64)), (2, (48, 128)), (3, (96, 128)), (4, (96, 128))])
-def test_the_snapshot_holds_every_camera(count: int, size: tuple[int, int]) -> None:
+def test_paint_snapshot_holds_every_camera(count: int, size: tuple[int, int]) -> None:
     picture = encode_jpeg(np.full((48, 64, 3), 200, np.uint8))
     jpeg = paint_snapshot((picture, _result(f"cam{n}")) for n in range(count))
     painted = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
@@ -100,6 +100,6 @@ def test_the_snapshot_holds_every_camera(count: int, size: tuple[int, int]) -> N
     assert painted.shape == (*size, 3)
 
 
-def test_the_snapshot_takes_arrays_gray_ones_too() -> None:
+def test_paint_snapshot_takes_arrays() -> None:
     for shape in ((48, 64), (48, 64, 3)):
         assert paint_snapshot([(np.full(shape, 200, np.uint8), _result("cam1"))]).startswith(b"\xff\xd8")

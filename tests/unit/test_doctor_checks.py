@@ -10,8 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from edged.doctor.check import Check, Name, Report, Result, ok, unknown, warning, wrong
-from edged.doctor.examination import Examination, Step, in_thread, plain
+from edged.doctor.check import (
+    Check,
+    Examination,
+    Name,
+    Report,
+    Result,
+    Step,
+    in_thread,
+    ok,
+    plain,
+    unknown,
+    warning,
+    wrong,
+)
 from edged.errors import BuildFailed
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "doctor.md"

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from edged.device.root import Root
 from edged.doctor import daemon, models, runtimes
 from edged.doctor.check import Check, Result
 from edged.engines.admission import Admission
-from edged.errors import EngineUnusable, InvalidInput, NotReady, Unsupported
+from edged.errors import EngineUnusable, NotReady, Unsupported
 from edged.ipc import job_messages as jobs
 from edged.jobs import runtimes as asked
 from edged.models.finding import Category, Finding, Stage
@@ -37,10 +38,10 @@ CPU_ONLY = {"runtime.onnxruntime": "1.23.2"}
 WITH_GPU = CPU_ONLY | {"gpu.0.name": "Orin"}
 
 
-def said(checks: Iterable[Check]) -> str:
+def lines(checks: Iterable[Check]) -> str:
     found = list(checks)
     for check in found:
-        assert bool(check.remedy) or check.result in (Result.OK, Result.UNKNOWN), f"{check} says not what to do"
+        assert check.remedy or check.result in (Result.OK, Result.UNKNOWN), f"{check} has no remedy"
     return " | ".join(f"{check.result.value} {check.subject}: {check.message}" for check in found)
 
 
@@ -48,7 +49,7 @@ def said(checks: Iterable[Check]) -> str:
 
 
 @pytest.mark.parametrize(("opset", "ir_version"), [(13, 7), (20, 10), (300, 70000)])
-def test_the_smallest_model_is_one(opset: int, ir_version: int) -> None:
+def test_relu_is_a_valid_model(opset: int, ir_version: int) -> None:
     proto = onnx.ModelProto.FromString(one_node.relu(opset, ir_version))
     assert (proto.opset_import[0].version, proto.ir_version) == (opset, ir_version)
     assert (proto.graph.node[0].op_type, list(proto.graph.node[0].input)) == ("Relu", ["x"])
@@ -59,7 +60,7 @@ def test_the_smallest_model_is_one(opset: int, ir_version: int) -> None:
         assert answer.tolist() == [[0, 0, 1, 2]]
 
 
-def test_limits_are_found_by_asking() -> None:
+def test_load_finds_the_limits_of_a_runtime() -> None:
     found = asked.load(jobs.LoadRuntime("onnxruntime"))
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -72,7 +73,7 @@ def test_limits_are_found_by_asking() -> None:
 
 
 @pytest.mark.parametrize(("limit", "found"), [(0, (0, 0)), (10**9, (jobs.LoadedRuntime.ANY, jobs.LoadedRuntime.ANY))])
-def test_a_runtime_that_takes_nothing_and_one_that_takes_whatever_is_written(
+def test_load_runtime_without_limits_or_without_any_model(
     monkeypatch: pytest.MonkeyPatch, limit: int, found: tuple[int, int]
 ) -> None:
     class Runtime:
@@ -90,7 +91,7 @@ def test_a_runtime_that_takes_nothing_and_one_that_takes_whatever_is_written(
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
-def test_a_provider_that_cannot_be_loaded_is_an_error_and_not_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_try_provider_does_not_fall_back_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match="built without NoneExecutionProvider"):
         asked.try_provider(jobs.TryProvider("NoneExecutionProvider"))
     if "CUDAExecutionProvider" in ort.get_available_providers():
@@ -101,7 +102,7 @@ def test_a_provider_that_cannot_be_loaded_is_an_error_and_not_the_cpu(monkeypatc
     assert asked.try_provider(jobs.TryProvider("CPUExecutionProvider")) == jobs.Done()
 
 
-def test_a_package_that_cannot_be_imported_says_why() -> None:
+def test_import_package_missing_says_why() -> None:
     assert asked.import_package(jobs.ImportPackage(("json",))) == jobs.Done()
     with pytest.raises(Unsupported, match=r"^nonesuch cannot be imported: ModuleNotFoundError: "):
         asked.import_package(jobs.ImportPackage(("json", "nonesuch")))
@@ -121,44 +122,54 @@ def test_a_package_that_cannot_be_imported_says_why() -> None:
         ("1", jobs.LoadedRuntime("1", 9, 9, (), "the variable is 0"), "warning onnxruntime: it may send data home"),
     ],
 )
-def test_a_runtime_that_loads(packaged: str, loaded: jobs.LoadedRuntime, expected: str) -> None:
-    assert expected in said(runtimes.judge("onnxruntime", packaged, loaded))
+def test_loaded_runtime_version_limits_and_telemetry(packaged: str, loaded: jobs.LoadedRuntime, expected: str) -> None:
+    assert expected in lines(runtimes.loaded_runtime("onnxruntime", packaged, loaded))
 
 
-def test_a_runtime_that_does_not_load() -> None:
+@pytest.mark.parametrize(
+    ("backend", "packaged", "expected"),
+    [
+        ("onnxruntime", "1", "wrong onnxruntime: 1 is installed and"),
+        ("onnxruntime", None, "wrong onnxruntime: it is not installed"),
+        ("openvino", "1", "wrong openvino: "),
+        ("tensorrt_rtx", "1", "warning tensorrt_rtx: "),  # without a GPU nothing would use it
+    ],
+)
+def test_broken_runtime_is_wrong_if_it_would_be_used(backend: str, packaged: str | None, expected: str) -> None:
     facts = CPU_ONLY | {"runtime.openvino": "1", "runtime.tensorrt_rtx": "1"}
-    assert said([runtimes.broken("onnxruntime", "1", "no", facts)]).startswith("wrong onnxruntime: 1 is installed and")
-    assert said([runtimes.broken("onnxruntime", None, "no", {})]).startswith("wrong onnxruntime: it is not installed")
-    assert said([runtimes.broken("openvino", "1", "no", facts)]).startswith("wrong openvino: ")
-    # Without a GPU nothing would ask it.
-    assert said([runtimes.broken("tensorrt_rtx", "1", "no", facts)]).startswith("warning tensorrt_rtx: ")
+    assert lines([runtimes.broken_runtime(backend, packaged, "no", facts)]).startswith(expected)
 
 
-def test_a_provider_matters_where_there_is_a_device_for_it() -> None:
-    cuda = "CUDAExecutionProvider"
-    assert runtimes.judge_provider(cuda, "", {}).result is Result.OK
-    assert runtimes.judge_provider(cuda, "libcudnn.so.9", CPU_ONLY).result is Result.WARNING
-    found = runtimes.judge_provider(cuda, "libcudnn.so.9", WITH_GPU)
-    assert (found.result, "libcudnn.so.9" in found.message) == (Result.WRONG, True)
-    assert runtimes.judge_provider("CPUExecutionProvider", "it answers 7", {}).result is Result.WRONG
+@pytest.mark.parametrize(
+    ("name", "refusal", "facts", "expected"),
+    [
+        ("CUDAExecutionProvider", "", {}, Result.OK),
+        ("CUDAExecutionProvider", "libcudnn.so.9", CPU_ONLY, Result.WARNING),
+        ("CUDAExecutionProvider", "libcudnn.so.9", WITH_GPU, Result.WRONG),
+        ("CPUExecutionProvider", "it answers 7", {}, Result.WRONG),
+    ],
+)
+def test_provider_matters_if_it_has_a_device(name: str, refusal: str, facts: dict[str, str], expected: Result) -> None:
+    found = runtimes.provider(name, refusal, facts)
+    assert (found.result, found.subject, refusal in found.message) == (expected, name, True)
 
 
-def test_packages_that_write_over_each_other() -> None:
-    both = CPU_ONLY | {"runtime.onnxruntime_gpu": "1.23.2"}
-    assert "warning packages: onnxruntime, onnxruntime-gpu are all installed" in said(runtimes.judge_packages(both))
-    assert "built for the CPU alone" in said(runtimes.judge_packages(WITH_GPU))
-    assert said(runtimes.judge_packages(CPU_ONLY)) == ""
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (CPU_ONLY | {"runtime.onnxruntime_gpu": "1.23.2"}, "warning packages: onnxruntime, onnxruntime-gpu are all"),
+        (WITH_GPU, "warning packages: this onnxruntime is built for the CPU alone"),
+        (CPU_ONLY, ""),
+    ],
+)
+def test_runtime_packages_that_exclude_each_other(facts: dict[str, str], expected: str) -> None:
+    assert lines(runtimes.runtime_packages(facts)).startswith(expected)
 
 
 @pytest.mark.parametrize(
     ("opset", "ir_version", "loaded", "expected"),
     [
-        (
-            20,
-            10,
-            {"onnxruntime": ORT, "openvino": ANY},
-            "ok m: opset 20, IR version 10, which onnxruntime, openvino take",
-        ),
+        (20, 10, {"onnxruntime": ORT, "openvino": ANY}, "ok m: opset 20, IR version 10, which onnxruntime, openvino"),
         (24, 10, {"onnxruntime": ORT}, "wrong m: it has opset 24, IR version 10; onnxruntime takes opset up to 23"),
         (
             20,
@@ -170,18 +181,19 @@ def test_packages_that_write_over_each_other() -> None:
         (24, 10, {}, "unknown m: "),
     ],
 )
-def test_a_model_against_runtimes(
+def test_model_opset_against_runtimes(
     opset: int, ir_version: int, loaded: dict[str, jobs.LoadedRuntime], expected: str
 ) -> None:
-    assert said(runtimes.judge_opsets("m", opset, ir_version, loaded)).startswith(expected)
+    assert lines(runtimes.model_opset("m", opset, ir_version, loaded)).startswith(expected)
 
 
-def test_extras() -> None:
-    extra = runtimes.Extra("media", ("av", "nonesuch.inner"), "files")
-    assert "nonesuch.inner" in extra.missing
-    assert said([runtimes.judge_extra(extra, None)]).startswith("unknown media: not installed")
-    assert said([runtimes.judge_extra(extra, "")]).startswith("ok media: ")
-    assert said([runtimes.judge_extra(extra, "libx is missing")]).startswith("wrong media: ")
+@pytest.mark.parametrize(
+    ("refusal", "expected"), [(None, "unknown media"), ("", "ok media"), ("libx is missing", "wrong media")]
+)
+def test_extra_missing_loaded_or_broken(refusal: str | None, expected: str) -> None:
+    found = runtimes.Extra("media", ("av", "nonesuch.inner"), "files")
+    assert "nonesuch.inner" in found.missing
+    assert lines([runtimes.extra(found, refusal)]).startswith(expected)
 
 
 # -- daemon ---------------------------------------------------------------------------------------------------------
@@ -191,57 +203,63 @@ def info(name: str = "m", state: str = "ready", backend: str = "openvino", reaso
     return ModelInfo(name, "1", "d", state, reason, "", "k" * 32 if backend else "", backend, (), (), {}, 0)
 
 
-def heard(*alarms: AlarmInfo, version: str = __version__, paused: str = "") -> daemon.DaemonState:
+def reported(*alarms: AlarmInfo, version: str = __version__, paused: str = "") -> daemon.DaemonState:
     status = StatusInfo(version, "e", 1.0, 1, 1, 1, 1, 0, 1 << 30, paused, (), alarms)
     return daemon.DaemonState(status, (info(),), (), DeviceInfo({}, ""))
 
 
-def test_a_daemon_that_is_well() -> None:
-    found = list(daemon.judge(heard(), "unix:/s"))
-    assert {check.result for check in found} == {Result.OK}
+def test_status_of_a_healthy_daemon_is_ok() -> None:
+    assert {check.result for check in daemon.status(reported(), "unix:/s")} == {Result.OK}
 
 
-def test_a_daemon_of_another_version_with_an_alarm() -> None:
+def test_status_with_another_version_pause_and_alarm() -> None:
     alarm = AlarmInfo("slow", "inference takes 9 ms", "m", "k" * 32, 1.0)
-    found = said(daemon.judge(heard(alarm, version="9.9", paused="the disk is full"), "unix:/s"))
+    found = lines(daemon.status(reported(alarm, version="9.9", paused="the disk is full"), "unix:/s"))
     assert "warning : the daemon is edged 9.9 and this program" in found
     assert "wrong unix:/s: it builds nothing: the disk is full" in found
     assert f"wrong slow m {'k' * 12}: inference takes 9 ms" in found
 
 
-def test_silence_is_wrong_where_somebody_should_speak() -> None:
-    error, gone = NotReady("nobody"), daemon.Socket("/s", False, refusal="No such file or directory")
-    assert daemon.silent("unix:/s", error, gone, is_named=True).result is Result.WRONG
-    assert daemon.silent("unix:/s", error, gone, is_named=False).result is Result.UNKNOWN
-    dead = daemon.Socket("/s", True, refusal="Connection refused")
-    assert daemon.silent("unix:/s", error, dead, is_named=False).result is Result.WRONG
-    closed = daemon.Socket("/s", True, refusal="Permission denied")
-    assert "join the group" in daemon.silent("unix:/s", error, closed, is_named=False).remedy
+@pytest.mark.parametrize(
+    ("socket_exists", "refusal", "is_named", "expected"),
+    [
+        (False, "No such file or directory", True, Result.WRONG),
+        (False, "No such file or directory", False, Result.UNKNOWN),
+        (True, "Connection refused", False, Result.WRONG),
+        (True, "Permission denied", False, Result.WRONG),
+    ],
+)
+def test_silence_of_a_daemon_that_should_answer_is_wrong(
+    socket_exists: bool, refusal: str, is_named: bool, expected: Result
+) -> None:
+    known = daemon.Socket("/s", socket_exists, refusal=refusal)
+    found = daemon.silence("unix:/s", NotReady("no answer"), known, is_named=is_named)
+    assert (found.result, "join the group" in found.remedy) == (expected, refusal == "Permission denied")
 
 
-def test_who_listens_on_a_socket(tmp_path: Path) -> None:
-    assert daemon.socket_of("localhost:8001") is None
+def test_socket_listener_and_permissions(tmp_path: Path) -> None:
+    assert daemon.Socket.of("localhost:8001") is None
     place = tmp_path / "s"
-    assert daemon.socket_of(f"unix:{place}") == daemon.Socket(str(place), False, refusal="No such file or directory")
+    assert daemon.Socket.of(f"unix:{place}") == daemon.Socket(str(place), False, refusal="No such file or directory")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(place))
-        dead = daemon.socket_of(f"unix:{place}")
+        dead = daemon.Socket.of(f"unix:{place}")
         assert dead is not None
         assert dead.refusal == "Connection refused"
         server.listen()
-        found = daemon.socket_of(f"unix:{place}")
+        found = daemon.Socket.of(f"unix:{place}")
     assert found is not None
-    assert (found.pid, found.uid, found.refusal) == (os.getpid(), os.getuid(), "")
-    assert daemon.judge_socket(found, "").result is Result.OK  # pytest's folders are private
+    assert (found.pid, found.refusal) == (os.getpid(), "")
+    assert daemon.connections(found, "").result is Result.OK  # pytest's folders are private
     tmp_path.chmod(0o755)
     place.chmod(0o666)
     anyone = msgspec.structs.replace(found, mode=place.stat().st_mode)
-    assert daemon.judge_socket(anyone, "").result is Result.WARNING
-    assert daemon.judge_socket(None, "host:1").result is Result.UNKNOWN
-    assert daemon.judge_socket(daemon.Socket("/s", True, 0o100644), "").result is Result.WRONG
+    assert daemon.connections(anyone, "").result is Result.WARNING
+    assert daemon.connections(None, "host:1").result is Result.UNKNOWN
+    assert daemon.connections(daemon.Socket("/s", True, 0o100644), "").result is Result.WRONG
 
 
-def test_hosts_are_found_among_processes(tmp_path: Path) -> None:
+def test_find_hosts_counts_children_by_backend(tmp_path: Path) -> None:
     for pid, line in (
         (7, "edged\0serve\0"),
         (8, f"python\0-m\0{HOST_MODULE}\x007\0openvino\0ipc://a\x005\0"),
@@ -249,59 +267,49 @@ def test_hosts_are_found_among_processes(tmp_path: Path) -> None:
     ):
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/cmdline").write_text(line)
-    assert daemon.hosts(Root(tmp_path), 7) == {"openvino": 1}
-    assert daemon.hosts(Root(tmp_path), 6) is None
+    assert daemon.find_hosts(Root(tmp_path), 7) == {"openvino": 1}
+    assert daemon.find_hosts(Root(tmp_path), 6) is None
 
 
-def test_each_backend_that_serves_needs_its_host() -> None:
+def test_hosts_each_serving_backend_needs_one() -> None:
     served = [info("a"), info("b"), info("c", "refused", ""), info("d", backend="onnxruntime")]
-    found = said(daemon.judge_hosts({"openvino": 1}, served))
+    found = lines(daemon.hosts({"openvino": 1}, served))
     assert (
         found
         == "ok openvino: 1 running, for a, b | wrong onnxruntime: no host of onnxruntime runs, which d are served by"
     )
-    assert said(daemon.judge_hosts(None, served)).startswith("unknown")
-    assert said(daemon.judge_hosts({}, [info("c", "refused", "")])).startswith("ok")
+    assert lines(daemon.hosts(None, served)).startswith("unknown")
+    assert lines(daemon.hosts({}, [info("c", "refused", "")])).startswith("ok")
 
 
-def test_a_daemon_that_knows_another_box() -> None:
+def test_facts_that_differ_are_a_warning() -> None:
     here = Fingerprint({"a": "1", "b": "2", "c": "3"})
-    assert daemon.judge_facts(DeviceInfo(here.facts, ""), here).result is Result.OK
-    found = daemon.judge_facts(DeviceInfo({}, ""), here)
+    assert daemon.facts(DeviceInfo(here.facts, ""), here).result is Result.OK
+    found = daemon.facts(DeviceInfo({}, ""), here)
     assert (found.result, "a: absent -> 1; b: absent -> 2 and 1 more" in found.message) == (Result.WARNING, True)
-
-
-def test_a_target_that_is_none_is_usage() -> None:
-    with pytest.raises(InvalidInput):
-        daemon.resolve("http://box:1")
 
 
 # -- models and engines ---------------------------------------------------------------------------------------------
 
 
-def engine(state: str = "ready", level: str = "all", reason: str = "", **more: object) -> EngineInfo:
-    settings: dict[str, object] = {
-        "latency_ms": 5.0,
-        "reference_ms": 10.0,
-        "backend": "onnxruntime",
-        "precision": "fp32",
-    }
-    settings |= {"key": f"{state}{level}".ljust(32, "0"), "verdict": Verdict(True, "", {}), "device": "cpu"} | more
-    parts = {"recipe.optimization": level}
-    return msgspec.convert(
-        {
-            "model": "m",
-            "state": state,
-            "reason": reason,
-            "parts": parts,
-            "bytes": 1,
-            "created_unix_s": 1.0,
-            "build_s": 1.0,
-            **settings,
-        },
-        EngineInfo,
-        from_attributes=True,
+def engine(state: str = "ready", level: str = "all", reason: str = "", **more: Any) -> EngineInfo:
+    made = EngineInfo(
+        key=f"{state}{level}".ljust(32, "0"),
+        model="m",
+        backend="onnxruntime",
+        precision="fp32",
+        state=state,
+        reason=reason,
+        parts={"recipe.optimization": level},
+        latency_ms=5.0,
+        reference_ms=10.0,
+        bytes=1,
+        created_unix_s=1.0,
+        build_s=1.0,
+        device="cpu",
+        verdict=Verdict(True, "", {}),
     )
+    return msgspec.structs.replace(made, **more)
 
 
 REFERENCE = engine(level="none", latency_ms=10.0)
@@ -312,37 +320,34 @@ REFERENCE = engine(level="none", latency_ms=10.0)
     [
         ([REFERENCE, engine("serving")], "ok m: engine servingall00 (onnxruntime fp32 at level all on cpu) is serving"),
         ([REFERENCE], "warning m: no engine can be made here"),
-        (
-            [REFERENCE, engine("absent")],
-            "warning m: engine absentall000 (onnxruntime fp32 at level all on cpu) is absent",
-        ),
+        ([REFERENCE, engine("absent")], "warning m: engine absentall000 (onnxruntime fp32 at level all on cpu) is abs"),
         (
             [engine("stale"), engine("ready", "basic")],
-            "ok m: engine staleall0000 (onnxruntime fp32 at level all on cpu) is",
+            "ok m: engine staleall0000 (onnxruntime fp32 at level all on cpu)",
         ),
         ([engine("rejected", reason="cosine 0.5 is below 0.9")], "is rejected: cosine 0.5 is below 0.9"),
         ([engine("quarantined", reason="failed 4 times")], "is quarantined: failed 4 times"),
         ([engine("failed")], "warning m: no engine of it is ready"),
     ],
 )
-def test_engines(found: list[EngineInfo], expected: str) -> None:
-    assert expected in said(models.standing("m", found, by_daemon=False))
+def test_engine_states_one_line_each(found: list[EngineInfo], expected: str) -> None:
+    assert expected in lines(models.engine_states("m", found, by_daemon=False))
 
 
 @pytest.mark.parametrize("state", ["absent", "queued", "building", "verifying"])
-def test_engines_that_a_daemon_is_about_to_make_are_no_warning(state: str) -> None:
-    (alone,) = models.standing("m", [REFERENCE, engine(state)], by_daemon=True)
+def test_engine_states_queued_by_a_daemon_are_no_warning(state: str) -> None:
+    (alone,) = models.engine_states("m", [REFERENCE, engine(state)], by_daemon=True)
     assert alone.result is Result.UNKNOWN
-    (other,) = models.standing("m", [REFERENCE, engine("serving", "basic"), engine(state)], by_daemon=True)
+    (other,) = models.engine_states("m", [REFERENCE, engine("serving", "basic"), engine(state)], by_daemon=True)
     assert other.result is Result.OK
 
 
-def test_engines_that_a_daemon_makes_by_command_alone_name_the_command() -> None:
-    first, *_ = models.standing("m", [REFERENCE, engine("absent", reason="by command")], by_daemon=True)
+def test_engine_states_built_by_command_name_the_command() -> None:
+    first, *_ = models.engine_states("m", [REFERENCE, engine("absent", reason="by command")], by_daemon=True)
     assert (first.result, first.remedy) == (Result.WARNING, "edged engines rebuild --engine absentall000")
 
 
-def test_nodes_that_run_elsewhere_are_named() -> None:
+def test_placement_fallback_is_named() -> None:
     made = Composition(fallback=("2 NonMaxSuppression run on the CPU (2 of 90 nodes)",))
     found = models.placement("m", [engine("serving", device="cuda:0", composition=made), engine("ready", "basic")])
     assert (found.result, "2 NonMaxSuppression run on the CPU" in found.message) == (Result.WARNING, True)
@@ -360,11 +365,11 @@ def test_nodes_that_run_elsewhere_are_named() -> None:
         (REFERENCE, Result.OK),
     ],
 )
-def test_latency_is_judged_against_the_reference(found: EngineInfo, expected: Result) -> None:
+def test_latency_against_the_reference(found: EngineInfo, expected: Result) -> None:
     assert models.latency("m", [found], ()).result is expected
 
 
-def test_an_alarm_about_pace_is_about_latency() -> None:
+def test_latency_alarm_of_the_model_is_wrong() -> None:
     alarm = AlarmInfo("slow", "inference takes 50 ms instead of 5 ms", "m", "", 1.0)
     assert models.latency("m", [engine()], [alarm]).result is Result.WRONG
     other = msgspec.structs.replace(alarm, model="another")
@@ -382,15 +387,15 @@ def test_an_alarm_about_pace_is_about_latency() -> None:
         ({}, []),
     ],
 )
-def test_figures_near_their_bounds(figures: dict[str, float], near: list[str]) -> None:
-    assert [figure for figure, _, _ in models.close(figures, TOLERANCES["fp32"])] == near
+def test_close_figures_near_their_bounds(figures: dict[str, float], near: list[str]) -> None:
+    assert [figure for figure, _, _ in models.close_figures(figures, TOLERANCES["fp32"])] == near
 
 
-def test_drift_goes_by_the_model_s_own_bounds() -> None:
+def test_drift_uses_the_models_bounds() -> None:
     found = [engine(verdict=Verdict(True, "", {"relative_l2": 1e-3})), REFERENCE]
-    assert said(models.drift("m", found, {})).startswith("ok m: all figures of 1 accepted")
-    assert said(models.drift("m", found, {"verify.relative_l2": "0.0011"})).startswith("warning m: engine ")
-    assert said(models.drift("m", [REFERENCE], {})).startswith("unknown")
+    assert lines(models.drift("m", found, {})).startswith("ok m: all figures of 1 accepted")
+    assert lines(models.drift("m", found, {"verify.relative_l2": "0.0011"})).startswith("warning m: engine ")
+    assert lines(models.drift("m", [REFERENCE], {})).startswith("unknown")
 
 
 def made_of(shape: tuple[int | str, ...], **settings: str) -> Model:
@@ -405,7 +410,7 @@ def test_admission_model_with_a_warning_shows_it_and_its_remedy() -> None:
     assert (doubted.message, doubted.remedy) == (doubt.message, doubt.remedy)
 
 
-def test_shapes_that_nothing_tells() -> None:
+def test_shapes_open_without_profile_is_a_warning() -> None:
     assert models.shapes(made_of((1, 4))).result is Result.OK
     found = models.shapes(made_of((1, "width")))
     assert (found.result, "x[1,width] may have any size" in found.message) == (Result.WARNING, True)
@@ -413,15 +418,15 @@ def test_shapes_that_nothing_tells() -> None:
     assert told.result is Result.OK
 
 
-def test_a_batch_that_nobody_fills() -> None:
+def test_batch_fixed_above_one_is_a_warning() -> None:
     assert models.batch(made_of((10, 3, 32, 32))).result is Result.WARNING
     assert models.batch(made_of((1, 3, 32, 32))).result is Result.OK
     assert models.batch(made_of((1, 4))).result is Result.UNKNOWN
 
 
-def test_external_data() -> None:
+def test_external_data_missing_file_is_wrong() -> None:
     whole = inspection(external=["w.bin"])
-    assert said(models.external_data("m", whole)).startswith("ok m: 1 files")
+    assert lines(models.external_data("m", whole)).startswith("ok m: 1 files")
     lost = msgspec.structs.replace(whole, external=(ExternalFile("w.bin", 0, "external data w.bin is missing"),))
-    assert said(models.external_data("m", lost)) == "wrong m: external data w.bin is missing"
-    assert said(models.external_data("m", inspection())).startswith("ok m: it has none")
+    assert lines(models.external_data("m", lost)) == "wrong m: external data w.bin is missing"
+    assert lines(models.external_data("m", inspection())).startswith("ok m: it has none")

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from edged.backends.contract import UNOPTIMISED, Order, Recipe
 from edged.backends.ort import session as ort_levels
 from edged.doctor.check import Result
-from edged.doctor.models import judge_levels
+from edged.doctor.models import levels
 from edged.ipc import job_messages as jobs
 from edged.jobs import tasks
 from edged.verification.standard import TOLERANCES, Tolerance
@@ -50,7 +50,7 @@ def test_the_levels_are_told_apart_and_in_order() -> None:
 def test_an_ordinary_model_is_the_same_at_every_level(tmp_path: Path) -> None:
     found = compared(models.conv(), tmp_path)
     assert set(accepted(found).values()) == {True}
-    (check,) = judge_levels("m", found)
+    (check,) = levels("m", found)
     assert check.result is Result.OK
 
 
@@ -61,7 +61,7 @@ def test_the_first_level_that_changes_the_answer_is_named(proto: onnx.ModelProto
     found = compared(proto, tmp_path)
     before = ort_levels.NAMES[: ort_levels.NAMES.index(first)]
     assert accepted(found) == {level: level in before for level in ort_levels.NAMES}
-    (check,) = judge_levels("m", found)
+    (check,) = levels("m", found)
     assert check.result is Result.WARNING
     assert check.message.startswith(f"from level {first} on the optimiser changes its answers: finite ")
 

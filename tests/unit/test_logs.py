@@ -17,8 +17,7 @@ import pytest
 
 from edged import logs
 from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, priority
-from edged.logs.journal import Journal, goes_there
-from edged.logs.output import Output
+from edged.logs.output import Journal, Output, goes_there
 
 
 def record(
@@ -156,9 +155,9 @@ def test_a_journal_that_is_too_busy_costs_its_lines_and_tells_so(listening: tupl
     while sent < 2000:  # until the receiver's queue is full, which waits for nobody
         output.handle(record("line %d", sent))
         sent += 1
-        if output._journal._lost:
+        if output._journal.lost:
             break
-    assert output._journal._lost == 1
+    assert output._journal.lost == 1
     took = [_entry(receiver.recv(1 << 16))["MESSAGE"] for _ in range(sent - 1)]
     output.handle(record("at last"))
     told, last = (_entry(receiver.recv(1 << 16))["MESSAGE"] for _ in range(2))

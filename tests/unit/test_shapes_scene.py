@@ -12,8 +12,7 @@ import pytest
 
 from edged.shapes import CLASSES, Counts, Prediction, Scene, Truth, match
 from edged.shapes.matching import iou
-from edged.shapes.motion import PERIOD, Disc, advance, fold
-from edged.shapes.scene import outline
+from edged.shapes.scene import PERIOD, Disc, advance, fold, outline
 
 SIZES = [(320, 240), (640, 480), (1280, 720), (240, 400)]
 

@@ -21,9 +21,8 @@ import pytest
 from edged.client import Captured
 from edged.client.result import Classification, Detection, Result, Skips, Timings
 from edged.client.sinks import Answered, JsonLines, Mp4, Preview, Sink, Sinks
-from edged.client.sinks.fan_out import PendingFrames
 from edged.client.sinks.mp4 import Timeline
-from edged.client.sinks.sink import Background
+from edged.client.sinks.sink import Background, PendingFrames
 from edged.errors import InvalidInput, Unsupported
 
 av = pytest.importorskip("av")

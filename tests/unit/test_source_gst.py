@@ -84,7 +84,7 @@ def test_pipeline_camera_failed_pipeline_is_restarted(gst: Gst, caplog: pytest.L
     caplog.set_level(logging.WARNING, "edged.client")
     gst.scripts = [[], [bgr(1), RuntimeError("rtsp://me:secret@box: not authorised")], [bgr(2)]]
     with open_source("gst:x", latest=False) as source:
-        source._reader._backoff = Backoff((0.01,))  # type: ignore[attr-defined]
+        source.reader.backoff = Backoff((0.01,))  # type: ignore[attr-defined]
         values = [int(next(source).image[0, 0, 0]) for _ in range(2)]  # type: ignore[index,call-overload]
     assert values == [1, 2]
     assert "rtsp://box: not authorised" in caplog.text
@@ -92,10 +92,10 @@ def test_pipeline_camera_failed_pipeline_is_restarted(gst: Gst, caplog: pytest.L
 
 
 def test_pipeline_camera_silent_pipeline_times_out(gst: Gst, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gstreamer, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(gstreamer, "PATIENCE_S", 0.02)
     gst.scripts = [[], [None] * 10_000_000, [bgr(4)]]
     with open_source("gst:x", latest=False) as source:
-        source._reader._backoff = Backoff((0.01,))  # type: ignore[attr-defined]
+        source.reader.backoff = Backoff((0.01,))  # type: ignore[attr-defined]
         assert next(source).image is not None
 
 

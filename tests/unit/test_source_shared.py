@@ -61,7 +61,7 @@ def test_shared_camera_jpeg_ends_at_its_end(tmp_path: Path) -> None:
 
 def test_shared_camera_removed_ring_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reader = shared_camera(f"edged-{os.getpid()}{RAW}", tmp_path)
-    reader._backoff = Backoff((0.02,))
+    reader.backoff = Backoff((0.02,))
     with Newest(reader) as source:
         time.sleep(0.1)
         for value in (5, 6):

@@ -20,9 +20,8 @@ import pytest
 from edged.client.backoff import Backoff
 from edged.client.sources import open_source, pyav
 from edged.client.sources.address import CameraSettings, camera_address
-from edged.client.sources.files import AvFilm
 from edged.client.sources.jpeg import complete, length
-from edged.client.sources.pyav import shots
+from edged.client.sources.pyav import AvFilm, shots
 from edged.client.sources.source import Newest
 from edged.errors import InvalidInput, NotFound
 
@@ -145,7 +144,7 @@ def test_shots_unreadable_packets_are_skipped() -> None:
 def test_accelerator_unavailable_decodes_in_software(tmp_path: Path) -> None:
     path = tmp_path / "v.ts"
     path.write_bytes(h264(5))
-    pyav._usable.cache_clear()
+    pyav.usable_accelerator.cache_clear()
     for accelerated in (True, False):
         film = AvFilm(str(path), accelerated)
         assert len(list(film.shots(lambda: None))) == 5
@@ -208,7 +207,7 @@ class HttpCamera:
 
 def test_network_camera_motion_jpeg_stays_jpeg_and_reconnects(caplog: pytest.LogCaptureFixture) -> None:
     with HttpCamera() as camera, open_source(camera.url) as source:
-        source._reader._backoff = Backoff((0.1,))  # type: ignore[attr-defined]
+        source.reader.backoff = Backoff((0.1,))  # type: ignore[attr-defined]
         first = next(source)
         assert isinstance(first.image, bytes)
         decoded = cv2.imdecode(np.frombuffer(first.image, np.uint8), cv2.IMREAD_COLOR)

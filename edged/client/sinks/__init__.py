@@ -7,11 +7,9 @@ with Sinks([JsonLines("door.jsonl"), Mp4("door.mp4"), Preview(8090)]) as sinks:
 
 from __future__ import annotations
 
-from edged.client.sinks.fan_out import Sinks
-from edged.client.sinks.lines import JsonLines
 from edged.client.sinks.mp4 import Mp4
 from edged.client.sinks.mqtt import Mqtt
 from edged.client.sinks.preview import Preview
-from edged.client.sinks.sink import Answered, Sink
+from edged.client.sinks.sink import Answered, JsonLines, Sink, Sinks
 
 __all__ = ["Answered", "JsonLines", "Mp4", "Mqtt", "Preview", "Sink", "Sinks"]

@@ -25,8 +25,7 @@ import msgspec
 
 from edged import packages
 from edged.client.result import Result
-from edged.client.sinks.lines import encode
-from edged.client.sinks.sink import Answered, Sink
+from edged.client.sinks.sink import Answered, Sink, encode
 from edged.client.sources.address import query_settings, redact
 from edged.client.sources.source import RateLimit
 from edged.errors import InvalidInput, NotFound, Unsupported

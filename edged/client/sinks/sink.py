@@ -1,20 +1,30 @@
-"""What a sink is, what it is given, and a thread for sinks that need time."""
+"""Sinks: where the results of a stream go, several at once, with the pictures that wait for their results."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import os
 import queue
+import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import BinaryIO, TypeVar
 
+import msgspec
 import numpy as np
 
-from edged.client.frames import Picture, read_picture
+from edged.client.frames import Captured, Picture, read_picture
 from edged.client.result import Result
+from edged.errors import EdgedError
 from edged.vision.draw import annotate, encode_jpeg
 from edged.vision.image import Image, decode
+
+_log = logging.getLogger("edged.client")
 
 
 class Sink(ABC):
@@ -126,3 +136,164 @@ class Background:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+
+Added = TypeVar("Added", bound=Sink)
+
+
+class Sinks(AbstractContextManager["Sinks"]):
+    """Gives every result to every sink. A sink that fails is closed and removed with a warning; the failure of the
+    last one is raised."""
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self._sinks = list(sinks)
+        self._pending: PendingFrames | None = None
+
+    def add(self, sink: Added) -> Added:
+        """Add a sink; before `tap`."""
+        self._sinks.append(sink)
+        return sink
+
+    def tap(self, frames: Iterable[Picture | Captured]) -> Iterable[Picture | Captured]:
+        """Return what to stream in place of `frames`, so that pictures are kept until their results come."""
+        if not any(sink.wants_pictures for sink in self._sinks):
+            return frames
+        self._pending = PendingFrames(frames)
+        return self._pending
+
+    def on_result(self, result: Result) -> None:
+        picture = None if self._pending is None else self._pending.take(result.sequence)
+        answered = Answered(result, picture)
+        for sink in tuple(self._sinks):
+            try:
+                sink.on_answer(answered)
+            except (OSError, EdgedError) as error:
+                self._leave_out(sink, error)
+
+    def close(self) -> None:
+        """Close all sinks, then raise the first failure."""
+        failure: Exception | None = None
+        while self._sinks:
+            try:
+                self._sinks.pop(0).close()
+            except (OSError, EdgedError) as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _leave_out(self, sink: Sink, error: Exception) -> None:
+        self._sinks.remove(sink)
+        with contextlib.suppress(OSError, EdgedError):  # it failed already
+            sink.close()
+        if not self._sinks:
+            raise error
+        _log.warning("%s: %s; the stream goes on without it", sink.name, error)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_MOST, _MOST_BYTES = 64, 256 << 20
+
+
+class PendingFrames(Iterator[Picture | Captured]):
+    """Frames on their way to a stream, numbered as the stream numbers them. Keeps the newest pictures: at most
+    `most` and `most_bytes`."""
+
+    def __init__(self, frames: Iterable[Picture | Captured], most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
+        self.forgotten = 0
+        self._frames = iter(frames)
+        self._most, self._most_bytes = most, most_bytes
+        self._pictures: OrderedDict[int, Picture] = OrderedDict()
+        self._bytes = self._sequence = 0
+        self._lock = threading.Lock()
+
+    def __next__(self) -> Picture | Captured:
+        taken = next(self._frames)
+        picture = taken.image if isinstance(taken, Captured) else taken
+        with self._lock:
+            self._sequence += 1
+            self._pictures[self._sequence] = picture
+            self._bytes += _size(picture)
+            while len(self._pictures) > self._most or (self._bytes > self._most_bytes and len(self._pictures) > 1):
+                self._forget_oldest()
+                self.forgotten += 1
+        return taken
+
+    def take(self, sequence: int) -> Picture | None:
+        """Remove and return the picture of that number, and drop those before it: answers come in order."""
+        with self._lock:
+            while self._pictures and next(iter(self._pictures)) < sequence:
+                self._forget_oldest()
+            return self._forget_oldest() if next(iter(self._pictures), None) == sequence else None
+
+    def interrupt(self) -> None:
+        interrupt = getattr(self._frames, "interrupt", None)
+        if interrupt is not None:
+            interrupt()
+
+    def close(self) -> None:
+        close = getattr(self._frames, "close", None)
+        if close is not None:
+            close()
+
+    def _forget_oldest(self) -> Picture:
+        _, picture = self._pictures.popitem(last=False)
+        self._bytes -= _size(picture)
+        return picture
+
+
+def _size(picture: Picture) -> int:
+    if isinstance(picture, np.ndarray):
+        return picture.nbytes
+    return len(picture) if isinstance(picture, (bytes, bytearray, memoryview)) else 0
+
+
+class JsonLines(Sink):
+    """Appends a JSON object per result to a file, or to standard output for None, and flushes each line.
+
+    OSError if the file cannot be opened; BrokenPipeError if the reader of the pipe has gone.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.name = "standard output" if path is None else os.fspath(path)
+        self._file: BinaryIO | None = None if path is None else open(path, "ab")  # noqa: SIM115 - closed by `close`
+
+    def on_answer(self, answered: Answered) -> None:
+        line = encode(answered.result)
+        if self._file is not None:
+            self._file.write(line + b"\n")
+            self._file.flush()
+        else:
+            sys.stdout.write(line.decode() + "\n")
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def encode(result: Result) -> bytes:
+    return msgspec.json.encode(line(result))
+
+
+def line(result: Result) -> dict[str, object]:
+    """Return Roboflow's inference JSON with camera, number and age of the frame, skips and error; `classes` of a
+    classifier."""
+    error = None
+    if result.error is not None:
+        error = {"code": result.error[0], "message": result.error[1]}
+        if result.error_code is not None:
+            error["reason"] = result.error_code.value
+    return {
+        "camera": result.camera,
+        "model": result.model,
+        "sequence": result.sequence,
+        "captured_unix_ns": result.captured_unix_ns,
+        "age_ms": result.age_ms,
+        "skipped": result.skipped,
+        "skips": msgspec.to_builtins(result.skips),
+        "error": error,
+        **({"classes": msgspec.to_builtins(result.classes)} if result.classes else {}),
+        **result.json(),
+    }

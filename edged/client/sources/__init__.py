@@ -1,8 +1,7 @@
 """Where frames come from: pictures, videos, cameras; all as iterators of `edged.client.frames.Captured`.
 
-`opening` knows which kind an address names. A kind is a `Reader`, which gives shots one after the other: `live` reads
-cameras and reconnects to them, `files` reads videos and pictures. A `Source` hands out either the newest shot or every
-one.
+`opening` knows which kind an address names. A kind is a `Reader`, which gives shots one after the other: `Live` is a
+camera, which is connected again, and `Recording` a video. A `Source` hands out either the newest shot or every one.
 """
 
 from __future__ import annotations

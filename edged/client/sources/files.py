@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 from edged.client.frames import Captured
-from edged.client.sources import pyav
-from edged.client.sources import pyav as media
-from edged.client.sources.address import redact
-from edged.client.sources.source import Reader, Shot, Source
-from edged.errors import InvalidInput
+from edged.client.sources.source import Playback, Reader, Shot, Source
 from edged.vision.image import read_header
-
-_USUAL_FPS = 25.0
-_HOPELESSLY_LATE_S = 1.0
 
 
 class Film(Protocol):
@@ -29,14 +21,11 @@ class Film(Protocol):
     def close(self) -> None: ...
 
 
-OpenFilm: TypeAlias = Callable[[], Film]
-
-
 class Recording(Reader):
     """With `pace` each shot is stamped as if it were taken now; otherwise it has no capture time. With `loop` it begins
     again at its end."""
 
-    def __init__(self, name: str, open_film: OpenFilm, *, pace: bool, loop: bool = False) -> None:
+    def __init__(self, name: str, open_film: Callable[[], Film], *, pace: bool, loop: bool = False) -> None:
         """Raises what `open_film` raises."""
         super().__init__(name)
         self.paced = pace
@@ -67,53 +56,6 @@ class Recording(Reader):
         finally:
             self._film.close()
         return given
-
-
-class Playback:
-    """When each shot of a recording is due, counted from the first."""
-
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._clock = rate, clock
-        self._start: float | None = None
-        self._count = 0
-
-    def until(self, position: float | None) -> float:
-        """Seconds from now, at least 0, until the shot at `position` seconds of the recording; those without a position
-        follow each other at the usual rate."""
-        at = self._count / self._rate if position is None else position
-        self._count += 1
-        now = self._clock()
-        if self._start is None or now - (self._start + at) > _HOPELESSLY_LATE_S:
-            self._start = now - at  # after a pause it continues at normal speed and does not catch up
-        return max(0.0, self._start + at - now)
-
-
-class AvFilm:
-    """A file, or an address that PyAV reads like one."""
-
-    def __init__(self, path: str, accelerated: bool) -> None:
-        """InvalidInput if it cannot be opened or has no video."""
-        av = media.require_av()
-        accelerator = pyav.accelerator() if accelerated else None
-        options = {} if accelerator is None else {"hwaccel": accelerator}
-        try:
-            self._container: Any = av.open(path, **options)
-        except (av.FFmpegError, OSError) as error:
-            raise InvalidInput(f"the video {redact(path)!r} cannot be opened: {media.reason(error)}") from None
-        if not self._container.streams.video:
-            self._container.close()
-            raise InvalidInput(f"{redact(path)!r} has no video in it")
-        self.rate = float(self._container.streams.video[0].average_rate or _USUAL_FPS)
-
-    def shots(self, on_damage: Callable[[], None]) -> Iterator[Shot]:
-        av = media.require_av()
-        try:
-            yield from media.shots(self._container, on_damage)
-        except av.FFmpegError:  # the file breaks off
-            on_damage()
-
-    def close(self) -> None:
-        self._container.close()
 
 
 class Pictures(Source):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -20,11 +21,10 @@ import numpy.typing as npt
 from edged.client.frames import Picture
 from edged.client.sources import jpeg
 from edged.client.sources.address import CameraSettings
-from edged.client.sources.live import Live
-from edged.client.sources.source import Shot
+from edged.client.sources.source import Live, Shot
 from edged.errors import InvalidInput, Unsupported
 
-FORMATS = ("BGR", "BGRx", "NV12", "GRAY8")
+_FORMATS = ("BGR", "BGRx", "NV12", "GRAY8")
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 _CHANNELS = {"BGR": 3, "BGRx": 4, "GRAY8": 1}
 
@@ -38,7 +38,10 @@ def develop(gst: Any, sample: Any) -> Picture:
         raise ValueError("a buffer that cannot be read")
     try:
         if shape.get_name() == "image/jpeg":
-            return _picture(bytes(view.data))
+            whole = jpeg.complete(bytes(view.data))
+            if whole is None:
+                raise ValueError("a JPEG that is cut off")
+            return whole
         data = np.frombuffer(view.data, np.uint8)
         return pixels(data, shape.get_value("format"), shape.get_value("width"), shape.get_value("height"))
     finally:
@@ -81,25 +84,15 @@ def _round4(value: int) -> int:
     return (value + 3) // 4 * 4
 
 
-def _picture(data: bytes) -> bytes:
-    whole = jpeg.complete(data)
-    if whole is None:
-        raise ValueError("a JPEG that is cut off")
-    return whole
-
-
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
 _LOOK_NS = 200_000_000  # how often a wait for a sample looks whether it was stopped
 _OPEN_NS = 10_000_000_000
-_RAW = f"video/x-raw,format={{ {', '.join(FORMATS)} }}"
+_RAW = f"video/x-raw,format={{ {', '.join(_FORMATS)} }}"
 # One sample waits and an old one is dropped; frames are wanted as they come, not at the time they are to be shown.
 _LIVE_SINK = f'appsink name=edged max-buffers=1 drop=true sync=false caps="image/jpeg;{_RAW}"'
 _FILM_SINK = f'appsink name=edged max-buffers=2 drop=false sync=false caps="{_RAW}"'
 # Out of the memory of the decoder or camera, in hardware; NV12 is half the bytes of BGR.
 _FROM_DEVICE = "nvvidconv ! video/x-raw,format=NV12"
-
-Properties = Mapping[str, object]
-"""Of the element named `source`."""
 
 
 def require_gst() -> Any:
@@ -142,32 +135,35 @@ def pipeline_camera(text: str) -> Live:
     return _camera(f"gst:{text}", whole, {})
 
 
-def csi_camera(sensor: int, settings: CameraSettings) -> Live:
-    """A camera on the ribbon connector of a Jetson."""
-    _require_element("nvarguscamerasrc", "csi:// cameras", "NVIDIA's multimedia packages of JetPack")
-    return _camera(f"csi://{sensor}", csi_pipeline(settings), {"sensor-id": sensor})
-
-
-def rtsp_camera(url: str) -> Live:
-    """Decoded by a Jetson's hardware."""
-    return _camera(url, RTSP_PIPELINE, {"location": url})
-
-
-def csi_pipeline(settings: CameraSettings) -> str:
+def csi_camera(sensor: str, settings: CameraSettings) -> Live:
+    """A camera on the ribbon connector of a Jetson, by its number."""
+    if not sensor.isdecimal():
+        raise InvalidInput(f"csi://{sensor} is not a camera of a Jetson; write csi://0 for the first")
+    if require_gst().ElementFactory.find("nvarguscamerasrc") is None:
+        raise Unsupported(
+            "csi:// cameras need GStreamer's element nvarguscamerasrc, which is missing on this box; "
+            "install NVIDIA's multimedia packages of JetPack"
+        )
     caps = ["video/x-raw(memory:NVMM)", "format=NV12"]
     if settings.width:
         caps += [f"width={settings.width}", f"height={settings.height}"]
     if settings.fps:
         caps += [f"framerate={round(settings.fps * 1000)}/1000"]
-    return f"nvarguscamerasrc name=source ! {','.join(caps)} ! {_FROM_DEVICE} ! {_LIVE_SINK}"
+    pipeline = f"nvarguscamerasrc name=source ! {','.join(caps)} ! {_FROM_DEVICE} ! {_LIVE_SINK}"
+    return _camera(f"csi://{sensor}", pipeline, {"sensor-id": int(sensor)})
+
+
+def rtsp_camera(url: str) -> Live:
+    """Decoded by a Jetson's hardware."""
+    return _camera(url, _RTSP_PIPELINE, {"location": url})
 
 
 # decodebin takes the decoder of the highest rank, which on a Jetson is nvv4l2decoder.
-RTSP_PIPELINE = (
+_RTSP_PIPELINE = (
     "rtspsrc name=source protocols=tcp latency=0 ! application/x-rtp,media=video ! decodebin"
     f" ! {_FROM_DEVICE} ! {_LIVE_SINK}"
 )
-FILM_PIPELINE = f"filesrc name=source ! decodebin ! {_FROM_DEVICE} ! {_FILM_SINK}"
+_FILM_PIPELINE = f"filesrc name=source ! decodebin ! {_FROM_DEVICE} ! {_FILM_SINK}"
 
 
 class GstFilm:
@@ -178,7 +174,7 @@ class GstFilm:
     def __init__(self, path: str) -> None:
         """InvalidInput if it cannot be opened."""
         self._gst = require_gst()
-        self._pipeline = self._gst.parse_launch(FILM_PIPELINE)
+        self._pipeline = self._gst.parse_launch(_FILM_PIPELINE)
         self._pipeline.get_by_name("source").set_property("location", path)
         self._pipeline.set_state(self._gst.State.PAUSED)
         outcome = self._pipeline.get_state(_OPEN_NS)[0]
@@ -190,7 +186,7 @@ class GstFilm:
     def shots(self, on_damage: Callable[[], None]) -> Iterator[Shot]:
         self._pipeline.set_state(self._gst.State.PLAYING)
         try:
-            for sample in _samples(self._gst, self._pipeline, lambda: False, patience=None):
+            for sample in _samples(self._gst, self._pipeline, lambda: False, math.inf):
                 stamp = sample.get_buffer().pts
                 known = stamp != self._gst.CLOCK_TIME_NONE
                 yield Shot(functools.partial(develop, self._gst, sample), position=stamp / 1e9 if known else None)
@@ -201,7 +197,8 @@ class GstFilm:
         self._pipeline.set_state(self._gst.State.NULL)
 
 
-def _camera(name: str, text: str, properties: Properties) -> Live:
+def _camera(name: str, text: str, properties: Mapping[str, object]) -> Live:
+    """A camera read by a pipeline; `properties` are of its element named `source`."""
     gst = require_gst()
 
     @contextlib.contextmanager
@@ -221,13 +218,13 @@ def _camera(name: str, text: str, properties: Properties) -> Live:
 def _stamped(gst: Any, pipeline: Any, stopped: Callable[[], bool]) -> Iterator[Shot]:
     """Samples with capture times: a buffer's time counts from the pipeline's start, on the monotonic clock unless an
     element brings another, which `Shot.at` detects."""
-    for sample in _samples(gst, pipeline, stopped, _PATIENCE_S):
+    for sample in _samples(gst, pipeline, stopped, PATIENCE_S):
         stamp = sample.get_buffer().pts
         taken = 0 if stamp == gst.CLOCK_TIME_NONE else pipeline.get_base_time() + stamp
         yield Shot.at(functools.partial(develop, gst, sample), taken)
 
 
-def _samples(gst: Any, pipeline: Any, stopped: Callable[[], bool], patience: float | None) -> Iterator[Any]:
+def _samples(gst: Any, pipeline: Any, stopped: Callable[[], bool], patience: float) -> Iterator[Any]:
     """Samples to the end of the stream. OSError for an error of the pipeline, TimeoutError after `patience` seconds
     without a sample."""
     sink, last = pipeline.get_by_name("edged"), time.monotonic()
@@ -242,7 +239,7 @@ def _samples(gst: Any, pipeline: Any, stopped: Callable[[], bool], patience: flo
             raise OSError(complaint)
         if sink.get_property("eos"):
             return
-        if patience is not None and time.monotonic() - last > patience:
+        if time.monotonic() - last > patience:
             raise TimeoutError(f"no frame for {patience:g} s")
 
 
@@ -253,8 +250,3 @@ def _complaint(gst: Any, pipeline: Any) -> str | None:
         return None
     error, _ = message.parse_error()
     return str(error.message)
-
-
-def _require_element(name: str, what: str, package: str) -> None:
-    if require_gst().ElementFactory.find(name) is None:
-        raise Unsupported(f"{what} need GStreamer's element {name}, which is missing on this box; install {package}")

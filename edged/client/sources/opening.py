@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from edged.client.sources import gstreamer, pyav
 from edged.client.sources.address import CameraSettings, camera_address, redact
-from edged.client.sources.files import Pictures
-from edged.client.sources.source import InOrder, Newest, Reader, Source
+from edged.client.sources.files import Film, Pictures, Recording
+from edged.client.sources.shared import shared_camera
+from edged.client.sources.source import InOrder, Live, Newest, Reader, Source
 from edged.errors import InvalidInput, NotFound
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".ts")
-_WEBCAM = "webcam:"
-_GST = "gst:"
 _KINDS = "rtsp://, http://, v4l2://, csi://, gst:, shm:// or a file"
 
 
@@ -49,111 +48,61 @@ def open_source(
     name = os.fspath(text)
     if max_fps < 0:
         raise InvalidInput(f"max_fps={max_fps:g} is not a rate; give frames a second, 0 for all")
-    open_reader = _live(name, hardware)
-    if open_reader is not None:
-        reader = open_reader()
-        return Newest(reader, max_fps) if latest is not False else InOrder(reader, max_fps)
-    pictures = None if "://" in name else _pictures(Path(name))
+    camera = _open_camera(name, hardware)
+    pictures = None if camera is not None or "://" in name else _find_pictures(Path(name))
     if pictures is not None:
         return Pictures(name, pictures, max_fps, loop)
-    reader = _recording(name, pace, loop, hardware)
-    return Newest(reader, max_fps) if latest else InOrder(reader, max_fps)
+    reader: Reader = camera or Recording(redact(name), lambda: _open_film(name, hardware), pace=pace, loop=loop)
+    newest = camera is not None if latest is None else latest
+    return Newest(reader, max_fps) if newest else InOrder(reader, max_fps)
 
 
-def _live(name: str, hardware: bool) -> Callable[[], Reader] | None:
-    """Return what opens the camera of that name; None for a file."""
-    scheme = name.partition("://")[0] if "://" in name else ""
-    if name.startswith(_GST):
-        return lambda: _gst_pipeline(name.removeprefix(_GST))
-    if name.startswith(_WEBCAM):
-        number = name.removeprefix(_WEBCAM) or "0"
-        if not number.isdecimal():
-            raise InvalidInput(f"{name!r} is not a webcam; write webcam:0 for /dev/video0")
-        return lambda: _v4l2(f"/dev/video{number}", CameraSettings())
+def _open_camera(name: str, hardware: bool) -> Live | None:
+    """Open the camera of that name; None for a file."""
+    scheme, separator, rest = name.partition(":")
     if name.startswith("/dev/video"):
-        return lambda: _v4l2(name, CameraSettings())
+        return pyav.v4l2_camera(name, CameraSettings())
+    if scheme == "gst" and separator:
+        return gstreamer.pipeline_camera(rest)
+    if scheme == "webcam" and separator:
+        if not (rest or "0").isdecimal():
+            raise InvalidInput(f"{name!r} is not a webcam; write webcam:0 for /dev/video0")
+        return pyav.v4l2_camera(f"/dev/video{rest or 0}", CameraSettings())
+    if "://" not in name:
+        return None
     match scheme:
-        case "rtsp" | "rtsps":
-            return lambda: _network(name, hardware)
-        case "http" | "https":
-            return None if _suffix(name) in VIDEO_SUFFIXES else lambda: _network(name, hardware)
-        case "v4l2":
-            return lambda: _v4l2(*camera_address(name))
-        case "csi":
-            return lambda: _csi(*camera_address(name))
-        case "shm":
-            return lambda: _shared(name.removeprefix("shm://"))
-        case "":
+        case "rtsp" | "rtsps" if hardware and gstreamer.decodes_in_hardware():
+            return gstreamer.rtsp_camera(name)
+        case "http" | "https" if Path(urlsplit(name).path).suffix.lower() in VIDEO_SUFFIXES:
             return None
+        case "rtsp" | "rtsps" | "http" | "https":
+            return pyav.network_camera(name, hardware)
+        case "v4l2":
+            return pyav.v4l2_camera(*camera_address(name))
+        case "csi":
+            return gstreamer.csi_camera(*camera_address(name))
+        case "shm":
+            return shared_camera(name.removeprefix("shm://"))
     raise InvalidInput(f"{redact(name)!r} has an unknown scheme; give {_KINDS}")
 
 
-def _network(url: str, hardware: bool) -> Reader:
-    from edged.client.sources import gstreamer
-    from edged.client.sources.cameras import network_camera
-
-    if hardware and url.startswith("rtsp") and gstreamer.decodes_in_hardware():
-        return gstreamer.rtsp_camera(url)
-    return network_camera(url, hardware)
+def _open_film(name: str, hardware: bool) -> Film:
+    if hardware and "://" not in name and gstreamer.decodes_in_hardware():
+        with contextlib.suppress(InvalidInput):  # a format that it does not know
+            return gstreamer.GstFilm(name)
+    return pyav.AvFilm(name, hardware)
 
 
-def _v4l2(device: str, settings: CameraSettings) -> Reader:
-    from edged.client.sources.cameras import v4l2_camera
-
-    return v4l2_camera(device, settings)
-
-
-def _csi(sensor: str, settings: CameraSettings) -> Reader:
-    from edged.client.sources.gstreamer import csi_camera
-
-    if not sensor.isdecimal():
-        raise InvalidInput(f"csi://{sensor} is not a camera of a Jetson; write csi://0 for the first")
-    return csi_camera(int(sensor), settings)
-
-
-def _gst_pipeline(text: str) -> Reader:
-    from edged.client.sources.gstreamer import pipeline_camera
-
-    return pipeline_camera(text)
-
-
-def _shared(name: str) -> Reader:
-    from edged.client.sources.shared import shared_camera
-
-    return shared_camera(name)
-
-
-def _recording(name: str, pace: bool, loop: bool, hardware: bool) -> Reader:
-    from edged.client.sources import gstreamer
-    from edged.client.sources.files import AvFilm, Film, Recording
-
-    def open_film() -> Film:
-        if hardware and "://" not in name and gstreamer.decodes_in_hardware():
-            with contextlib.suppress(InvalidInput):  # a format that it does not know
-                return gstreamer.GstFilm(name)
-        return AvFilm(name, hardware)
-
-    return Recording(redact(name), open_film, pace=pace, loop=loop)
-
-
-def _pictures(path: Path) -> list[Path] | None:
+def _find_pictures(path: Path) -> list[Path] | None:
     """The pictures of a folder, or a picture; None for another file. NotFound if there is nothing."""
-    if path.is_dir():
-        return _in_folder(path)
     if not path.exists():
         raise NotFound(f"no such picture, folder, video or camera {str(path)!r}")
-    return [path] if path.suffix.lower() in PICTURE_SUFFIXES else None
-
-
-def _in_folder(folder: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path] if path.suffix.lower() in PICTURE_SUFFIXES else None
     try:
-        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES)
+        found = sorted(each for each in path.iterdir() if each.suffix.lower() in PICTURE_SUFFIXES)
     except OSError as error:
-        raise InvalidInput(f"the folder {str(folder)!r} cannot be read: {error.strerror}") from None
+        raise InvalidInput(f"the folder {str(path)!r} cannot be read: {error.strerror}") from None
     if not found:
-        raise NotFound(f"the folder {str(folder)!r} has no pictures ({', '.join(PICTURE_SUFFIXES)})")
+        raise NotFound(f"the folder {str(path)!r} has no pictures ({', '.join(PICTURE_SUFFIXES)})")
     return found
-
-
-def _suffix(url: str) -> str:
-    return Path(urlsplit(url).path).suffix.lower()

@@ -1,4 +1,5 @@
-"""Reading with PyAV, for video files and cameras, and its decoders in hardware.
+"""Cameras through PyAV (RTSP over TCP, Motion JPEG and HLS over HTTP, Video4Linux), its reading of videos, and its
+decoders in hardware.
 
 PyAV's own wheels know NVIDIA's decoder (CUDA) and Intel's (QSV); a PyAV built against the system's FFmpeg may know
 VA-API. On a Jetson none of them works, and GStreamer decodes instead (`edged.client.sources.gstreamer`).
@@ -6,9 +7,12 @@ VA-API. On a Jetson none of them works, and GStreamer decodes instead (`edged.cl
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import glob
 import importlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,8 +22,9 @@ import numpy.typing as npt
 
 from edged import packages
 from edged.client.sources import jpeg
-from edged.client.sources.source import Shot
-from edged.errors import Unsupported
+from edged.client.sources.address import CameraSettings, redact
+from edged.client.sources.source import Live, Playback, Shot
+from edged.errors import InvalidInput, NotFound, Unsupported
 
 _HOPELESS = 100  # reads in a row that fail
 _IN_DECODER = 64  # more packets than any decoder keeps before it gives a frame
@@ -78,7 +83,9 @@ def _frames(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
                 on_damage()
                 continue
             unix_ns, mono_ns = arrived.pop(frame.pts, now)
-            yield Shot(functools.partial(pixels, frame), unix_ns, mono_ns, _seconds(frame.time))
+            yield Shot(
+                functools.partial(pixels, frame), unix_ns, mono_ns, None if frame.time is None else float(frame.time)
+            )
 
 
 def _pictures(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
@@ -117,23 +124,18 @@ def _packets(container: Any, stream: Any, on_damage: Damage) -> Iterator[Any]:
                 raise
 
 
-def _seconds(position: Any) -> float | None:
-    return None if position is None else float(position)
-
-
 # A kind of decoder and the device file without which asking for it is in vain.
 _KINDS = (("cuda", "/dev/nvidiactl"), ("vaapi", "/dev/dri/renderD*"), ("qsv", "/dev/dri/renderD*"))
 
 
-def accelerator() -> Any:
-    """For `av.open(hwaccel=...)`; None if there is no such decoder. What the hardware cannot is decoded in
-    software."""
-    kind = _usable()
-    return None if kind is None else _settings(kind)
+def _hardware(accelerated: bool) -> dict[str, Any]:
+    """Options of `av.open` to decode in hardware if it can; what it cannot decode is decoded in software."""
+    kind = usable_accelerator() if accelerated else None
+    return {} if kind is None else {"hwaccel": _accelerator(kind)}
 
 
 @functools.cache
-def _usable() -> str | None:
+def usable_accelerator() -> str | None:
     """The first kind whose device lets itself be opened, found out once."""
     try:
         module = importlib.import_module("av.codec.hwaccel")
@@ -145,12 +147,112 @@ def _usable() -> str | None:
         if kind not in compiled or not glob.glob(device):
             continue
         try:
-            _settings(kind).create(codec)
+            _accelerator(kind).create(codec)
         except Exception:  # noqa: S112 - whatever a driver does, the next kind or software may do
             continue
         return kind
     return None
 
 
-def _settings(kind: str) -> Any:
+def _accelerator(kind: str) -> Any:
     return importlib.import_module("av.codec.hwaccel").HWAccel(kind, allow_software_fallback=True)
+
+
+_USUAL_FPS = 25.0
+
+
+class AvFilm:
+    """A video file, or an address that PyAV reads like one."""
+
+    def __init__(self, path: str, accelerated: bool) -> None:
+        """InvalidInput if it cannot be opened or has no video."""
+        av = require_av()
+        try:
+            self._container: Any = av.open(path, **_hardware(accelerated))
+        except (av.FFmpegError, OSError) as error:
+            raise InvalidInput(f"the video {redact(path)!r} cannot be opened: {reason(error)}") from None
+        if not self._container.streams.video:
+            self._container.close()
+            raise InvalidInput(f"{redact(path)!r} has no video in it")
+        self.rate = float(self._container.streams.video[0].average_rate or _USUAL_FPS)
+
+    def shots(self, on_damage: Callable[[], None]) -> Iterator[Shot]:
+        av = require_av()
+        try:
+            yield from shots(self._container, on_damage)
+        except av.FFmpegError:  # the file breaks off
+            on_damage()
+
+    def close(self) -> None:
+        self._container.close()
+
+
+_TIMEOUT_S = (10.0, 10.0)  # to open, and for each read
+# UDP loses packets on a busy LAN. FFmpeg's "nobuffer" is left off: it throws the frames away that it looked at to learn
+# the format, the first key frame among them, and the next may be seconds off. What is kept is overtaken at once.
+_RTSP = {"rtsp_transport": "tcp"}
+
+
+def network_camera(url: str, accelerated: bool = True) -> Live:
+    """`rtsp://`, `rtsps://`, `http://` or `https://`. Unsupported if PyAV is not installed."""
+    av = require_av()
+
+    @contextlib.contextmanager
+    def connect(camera: Live) -> Iterator[Iterator[Shot]]:
+        transport = _RTSP if url.startswith("rtsp") else {}
+        with av.open(url, timeout=_TIMEOUT_S, options=transport, **_hardware(accelerated)) as container:
+            if not container.streams.video:
+                raise OSError("it sends no video")
+            taken = shots(container, camera.on_damage, undecoded=True)
+            yield _played(taken, camera) if "hls" in container.format.name.split(",") else taken
+
+    return Live(url, connect)
+
+
+def _played(taken: Iterator[Shot], camera: Live) -> Iterator[Shot]:
+    """HLS arrives some seconds at a time: shown at the speed it was taken at, and stamped when shown, since nothing
+    says when that was."""
+    due = Playback(_USUAL_FPS)
+    for shot in taken:
+        camera.stopped.wait(due.until(shot.position))
+        yield Shot.now(shot.develop, shot.position)
+
+
+_NOT_ABOUT_THE_FORMAT = {errno.EBUSY, errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM, errno.EIO}
+
+
+def v4l2_camera(device: str, settings: CameraSettings) -> Live:
+    """Open a camera of this machine: with Motion JPEG, which the daemon decodes on demand, unless the settings or the
+    driver say otherwise. NotFound or InvalidInput if the device does not exist or may not be opened."""
+    av = require_av()
+    if not os.path.exists(device):
+        raise NotFound(f"no such camera {device}; see: ls /dev/video*")
+    if not os.access(device, os.R_OK | os.W_OK):
+        raise InvalidInput(f"the camera {device} may not be opened by this user; join the group that owns it (video)")
+
+    @contextlib.contextmanager
+    def connect(camera: Live) -> Iterator[Iterator[Shot]]:
+        with _open(av, device, settings) as container:
+            yield shots(container, camera.on_damage, undecoded=True)
+
+    return Live(device, connect)
+
+
+def _open(av: Any, device: str, settings: CameraSettings) -> Any:
+    wanted = {}
+    if settings.width and settings.height:
+        wanted["video_size"] = f"{settings.width}x{settings.height}"
+    if settings.fps:
+        wanted["framerate"] = f"{settings.fps:g}"
+
+    def attempt(**more: str) -> Any:
+        return av.open(device, format="v4l2", options=wanted | more, timeout=_TIMEOUT_S)
+
+    if settings.format:
+        return attempt(input_format=settings.format)
+    try:
+        return attempt(input_format="mjpeg")
+    except (av.FFmpegError, OSError) as error:
+        if error.errno in _NOT_ABOUT_THE_FORMAT:
+            raise
+        return attempt()

@@ -21,8 +21,7 @@ from edged import shared_layout as layout
 from edged.client.frames import Picture
 from edged.client.sources import jpeg
 from edged.client.sources.address import query_settings
-from edged.client.sources.live import Live
-from edged.client.sources.source import Shot
+from edged.client.sources.source import Live, Shot
 from edged.errors import InvalidInput
 
 _LOOK_S = 0.004

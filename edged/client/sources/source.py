@@ -1,16 +1,23 @@
-"""Sources of frames: a `Reader` reads shots, a `Source` hands out the newest one or every one."""
+"""Sources of frames: a `Reader` reads shots, a `Source` hands out the newest one or every one; `Live` reads cameras."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import msgspec
 
+from edged.client.backoff import Backoff
 from edged.client.frames import Captured, Picture
+from edged.client.sources.address import redact
+from edged.errors import Unsupported
+
+_log = logging.getLogger("edged.client")
 
 
 class RateLimit:
@@ -70,6 +77,28 @@ class Shot(msgspec.Struct, frozen=True, eq=False):
         return Captured(self.develop(), self.captured_unix_ns, self.captured_mono_ns)
 
 
+_HOPELESSLY_LATE_S = 1.0
+
+
+class Playback:
+    """When each shot of a recording is due, counted from the first."""
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._clock = rate, clock
+        self._start: float | None = None
+        self._count = 0
+
+    def until(self, position: float | None) -> float:
+        """Seconds from now, at least 0, until the shot at `position` seconds of the recording; those without a position
+        follow each other at the usual rate."""
+        at = self._count / self._rate if position is None else position
+        self._count += 1
+        now = self._clock()
+        if self._start is None or now - (self._start + at) > _HOPELESSLY_LATE_S:
+            self._start = now - at  # after a pause it continues at normal speed and does not catch up
+        return max(0.0, self._start + at - now)
+
+
 class Reader(ABC):
     """Reads shots. `name` has no secrets in it. `paced`: shots come in real time, so that a late one is worthless.
     `damaged` counts shots that could not be read, `missed` those that were gone before they could be."""
@@ -91,6 +120,59 @@ class Reader(ABC):
 
     def on_damage(self) -> None:
         self.damaged += 1
+
+
+Connect: TypeAlias = Callable[["Live"], AbstractContextManager[Iterator[Shot]]]
+"""Opens the camera. The shots end or raise when it goes away; `stopped` is checked between two of them."""
+
+
+class Live(Reader):
+    """A camera, which is connected again when it is missing or goes away, until `stopped`. `clock` and `wait` are in
+    seconds."""
+
+    paced = True
+
+    def __init__(
+        self,
+        name: str,
+        connect: Connect,
+        *,
+        backoff: Backoff | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        super().__init__(redact(name))
+        self._connect = connect
+        self.backoff = backoff or Backoff()
+        self._clock = clock
+        self._wait = wait or self.stopped.wait
+        self._working_since: float | None = None
+
+    def shots(self) -> Generator[Shot, None, None]:
+        while not self.stopped.is_set():
+            self._working_since = None
+            reason = yield from self._session()
+            if self.stopped.is_set():
+                return
+            pause = self.backoff.after(0.0 if self._working_since is None else self._clock() - self._working_since)
+            _log.warning("camera %s: %s; trying again in %g s", self.name, reason, pause)
+            self._wait(pause)
+
+    def _session(self) -> Generator[Shot, None, str]:
+        """Yield the shots of one connection; return why it ended."""
+        try:
+            with self._connect(self) as shots:
+                for shot in shots:
+                    if self._working_since is None:
+                        self._working_since = self._clock()
+                    yield shot
+                    if self.stopped.is_set():
+                        break
+        except Unsupported:  # a missing package does not appear by waiting
+            raise
+        except Exception as error:  # whatever the camera or driver raises, the next attempt may work
+            return redact(str(getattr(error, "strerror", None) or error) or type(error).__name__)
+        return "the stream ended"
 
 
 class Source(Iterator[Captured], AbstractContextManager["Source"]):
@@ -124,19 +206,19 @@ class _Read(Source):
     def __init__(self, reader: Reader, max_fps: float) -> None:
         super().__init__(reader.name)
         self.paced = reader.paced
-        self._reader = reader
+        self.reader = reader
         self._limit = RateLimit(max_fps)
         self._dropped = 0
 
     def _count(self) -> None:
-        self.damaged, self.skipped = self._reader.damaged, self._dropped + self._reader.missed
+        self.damaged, self.skipped = self.reader.damaged, self._dropped + self.reader.missed
 
     def _developed(self, shot: Shot) -> Captured | None:
         """Convert a shot; None if it is damaged."""
         try:
             return shot.captured()
         except Exception:  # PyAV's errors share no base with numpy's
-            self._reader.on_damage()
+            self.reader.on_damage()
             return None
 
 
@@ -156,7 +238,7 @@ class InOrder(_Read):
                 self._count()
 
     def interrupt(self) -> None:
-        self._reader.stopped.set()
+        self.reader.stopped.set()
 
     def close(self) -> None:
         """Wait a moment for a busy reader; it ends by itself when its read is over."""
@@ -164,13 +246,13 @@ class InOrder(_Read):
         if self._reading.acquire(timeout=0.5):
             try:
                 self._shots.close()
-                self._reader.close()
+                self.reader.close()
             finally:
                 self._reading.release()
 
     def _next(self) -> Captured:
         for shot in self._shots:
-            if self._reader.stopped.is_set():
+            if self.reader.stopped.is_set():
                 break
             if not self._limit.admits(_moment(shot)):
                 self._dropped += 1
@@ -194,10 +276,10 @@ class Newest(_Read):
     def __next__(self) -> Captured:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._newest is not None or self._ended or self._reader.stopped.is_set())
+                self._changed.wait_for(lambda: self._newest is not None or self._ended or self.reader.stopped.is_set())
                 newest, self._newest = self._newest, None
                 self._count()
-            if newest is None or self._reader.stopped.is_set():
+            if newest is None or self.reader.stopped.is_set():
                 self._raise_failure()
                 raise StopIteration
             taken = self._developed(newest)  # here and not in the reader's thread, so that a skipped one costs nothing
@@ -206,7 +288,7 @@ class Newest(_Read):
                 return taken
 
     def interrupt(self) -> None:
-        self._reader.stopped.set()
+        self.reader.stopped.set()
         with self._changed:
             self._changed.notify_all()
 
@@ -216,17 +298,17 @@ class Newest(_Read):
         self._thread.join(timeout=0.5)
 
     def _run(self) -> None:
-        shots = self._reader.shots()
+        shots = self.reader.shots()
         try:
             for shot in shots:
-                if self._reader.stopped.is_set():
+                if self.reader.stopped.is_set():
                     break
                 self._publish(shot)
         except Exception as error:  # raised by the next call of `__next__`
             self._failure = error
         finally:
             shots.close()
-            self._reader.close()
+            self.reader.close()
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()

@@ -1,0 +1,234 @@
+"""The client for an event loop: the blocking one, whose calls end in futures and whose iterators run in threads.
+
+gRPC's own asynchronous interface is not used: it loses the daemon's status if a write fails
+(https://github.com/grpc/grpc/issues/36066), and every stream would be written twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
+from concurrent import futures
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from edged.client.calls import Call, DaemonCalls, StreamCall
+from edged.client.client import Client
+from edged.client.credentials import Credentials
+from edged.client.frames import Captured, Picture
+from edged.client.result import Result
+from edged.client.stream import Stream, Updates
+
+Answer = TypeVar("Answer")
+Item = TypeVar("Item", covariant=True)
+Value = TypeVar("Value")
+
+
+class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
+    """A connection to one daemon, for event loops; arguments and errors as in `Client`. Streams and calls with many
+    answers run in threads, of which each has its own."""
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float = 30.0,
+        credentials: Credentials | grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._client = Client(target, timeout=timeout, credentials=credentials)
+        self.target, self.timeout = self._client.target, timeout
+
+    async def close(self) -> None:
+        """Close the connection, and with it every stream."""
+        self._client.close()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _ask(self, describe: Callable[[], Call[Answer]]) -> Answer:
+        call = await asyncio.to_thread(describe)
+        try:
+            answer = await _outcome(
+                self._client.sender(call).future(call.request, timeout=call.timeout or self.timeout)
+            )
+        except grpc.RpcError as error:
+            raise self._client.failure(call, error) from None
+        return call.parse(answer)
+
+    def _watch(self, describe: Callable[[], Call[Answer]]) -> AsyncUpdates[Answer]:
+        return AsyncUpdates(self._client.watch(describe()))
+
+    async def _command(self, describe: Callable[[], Call[Answer]]) -> AsyncUpdates[Answer]:
+        return await self._watch(describe).begin(self.timeout)
+
+    def _stream(self, describe: Callable[[], StreamCall]) -> AsyncStream:
+        call = describe()
+        if isinstance(call.frames, AsyncIterable):
+            call = replace(call, frames=_LoopFrames(call.frames))
+        return AsyncStream(self._client.open(call))
+
+
+async def _outcome(call: Any) -> Any:
+    """Wait for a call of gRPC without a thread; cancelling the wait cancels the call."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_over(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(over.set)
+
+    call.add_done_callback(on_over)
+    try:
+        await over.wait()
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    return call.result()
+
+
+class _Closable(Protocol[Item]):
+    """An iterator that another thread may close while one waits for its next item."""
+
+    def __next__(self) -> Item: ...
+    def close(self) -> None: ...
+
+
+class _Threaded(AsyncIterator[Item]):
+    """A blocking iterator as an asynchronous one: a thread pulls one item for each `anext`.
+
+    `aclose`, the end of an `async with` block or of the last reference, or a cancelled wait for an item closes it.
+    """
+
+    def __init__(self, items: _Closable[Item]) -> None:
+        self._items = items
+        self._asked: queue.SimpleQueue[futures.Future[list[Item]] | None] = queue.SimpleQueue()
+        self._started = self._closed = False
+
+    async def __anext__(self) -> Item:
+        if self._closed:
+            raise StopAsyncIteration
+        if not self._started:
+            self._started = True
+            # The thread does not refer to this object, so that dropping the last reference ends both.
+            work = (self._items, self._asked)
+            threading.Thread(target=_pull_items, args=work, name="edged-answers", daemon=True).start()
+        answer: futures.Future[list[Item]] = futures.Future()
+        answer.set_running_or_notify_cancel()
+        self._asked.put(answer)
+        try:
+            got = await asyncio.wrap_future(answer)
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        if not got:
+            raise StopAsyncIteration
+        return got[0]
+
+    async def aclose(self) -> None:
+        self._end()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._items.close()
+        self._asked.put(None)
+
+    def __del__(self) -> None:
+        self._end()
+
+
+def _pull_items(items: _Closable[Value], asked: queue.SimpleQueue[futures.Future[list[Value]] | None]) -> None:
+    while (answer := asked.get()) is not None:
+        try:
+            answer.set_result([items.__next__()])
+        except StopIteration:
+            answer.set_result([])
+        except Exception as error:
+            answer.set_exception(error)
+
+
+class AsyncStream(_Threaded[Result], AbstractAsyncContextManager["AsyncStream"]):
+    """A `Stream` for an event loop. `aclose`, the end of an `async with` block or of the last reference, or a cancelled
+    wait for a result cancels the call and closes the frames."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        self.counts = stream.counts
+
+
+class AsyncUpdates(_Threaded[Answer], AbstractAsyncContextManager["AsyncUpdates[Answer]"]):
+    """`Updates` for an event loop: `aclose`, the end of an `async with` block or of the last reference, or a cancelled
+    wait for an answer ends the call."""
+
+    def __init__(self, updates: Updates[Answer]) -> None:
+        super().__init__(updates)
+        self._updates = updates
+
+    async def begin(self, patience: float) -> AsyncUpdates[Answer]:
+        """As `Updates.begin`."""
+        try:
+            await asyncio.to_thread(self._updates.begin, patience)
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        return self
+
+
+class _LoopFrames(Iterator[Picture | Captured]):
+    """Asynchronous frames for the thread that sends them; the event loop that runs now pulls them."""
+
+    def __init__(self, frames: AsyncIterable[Picture | Captured]) -> None:
+        self._frames, self._loop = aiter(frames), asyncio.get_running_loop()
+        self._pulling: asyncio.Task[Any] | None = None
+        self._over = False
+
+    def __next__(self) -> Picture | Captured:
+        try:
+            return self._in_loop(self._pull()).result()
+        except (StopAsyncIteration, futures.CancelledError):
+            raise StopIteration from None
+
+    def interrupt(self) -> None:
+        """End the iteration, also while the sending thread waits for a frame."""
+        self._over = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def close(self) -> None:
+        """Close the frames soon."""
+        self._over = True
+        with contextlib.suppress(futures.CancelledError):
+            self._in_loop(self._close())
+
+    async def _pull(self) -> Picture | Captured:
+        if self._over:
+            raise StopAsyncIteration
+        self._pulling = asyncio.current_task()
+        return await anext(self._frames)
+
+    async def _close(self) -> None:
+        if self._pulling is not None:
+            self._pulling.cancel()
+            await asyncio.wait([self._pulling])
+        close = getattr(self._frames, "aclose", None)
+        if close is not None:
+            await close()
+
+    def _cancel(self) -> None:
+        if self._pulling is not None:
+            self._pulling.cancel()
+
+    def _in_loop(self, work: Coroutine[Any, Any, Value]) -> futures.Future[Value]:
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop is closed
+            work.close()
+            raise futures.CancelledError from None
