@@ -8,7 +8,8 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -37,6 +38,60 @@ TENSORS: dict[str, np.ndarray] = {
 }
 
 
+JPEG = b"\xff\xd8 a picture"
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10) -> bool:
+    """Whether it becomes true in time."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+class Frames:
+    """A generator of pictures, ordinary or asynchronous; `closed` is set at its end, `puller` names its thread."""
+
+    def __init__(self, gap: float = 0.0, count: int | None = None, failure: Exception | None = None) -> None:
+        self.started = False
+        self.closed = threading.Event()
+        self.puller = ""
+        self._gap, self._count, self._failure = gap, count, failure
+
+    def over(self) -> bool:
+        """Closed in time, or never started, as when the call fails before the first frame is pulled."""
+        return not self.started or self.closed.wait(5)
+
+    def ordinary(self) -> Iterator[bytes]:
+        number = 0
+        self.started = True
+        try:
+            while self._count is None or number < self._count:
+                self.puller = threading.current_thread().name
+                number += 1
+                time.sleep(self._gap)
+                yield JPEG
+            if self._failure:
+                raise self._failure
+        finally:
+            self.closed.set()
+
+    __iter__ = ordinary
+
+    async def asynchronous(self) -> AsyncIterator[bytes]:
+        frames = self.ordinary()
+        gap, self._gap = self._gap, 0.0
+        try:
+            for frame in frames:
+                await asyncio.sleep(gap)
+                yield frame
+        finally:
+            frames.close()  # type: ignore[attr-defined]
+
+    def of(self, kind: str) -> Any:
+        return self.ordinary() if kind == "ordinary" else self.asynchronous()
+
+
 def encode(array: np.ndarray) -> bytes:
     if array.dtype == object:
         return b"".join(len(item).to_bytes(4, "little") + item for item in array.reshape(-1))
@@ -44,12 +99,13 @@ def encode(array: np.ndarray) -> bytes:
 
 
 class Daemon:
-    """`frames` and `uploads` are what came; `ended` counts Detect calls that are over, for whatever reason."""
+    """`frames` and `uploads` are what came; `ended` counts Detect calls that are over, for whatever reason;
+    `cancelled` counts cancelled calls of DetectOne."""
 
     def __init__(self) -> None:
         self.frames: list[cam.Frame] = []
         self.uploads: list[tuple[ops.ModelHeader, dict[str, bytes]]] = []
-        self.ended = 0
+        self.ended = self.cancelled = 0
         self.removed: list[str] = []
         self.commands = Commands()
         self.shown: list[tuple[str, str]] = []  # the call, and whom the client said to be
@@ -88,7 +144,11 @@ class Daemon:
 
     async def detect_one(self, frame: cam.Frame, context: Any) -> cam.Result:
         self.frames.append(frame)
-        await behave(frame, context)
+        try:
+            await behave(frame, context)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         if frame.encoded == b"bad":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the picture is damaged; send it again")
         return answer(frame, 0)

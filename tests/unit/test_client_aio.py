@@ -1,36 +1,33 @@
-"""The asynchronous client: the same account and the same ends as the blocking one, and clean cancellation."""
+"""The asynchronous client: the results and ends of the blocking one, without blocking the loop, and cancellation."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from edged.client import AsyncClient
-from edged.client.upload import Upload
 from edged.errors import AlreadyExists, DaemonUnavailable, DeadlineExceeded, InvalidInput, NotFound, NotReady
-from tests.unit.client_daemon import Running
+from tests import models
+from tests.unit.client_daemon import Frames, Running, eventually
 
 pytestmark = pytest.mark.timeout(60)
-JPEG = b"\xff\xd8 a picture"
+kinds = pytest.mark.parametrize("kind", ["ordinary", "asynchronous"])
 
 
-@pytest.fixture(params=["unix", "tcp"])
-def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
-    with Running(f"unix:{tmp_path}/edged.sock" if request.param == "unix" else None) as running:
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with Running(f"unix:{tmp_path}/edged.sock") as running:
         yield running
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Bounded, and without a task left over."""
+    """Run it bounded; no task may be left over."""
 
     async def bounded() -> None:
         await asyncio.wait_for(work, 30)
@@ -39,51 +36,6 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         assert [task for task in left if "edged.client" in str(task)] == []
 
     asyncio.run(bounded())
-
-
-class Frames:
-    """The same frames as an ordinary or as an asynchronous generator."""
-
-    def __init__(self, gap: float = 0.0, count: int | None = None, failure: Exception | None = None) -> None:
-        self.started = False
-        self.closed = threading.Event()
-        self._gap, self._count, self._failure = gap, count, failure
-
-    def over(self) -> bool:
-        """Closed in time, or never begun, as when the call fails before the first frame is pulled."""
-        return not self.started or self.closed.wait(5)
-
-    def ordinary(self) -> Iterator[bytes]:
-        number = 0
-        self.started = True
-        try:
-            while self._count is None or number < self._count:
-                number += 1
-                time.sleep(self._gap)
-                yield JPEG
-            if self._failure:
-                raise self._failure
-        finally:
-            self.closed.set()
-
-    async def asynchronous(self) -> AsyncIterator[bytes]:
-        number = 0
-        self.started = True
-        try:
-            while self._count is None or number < self._count:
-                number += 1
-                await asyncio.sleep(self._gap)
-                yield JPEG
-            if self._failure:
-                raise self._failure
-        finally:
-            self.closed.set()
-
-    def of(self, kind: str) -> Any:
-        return self.ordinary() if kind == "ordinary" else self.asynchronous()
-
-
-kinds = pytest.mark.parametrize("kind", ["ordinary", "asynchronous"])
 
 
 @kinds
@@ -96,59 +48,30 @@ def test_stream_mixed_outcomes_are_all_counted(running: Running, kind: str, mode
             assert stream.counts.sent == 100 == len(results) + sum(result.skipped for result in results)
             assert stream.counts.failed == sum(result.error is not None for result in results)
             assert (stream.counts.waiting, results[-1].sequence) == (0, 100)
-            assert (stream.counts.skipped > 0) or model != "slow"
 
     run(work())
 
 
 @kinds
-def test_stream_lossless_skips_nothing(running: Running, kind: str) -> None:
-    async def work() -> None:
-        async with AsyncClient(running.target) as client:
-            stream = client.stream("slow", Frames(count=20).of(kind), lossless=True)
-            assert [result.sequence async for result in stream] == list(range(1, 21))
-
-    run(work())
-
-
-@kinds
-def test_stream_left_block_closes_frames_and_call(running: Running, kind: str) -> None:
-    async def work() -> None:
-        frames = Frames(gap=0.005)
-        async with AsyncClient(running.target) as client, client.stream("shapes", frames.of(kind)) as stream:
-            async for _ in stream:
-                break
-        assert await asyncio.to_thread(frames.over)
-        assert [result async for result in stream] == []
-        for _ in range(200):
-            await asyncio.sleep(0.01 if running.daemon.ended == 0 else 0)
-        assert running.daemon.ended == 1
-
-    run(work())
-
-
-@kinds
-def test_stream_cancelled_wait_closes_frames_and_call(running: Running, kind: str) -> None:
+@pytest.mark.parametrize("end", ["left block", "cancelled wait", "dropped reference"])
+def test_stream_ended_early_closes_frames_and_call(running: Running, kind: str, end: str) -> None:
     async def work() -> None:
         frames = Frames(gap=0.005)
         async with AsyncClient(running.target) as client:
-            stream = client.stream("hung", frames.of(kind))
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(anext(stream), 0.3)
+            if end == "left block":
+                async with client.stream("shapes", frames.of(kind)) as stream:
+                    await anext(stream)
+                assert [result async for result in stream] == []
+            elif end == "cancelled wait":
+                stream = client.stream("hung", frames.of(kind))
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.3)
+                assert [result async for result in stream] == []
+            else:
+                async for _ in client.stream("shapes", frames.of(kind)):
+                    break
             assert await asyncio.to_thread(frames.over)
-            assert [result async for result in stream] == []
-
-    run(work())
-
-
-@kinds
-def test_stream_dropped_reference_ends_call(running: Running, kind: str) -> None:
-    async def work() -> None:
-        frames = Frames(gap=0.005)
-        async with AsyncClient(running.target) as client:
-            async for _ in client.stream("shapes", frames.of(kind)):
-                break
-            assert await asyncio.to_thread(frames.over)
+            assert await asyncio.to_thread(eventually, lambda: running.daemon.ended == 1)
 
     run(work())
 
@@ -158,55 +81,23 @@ def test_stream_failing_frames_raise_after_the_answers(running: Running, kind: s
     async def work() -> None:
         async with AsyncClient(running.target) as client:
             stream = client.stream("shapes", Frames(count=3, failure=KeyError("lens cap")).of(kind))
-            seen = []
-
-            async def follow() -> None:
+            results = []
+            with pytest.raises(KeyError, match="lens cap"):  # noqa: PT012 - after some results
                 async for result in stream:
-                    seen.append(result.sequence)
-
-            with pytest.raises(KeyError, match="lens cap"):
-                await follow()
-            assert (seen[-1], stream.counts.waiting) == (3, 0)
+                    results.append(result.sequence)
+            assert (results[-1], stream.counts.waiting) == (3, 0)
 
     run(work())
 
 
 @kinds
-def test_stream_failed_call_raises_its_error(running: Running, kind: str) -> None:
+@pytest.mark.parametrize(("model", "error"), [("missing", NotFound), ("quits", NotReady), ("hung", DeadlineExceeded)])
+def test_stream_failed_call_raises_its_error(running: Running, kind: str, model: str, error: type) -> None:
     async def work() -> None:
+        frames = Frames(gap=0.01)
         async with AsyncClient(running.target, timeout=0.4) as client:
-            for model, kind_of_error in (("missing", NotFound), ("quits", NotReady), ("hung", DeadlineExceeded)):
-                frames = Frames(gap=0.01)
-                with pytest.raises(kind_of_error):
-                    async for _ in client.stream(model, frames.of(kind)):
-                        pass
-                assert await asyncio.to_thread(frames.over)
-
-    run(work())
-
-
-@kinds
-def test_stream_failed_write_keeps_the_daemons_status(running: Running, kind: str) -> None:
-    """Many times, since grpc.aio loses the reason in a race."""
-
-    async def work() -> None:
-        async with AsyncClient(running.target) as client:
-            for _ in range(40):
-                with pytest.raises(NotFound, match="no model 'missing'"):
-                    await anext(client.stream("missing", Frames().of(kind)))
-
-    run(work())
-
-
-@kinds
-def test_client_without_daemon_raises_not_ready(tmp_path: Path, kind: str) -> None:
-    async def work() -> None:
-        async with AsyncClient(f"unix:{tmp_path}/none.sock") as client:
-            with pytest.raises(DaemonUnavailable, match="start one with: edged serve"):
-                await client.models()
-            frames = Frames(gap=0.01)
-            with pytest.raises(DaemonUnavailable, match="start one with: edged serve"):
-                async for _ in client.stream("shapes", frames.of(kind)):
+            with pytest.raises(error):
+                async for _ in client.stream(model, frames.of(kind)):
                     pass
             assert await asyncio.to_thread(frames.over)
 
@@ -214,16 +105,15 @@ def test_client_without_daemon_raises_not_ready(tmp_path: Path, kind: str) -> No
 
 
 @kinds
-def test_stream_daemon_that_stops_raises_not_ready(tmp_path: Path, kind: str) -> None:
+def test_client_without_daemon_raises_not_ready(tmp_path: Path, kind: str) -> None:
     async def work() -> None:
-        with Running(f"unix:{tmp_path}/edged.sock") as running:
-            client = AsyncClient(running.target)
-            stream = client.stream("shapes", Frames(gap=0.01).of(kind))
-            assert (await anext(stream)).sequence >= 1
-        with pytest.raises(NotReady):
-            async for _ in stream:
-                pass
-        await client.close()
+        frames = Frames(gap=0.01)
+        async with AsyncClient(f"unix:{tmp_path}/none.sock") as client:
+            with pytest.raises(DaemonUnavailable):
+                await client.models()
+            with pytest.raises(DaemonUnavailable):
+                await anext(client.stream("shapes", frames.of(kind)))
+        assert await asyncio.to_thread(frames.over)
 
     run(work())
 
@@ -243,60 +133,32 @@ def test_stream_slow_camera_does_not_block_the_loop(running: Running) -> None:
     run(work())
 
 
-def test_client_unary_calls_return_values(running: Running) -> None:
+def test_client_calls_return_values_or_raise(running: Running, tmp_path: Path) -> None:
+    path = models.save(models.matmul(), tmp_path / "m.onnx")
+
     async def work() -> None:
         async with AsyncClient(running.target) as client:
             result = await client.infer("shapes", np.zeros((4, 6, 3), np.uint8), score=0.5)
             assert (result.width, result.height, len(result.detections)) == (6, 4, 2)
-            assert [model.name for model in await client.models()] == ["shapes"]
             assert [engine.key for engine in await client.engines("shapes")] == ["abc"]
-            assert (await client.explain("shapes"))[0].summary == "new"
-            assert (await client.device()).digest == "d1"
-            await client.remove_model("shapes")
-            assert running.daemon.removed == ["shapes"]
             with pytest.raises(InvalidInput):
                 await client.infer("shapes", b"bad")
-
-    run(work())
-
-
-def model_file(folder: Path) -> Path:
-    weights = onnx.numpy_helper.from_array(np.ones((700, 1000), np.float32), "w")
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 700])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1000])
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
-    onnx.save(helper.make_model(graph), str(folder / "m.onnx"))
-    return folder / "m.onnx"
-
-
-def test_add_model_upload_arrives_whole(running: Running, tmp_path: Path) -> None:
-    async def work() -> None:
-        path = model_file(tmp_path)
-        async with AsyncClient(running.target) as client:
             assert (await client.add_model("new", path)).state == "loading"
-            ((_, files),) = running.daemon.uploads
-            assert files == {"m.onnx": path.read_bytes()}
             with pytest.raises(AlreadyExists):
                 await client.add_model("taken", path)
+            assert [files for _, files in running.daemon.uploads] == [{"m.onnx": path.read_bytes()}]
 
     run(work())
 
 
-def test_add_model_truncated_file_is_rejected(
-    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: Upload) -> Iterator[Any]:
-        yield from list(read(self))[:3]
-        self.failure = InvalidInput("the model cannot be read: Input/output error")
-        raise OSError
-
-    read = Upload._read
-    monkeypatch.setattr(Upload, "_read", broken)
-
+def test_client_cancelled_call_is_cancelled_at_the_daemon(running: Running) -> None:
     async def work() -> None:
         async with AsyncClient(running.target) as client:
-            with pytest.raises(InvalidInput, match="Input/output error"):
-                await client.add_model("new", model_file(tmp_path))
-        assert running.daemon.uploads == []
+            call = asyncio.ensure_future(client.infer("hung", b"x"))
+            assert await asyncio.to_thread(eventually, lambda: running.daemon.frames)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert await asyncio.to_thread(eventually, lambda: running.daemon.cancelled == 1)
 
     run(work())

@@ -10,15 +10,13 @@ from pathlib import Path
 import cv2
 import grpc
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from edged.client import Client
 from edged.client.address import resolve
 from edged.client.result import to_array
 from edged.client.status import code_name, to_edged
-from edged.client.upload import _files
+from edged.client.upload import Package
 from edged.errors import (
     AlreadyExists,
     DaemonUnavailable,
@@ -36,6 +34,7 @@ from edged.errors import (
 )
 from edged.proto import cameras_pb2 as cam
 from edged.vision.image import PixelFormat, from_raw
+from tests import models
 from tests.unit.client_daemon import TENSORS, Running, encode
 
 pytestmark = pytest.mark.timeout(60)
@@ -159,18 +158,6 @@ def test_result_supervision_missing_library_raises_unsupported(client: Client, m
         client.infer("shapes", b"x").supervision()
 
 
-def test_result_supervision_has_the_detections(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fake:
-        Detections = staticmethod(lambda **given: given)
-
-    monkeypatch.setitem(sys.modules, "supervision", Fake)
-    given = client.infer("shapes", b"x").supervision()
-    assert given["xyxy"].tolist() == [[10, 20, 30, 60], [0, 0, 5, 5]]
-    assert given["class_id"].tolist() == [3, 0]
-    assert given["data"]["class_name"].tolist() == ["a [red] dot", "square"]
-    assert (given["mask"], given["tracker_id"]) == (None, None)
-
-
 def test_result_tensors_of_every_datatype_become_arrays(client: Client) -> None:
     outputs = client.infer("tensors", b"x").outputs
     assert list(outputs) == list(TENSORS)
@@ -221,12 +208,7 @@ def test_infer_late_answer_raises_deadline_exceeded(running: Running) -> None:
 @pytest.mark.parametrize(
     ("code", "details", "kind", "words"),
     [
-        (
-            "UNAVAILABLE",
-            "failed to connect to all addresses; last error: x",
-            DaemonUnavailable,
-            "start one with: edged serve",
-        ),
+        ("UNAVAILABLE", "failed to connect to all addresses; last error: x", DaemonUnavailable, "edged serve"),
         ("UNAVAILABLE", "failed to connect to all addresses; Permission denied", DaemonUnavailable, "group"),
         ("UNAVAILABLE", "DNS resolution failed for nowhere", DaemonUnavailable, "no such host"),
         ("UNAVAILABLE", "Socket closed", DaemonUnavailable, "went away"),
@@ -244,12 +226,16 @@ def test_to_edged_every_status_gives_one_line(code: str, details: str | None, ki
     assert words in str(error)
 
 
-@pytest.mark.parametrize("details", ["failed to connect to all addresses; last error: x", "Socket closed"])
-def test_to_edged_box_elsewhere_names_no_command_of_this_machine(details: str) -> None:
-    error = to_edged(grpc.StatusCode.UNAVAILABLE, details, "tls:dock1.example:8001" if "x" in details else "dock1:8001")
-    assert "start" not in str(error)
-    for target in ("unix:/x", "localhost:8001", "[::1]:8001", "tls:127.0.0.1:8001"):
-        assert "start" in str(to_edged(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", target))
+@pytest.mark.parametrize("details", ["failed to connect to all addresses", "Socket closed"])
+@pytest.mark.parametrize(
+    ("target", "is_here"),
+    [
+        *(("unix:/x", True), ("localhost:8001", True), ("[::1]:8001", True), ("tls:127.0.0.1:8001", True)),
+        *(("dock1:8001", False), ("tls:dock1.example:8001", False)),
+    ],
+)
+def test_to_edged_says_start_only_for_this_machine(details: str, target: str, is_here: bool) -> None:
+    assert ("start" in str(to_edged(grpc.StatusCode.UNAVAILABLE, details, target))) is is_here
 
 
 def test_code_name_known_and_unknown_codes() -> None:
@@ -267,66 +253,33 @@ def test_client_operations_return_values(client: Client, running: Running) -> No
     assert client.device().facts == {"cpu.model": "x"}
     client.remove_model("shapes")
     assert running.daemon.removed == ["shapes"]
-
-
-def test_client_engines_return_values(client: Client) -> None:
     full, bare = client.engines()
     assert [engine.key for engine in client.engines("other")] == ["def"]
     assert (bare.latency_ms, bare.build_s, bare.verdict) == (None, None, None)
-    assert " ".join(full.json()) == (
-        "key model backend precision state reason parts latency_ms reference_ms bytes"
-        " created_unix_s build_s device verdict pinned used_unix_s load adopted_from effort standard"
-        " composition ahead"
-    )
     assert full.json()["verdict"] == {"accepted": True, "reason": "", "figures": {"cosine": 0.999}}
 
 
-def model_file(folder: Path, *, external: bool) -> Path:
-    weights = onnx.numpy_helper.from_array(np.ones((700, 1000), np.float32), "w")
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 700])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1000])
-    model = helper.make_model(helper.make_graph([node], "g", [x], [y], [weights]))
-    path = folder / "m.onnx"
-    onnx.save(model, str(path), save_as_external_data=external, location="weights.bin")
-    return path
-
-
-@pytest.mark.parametrize("external", [False, True])
-def test_add_model_upload_arrives_whole(client: Client, running: Running, tmp_path: Path, external: bool) -> None:
-    path = model_file(tmp_path, external=external)
+def test_add_model_uploads_model_and_external_data(client: Client, running: Running, tmp_path: Path) -> None:
+    path = models.external(tmp_path)
     info = client.add_model("new", path, {"threads": "1"})
     assert (info.name, info.state, info.settings) == ("new", "loading", {"threads": "1"})
     ((_, files),) = running.daemon.uploads
-    assert list(files) == (["m.onnx", "weights.bin"] if external else ["m.onnx"])
-    assert all(data == (tmp_path / name).read_bytes() for name, data in files.items())
+    assert files == {name: (tmp_path / name).read_bytes() for name in ("model.onnx", "weights.bin")}
+    with pytest.raises(AlreadyExists):
+        client.add_model("taken", path)
 
 
-def test_add_model_invalid_model_is_not_uploaded(client: Client, running: Running, tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="there is no file"):
+def test_add_model_incomplete_model_is_not_uploaded(client: Client, running: Running, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused):
         client.add_model("new", tmp_path / "none.onnx")
-    path = model_file(tmp_path, external=True)
+    path = models.external(tmp_path)
+    package = Package.of("new", path, None)
     (tmp_path / "weights.bin").unlink()
-    with pytest.raises(ModelRefused, match="missing"):
+    with pytest.raises(ModelRefused):
         client.add_model("new", path)
+    with pytest.raises(InvalidInput, match=r"weights\.bin"):  # which breaks the upload off
+        client.upload(package)
     assert running.daemon.uploads == []
-
-
-def test_add_model_truncated_file_is_rejected(
-    client: Client, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = model_file(tmp_path, external=True)
-    files = _files(path)
-    (tmp_path / "weights.bin").unlink()
-    monkeypatch.setattr("edged.client.upload._files", lambda _: files)
-    with pytest.raises(InvalidInput, match="No such file"):
-        client.add_model("new", path)
-    assert running.daemon.uploads == []
-
-
-def test_add_model_taken_name_raises_already_exists(client: Client, tmp_path: Path) -> None:
-    with pytest.raises(AlreadyExists, match="already there"):
-        client.add_model("taken", model_file(tmp_path, external=True))
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------

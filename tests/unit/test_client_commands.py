@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from edged.client import AsyncClient, Client
 from edged.errors import DeadlineExceeded, NotFound, OutOfSpace, Refused
 from edged.proto import operations_pb2 as ops
 from tests.unit.client_commands import KEYS
-from tests.unit.client_daemon import Running
+from tests.unit.client_daemon import Running, eventually
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -31,16 +30,6 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def client(running: Running) -> Iterator[Client]:
     with Client(running.target, timeout=10) as client:
         yield client
-
-
-def eventually(probe: Callable[[], bool]) -> bool:
-    """Whether it becomes true within ten seconds."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if probe():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def run(running: Running, work: Callable[[AsyncClient], Coroutine[Any, Any, None]], timeout: float = 10.0) -> None:

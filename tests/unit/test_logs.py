@@ -1,4 +1,4 @@
-"""What a log record becomes: a line, an object, an entry of the journal; and what it is about."""
+"""Log records as lines, JSON objects and entries of the journal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from edged import logs
 from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, priority
-from edged.logs.output import Journal, Output, goes_there
+from edged.logs.output import Journal, Level, Output, goes_there
 
 
 def record(
@@ -43,18 +43,18 @@ def record(
         (record("model %s", "d", model="", engine=""), {"model": "d"}),
     ],
 )
-def test_a_record_is_about_what_its_template_and_its_caller_name(made: logging.LogRecord, said: dict[str, str]) -> None:
+def test_about_names_from_template_and_extra(made: logging.LogRecord, said: dict[str, str]) -> None:
     assert about(made) == said
 
 
-def test_text_is_a_line_with_its_time_whoever_chose_a_name() -> None:
+def test_text_line_escapes_control_characters() -> None:
     line = TextLines().format(record("model %s: read", "a\nb\x1b[2J\u2028\x9b", level=logging.WARNING))
     assert line.endswith(" W edged.x: model a\\nb\\x1b[2J\\u2028\\x9b: read")
     assert line[:4].isdecimal()
 
 
 @pytest.mark.parametrize("form", [TextLines(), PriorityLines()])
-def test_no_error_of_a_client_looks_like_another_line(form: logging.Formatter) -> None:
+def test_lines_traceback_never_looks_like_another_record(form: logging.Formatter) -> None:
     forged = "2026-05-01 10:00:00,000 W edged.access: all is well"
     try:
         raise ValueError(f"of a client\n{forged}\x1b[2J")
@@ -65,7 +65,7 @@ def test_no_error_of_a_client_looks_like_another_line(form: logging.Formatter) -
     assert lines[-1].endswith(f"  {forged}\\x1b[2J")
 
 
-def test_json_is_one_object_a_line() -> None:
+def test_json_line_is_one_object() -> None:
     try:
         raise KeyError("x")
     except KeyError:
@@ -83,7 +83,7 @@ def test_json_is_one_object_a_line() -> None:
     }
 
 
-def test_every_line_for_a_journal_has_its_priority_and_no_time() -> None:
+def test_priority_lines_each_have_the_priority() -> None:
     try:
         raise KeyError("x")
     except KeyError:
@@ -93,7 +93,7 @@ def test_every_line_for_a_journal_has_its_priority_and_no_time() -> None:
     assert all(line.startswith("<3>") for line in lines)
 
 
-def test_levels_are_syslogs() -> None:
+def test_priority_of_levels_is_syslogs() -> None:
     levels = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, 1)
     assert [priority(level) for level in levels] == [2, 3, 4, 6, 7, 7]
 
@@ -123,7 +123,7 @@ def _entry(data: bytes) -> dict[str, str]:
     return found
 
 
-def test_an_entry_of_the_journal_has_fields_to_search_by(listening: tuple[socket.socket, str]) -> None:
+def test_journal_entry_has_fields_to_search_by(listening: tuple[socket.socket, str]) -> None:
     receiver, address = listening
     output = Output(io.StringIO(), Journal(address))
     output.shape("journal")
@@ -137,7 +137,7 @@ def test_an_entry_of_the_journal_has_fields_to_search_by(listening: tuple[socket
     assert (found["CODE_FILE"], found["CODE_LINE"]) == (__file__, "7")
 
 
-def test_without_a_journal_it_is_said_on_standard_error_with_its_priority(tmp_path: Path) -> None:
+def test_output_without_journal_writes_priority_lines(tmp_path: Path) -> None:
     stream = io.StringIO()
     output = Output(stream, Journal(str(tmp_path / "nowhere")))
     output.shape("journal")
@@ -146,29 +146,30 @@ def test_without_a_journal_it_is_said_on_standard_error_with_its_priority(tmp_pa
     assert stream.getvalue() == "<3>edged.x: hello\n"
 
 
-def test_a_journal_that_is_too_busy_costs_its_lines_and_tells_so(listening: tuple[socket.socket, str]) -> None:
+def test_journal_too_busy_loses_and_counts_lines(listening: tuple[socket.socket, str]) -> None:
     receiver, address = listening
     stream = io.StringIO()
-    output = Output(stream, Journal(address))
+    journal = Journal(address)
+    output = Output(stream, journal)
     output.shape("journal")
     sent = 0
-    while sent < 2000:  # until the receiver's queue is full, which waits for nobody
+    while sent < 2000:  # until the receiver's queue is full
         output.handle(record("line %d", sent))
         sent += 1
-        if output._journal.lost:
+        if journal.lost:
             break
-    assert output._journal.lost == 1
+    assert journal.lost == 1
     took = [_entry(receiver.recv(1 << 16))["MESSAGE"] for _ in range(sent - 1)]
     output.handle(record("at last"))
-    told, last = (_entry(receiver.recv(1 << 16))["MESSAGE"] for _ in range(2))
+    lost, last = (_entry(receiver.recv(1 << 16))["MESSAGE"] for _ in range(2))
     output.close()
     assert took == [f"line {number}" for number in range(sent - 1)]
-    assert "1 lines, which are lost" in told
+    assert "1 lines, which are lost" in lost
     assert last == "at last"
     assert stream.getvalue() == ""
 
 
-def test_only_a_stream_that_is_the_journals_goes_there(tmp_path: Path) -> None:
+def test_goes_there_only_for_the_journals_descriptor(tmp_path: Path) -> None:
     with (tmp_path / "a").open("w") as ours, (tmp_path / "b").open("w") as other:
         is_at = os.fstat(ours.fileno())
         named = {"JOURNAL_STREAM": f"{is_at.st_dev}:{is_at.st_ino}"}
@@ -179,9 +180,7 @@ def test_only_a_stream_that_is_the_journals_goes_there(tmp_path: Path) -> None:
         assert isinstance(Output(ours).formatter, TextLines)
 
 
-def test_auto_is_the_journals_form_where_standard_error_goes_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_auto_uses_the_journal_of_standard_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "a").open("w") as stream:
         is_at = os.fstat(stream.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{is_at.st_dev}:{is_at.st_ino}")
@@ -194,7 +193,7 @@ def test_auto_is_the_journals_form_where_standard_error_goes_there(
     assert (tmp_path / "a").read_text().endswith(" I edged.x: again\n")
 
 
-def test_what_clients_set_changes_text_and_no_form_for_programs() -> None:
+def test_output_formatter_from_outside_changes_only_text() -> None:
     stream = io.StringIO()
     output = Output(stream)
     output.shape("json")
@@ -208,7 +207,7 @@ def test_what_clients_set_changes_text_and_no_form_for_programs() -> None:
 
 
 @pytest.mark.parametrize(("level", "said"), [("debug", 5), ("info", 4), ("warning", 3), ("error", 2)])
-def test_the_level_is_that_of_the_options(level: logs.options.Level, said: int) -> None:
+def test_reconfigure_sets_the_level(level: Level, said: int) -> None:
     root, ours = logging.getLogger(), logging.getLogger("edged")
     before = root.level, ours.level
     try:
