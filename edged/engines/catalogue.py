@@ -211,14 +211,10 @@ class Catalogue:
         if planned.model is not None:
             self._plan(planned, planned.model)
 
-    def refuse_hopeless(self) -> None:
-        """Refuse models that no engine can serve."""
-        for planned in self.models.values():
-            reference = planned.reference
-            if planned.is_hopeless() and reference is not None:
-                self._refuse(planned, EngineUnusable(reference.reason))
-            elif planned.problem is not None and not planned.serving and planned.model is not None:
-                self._refuse(planned, planned.problem)  # its host is gone with the last engine that could serve
+    def refuse(self, planned: PlannedModel) -> None:
+        """Refuse a model that no engine can serve."""
+        reason = planned.reference.reason if planned.reference is not None else ""
+        self._refuse(planned, planned.problem or EngineUnusable(reason))
 
     def _read(self, planned: PlannedModel, tries: int = 1) -> None:
         if planned.reading is not None:
@@ -318,6 +314,7 @@ class Catalogue:
             self._tasks.start(self._drain(planned, gone))
         else:
             self._retire(planned.slot.refuse(gone))
+        self._retire(planned.fallback.refuse(gone))
         _LOG.info("model %s: removed", name)
         self._events.emit(ModelRemoved(), name)
 

@@ -26,7 +26,6 @@ from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
 from edged.engines.commands import Commands
 from edged.engines.engine import Request
-from edged.engines.fallback import FallbackSlots
 from edged.engines.learning import Learning
 from edged.engines.loader import Loader, ModelSelection
 from edged.engines.maker import Maker
@@ -35,7 +34,17 @@ from edged.engines.plan import PlannedModel, Planner
 from edged.engines.probe import SessionProbe
 from edged.engines.quarantine import Quarantine
 from edged.engines.readiness import Prober, Readiness, readiness
-from edged.engines.reconcile import Action, Open, Replan, Review, reconcile
+from edged.engines.reconcile import (
+    Action,
+    CloseFallback,
+    Open,
+    OpenFallback,
+    Refuse,
+    RefuseFallback,
+    Replan,
+    Review,
+    reconcile,
+)
 from edged.engines.surveyor import Surveyor
 from edged.engines.views import actual
 from edged.events import EventLog, HostLost
@@ -121,7 +130,6 @@ class Controller:
         )
         self.models = self.catalogue.models
         self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts, self._read_again)
-        self.fallbacks = FallbackSlots(self.opener, self._tasks, self.wake)
         self.learning = Learning(self._planner.book, self.catalogue.replan, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._quarantine.forgive)
@@ -287,6 +295,7 @@ class Controller:
         self._quarantine.mark(self.models.values())
         for planned in self.models.values():
             planned.refuse_or_accept()
+            planned.fallback.awaited = self.wake
         for action in reconcile(
             actual(self.store, self.models.values(), self.settings, now),
             now,
@@ -296,10 +305,9 @@ class Controller:
             by_command=self.settings.build == "command",
             is_idle=self.load.is_low(now),
         ):
-            self._carry_out(action, now)
-        self.fallbacks.look(self.models.values(), now)
+            if carry_out(action, now, self.catalogue, self.opener, self.maker):
+                self.wake()
         self.opener.tidy(self.models)
-        self.catalogue.refuse_hopeless()
         models = self.models.values()
         self.prober.look(models, now)
         box = alarms.Box(self.load.busy, paused, is_reboot_pending, self.tracking.problem, self._state)
@@ -307,24 +315,6 @@ class Controller:
         self.alarms.update([*wrong, *(alarm for concern in self.concerns for alarm in concern())])
         for observe in self.observers:
             observe()
-
-    def _carry_out(self, action: Action, now: float) -> None:
-        planned = self.models[action.model]
-        if isinstance(action, Open):
-            self.opener.start(planned, action.key)
-        elif isinstance(action, Replan):
-            before = planned.engines
-            self.catalogue.replan(planned)
-            if planned.engines.keys() != before.keys():
-                self.wake()
-        elif isinstance(action, Review):
-            planned.engines[action.key].request = Request.REVIEW
-            for other in self.models.values():  # of the same content: one review is enough for all
-                if action.key in other.engines:
-                    other.engines[action.key].reviewed_at = now
-            self.wake()
-        else:
-            self.maker.start(planned, action)
 
     def _readiness(self, planned: PlannedModel) -> Readiness:
         return readiness(planned, self.health)
@@ -338,7 +328,8 @@ class Controller:
         self.wake()
 
     def _host_lost(self, link: HostLink, why: str) -> None:
-        self.fallbacks.host_lost(link)
+        for planned in self.models.values():
+            planned.fallback.vacate(link)
         affected = [name for name, planned in self.models.items() if planned.slot.vacate(link)]
         if not link.stopping:
             self.events.emit(HostLost(link.backend, why))
@@ -348,3 +339,32 @@ class Controller:
             about = {"event": "host_lost", "backend": link.backend}
             _LOG.warning(message, link.backend, link.pid, why, ", ".join(affected), extra=about)
         self.wake()
+
+
+def carry_out(action: Action, now: float, catalogue: Catalogue, opener: Opener, maker: Maker) -> bool:
+    """Carry out what `reconcile` decided; return whether the next turn can start at once."""
+    planned = catalogue.models[action.model]
+    match action:
+        case Open():
+            opener.start(planned, action.key)
+        case OpenFallback():
+            opener.start_fallback(planned, action.key)
+        case CloseFallback():
+            opener.close_fallback(planned)
+        case RefuseFallback():
+            planned.refuse_fallback(action.why)
+        case Refuse():
+            catalogue.refuse(planned)
+        case Replan():
+            before = planned.engines
+            catalogue.replan(planned)
+            return planned.engines.keys() != before.keys()
+        case Review():
+            planned.engines[action.key].request = Request.REVIEW
+            for other in catalogue.models.values():  # of the same content: one review is enough for all
+                if action.key in other.engines:
+                    other.engines[action.key].reviewed_at = now
+            return True
+        case _:
+            maker.start(planned, action)
+    return False

@@ -49,10 +49,12 @@ _REPLACED_SECONDS = 1.0  # after the model was replaced while it was opened
 _PATIENCE = 2  # refusals until an engine is given up; lack of memory or space does not count
 _REFUSED_SECONDS = (2.0, 10.0, 60.0)  # after the first, the second and every further refusal
 _RETRY_SECONDS = 10.0  # after an unexpected error
+_FALLBACK_AGAIN_SECONDS = 1.0  # after a temporary failure to open a fallback engine
+_FALLBACK_REFUSED_SECONDS = 30.0  # after the runtime refused it
 
 
 class Opener:
-    """Carries out `Open`. `attempts`: failures in a row before an engine is given up."""
+    """Opens and closes what slots and fallback slots serve. `attempts`: failures in a row before one is given up."""
 
     def __init__(
         self,
@@ -82,6 +84,17 @@ class Opener:
         assert planned.model is not None  # nothing is decided for a model that could not be read
         planned.opening = self._tasks.start(self._open(planned, planned.model, planned.engines[key]))
 
+    def start_fallback(self, planned: PlannedModel, key: str) -> None:
+        """Start opening an engine for the fallback slot of a model."""
+        assert planned.model is not None
+        opening = self._open_fallback(planned, planned.model, planned.engines[key])
+        planned.fallback_opening = self._tasks.start(opening)
+
+    def close_fallback(self, planned: PlannedModel) -> None:
+        """Close the engine in the fallback slot of a model."""
+        session, planned.fallback.current = planned.fallback.current, None
+        self.retire(session)
+
     def retire(self, session: ServingSession | None) -> None:
         """Close a session once its work is done."""
         if session is not None:
@@ -103,7 +116,7 @@ class Opener:
         # Until the outcome is known: after an unexpected error it must not be tried again at once.
         engine.open_at = time.monotonic() + _RETRY_SECONDS
         try:
-            session = await self.open_session(planned, model, engine)
+            session = await self._open_session(planned, model, engine)
         except EngineDamaged as error:
             _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
             if engine.state is EngineState.READY:  # otherwise it is being made again, and the outcome decides
@@ -135,7 +148,29 @@ class Opener:
             self._events.emit(EngineServes(engine.recipe.backend), model.name, engine.digest)
             self.retire(previous)
 
-    async def open_session(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
+    async def _open_fallback(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
+        # Until the outcome is known.
+        planned.fallback_open_at = time.monotonic() + _FALLBACK_REFUSED_SECONDS
+        planned.fallback_why = "the engine for other shapes could not be opened"
+        try:
+            session = await self._open_session(planned, model, engine)
+        except (HostLost, NotReady, Superseded) as error:
+            planned.fallback_open_at, planned.fallback_why = time.monotonic() + _FALLBACK_AGAIN_SECONDS, ""
+            _LOG.warning("model %s: engine %s for other shapes: %s", model.name, engine.digest[:12], error)
+        except EdgedError as error:
+            planned.fallback_why = f"the engine for other shapes cannot be opened: {error}"
+            _LOG.warning("model %s: %s", model.name, planned.fallback_why)
+        else:
+            planned.fallback_open_at, planned.fallback_why = 0.0, ""
+            if planned.model is not model or planned.engines.get(engine.digest) is not engine:
+                await session.retire()
+                return
+            _LOG.info("model %s: engine %s opened for other shapes", model.name, engine.digest[:12])
+            self.retire(planned.fallback.install(session))
+        finally:
+            planned.fallback_opening = None
+
+    async def _open_session(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
         apart, kind = engine.apart, _kind(engine)
         link = await self._hosts.get(kind, Path(model.entry.path))
         tenant = Tenant(EngineId(model.name, engine.digest), model.limits)

@@ -49,6 +49,9 @@ class PlannedModel:
     fallback: Slot = field(init=False)  # answers requests outside the range of the engine in `slot`
     opening: asyncio.Task[None] | None = None
     opening_key: str = ""
+    fallback_opening: asyncio.Task[None] | None = None
+    fallback_open_at: float = 0.0  # when opening may be tried again, in monotonic seconds
+    fallback_why: str = ""  # why it was not opened the last time
     reading: asyncio.Task[None] | None = None
     examined: str = ""  # digest of what was read last, with whatever outcome
     weights: tuple[Path, ...] = ()  # external data files, as the model was last read
@@ -161,6 +164,11 @@ class PlannedModel:
         for slot in (self.slot, self.fallback):
             slot.hold(refusal)
 
+    def refuse_fallback(self, why: str) -> None:
+        """Refuse the requests that wait for the fallback slot; later ones are accepted and judged again."""
+        self.fallback.refuse(NotReady(f"model {self.entry.name!r}: {why}"))
+        self.fallback.hold(None)
+
     def fits(self) -> bool:
         """Whether what serves is this model with these settings, and not the one before a change."""
         current = self.slot.current
@@ -172,7 +180,10 @@ class PlannedModel:
         return any(other.may_open for other in others)
 
     def is_hopeless(self) -> bool:
-        """Whether no engine can ever be opened: the runtime refused even the reference."""
+        """Whether nothing serves and nothing ever can: the runtime refused even the reference, or the model on disk
+        cannot be served and the host of the one before it is gone."""
+        if self.problem is not None and not self.serving and self.model is not None:
+            return True
         reference = self.reference
         if self.serving in self.engines or self.opening is not None or reference is None:
             return False

@@ -14,6 +14,7 @@ from edged.engines.engine import MAKING, EngineState
 _GAIN = 0.95
 _REVIEW_SECONDS = 600.0  # between two reviews of one engine
 _MEASURING = ("tensorrt", "tensorrt_rtx")
+_FALLBACK_SECONDS = 120.0  # without requests until a fallback engine is closed
 
 
 class EngineView(msgspec.Struct, frozen=True):
@@ -42,8 +43,25 @@ class EngineView(msgspec.Struct, frozen=True):
     failures: int = 0  # in a row, of making it
 
 
+class FallbackView(msgspec.Struct, frozen=True):
+    """The slot for requests that the serving engine does not take: shapes outside its range, or an input that it has
+    built in."""
+
+    is_open: bool = False
+    is_stale: bool = False  # it was opened for another model than the one that serves
+    answered_at: float = 0.0  # when it was opened or gave its last answer
+    waits: bool = False  # requests wait for it
+    opening: bool = False
+    open_at: float = 0.0  # when opening may be tried again
+    why: str = ""  # it was not opened the last time
+    problem: str = ""  # why the model on disk cannot be opened
+    is_settled: bool = True  # what serves is the model on disk
+    has_defaults: bool = False  # requests may give inputs that all engines but the reference have built in
+    outside: str = ""  # the message for a request that the serving engine does not take
+
+
 class ModelView(msgspec.Struct, frozen=True):
-    """One model: its engines in order of preference, and the state of its slot."""
+    """One model: its engines in order of preference, and the state of its slots."""
 
     name: str
     engines: tuple[EngineView, ...]
@@ -52,9 +70,12 @@ class ModelView(msgspec.Struct, frozen=True):
     apart: str = ""  # the host for suspects that it is in
     opening: bool = False
     reading: bool = False  # it may become another model
+    holds: bool = False  # it serves while it is being read: nothing but its fallback slot changes
     outdated: bool = False  # what serves is the right model, but was built for the device before a change
     is_slow: bool = False  # what serves has been much slower than usual for a while
     lowering: bool = False  # an optimised engine was rejected, and the one optimised less is not planned yet
+    is_hopeless: bool = False  # nothing serves, and no engine can ever be opened
+    fallback: FallbackView = FallbackView()
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -99,8 +120,35 @@ class Replan(msgspec.Struct, frozen=True):
     model: str
 
 
+class Refuse(msgspec.Struct, frozen=True):
+    """Refuse a model that no engine can serve."""
+
+    model: str
+
+
+class OpenFallback(msgspec.Struct, frozen=True):
+    """Open an engine and install it in the model's fallback slot."""
+
+    model: str
+    key: str
+
+
+class CloseFallback(msgspec.Struct, frozen=True):
+    """Close the engine in the model's fallback slot: on a small box its memory is worth more than the second for which
+    the next request waits."""
+
+    model: str
+
+
+class RefuseFallback(msgspec.Struct, frozen=True):
+    """Refuse the requests that wait for the fallback slot."""
+
+    model: str
+    why: str
+
+
 Work = Make | Try | Verify  # takes a child, one at a time in each lane
-Action = Open | Review | Replan | Work
+Action = Open | Review | Replan | Refuse | OpenFallback | CloseFallback | RefuseFallback | Work
 
 
 def reconcile(
@@ -120,13 +168,15 @@ def reconcile(
     `by_command`: only commanded builds are made; what takes seconds is done. `is_idle`: the box has had little to do
     for a while.
     """
-    models = list(models)
+    every = list(models)
+    models = [model for model in every if not model.holds]
     actions: list[Action] = [Replan(model.name) for model in models if model.lowering]
-    actions += [action for model in models if (action := _open(model, now)) is not None]
+    actions += filter(None, (_open(model, now) for model in models))
     actions += [review for model in models for review in _reviews(model, now, is_idle and not busy)]
     if not paused:
         actions += _make(models, now, busy, slow, by_command)
-    return actions
+    actions += filter(None, (_fallback(model, now) for model in every))
+    return actions + [Refuse(model.name) for model in models if model.is_hopeless]
 
 
 # -- what serves ----------------------------------------------------------------------------------------------------
@@ -144,7 +194,7 @@ def _open(model: ModelView, now: float) -> Open | None:
         return _replace_outdated(model, able)
     if serving is None or (serving not in able and _is_wrong(serving)):  # wrong answers end at once
         return Open(model.name, _first_choice(able).key)
-    best = min(able, key=lambda e: math.inf if e.cost is None else e.cost)
+    best = min(able, key=_cost)
     if best.key != serving.key and _is_better(best, serving):
         return Open(model.name, best.key)
     rebuilt = serving in able and serving.usable and serving.edition != model.edition
@@ -174,6 +224,10 @@ def _can_open(engine: EngineView) -> bool:
     return (engine.usable and not engine.is_doubted) or engine.recipe.is_reference
 
 
+def _cost(engine: EngineView) -> float:
+    return math.inf if engine.cost is None else engine.cost
+
+
 def _is_wrong(engine: EngineView) -> bool:
     return engine.state is EngineState.REJECTED or engine.is_doubted
 
@@ -192,6 +246,36 @@ def _reviews(model: ModelView, now: float, is_idle: bool) -> Iterator[Review]:
         is_slow = model.is_slow and engine.key == model.serving
         if is_due and (is_slow or (is_idle and engine.was_loaded)):
             yield Review(model.name, engine.key)
+
+
+# -- the fallback slot ----------------------------------------------------------------------------------------------
+
+
+def _fallback(model: ModelView, now: float) -> OpenFallback | CloseFallback | RefuseFallback | None:
+    slot = model.fallback
+    if slot.is_open:
+        is_idle = not slot.waits and now - slot.answered_at >= _FALLBACK_SECONDS
+        return CloseFallback(model.name) if slot.is_stale or is_idle else None
+    if not slot.waits or slot.opening:
+        return None
+    if not slot.is_settled:  # requests wait until the change is complete
+        return _refuse(model, f"the model on disk cannot be opened: {slot.problem}") if slot.problem else None
+    if now < slot.open_at:
+        return _refuse(model, slot.why) if slot.why else None
+    fit = [e for e in model.engines if not e.recipe.profile and (e.recipe.is_reference or not slot.has_defaults)]
+    able = [e for e in fit if _can_open(e) and e.open_at <= now and not e.is_doubted]
+    if able:
+        return OpenFallback(model.name, min(able, key=_cost).key)
+    if any(e.recipe.is_reference and e.open_at < math.inf for e in model.engines):
+        return None  # until it may be tried again
+    return _refuse(model, slot.outside)
+
+
+def _refuse(model: ModelView, why: str) -> RefuseFallback:
+    is_widening = any(e.recipe.profile and e.state in MAKING for e in model.engines)
+    return RefuseFallback(
+        model.name, why + ("; an engine of a wider range is being built, try again later" if is_widening else "")
+    )
 
 
 # -- what is made ---------------------------------------------------------------------------------------------------

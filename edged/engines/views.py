@@ -10,9 +10,10 @@ from edged.config import Engines
 from edged.device.load import was_loaded
 from edged.engines import alarms
 from edged.engines.engine import MAKING, EngineState, PlannedEngine
-from edged.engines.plan import PlannedModel, is_lowering_due
-from edged.engines.reconcile import EngineView, ModelView
+from edged.engines.plan import PlannedModel, is_lowering_due, is_of
+from edged.engines.reconcile import EngineView, FallbackView, ModelView
 from edged.models import settings as model_settings
+from edged.serving.slot import outside
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 
@@ -24,7 +25,7 @@ def actual(
 ) -> list[ModelView]:
     """Return a view of every model, after taking in engines that others brought into the store.
 
-    For a model that is being read nothing is made, and nothing is opened while it is served. If its host was lost, the
+    For a model that is being read nothing is made, and nothing is opened while it serves. If its host was lost, the
     previous model answers again, from files that have not changed.
     """
     stored = store.records()
@@ -34,8 +35,7 @@ def actual(
             record = stored.get(key)
             if record is not None and record != engine.record:
                 _take_up(engine, record)
-        if not planned.is_being_read or planned.slot.current is None:
-            views.append(_model(planned, alarms.slow_engine(planned, settings, now) is not None))
+        views.append(_model(planned, alarms.slow_engine(planned, settings, now) is not None))
     return views
 
 
@@ -60,19 +60,43 @@ def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
 
 def _model(planned: PlannedModel, is_slow: bool) -> ModelView:
     fits, current, is_read = planned.fits(), planned.slot.current, planned.is_being_read
+    holds = is_read and current is not None
     return ModelView(
         name=planned.entry.name,
         engines=tuple(
-            _engine(planned, each) for each in planned.engines.values() if not is_read or _has_its_files(planned, each)
+            _engine(planned, each)
+            for each in planned.engines.values()
+            if not is_read or holds or _has_its_files(planned, each)
         ),
         serving=planned.serving if fits else None,
         edition=current.edition if current is not None and fits else "",
         apart=current.apart if current is not None and fits else "",
         opening=planned.opening is not None,
         reading=is_read,
+        holds=holds,
         outdated=fits and planned.serving not in planned.engines,
         is_slow=is_slow,
         lowering=is_lowering_due(planned),
+        is_hopeless=planned.is_hopeless(),
+        fallback=_fallback(planned, fits),
+    )
+
+
+def _fallback(planned: PlannedModel, fits: bool) -> FallbackView:
+    slot, serving, model = planned.fallback, planned.slot.current, planned.model
+    current = slot.current
+    return FallbackView(
+        is_open=current is not None,
+        is_stale=current is not None and (planned.served is None or not is_of(current.engine, planned.served)),
+        answered_at=current.health.answered_at if current is not None else 0.0,
+        waits=bool(slot.waiting or (current is not None and current.in_flight)),
+        opening=planned.fallback_opening is not None,
+        open_at=planned.fallback_open_at,
+        why=planned.fallback_why,
+        problem=str(planned.problem or ""),
+        is_settled=model is not None and fits,
+        has_defaults=model is not None and bool(model.defaults),
+        outside=outside(serving.engine) if serving is not None else "",
     )
 
 

@@ -28,12 +28,13 @@ from edged.engines import plan as planner_module
 from edged.engines.builder import OnProgress, Reserve, Task
 from edged.engines.catalogue import Catalogue
 from edged.engines.commands import Commands, Selection
+from edged.engines.controller import carry_out
 from edged.engines.desired import DesiredEngine, desired
 from edged.engines.engine import MAKING, EngineState, PlannedEngine, Request
 from edged.engines.maker import Maker
 from edged.engines.opener import Opener
 from edged.engines.plan import PlannedModel, Planner
-from edged.engines.reconcile import ModelView, Open, Replan, Review, Work, reconcile
+from edged.engines.reconcile import ModelView, Open, Work, reconcile
 from edged.engines.views import actual
 from edged.errors import (
     BuildFailed,
@@ -443,19 +444,9 @@ class World:
         assert msgspec.json.encode(views) == written, "deciding changes nothing"
         self._check_actions(views, actions)
         for action in actions:
-            planned = self.models[action.model]
-            if isinstance(action, Open):
-                self.opener.start(planned, action.key)
-            elif isinstance(action, Replan):
-                self.catalogue.replan(planned)
-            elif isinstance(action, Review):
-                planned.engines[action.key].request = Request.REVIEW
-                planned.engines[action.key].reviewed_at = self.clock.now
-            else:
-                if planned.engines[action.key].request is Request.BUILD:
-                    self.box.commanded.add(action.key)
-                self.maker.start(planned, action)
-        self.catalogue.refuse_hopeless()
+            if isinstance(action, Work) and self.models[action.model].engines[action.key].request is Request.BUILD:
+                self.box.commanded.add(action.key)
+            carry_out(action, self.clock.now, self.catalogue, self.opener, self.maker)
 
     async def _settle(self) -> None:
         for _ in range(12):

@@ -15,6 +15,8 @@ from edged.config import Engines
 from edged.engines.catalogue import Catalogue, Prove
 from edged.engines.engine import EngineState
 from edged.engines.plan import PlannedModel, Planner
+from edged.engines.reconcile import Refuse, reconcile
+from edged.engines.views import actual
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, ModelNotFound, NotFound, NotReady
 from edged.errors import ModelRefused as Refusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
@@ -23,7 +25,7 @@ from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.serving.session import ServingSession
-from edged.serving.work import FrameWork
+from edged.serving.work import FrameWork, TensorWork
 from edged.store.store import Store
 from edged.tasks import TaskGroup
 from tests.unit.control_room import Clock, Unexpected, box, entry, inspection, serve, settle, stop_time, told
@@ -76,8 +78,8 @@ class House:
     def __init__(self, root: Path, named: dict[str, Path] | None = None, prove: Prove | None = None) -> None:
         self.shelf, self.readers, self.events = ModelSelection(), Readers(), EventLog()
         self.retired: list[ServingSession | None] = []
-        store = Store(root)
-        self.planner = Planner.of(store, box(), Engines())
+        self.store = Store(root)
+        self.planner = Planner.of(self.store, box(), Engines())
         self.catalogue = Catalogue(
             self.shelf,  # type: ignore[arg-type]
             named or {},
@@ -88,6 +90,12 @@ class House:
             self.retired.append,
             prove,
         )
+
+    def refuse_hopeless(self) -> None:
+        """Carry out what is decided of models that nothing can serve."""
+        for action in reconcile(actual(self.store, self.catalogue.models.values()), 0.0, set()):
+            if isinstance(action, Refuse):
+                self.catalogue.refuse(self.catalogue.models[action.model])
 
     async def look(self) -> None:
         self.catalogue.look()
@@ -212,7 +220,9 @@ async def test_what_served_a_model_that_goes_is_retired(house: House) -> None:
     current = planned.slot.current
     del house.shelf.models["m"]
     await house.look()
-    assert house.retired == [current]
+    assert house.retired == [current, None], "the slot and the fallback slot"
+    with pytest.raises(NotFound):
+        planned.fallback.push(TensorWork((), None))
 
 
 async def test_what_is_kept_of_a_content_is_dropped_with_the_last_model_that_has_it(house: House) -> None:
@@ -377,14 +387,14 @@ async def test_a_model_that_is_spoiled_goes_on_being_served_as_it_was_until_its_
     planned = await house.add("m")
     host = serve(planned, next(iter(planned.engines)))
     await house.holds("m", Refusal("it is no model"), "2")
-    house.catalogue.refuse_hopeless()
+    house.refuse_hopeless()
     assert planned.serving
     assert str(planned.problem) == "it is no model"
     planned.slot.vacate(host)  # type: ignore[arg-type]
-    house.catalogue.refuse_hopeless()
+    house.refuse_hopeless()
     assert isinstance(await answer(planned), NotReady)
     before = len(told(house.events, ModelRefused))
-    house.catalogue.refuse_hopeless()
+    house.refuse_hopeless()
     assert len(told(house.events, ModelRefused)) == before, "it is told once"
 
 
@@ -400,11 +410,11 @@ async def test_a_bug_while_a_model_is_read_is_told_and_leaves_nobody_waiting(
 
 async def test_a_model_whose_reference_no_runtime_opens_is_refused(house: House) -> None:
     planned = await house.add("m")
-    house.catalogue.refuse_hopeless()
+    house.refuse_hopeless()
     assert planned.problem is None
     assert planned.reference is not None
     planned.reference.open_at, planned.reference.reason = math.inf, "no such operator"
-    house.catalogue.refuse_hopeless()
+    house.refuse_hopeless()
     assert "no such operator" in str(await answer(planned))
     assert (str(planned.problem), planned.engines) == ("no such operator", {})
 
@@ -415,7 +425,7 @@ async def test_a_model_that_no_runtime_opened_is_planned_anew_when_the_device_ch
     planned = await house.add("m")
     assert planned.reference is not None
     planned.reference.open_at, planned.reference.reason = math.inf, "no such operator"
-    house.catalogue.refuse_hopeless()
+    house.refuse_hopeless()
     house.planner.fingerprint = box(runtime__onnxruntime="2")
     house.catalogue.plan_all()
     await settle()

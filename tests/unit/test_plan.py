@@ -13,7 +13,7 @@ from edged.backends.contract import REFERENCE, Recipe
 from edged.engines.desired import DesiredEngine, desired
 from edged.engines.engine import EngineState, Making, PlannedEngine, Request
 from edged.engines.plan import PlannedModel
-from edged.engines.reconcile import Open, Replan, reconcile
+from edged.engines.reconcile import Open, Refuse, Replan, reconcile
 from edged.engines.views import actual
 from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.ipc.job_messages import Progress
@@ -413,7 +413,7 @@ def test_a_model_of_which_every_engine_answered_wrongly_has_its_reference_still(
     assert not planned.is_hopeless()
     assert Open("m", reference.digest) in reconcile(actual_views(planned), 1e9, frozenset())
     reference.open_at = math.inf
-    assert reconcile(actual_views(planned), 1e9, frozenset()) == [Replan("m")]
+    assert reconcile(actual_views(planned), 1e9, frozenset()) == [Replan("m"), Refuse("m")]
     assert planned.is_hopeless(), "whoever waits would wait for ever"
 
 
