@@ -1,79 +1,83 @@
 """Reads a model's Triton configuration: config.pbtxt, or the JSON that a client sends to load a model with.
 
-Both may come from anywhere: what is wrong with them is told in one line, and names that protos/model_config.proto does
-not know are collected with their places.
+Both are untrusted. An error is one line; names that protos/model_config.proto does not have are collected with their
+places, as are fields without effect.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
+from msgspec.structs import replace
 
 from edged.errors import ConfigError
-from edged.models.triton_config import TritonConfig
-from edged.models.triton_message import config_of
+from edged.models.triton_config import (
+    Control,
+    ControlKind,
+    DynamicBatching,
+    QueuePolicy,
+    SequenceBatching,
+    State,
+    TensorConfig,
+    TritonConfig,
+    VersionPolicy,
+    Warmup,
+    WarmupInput,
+    require_plain_name,
+)
 from edged.proto import model_config_pb2 as pb
 
 MOST_BYTES = 256 << 10  # a real one has a few thousand
-_MOST_LINES = 50  # of what is not used
+_MOST_LINES = 50  # of fields without effect
 _MOST_TEXT = 240  # characters of a message
-_ROOT = cast(Descriptor, pb.ModelConfig.DESCRIPTOR)  # the stub knows two classes of it
+_LONGEST_WAIT = 365 * 86400 * 10**6  # microseconds; some write the largest number for "without end"
+_MOST_ROWS = 1 << 20
+_MOST_COUNT = 10000  # requests of one warm-up
+_ROOT = cast(Descriptor, pb.ModelConfig.DESCRIPTOR)  # the stub has two classes of this name
 
 
 def read_text(data: bytes, name: str) -> TritonConfig:
-    """The configuration of the model called `name`; ConfigError, in one line, for anything that is wrong with it."""
-    text = _decoded(data)
+    """Read the configuration of model `name`; ConfigError if it is invalid or not for an ONNX model."""
+    _require_size(len(data))
     message = pb.ModelConfig()
     try:
+        text = data.decode("utf-8-sig")
         text_format.Parse(text, message, allow_unknown_field=True)
-        unknown = list(_Walk(text).unknown())
+        unknown = list(_unknown_names(text))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"it is not UTF-8 text (byte {error.start})") from None
     except (text_format.ParseError, ValueError, RecursionError) as error:
-        raise ConfigError(f"it cannot be read: {_told(error)}") from None
-    return _config_of(message, name, unknown)
+        raise ConfigError(f"it cannot be read: {_reason(error)}") from None
+    return _checked_config(message, name, unknown)
 
 
 def read_json(text: str, name: str) -> TritonConfig:
     """As `read_text`, from JSON."""
-    if len(text) > MOST_BYTES:
-        raise ConfigError(f"it has more than {MOST_BYTES >> 10} KiB; a configuration has a few")
+    _require_size(len(text))
     message = pb.ModelConfig()
     try:
         tree: object = json.loads(text)
         if not isinstance(tree, dict):
             raise ConfigError("it is JSON, but not an object")
-        json.dumps(tree, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        json.dumps(tree, ensure_ascii=False).encode()  # half of a surrogate pair is not text
         json_format.ParseDict(tree, message, ignore_unknown_fields=True)
         unknown = list(_unknown_keys(tree, _ROOT, ""))
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"it cannot be read as JSON: {_told(error)}") from None
-    return _config_of(message, name, unknown)
+        raise ConfigError(f"it cannot be read as JSON: {_reason(error)}") from None
+    return _checked_config(message, name, unknown)
 
 
-def _config_of(message: pb.ModelConfig, name: str, unknown: list[str]) -> TritonConfig:
-    lines = [*(f"{each}: unknown to edged" for each in unknown), *unused(message)]
-    if len(lines) > _MOST_LINES:
-        lines = [*lines[:_MOST_LINES], f"and {len(lines) - _MOST_LINES} more"]
-    try:
-        return config_of(message, name, lines)
-    except ConfigError as error:  # names in it are as long as whoever wrote them liked
-        raise ConfigError(_shortened(str(error))) from None
-
-
-def _decoded(data: bytes) -> str:
-    if len(data) > MOST_BYTES:
+def _require_size(size: int) -> None:
+    if size > MOST_BYTES:
         raise ConfigError(f"it has more than {MOST_BYTES >> 10} KiB; a configuration has a few")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"it is not UTF-8 text (byte {error.start})") from None
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return _shortened(" ".join(str(error).replace("inference.", "").split()))
@@ -83,116 +87,106 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
 
 
-class _Walk:
-    """Goes over text that has been parsed already, for the names in it that no message has."""
+def _checked_config(message: pb.ModelConfig, name: str, unknown: list[str]) -> TritonConfig:
+    lines = [*(f"{each}: unknown to edged" for each in unknown), *unused(message)]
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"and {len(lines) - _MOST_LINES} more"]
+    try:
+        return _config(message, name, tuple(lines))
+    except ConfigError as error:  # it may hold names of any length
+        raise ConfigError(_shortened(str(error))) from None
 
-    def __init__(self, text: str) -> None:
-        self._tokens = text_format.Tokenizer(text.split("\n"))
 
-    def unknown(self) -> Iterator[str]:
-        while not self._tokens.AtEnd():
-            yield from self._field(_ROOT, "")
+# -- names that the format does not have ----------------------------------------------------------------------------
 
-    def _field(self, parent: Descriptor | None, path: str) -> Iterator[str]:
-        """One field with its values; of an unknown one only the name is told."""
-        tokens = self._tokens
-        name = tokens.token
+
+class _Open(NamedTuple):
+    """A message or list that is open while text is read; `message` is None below an unknown name."""
+
+    message: Descriptor | None
+    path: str
+    is_list: bool = False
+
+
+def _unknown_names(text: str) -> Iterator[str]:
+    """The outermost names in a text, already parsed, that no message has."""
+    tokens = text_format.Tokenizer(text.split("\n"))
+    levels, field = [_Open(_ROOT, "")], _Open(None, "")
+    is_value = False
+    while not tokens.AtEnd():
+        word, level = tokens.token, levels[-1]
         line = tokens.ParseError("").GetLine()  # type: ignore[arg-type]  # the stub takes its text for a message
         tokens.NextToken()
-        if name in (",", ";"):
-            return
-        field = parent.fields_by_name.get(name) if parent is not None else None
-        if field is None and parent is not None:
-            yield f"line {line}: {path}{shown(name)}"
-        tokens.TryConsume(":")
-        if tokens.TryConsume("["):
-            while not tokens.TryConsume("]") and not tokens.AtEnd():
-                yield from self._value(field, f"{path}{name}.")
-                tokens.TryConsume(",")
-        else:
-            yield from self._value(field, f"{path}{name}.")
-
-    def _value(self, field: FieldDescriptor | None, path: str) -> Iterator[str]:
-        tokens = self._tokens
-        for opening, closing in (("{", "}"), ("<", ">")):
-            if tokens.TryConsume(opening):
-                inner = field.message_type if field is not None else None
-                while not tokens.TryConsume(closing) and not tokens.AtEnd():
-                    yield from self._field(inner, path)
-                return
-        is_text = tokens.token.startswith(("'", '"'))
-        tokens.TryConsume("-")
-        tokens.NextToken()
-        while is_text and tokens.token.startswith(("'", '"')):  # a string in several parts
-            tokens.NextToken()
+        if word in ("{", "<"):
+            levels.append(level._replace(is_list=False) if level.is_list else field)
+        elif word == "[":
+            levels.append(field._replace(is_list=True))
+        elif word in ("}", ">", "]"):
+            levels.pop()
+        elif not (is_value or level.is_list or word in (":", ",", ";") or word[0] in "'\""):
+            known = level.message.fields_by_name.get(word) if level.message is not None else None
+            if known is None and level.message is not None:
+                yield f"line {line}: {level.path}{shown(word)}"
+            field = _Open(known.message_type if known is not None else None, f"{level.path}{word}.")
+        is_value = word == ":" or (is_value and word == "-")
 
 
 def _unknown_keys(tree: dict[str, Any], message: Descriptor, path: str) -> Iterator[str]:
+    """The outermost keys in JSON, already parsed, that no message has. ValueError for a value of another kind, which
+    the parser would ignore."""
     for key, value in tree.items():
         field = message.fields_by_name.get(key) or message.fields_by_camelcase_name.get(key)
         if field is None:
             yield f"{path}{shown(key)}"
             continue
+        values: Iterable[object] = value if isinstance(value, list) else [value]
         inner = field.message_type
         if inner is None:
-            _require_known(field, value)
+            _require_known_words(field, values)
             continue
         if inner.GetOptions().map_entry:
             entry = inner.fields_by_name["value"].message_type
-            values: Iterable[object] = value.values() if entry is not None and isinstance(value, dict) else ()
-            inner = entry if entry is not None else inner
-        else:
-            values = value if isinstance(value, list) else [value]
+            values = value.values() if entry is not None and isinstance(value, dict) else ()
+            inner = entry or inner
         for each in values:
             if isinstance(each, dict):
                 yield from _unknown_keys(each, inner, f"{path}{key}.")
-            elif each is not None:  # a text would be read as an object without a field that is known
+            elif each is not None:  # a text would be read as an object without a known field
                 raise ValueError(f"{path}{key} is an object with fields, not {shown(str(each))}")
 
 
-def _require_known(field: FieldDescriptor, value: object) -> None:
-    """ValueError for a word that an enumeration does not have, which the parser passes over as it does fields."""
-    for each in value if isinstance(value, list) else [value]:
+def _require_known_words(field: FieldDescriptor, values: Iterable[object]) -> None:
+    for each in values:
         if field.enum_type is not None and isinstance(each, str) and each not in field.enum_type.values_by_name:
             raise ValueError(f"{field.name} {each[:80]!r} is not one of {', '.join(field.enum_type.values_by_name)}")
 
 
-# Fields that edged acts on, by path; one that ends with ".*" with all that is in it.
-_USED = frozenset(
-    {
-        "name",
-        "platform",
-        "backend",
-        "max_batch_size",
-        "default_model_filename",
-        "version_policy.*",
-        "input.name",
-        "input.data_type",
-        "input.dims",
-        "output.name",
-        "output.data_type",
-        "output.dims",
-        "output.label_filename",
-        "dynamic_batching.preferred_batch_size",
-        "dynamic_batching.max_queue_delay_microseconds",
-        "dynamic_batching.priority_levels",
-        "dynamic_batching.default_priority_level",
-        "dynamic_batching.default_queue_policy.*",
-        "dynamic_batching.priority_queue_policy.*",
-        "sequence_batching.max_sequence_idle_microseconds",
-        "sequence_batching.control_input.*",
-        "sequence_batching.state.input_name",
-        "sequence_batching.state.output_name",
-        "sequence_batching.state.data_type",
-        "sequence_batching.state.dims",
-        "sequence_batching.state.initial_state.*",
-        "model_warmup.*",
-        "model_transaction_policy.*",
-        "instance_group.name",  # told of by `_instances`
-        "instance_group.kind",
-        "instance_group.count",
-        "instance_group.gpus",
-    }
+def shown(name: str) -> str:
+    """A name from the file for a line of text: not too long, and printable."""
+    return name[:80] if name[:80].isprintable() else ascii(name[:80])
+
+
+# -- fields without effect ------------------------------------------------------------------------------------------
+
+# Fields with effect, by the message that has them; of one with a "*" all that is in it.
+_USED: dict[str, tuple[str, ...]] = {
+    "": ("name", "platform", "backend", "max_batch_size", "default_model_filename", "version_policy*"),
+    "input": ("name", "data_type", "dims"),
+    "output": ("name", "data_type", "dims", "label_filename"),
+    "dynamic_batching": (
+        *("preferred_batch_size", "max_queue_delay_microseconds", "priority_levels", "default_priority_level"),
+        *("default_queue_policy*", "priority_queue_policy*"),
+    ),
+    "sequence_batching": ("max_sequence_idle_microseconds", "control_input*"),
+    "sequence_batching.state": ("input_name", "output_name", "data_type", "dims", "initial_state*"),
+    "model_warmup*": (),
+    "model_transaction_policy*": (),
+    "instance_group": ("name", "kind", "count", "gpus"),  # reported by `_instances`
+}
+_PATHS = frozenset(
+    path
+    for message, fields in _USED.items()
+    for path in (message, *(f"{message}.{each}".strip(".") for each in fields))
 )
 _WHY = {
     "optimization": "edged makes engines for everything this box has, measures them, and serves the fastest",
@@ -214,30 +208,25 @@ _WHY = {
 
 
 def unused(message: pb.ModelConfig) -> list[str]:
-    """One line for every field that is set to no effect, in the order of the message."""
-    lines = [f"{path}: not used; {why}" if (why := _why(path)) else f"{path}: not used" for path in _paths(message, "")]
+    """One line for every field that is set without effect, in the order of the message."""
+    lines = [
+        f"{path}: not used; {why}" if (why := _why(path)) else f"{path}: not used" for path in _unused(message, "")
+    ]
     return list(dict.fromkeys([*lines, *_instances(message)]))
 
 
-def shown(name: str) -> str:
-    """A name from the file within a line: not too long, and without what would end the line."""
-    return name[:80] if name[:80].isprintable() else ascii(name[:80])
-
-
-def _paths(message: Message, prefix: str) -> Iterator[str]:
+def _unused(message: Message, prefix: str) -> Iterator[str]:
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
-        if path in _USED or f"{path}.*" in _USED:
+        if f"{path}*" in _PATHS or (field.message_type is None and path in _PATHS):
             continue
         if field.message_type is None:
             yield path
         elif field.message_type.GetOptions().map_entry:
             yield from (f"{path}[{shown(str(key))}]" for key in value)
-        elif isinstance(value, Message):
-            yield from _paths(value, f"{path}.")
         else:
-            for each in value:
-                yield from _paths(each, f"{path}.")
+            for each in [value] if isinstance(value, Message) else value:
+                yield from _unused(each, f"{path}.")
 
 
 def _why(path: str) -> str:
@@ -246,12 +235,208 @@ def _why(path: str) -> str:
 
 
 def _instances(message: pb.ModelConfig) -> Iterator[str]:
-    """A box has few devices, and which one is the fastest is measured: kinds and counts are wishes of a server's."""
+    """Which devices serve is measured, so kinds and counts have no effect."""
     for group in message.instance_group:
         if group.count > 1:
             yield f"instance_group.count: {group.count} is not used; one engine answers, of which there is always one"
         if group.kind in (pb.ModelInstanceGroup.KIND_CPU, pb.ModelInstanceGroup.KIND_GPU) or group.gpus:
-            yield (
-                "instance_group.kind: not used; edged measures which device is the fastest, and the setting `backends` "
-                "says which may be tried"
-            )
+            limit = "and the setting `backends` limits which are tried"
+            yield f"instance_group.kind: not used; edged measures which device is the fastest, {limit}"
+
+
+# -- fields with effect ---------------------------------------------------------------------------------------------
+
+
+def _config(message: pb.ModelConfig, name: str, unused: tuple[str, ...]) -> TritonConfig:
+    if message.name and message.name != name:
+        raise ConfigError(f"it is of model {message.name[:80]!r}, not {name!r}; make the names equal, or leave it out")
+    if message.platform not in ("", "onnxruntime_onnx", "onnx"):
+        raise ConfigError(f"platform {message.platform[:40]!r} is not for ONNX models; use onnxruntime_onnx or onnx")
+    if message.backend not in ("", "onnxruntime"):
+        raise ConfigError(f"backend {message.backend[:40]!r} is not for ONNX models; use onnxruntime")
+    if message.HasField("ensemble_scheduling"):
+        raise ConfigError("it is an ensemble; edged serves single models, so let the client call them in turn")
+    if message.batch_input or message.batch_output:
+        raise ConfigError("batch_input and batch_output are tensors that a server makes up; edged does not")
+    rows = message.max_batch_size
+    if not 0 <= rows <= _MOST_ROWS:
+        raise ConfigError(f"max_batch_size {rows} is not from 0 to {_MOST_ROWS}")
+    return TritonConfig(
+        max_batch_size=rows,
+        inputs=tuple(_tensor("input", each) for each in message.input),
+        outputs=tuple(
+            _tensor("output", each, _plain_name("label_filename", each.label_filename)) for each in message.output
+        ),
+        versions=_versions(message.version_policy),
+        dynamic=_dynamic(message.dynamic_batching, rows) if message.HasField("dynamic_batching") else None,
+        sequence=_sequence(message.sequence_batching) if message.HasField("sequence_batching") else None,
+        decoupled=message.model_transaction_policy.decoupled,
+        model_file=_plain_name("default_model_filename", message.default_model_filename),
+        warmups=tuple(_warmup(each, rows) for each in message.model_warmup),
+        parameters={key: value.string_value for key, value in message.parameters.items()},
+        unused=unused,
+    )
+
+
+def _plain_name(what: str, name: str) -> str:
+    if name:
+        require_plain_name(what, name)
+    return name
+
+
+def _tensor(kind: str, message: pb.ModelInput | pb.ModelOutput, label_file: str = "") -> TensorConfig:
+    what = f"{kind} {message.name!r}"
+    if not message.name:
+        raise ConfigError(f"an {kind} has no name; give every {kind} the name that it has in the model")
+    reshape = _dims(what, message.reshape.shape) if message.HasField("reshape") else None
+    return TensorConfig(message.name, _datatype(message.data_type), _dims(what, message.dims), reshape, label_file)
+
+
+def _datatype(number: int) -> str:
+    """The protocol's name of a datatype; empty for TYPE_INVALID, the default."""
+    if number not in pb.DataType.values():
+        raise ConfigError(f"there is no data_type {number}")
+    name = pb.DataType.Name(pb.DataType.ValueType(number)).removeprefix("TYPE_")
+    return {"INVALID": "", "STRING": "BYTES"}.get(name, name)
+
+
+def _dims(what: str, dims: Iterable[int], *, is_open: bool = True) -> tuple[int, ...]:
+    found = tuple(dims)
+    least = -1 if is_open else 1
+    if len(found) > 32 or any(dim < least or dim == 0 or dim > 1 << 40 for dim in found):
+        raise ConfigError(f"{what} has impossible dims {list(found)[:16]}")
+    return found
+
+
+def _versions(message: pb.ModelVersionPolicy) -> VersionPolicy | None:
+    match message.WhichOneof("policy_choice"):
+        case "all":
+            return VersionPolicy(latest=0)
+        case "latest":
+            return VersionPolicy(latest=max(1, message.latest.num_versions))
+        case "specific":
+            named = tuple(sorted(set(message.specific.versions)))
+            if not named or named[0] < 0:
+                raise ConfigError(f"version_policy names {list(named)[:8]}; name versions that exist")
+            return VersionPolicy(named=named)
+    return None
+
+
+def _dynamic(message: pb.ModelDynamicBatching, rows: int) -> DynamicBatching:
+    for size in message.preferred_batch_size:
+        if not 1 <= size <= max(rows, 1):
+            raise ConfigError(f"dynamic_batching: preferred_batch_size {size} is not from 1 to max_batch_size, {rows}")
+    levels, default = message.priority_levels, message.default_priority_level
+    if levels > 1 << 16 or (levels and not 1 <= default <= levels) or (default and not levels):
+        raise ConfigError(f"dynamic_batching: default_priority_level {default} is not one of {levels} priority levels")
+    strange = [level for level in message.priority_queue_policy if not 1 <= level <= levels]
+    if strange:
+        raise ConfigError(f"dynamic_batching: there is no priority level {strange[0]} to have a queue policy")
+    return DynamicBatching(
+        tuple(message.preferred_batch_size),
+        _seconds(message.max_queue_delay_microseconds),
+        message.preserve_ordering,
+        levels,
+        default,
+        _policy(message.default_queue_policy),
+        {level: _policy(each) for level, each in message.priority_queue_policy.items()},
+    )
+
+
+def _policy(message: pb.ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        message.max_queue_size,
+        _seconds(message.default_timeout_microseconds),
+        message.allow_timeout_override,
+        message.timeout_action == pb.ModelQueuePolicy.DELAY,
+    )
+
+
+def _seconds(microseconds: int) -> float:
+    return min(microseconds, _LONGEST_WAIT) * 1e-6
+
+
+def _sequence(message: pb.ModelSequenceBatching) -> SequenceBatching:
+    oldest = message.oldest
+    return SequenceBatching(
+        "oldest" if message.WhichOneof("strategy_choice") == "oldest" else "direct",
+        _seconds(message.max_sequence_idle_microseconds) or 1.0,
+        tuple(_control(each.name, control) for each in message.control_input for control in each.control),
+        tuple(map(_state, message.state)),
+        oldest.max_candidate_sequences,
+        _seconds(max(oldest.max_queue_delay_microseconds, message.direct.max_queue_delay_microseconds)),
+        tuple(oldest.preferred_batch_size),
+    )
+
+
+_CONTROLS: dict[int, ControlKind] = {
+    pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_START: "start",
+    pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_READY: "ready",
+    pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_END: "end",
+    pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID: "corrid",
+}
+_IDS = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
+
+
+def _control(name: str, message: pb.ModelSequenceBatching.Control) -> Control:
+    what = f"control input {name!r}"
+    kind = _CONTROLS.get(message.kind)
+    if kind is None or not name:
+        raise ConfigError(f"{what} is of no known kind or has no name")
+    if kind == "corrid":
+        found = _datatype(message.data_type)
+        if found not in _IDS:
+            raise ConfigError(f"{what} takes the sequence's id and has data_type {found or 'none'}; set TYPE_UINT64")
+        return Control(name, kind, found)
+    given: dict[str, Sequence[float]] = {
+        "INT32": message.int32_false_true,
+        "FP32": message.fp32_false_true,
+        "BOOL": message.bool_false_true,
+    }
+    for found, values in given.items():
+        if len(values) == 2:
+            return Control(name, kind, found, (float(values[0]), float(values[1])))
+        if values:
+            raise ConfigError(f"{what} has {len(values)} values; give two, for false and true")
+    raise ConfigError(f"{what} has no values; give int32_false_true, fp32_false_true or bool_false_true")
+
+
+def _state(message: pb.ModelSequenceBatching.State) -> State:
+    what, datatype = f"state {message.input_name!r}", _datatype(message.data_type)
+    if not message.input_name or not message.output_name:
+        raise ConfigError("a state of sequence_batching has no input_name or no output_name; it takes both")
+    if len(message.initial_state) > 1:
+        raise ConfigError(f"{what} has {len(message.initial_state)} initial states; give one")
+    state = State(message.input_name, message.output_name, datatype, _dims(what, message.dims))
+    if not message.initial_state:
+        return state
+    initial = message.initial_state[0]
+    if _datatype(initial.data_type) not in ("", datatype):
+        raise ConfigError(f"{what} and its initial state are of different data_types")
+    file = _plain_name(f"{what}: data_file", initial.data_file)
+    return replace(state, initial_file=file, initial_dims=_dims(what, initial.dims, is_open=False))
+
+
+def _warmup(message: pb.ModelWarmup, rows: int) -> Warmup:
+    what = f"model_warmup {message.name!r}"
+    if message.batch_size > max(rows, 1):
+        raise ConfigError(f"{what} has batch_size {message.batch_size}, more than max_batch_size, {rows}")
+    if message.count > _MOST_COUNT:
+        raise ConfigError(f"{what} has count {message.count}; give at most {_MOST_COUNT}")
+    inputs = tuple(
+        _warmup_input(f"{what}: input {name!r}", name, each) for name, each in sorted(message.inputs.items())
+    )
+    return Warmup(message.name, max(1, message.batch_size) if rows else 0, max(1, message.count), inputs)
+
+
+def _warmup_input(what: str, name: str, message: pb.ModelWarmup.Input) -> WarmupInput:
+    dims, datatype = _dims(what, message.dims, is_open=False), _datatype(message.data_type)
+    match message.WhichOneof("input_data_type"):
+        case "input_data_file":
+            require_plain_name(f"{what}: input_data_file", message.input_data_file)
+            return WarmupInput(name, datatype, dims, "file", message.input_data_file)
+        case "random_data":
+            return WarmupInput(name, datatype, dims, "random")
+        case "zero_data":
+            return WarmupInput(name, datatype, dims)
+    raise ConfigError(f"{what} has no data; set zero_data, random_data or input_data_file")
