@@ -51,8 +51,7 @@ from edged.events import EventLog, HostLost
 from edged.files import NO_DESCRIPTORS, unwritable
 from edged.models.finding import Finding
 from edged.models.model import Model
-from edged.models.overrides import Overrides
-from edged.models.repository import Repository
+from edged.models.repository import Overrides, Repository
 from edged.serving import memory
 from edged.serving.hosts import Hosts
 from edged.serving.link import HostLink

@@ -22,8 +22,7 @@ from edged.engines.readiness import Readiness, ReadyState, held_up
 from edged.errors import EdgedError, ModelNotFound, NotFound, NotReady, Refused
 from edged.models.entries import ModelEntry, check_name, split_name
 from edged.models.model import Model
-from edged.models.overrides import Overrides
-from edged.models.repository import Repository
+from edged.models.repository import Overrides, Repository
 
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 0.02

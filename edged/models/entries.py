@@ -17,20 +17,20 @@ from edged.models import samples as model_samples
 from edged.models import settings as model_settings
 from edged.models.triton_config import FILE, STATE_FOLDER, WARMUP_FOLDER, TritonConfig, VersionPolicy
 
-NAME = re.compile(r"\w[\w .+@-]{0,127}")  # letters and digits of any script; what no file system or shell minds
-_VERSION = re.compile(r"[1-9][0-9]{0,17}")  # as Triton, which passes over what begins with 0
+NAME = re.compile(r"\w[\w .+@-]{0,127}")  # letters and digits of any script
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")  # as in Triton, which ignores numbers that begin with 0
 SETTINGS_FILE = "edged.toml"
 MODEL_FILE = "model.onnx"
-_SEPARATOR = ":"  # no name of a model has one
+_SEPARATOR = ":"  # not part of a model's name
 _MOST_LABEL_BYTES = 4 << 20
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """One version of a model as the disk has it. `stamp` changes with its files, settings and samples, which are paths;
-    `problem` says why it is unusable.
+    """One version of a model on disk. `stamp` changes with its files, settings and samples, which are paths; `problem`
+    says why it is unusable.
 
-    The version that answers whoever names none is called as the model is; others are called NAME:VERSION. `triton` is
-    what config.pbtxt says, `labels` the names of classes by output that it names, `folder` where its other files are.
+    The version that serves requests without a version has the model's name; others are named NAME:VERSION. `triton` is
+    the content of config.pbtxt, `labels` the names of classes by output, `folder` has its other files.
     """
 
     name: str
@@ -43,16 +43,16 @@ class ModelEntry(msgspec.Struct, frozen=True):
     folder: str = ""
     triton: TritonConfig | None = None
     labels: dict[str, tuple[str, ...]] = {}
-    repair: repair.Record | None = None  # what was done to it before it was taken in, as the file beside it says
-    unread: tuple[str, ...] = ()  # files beside it that look like its settings and are not, a line each
+    repair: repair.Record | None = None  # of the repair when it was added
+    unread: tuple[str, ...] = ()  # files that look like its settings and are not read, a line each
 
     @property
     def model(self) -> str:
-        """The model's name, whichever version this is."""
+        """The model's name, of any version."""
         return split_name(self.name)[0]
 
     def already_there(self, digest: str) -> str:
-        """That its name is taken, for whoever wants to add a model of a digest under it."""
+        """The error for adding a model of this digest under the same name."""
         if digest and self.repair is not None and self.repair.original == digest:
             made = self.repair.made[:10]
             return f"model {self.name!r} is already there, repaired from this very file on {made}: nothing to do"
@@ -62,76 +62,74 @@ class ModelEntry(msgspec.Struct, frozen=True):
 def folder_entries(
     path: Path, name: str, triton: TritonConfig | None, problem: str = "", sources: Sequence[Path] = ()
 ) -> list[ModelEntry]:
-    """The versions of a model's folder that are to be served, the one that answers for the model first; none where the
+    """Return the versions of a model's folder that are to be served, that with the model's name first; empty if the
     folder has no version.
 
-    `triton` is its configuration, `problem` why that cannot be used, `sources` are the files that it was read from.
-    OSError where the folder cannot be read.
+    `triton` is its configuration, `problem` why that is unusable, `sources` are the files that it was read from.
+    OSError if the folder cannot be read.
     """
     present = {int(v.name): v for v in path.iterdir() if _VERSION.fullmatch(v.name) and v.is_dir()}
     if not present:
         return []
     settings, wrong = _read_settings(path)
-    said = triton or TritonConfig()
-    policy = (None if wrong else triton_config.version_policy(settings)) or said.versions or VersionPolicy()
-    labels, unreadable = read_labels(path, said)
-    named = list(named_files(said))
-    lost = (problem for file in named if (problem := unusable(path, file)))
+    config = triton or TritonConfig()
+    policy = (None if wrong else triton_config.version_policy(settings)) or config.versions or VersionPolicy()
+    labels, unreadable = read_labels(path, config)
+    named = list(_named_files(config))
+    lost = (problem for file in named if (problem := _unusable(path, file)))
     chosen, numbers = policy.choose(present), ", ".join(map(str, sorted(present)))
     none = "" if chosen else f"of the versions {numbers} none is served, since versions={policy}; change it"
     problem = problem or wrong or unreadable or next(lost, "") or none
     samples = model_samples.listed(path / model_samples.FOLDER)
     common = [*sources, path / SETTINGS_FILE, *(path / file for file in named), *samples]
-    entries: list[ModelEntry] = []
-    for number in chosen or (max(present),):
-        model = present[number] / (said.model_file or MODEL_FILE)
-        missing = "" if os.path.lexists(model) else f"version {number} has no {said.model_file or MODEL_FILE}"
-        entries.append(
-            ModelEntry(
-                versioned_name(name, number) if entries else name,
-                str(number),
-                str(model),
-                settings,
-                stamp([*_files(present[number]), *common]),
-                problem or missing,
-                tuple(map(str, samples)),
-                str(path),
-                triton,
-                labels,
-                repair.read(present[number] / repair.FILE),
-                tuple(_unread(path, present[number])),
-            )
+    file = config.model_file or MODEL_FILE
+    return [
+        ModelEntry(
+            versioned_name(name, number) if index else name,
+            str(number),
+            str(present[number] / file),
+            settings,
+            stamp([*_files(present[number]), *common]),
+            problem or ("" if os.path.lexists(present[number] / file) else f"version {number} has no {file}"),
+            tuple(map(str, samples)),
+            str(path),
+            triton,
+            labels,
+            repair.read(present[number] / repair.FILE),
+            tuple(_unread(path, present[number])),
         )
-    return entries
+        for index, number in enumerate(chosen or (max(present),))
+    ]
 
 
 def versioned_name(name: str, version: int | str) -> str:
-    """What one version of a model is called beside the one that answers for the model."""
+    """The name of a version that has not the model's name."""
     return f"{name}{_SEPARATOR}{version}"
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A model's name and the version that comes with it, empty where none does."""
+    """A model's name, and the version in it; empty without one."""
     model, _, version = name.partition(_SEPARATOR)
     return model, version
 
 
 def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntry:
-    """An ONNX file that is served where it lies."""
-    beside = path.with_suffix(".toml")
+    """The entry of an ONNX file outside a model's folder."""
+    toml = path.with_suffix(".toml")
     layout = f"{name}/1/{MODEL_FILE} and {name}/{SETTINGS_FILE}"
-    unread = (f"{beside.name} is not read: a model with settings has a folder, {layout}",) if beside.is_file() else ()
+    unread = (f"{toml.name} is not read: a model with settings has a folder, {layout}",) if toml.is_file() else ()
     return ModelEntry(name, "1", str(path), dict(settings), stamp([path]), unread=unread)
 
 
 def check_name(name: str) -> None:
-    """A model's name is a file name: letters, digits, spaces and . _ + @ -, beginning with a letter or digit."""
+    """InvalidInput unless a name consists of letters, digits, spaces and . _ + @ -, and begins with a letter or
+    digit."""
     if not NAME.fullmatch(name):
         raise InvalidInput(f"{name[:80]!r} is not a model name: use letters, digits and . _ - + @, at most 128")
 
 
 def _unread(folder: Path, version: Path) -> Iterator[str]:
-    """What its user may have meant as settings."""
+    """Files that the user may have meant as settings."""
     for path in sorted((*folder.glob("*.toml"), *version.glob("*.toml"))):
         if path != folder / SETTINGS_FILE:
             yield f"{path.relative_to(folder)} is not read: settings are in {folder.name}/{SETTINGS_FILE}"
@@ -156,7 +154,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def stamp(paths: Iterable[Path]) -> str:
-    """A cheap sign of change: identity, size and time of every file. The digest decides what it really is."""
+    """A cheap sign of change: inode, size and time of every file. Only the digest is certain."""
     marks = []
     for path in paths:
         try:
@@ -168,7 +166,7 @@ def stamp(paths: Iterable[Path]) -> str:
 
 
 def read_config(folder: Path, name: str) -> tuple[TritonConfig | None, str]:
-    """What the configuration in a model's folder says, None where there is none; and why it cannot be used."""
+    """Return the configuration in a model's folder, None without one; and why it cannot be used."""
     try:
         return _read(folder, name, *_mark(folder, FILE))
     except FileNotFoundError:
@@ -178,7 +176,7 @@ def read_config(folder: Path, name: str) -> tuple[TritonConfig | None, str]:
 
 
 def read_labels(folder: Path, config: TritonConfig) -> tuple[dict[str, tuple[str, ...]], str]:
-    """The names of classes by output, as far as there are label files; and why one of them cannot be used."""
+    """Return the names of classes by output that has a label file; and why one of these cannot be used."""
     labels = {}
     for output in config.outputs:
         if output.label_file:
@@ -190,8 +188,8 @@ def read_labels(folder: Path, config: TritonConfig) -> tuple[dict[str, tuple[str
     return labels, ""
 
 
-def unusable(folder: Path, name: PurePosixPath) -> str:
-    """Why a file that the configuration names cannot be used; empty if it can."""
+def _unusable(folder: Path, name: PurePosixPath) -> str:
+    """Say why a file that the configuration names cannot be used; empty if it can."""
     try:
         status_inside(folder, name)
     except FileNotFoundError:
@@ -201,8 +199,8 @@ def unusable(folder: Path, name: PurePosixPath) -> str:
     return ""
 
 
-def named_files(config: TritonConfig) -> Iterator[PurePosixPath]:
-    """Every file that the configuration names, by its path in the model's folder, whether it is there or not."""
+def _named_files(config: TritonConfig) -> Iterator[PurePosixPath]:
+    """Paths in the model's folder of all files that the configuration names; they may be missing."""
     for output in config.outputs:
         if output.label_file:
             yield PurePosixPath(output.label_file)

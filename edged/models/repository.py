@@ -1,13 +1,13 @@
 """The models on disk, in Triton's layout, which is read as it is:
 
     models/NAME/VERSION/model.onnx     with external data beside it
-    models/NAME/config.pbtxt           Triton's configuration, optional: docs/triton.md tells what edged makes of it
+    models/NAME/config.pbtxt           Triton's configuration, optional: see docs/triton.md
     models/NAME/edged.toml             settings, optional
-    models/NAME/samples/*.jpg          what engines are verified with, JPEG, PNG or tensors as *.npz, optional
+    models/NAME/samples/*.jpg          samples to verify engines with: JPEG, PNG or tensors as *.npz, optional
     models/FILE.onnx                   a plain file serves as model FILE, version 1
 
-The highest numeric version serves, and others beside it where `versions` says so. The directory is the truth; whoever
-wants to know what changed reads it again.
+The highest version serves, and others if `versions` names them. Only the directory has this state; it is read again at
+every call.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from edged.errors import AlreadyExists, InvalidInput, ModelNotFound, Refused, Superseded
+from edged.errors import AlreadyExists, ConfigError, InvalidInput, ModelNotFound, Refused, Superseded, TooLarge
 from edged.files import foreign, not_stored
-from edged.models import repair, triton_config
+from edged.models import repair
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
 from edged.models.entries import (
@@ -39,18 +39,18 @@ from edged.models.entries import (
     read_config,
 )
 from edged.models.identity import model_digest
-from edged.models.triton_config import TritonConfig
+from edged.models.triton_config import FILE, TritonConfig
 from edged.store import atomic
 
 
 class Repository:
-    """A directory of models; read anew at every call. `accepts_foreign`: also those that others may have put there."""
+    """A directory of models. `accepts_foreign`: also those that other users may write."""
 
     def __init__(self, root: Path, accepts_foreign: bool = True) -> None:
         self.root, self.accepts_foreign = root.absolute(), accepts_foreign
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Every version that is to be served, by name. Unreadable or empty folders are passed over."""
+        """Return every version that is to be served, by name. Unreadable and empty folders are skipped."""
         try:
             paths = sorted(path for path in self.root.iterdir() if not path.name.startswith("."))
         except OSError:
@@ -63,8 +63,8 @@ class Repository:
         return entries
 
     def versions(self, name: str, triton: TritonConfig | None = None) -> list[ModelEntry]:
-        """The versions of one model that are to be served; with another configuration than the disk has, where one is
-        given. Empty where there is no such model."""
+        """Return the versions of one model that are to be served, with `triton` instead of its config.pbtxt if given.
+        Empty if the model does not exist."""
         folder, plain = self.root / name, self.root / f"{name}.onnx"
         if triton is None or (folder.is_dir() and os.path.lexists(plain)):
             return [entry for entry in self.entries().values() if entry.model == name]
@@ -88,12 +88,10 @@ class Repository:
         record: repair.Record | None = None,
         digest: str = "",
     ) -> Path:
-        """Copies or moves a model in: the first file is the ONNX model, the others its external data by relative path.
-        `samples` are by file name, `record` is what was done to it before, `digest` that of the model as it was
-        examined, where its files may have become others since.
+        """Copy or move a model in and return its path. The first file is the ONNX model, the others its external data
+        by relative path. `samples` are by file name, `record` is that of its repair, `digest` is checked if given.
 
-        Appears whole or not at all. AlreadyExists when the name is taken, Superseded for a model of another digest.
-        Returns the path of the model.
+        The model appears whole or not at all. AlreadyExists if the name is taken, Superseded for another digest.
         """
         check_name(name)
         model_settings.validate(settings)
@@ -109,8 +107,9 @@ class Repository:
             for target, source in _targets(staged, files, samples or {}):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 take(source, target)
-            if digest:
-                _require_digest(staged / "1" / MODEL_FILE, files, digest)
+            first, *external = files
+            if digest and model_digest(staged / "1" / MODEL_FILE, external) != digest:
+                raise Superseded(f"{files[first].name} was replaced while it was examined; add it again")
             if record is not None:
                 place = staged / "1" / repair.FILE
                 if place.exists():
@@ -120,18 +119,16 @@ class Repository:
                 (staged / SETTINGS_FILE).write_bytes(model_settings.write_toml(settings))
             atomic.publish(staged, final)
         except OSError as error:
-            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # added by somebody else meanwhile
-                raise AlreadyExists(f"model {name!r} is there since a moment ago") from error
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                raise AlreadyExists(f"model {name!r} was just created by another client") from error
             raise not_stored(f"model {name!r}", error) from error
         finally:
             shutil.rmtree(staged, ignore_errors=True)
         return final / "1" / MODEL_FILE
 
     def remove(self, name: str, *, delete: bool = False) -> Path | None:
-        """Removes a model and its settings: to the folder that is returned, or for good with `delete`.
-
-        NotFound when there is none of that name.
-        """
+        """Move a model and its settings to the trash and return the folder there, or delete them with `delete`.
+        ModelNotFound if the model does not exist."""
         check_name(name)
         folder, plain = self.root / name, self.root / f"{name}.onnx"
         if not folder.is_dir() and not os.path.lexists(plain):
@@ -153,11 +150,9 @@ class Repository:
         return None
 
     def sweep(self) -> None:
-        """Removes what an interrupted add or remove left behind. For the daemon's start, not beside another one."""
+        """Remove the remains of an interrupted add or remove; call at the daemon's start only."""
         if self.root.is_dir():
-            for stray in self.root.glob(".adding-*"):
-                shutil.rmtree(stray, ignore_errors=True)
-            for stray in self.root.glob(".removing-*"):
+            for stray in (*self.root.glob(".adding-*"), *self.root.glob(".removing-*")):
                 shutil.rmtree(stray, ignore_errors=True)
             _empty_trash(self.root)
 
@@ -166,20 +161,20 @@ class Repository:
             entries = [self._judged(entry) for entry in self._entries(path)]
             if not entries or NAME.fullmatch(entries[0].name):
                 return entries
-            # Told rather than served: it could be neither asked for nor removed by its name.
+            # Reported, not served: no client could name it in a request.
             name = os.fsencode(entries[0].name).decode(errors="replace")
             problem = "its file name is no model name; rename it"
             return [msgspec.structs.replace(entries[0], name=name, problem=problem)]
-        except OSError:  # it vanished while it was looked at, or is not ours to read
+        except OSError:  # it was removed meanwhile, or cannot be read
             return []
 
     def _judged(self, entry: ModelEntry) -> ModelEntry:
-        """The entry, refused where somebody else may have made it, or may yet make it another."""
+        """Return the entry with a problem if another user may have written it, or may replace it."""
         model = Path(entry.path)
         if self.accepts_foreign or entry.problem or not model.exists():
             return entry
         inside = [model, *model.parents]
-        # Of a link also the folder that it leads into: whoever may write there exchanges the model.
+        # For a link also the folder of its target: a user who may write there can replace the model.
         problem = foreign([*inside[: inside.index(self.root)], self.root, model.resolve().parent])
         hint = '; or set access.foreign_files = "accept"'
         return msgspec.structs.replace(entry, problem=problem + hint) if problem else entry
@@ -191,11 +186,11 @@ class Repository:
         if not path.is_dir():
             return []
         triton, problem = read_config(path, path.name)
-        return folder_entries(path, path.name, triton, problem, [path / triton_config.FILE])
+        return folder_entries(path, path.name, triton, problem, [path / FILE])
 
 
 def _targets(staged: Path, files: Mapping[str, Path], samples: Mapping[str, Path]) -> Iterator[tuple[Path, Path]]:
-    """Where each file of a new model belongs, with where it is now."""
+    """Pairs of the path in the staged folder and the current path of each file of a new model."""
     for index, (relative, source) in enumerate(files.items()):
         if index and relative == MODEL_FILE:
             raise InvalidInput(f"external data may not be called {MODEL_FILE}; export it under another name")
@@ -204,20 +199,13 @@ def _targets(staged: Path, files: Mapping[str, Path], samples: Mapping[str, Path
         yield staged / model_samples.FOLDER / name, source
 
 
-def _require_digest(model: Path, files: Mapping[str, Path], digest: str) -> None:
-    """That what lies there now is what was examined."""
-    first, *external = files
-    if model_digest(model, external) != digest:
-        raise Superseded(f"{files[first].name} was replaced while it was examined; add it again")
-
-
 TRASH = ".removed"
 MAX_REMOVED = 10
 MAX_REMOVED_BYTES = 4 << 30  # all together; the newest is kept whatever its size
 
 
 def _move_to_trash(root: Path, paths: Iterable[Path]) -> Path:
-    """Moves files and folders of `root` into the trash; where they lie now. OSError."""
+    """Move files and folders of `root` into the trash and return their new folder. OSError."""
     (root / TRASH).mkdir(parents=True, exist_ok=True, mode=0o750)
     with _trash_lock(root):
         numbers = [int(place.name) for place in _removed(root)]
@@ -230,14 +218,14 @@ def _move_to_trash(root: Path, paths: Iterable[Path]) -> Path:
 
 
 def _empty_trash(root: Path) -> None:
-    """Deletes the oldest beyond the bounds, and folders that an interrupted removal left empty."""
+    """Delete the oldest beyond the limits, and folders that an interrupted removal left empty."""
     with contextlib.suppress(OSError), _trash_lock(root):
         _prune_locked(root)
 
 
 @contextlib.contextmanager
 def _trash_lock(root: Path) -> Iterator[None]:
-    """Holds the trash: two removals at once would take the same number, or delete what the other is about to fill."""
+    """Lock the trash: two removals at once would take the same number, or delete each other's empty folder."""
     handle = os.open(root / TRASH, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -250,14 +238,14 @@ def _trash_lock(root: Path) -> Iterator[None]:
 def _prune_locked(root: Path) -> None:
     total = 0
     for index, place in enumerate(reversed(_removed(root))):
-        with contextlib.suppress(OSError):  # not a folder, or not ours to read: it stays
+        with contextlib.suppress(OSError):  # a stray file, or not readable: it stays
             total += _size(place)
             if (index and (index >= MAX_REMOVED or total > MAX_REMOVED_BYTES)) or not any(place.iterdir()):
                 shutil.rmtree(place, ignore_errors=True)
 
 
 def _removed(root: Path) -> list[Path]:
-    """The oldest first."""
+    """Folders in the trash, the oldest first."""
     found = (root / TRASH).glob("[0-9]*") if (root / TRASH).is_dir() else ()
     return sorted((place for place in found if place.name.isdecimal()), key=lambda place: int(place.name))
 
@@ -265,3 +253,85 @@ def _removed(root: Path) -> list[Path]:
 def _size(place: Path) -> int:
     files = (Path(folder, name) for folder, _, names in os.walk(place) for name in names)
     return sum(file.lstat().st_size for file in files)
+
+
+_MOST_FILES = 256
+_MOST_BYTES = 2 << 30
+_DEEPEST = 8
+
+
+class Overrides:
+    """A folder below the state directory with one subfolder for each model that clients loaded with files."""
+
+    def __init__(self, root: Path, repository: Repository) -> None:
+        self.root, self._repository = root.absolute(), repository
+
+    def sweep(self) -> None:
+        """Remove the files of an earlier daemon; call at start only."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def entries(self, name: str, config: str | None, files: Mapping[str, bytes]) -> dict[str, ModelEntry]:
+        """Return the versions of a model by name: from the repository, with another configuration (JSON) if given, or
+        only from `files` (by path inside the model's folder). Empty if the repository does not have the model.
+
+        InvalidInput for an invalid configuration or files; no file is left behind then.
+        """
+        if files and config is None:
+            raise InvalidInput("files to load a model from require its `config`, which may be {}")
+        if config is None:
+            return {e.name: e for e in self._repository.versions(name)}
+        from edged.models.triton_text import read_json  # protobuf, which few models need
+
+        try:
+            triton = read_json(config, name)
+        except ConfigError as error:
+            raise InvalidInput(f"the `config` to load model {name!r} with: {error}") from error
+        if not files:
+            return {e.name: e for e in self._repository.versions(name, triton)}
+        folder = self._stage(name, files)
+        try:
+            found = folder_entries(folder, name, triton)
+            if not found:
+                raise InvalidInput(f"model {name!r}: none of the files is named like file:1/model.onnx")
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return {e.name: e for e in found}
+
+    def discard(self, entries: Mapping[str, ModelEntry]) -> None:
+        """Remove the files of a model that was loaded from files."""
+        for folder in {Path(entry.folder) for entry in entries.values()}:
+            if folder.parent == self.root:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _stage(self, name: str, files: Mapping[str, bytes]) -> Path:
+        places = {_inside(path): data for path, data in files.items()}
+        if len(files) > _MOST_FILES or len(places) < len(files):
+            raise InvalidInput(f"model {name!r} comes with {len(files)} files; give each once, {_MOST_FILES} at most")
+        if sum(map(len, places.values())) > _MOST_BYTES:
+            raise TooLarge(f"the files of model {name!r} have more than {_MOST_BYTES >> 20} MiB")
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o750)
+            folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
+            try:
+                for path, data in places.items():
+                    place = folder / path
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.write_bytes(data)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise not_stored(f"the files of model {name!r}", error) from error
+        return folder
+
+
+def _inside(path: str) -> PurePosixPath:
+    """Check that a path is inside a model's folder; InvalidInput."""
+    pure = PurePosixPath(path)
+    outside = pure.is_absolute() or ".." in pure.parts or not pure.parts or len(pure.parts) > _DEEPEST
+    if outside or not path.isprintable() or any(len(part.encode()) > 255 for part in pure.parts):
+        raise InvalidInput(f"{path[:80]!r} is not a file inside a model's folder; name it like file:1/model.onnx")
+    if str(pure) == FILE:
+        raise InvalidInput(f"{FILE} is not accepted as a file; send it as `config`, in JSON")
+    return pure

@@ -1,48 +1,52 @@
-"""Whether a Triton configuration agrees with the ONNX file beside it, and what the two say together. Pure."""
+"""Checks a Triton configuration against the ONNX file beside it, and combines the two. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from edged.backends import profile
 from edged.backends.contract import Signature
 from edged.errors import ConfigError
 from edged.models.settings import max_batch
-from edged.models.triton_config import TensorConfig, TritonConfig, Warmup
+from edged.models.triton_config import SequenceBatching, TensorConfig, TritonConfig, Warmup
 from edged.tensors import ANY_SHAPE, TensorSpec, byte_size
 
 _MOST_WARMUP_BYTES = 256 << 20
 
 
 def check(config: TritonConfig, signature: Signature, optional: Sequence[TensorSpec] = ()) -> None:
-    """ConfigError, naming the tensor, for what the file contradicts. `optional` are inputs that have a default."""
+    """ConfigError, naming the tensor, if the file contradicts the configuration. `optional` are inputs with a
+    default."""
     defaults = {spec.name for spec in optional}
     rows = config.max_batch_size
-    if rows:
-        for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
-            _require_batch(kind, specs, rows)
     for kind, tensors, specs in (
-        ("input", config.inputs, (*signature.inputs, *optional)),
+        ("input", config.inputs, signature.inputs),
         ("output", config.outputs, signature.outputs),
     ):
+        for spec in specs if rows else ():
+            if spec.shape != ANY_SHAPE and (not spec.shape or isinstance(spec.shape[0], int)):
+                raise ConfigError(
+                    f"config.pbtxt has max_batch_size {rows}, but the first dimension of {kind} {spec.name!r} "
+                    f"{list(spec.dims)} is not open; set it to 0, or export the model with an open one"
+                )
         names = [tensor.name for tensor in tensors]
         if len(set(names)) != len(names):
             raise ConfigError(f"config.pbtxt names {kind} {max(names, key=names.count)!r} twice")
         for tensor in tensors:
-            spec = _spec(kind, tensor.name, specs)
+            spec = _spec(kind, tensor.name, (*specs, *optional) if kind == "input" else specs)
             _require_datatype(f"{kind} {tensor.name!r}", tensor.datatype, spec)
             if tensor.dims or tensor.reshape is not None:
-                _require_dims(
-                    f"{kind} {tensor.name!r}", tensor.model_dims, spec, 0 if tensor.name in defaults else rows
-                )
-    _check_sequence(config, signature)
+                least = 0 if tensor.name in defaults else rows
+                _require_dims(f"{kind} {tensor.name!r}", tensor.model_dims, spec, least)
+    if config.sequence is not None:
+        _check_sequence(config.sequence, config.max_batch_size, signature)
     for warmup in config.warmups:
         _check_warmup(warmup, config, signature)
 
 
 def declared(config: TritonConfig, signature: Signature) -> Signature:
-    """The signature with those of its open dimensions fixed that the configuration fixes."""
+    """Return the signature with the open dimensions that the configuration fixes."""
     return Signature(
         tuple(_declared(spec, config.inputs, config.max_batch_size) for spec in signature.inputs),
         tuple(_declared(spec, config.outputs, config.max_batch_size) for spec in signature.outputs),
@@ -50,7 +54,7 @@ def declared(config: TritonConfig, signature: Signature) -> Signature:
 
 
 def is_batchable(signature: Signature) -> bool:
-    """Whether the first dimension of every input and output is open, so that it may be a batch's."""
+    """Whether the first dimension of every input and output is open, so that it may be a batch dimension."""
     specs = (*signature.inputs, *signature.outputs)
     return bool(signature.inputs) and all(
         spec.shape and spec.shape != ANY_SHAPE and isinstance(spec.shape[0], str) for spec in specs
@@ -58,7 +62,7 @@ def is_batchable(signature: Signature) -> bool:
 
 
 def max_batch_size(signature: Signature, settings: Mapping[str, str], triton: TritonConfig) -> int:
-    """The most rows of a tensor request; 0 if the model has no batch dimension, as far as it is declared.
+    """Return the most rows of a tensor request; 0 if the model declares no batch dimension.
 
     config.pbtxt decides if it describes tensors, and `batch.max` may lower it. Otherwise a model has a batch dimension
     if the first dimension of every tensor is open and a setting says how many rows there may be: `batch.max`, or the
@@ -74,14 +78,14 @@ def max_batch_size(signature: Signature, settings: Mapping[str, str], triton: Tr
 
 
 def made_up_inputs(config: TritonConfig) -> frozenset[str]:
-    """The inputs that no client sends: what a sequence's requests are told of it, and what it keeps between them."""
+    """The inputs that no client sends: controls and states of a sequence."""
     if config.sequence is None:
         return frozenset()
     controls = (control.input for control in config.sequence.controls)
     return frozenset((*controls, *(state.input for state in config.sequence.states)))
 
 
-def _declared(spec: TensorSpec, tensors: Iterable[TensorConfig], rows: int) -> TensorSpec:
+def _declared(spec: TensorSpec, tensors: Sequence[TensorConfig], rows: int) -> TensorSpec:
     tensor = next((tensor for tensor in tensors if tensor.name == spec.name), None)
     if tensor is None or not tensor.model_dims:
         return spec
@@ -101,16 +105,6 @@ def _spec(kind: str, name: str, specs: Sequence[TensorSpec]) -> TensorSpec:
     return found
 
 
-def _require_batch(kind: str, specs: Iterable[TensorSpec], rows: int) -> None:
-    for spec in specs:
-        if spec.shape == ANY_SHAPE or (spec.shape and isinstance(spec.shape[0], str)):
-            continue
-        raise ConfigError(
-            f"config.pbtxt has max_batch_size {rows}, but the first dimension of {kind} {spec.name!r} "
-            f"{list(spec.dims)} is not open; set it to 0, or export the model with an open one"
-        )
-
-
 def _require_datatype(what: str, datatype: str, spec: TensorSpec) -> None:
     if datatype and datatype != spec.datatype:
         raise ConfigError(f"config.pbtxt says that {what} is {datatype}; in the model it is {spec.datatype}")
@@ -125,31 +119,26 @@ def _require_dims(what: str, dims: Sequence[int], spec: TensorSpec, rows: int) -
         raise ConfigError(f"config.pbtxt says that {what} has dims {list(dims)}; in the model{without}: {list(have)}")
 
 
-def _check_sequence(config: TritonConfig, signature: Signature) -> None:
-    if config.sequence is None:
-        return
-    for control in config.sequence.controls:
-        _require_datatype(
-            f"control input {control.input!r}", control.datatype, _spec("input", control.input, signature.inputs)
-        )
-    for state in config.sequence.states:
-        for kind, name, specs in (
-            ("input", state.input, signature.inputs),
-            ("output", state.output, signature.outputs),
+def _check_sequence(sequence: SequenceBatching, rows: int, signature: Signature) -> None:
+    for control in sequence.controls:
+        spec = _spec("input", control.input, signature.inputs)
+        _require_datatype(f"control input {control.input!r}", control.datatype, spec)
+    for state in sequence.states:
+        for spec in (
+            _spec("input", state.input, signature.inputs),
+            _spec("output", state.output, signature.outputs),
         ):
-            spec = _spec(kind, name, specs)
-            _require_datatype(f"state {name!r}", state.datatype, spec)
+            _require_datatype(f"state {spec.name!r}", state.datatype, spec)
             if state.dims:
-                _require_dims(f"state {name!r}", state.dims, spec, config.max_batch_size)
+                _require_dims(f"state {spec.name!r}", state.dims, spec, rows)
 
 
 def _check_warmup(warmup: Warmup, config: TritonConfig, signature: Signature) -> None:
     what = f"model_warmup {warmup.name!r}"
-    given = {each.name for each in warmup.inputs}
-    made_up = made_up_inputs(config)
-    for spec in signature.inputs:
-        if spec.name not in given and spec.name not in made_up:
-            raise ConfigError(f"{what} has no input {spec.name!r}, which the model needs")
+    given = made_up_inputs(config).union(each.name for each in warmup.inputs)
+    missing = next((spec.name for spec in signature.inputs if spec.name not in given), None)
+    if missing is not None:
+        raise ConfigError(f"{what} has no input {missing!r}, which the model needs")
     total = 0
     for each in warmup.inputs:
         spec = _spec("input", each.name, signature.inputs)

@@ -1,7 +1,7 @@
-"""What a model's Triton configuration says, as far as edged acts on it. Plain data; `triton_text` reads it.
+"""A model's Triton configuration, the fields with effect. Plain data; `triton_text` reads it.
 
 Format: config.pbtxt, the protobuf text form of inference.ModelConfig (protos/model_config.proto). Datatypes are the
-protocol's names; dims have no batch dimension where `max_batch_size` is above 0, and -1 is an open one. Times are
+protocol's names; dims have no batch dimension if `max_batch_size` is above 0, and -1 is an open one. Times are in
 seconds.
 """
 
@@ -23,33 +23,33 @@ _MOST_VERSIONS = 64
 
 
 class VersionPolicy(msgspec.Struct, frozen=True):
-    """The `latest` highest numbers, 0 for all of them; or those that are `named`, whatever else there is."""
+    """The `latest` highest versions, 0 for all of them; or only those that are `named`."""
 
     latest: int = 1
     named: tuple[int, ...] = ()
 
     def choose(self, present: Iterable[int]) -> tuple[int, ...]:
-        """Those of the numbers that are served, the highest first."""
+        """Return the versions that are served, the highest first."""
         numbers = sorted(set(present), reverse=True)
         if self.named:
             return tuple(number for number in numbers if number in self.named)
         return tuple(numbers[: self.latest] if self.latest else numbers)
 
     def __str__(self) -> str:
-        """As the setting is written."""
+        """The text of the setting."""
         if self.named:
             return ",".join(map(str, self.named))
         return f"latest:{self.latest}" if self.latest else "all"
 
 
 def version_policy(settings: Mapping[str, str]) -> VersionPolicy | None:
-    """What the settings say; None where they say nothing. ConfigError for what is no policy."""
+    """Return the policy in the settings, None without one; ConfigError for an invalid one."""
     text = settings.get(VERSIONS)
     return None if text is None else parse_versions(text)
 
 
 def parse_versions(text: str) -> VersionPolicy:
-    """The policy of a setting; ConfigError, in one line, for anything else."""
+    """Parse the text of the setting; ConfigError for an invalid one."""
     word = text.strip()
     if word == "all":
         return VersionPolicy(latest=0)
@@ -68,24 +68,24 @@ STATE_FOLDER = "initial_state"
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
-    """One input or output. `reshape` is the shape that the model has where requests have `dims`; None where they agree.
-    `label_file` names a file in the model's folder with the name of a class on each line; outputs only."""
+    """One input or output. `reshape` is the model's shape if that differs from the `dims` of requests. `label_file`, of
+    outputs, is a file in the model's folder with the name of a class on each line."""
 
     name: str
-    datatype: str = ""  # empty where nothing is said
+    datatype: str = ""  # empty if not given
     dims: tuple[int, ...] = ()
     reshape: tuple[int, ...] | None = None
     label_file: str = ""
 
     @property
     def model_dims(self) -> tuple[int, ...]:
-        """The dims as the model has them."""
+        """The dims in the model."""
         return self.dims if self.reshape is None else self.reshape
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """How requests wait: the most that do and the seconds after which one is too late, 0 for no limit of its own.
-    `delay`: what is too late goes last instead of being refused."""
+    """How requests wait: the most that may wait, and the seconds after which one times out; 0 for the box's own limits.
+    `delay`: requests that time out go last instead of being refused."""
 
     size: int = 0
     timeout: float = 0.0
@@ -94,7 +94,7 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
-    """How requests are put together. `levels` of priority are numbered from 1, the highest; 0 is no levels."""
+    """How requests form batches. Priority `levels` are numbered from 1, the highest; 0 for no levels."""
 
     preferred: tuple[int, ...] = ()
     max_delay: float = 0.0
@@ -109,7 +109,7 @@ ControlKind = Literal["start", "ready", "end", "corrid"]
 
 
 class Control(msgspec.Struct, frozen=True):
-    """An input that edged fills in: with the value for false or true, or, of kind `corrid`, with the sequence's id."""
+    """An input that edged fills in: with the value for false or true, or with the sequence's id (`corrid`)."""
 
     input: str
     kind: ControlKind
@@ -118,9 +118,9 @@ class Control(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the model keeps between the requests of a sequence: an output that is the next request's input.
+    """An output that is an input of the sequence's next request.
 
-    The first request gets zeros, or the bytes of `initial_file`, a file in the folder `initial_state` of the model.
+    The first request gets zeros, or the bytes of `initial_file`, a file in the model's folder `initial_state`.
     """
 
     input: str
@@ -132,8 +132,8 @@ class State(msgspec.Struct, frozen=True):
 
 
 class SequenceBatching(msgspec.Struct, frozen=True):
-    """Requests that belong together. `idle` is how long a sequence may say nothing. `strategy` is how Triton would put
-    several sequences into a batch."""
+    """How requests form sequences. `idle` is the longest time between two of them. `strategy` is how Triton would batch
+    several sequences."""
 
     strategy: Literal["direct", "oldest"] = "direct"
     idle: float = 1.0
@@ -145,7 +145,7 @@ class SequenceBatching(msgspec.Struct, frozen=True):
 
 
 class WarmupInput(msgspec.Struct, frozen=True):
-    """One input of a warm-up request. `data` is "zero", "random" or "file", then `file` lies in the folder `warmup`."""
+    """One input of a warm-up request. If `data` is "file", `file` is in the model's folder `warmup`."""
 
     name: str
     datatype: str
@@ -164,8 +164,8 @@ class Warmup(msgspec.Struct, frozen=True):
 
 
 class TritonConfig(msgspec.Struct, frozen=True):
-    """A model's configuration. `max_batch_size` 0 is no batch dimension, or nothing said. `unused` has a line for
-    everything that the file says and edged does not act on."""
+    """A model's configuration. `max_batch_size` is 0 without a batch dimension, or if not given. `unused` has a line
+    for each field without effect."""
 
     max_batch_size: int = 0
     inputs: tuple[TensorConfig, ...] = ()
@@ -181,7 +181,7 @@ class TritonConfig(msgspec.Struct, frozen=True):
 
 
 def require_plain_name(what: str, name: str) -> None:
-    """Refuses a file's name that would lead out of the folder that it belongs in."""
+    """ConfigError for a file name that leads out of its folder."""
     pure = PurePosixPath(name)
     outside = pure.is_absolute() or ".." in pure.parts or str(pure) == "."
     if outside or not name.isprintable() or len(name.encode()) > 255:

@@ -9,8 +9,7 @@ import pytest
 
 from edged.engines.loader import ModelSelection
 from edged.errors import ConfigError, InvalidInput, NotFound
-from edged.models.overrides import Overrides
-from edged.models.repository import Repository
+from edged.models.repository import Overrides, Repository
 from edged.models.triton_config import VersionPolicy, parse_versions
 from tests.unit.test_repository import lay
 
