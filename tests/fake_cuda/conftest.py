@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from edged.backends.cuda import open_device
-from edged.backends.cuda.contract import Device
+from edged.backends.cuda.driver import Device
 from tests.fake_cuda.control import Control
-from tests.fake_cuda.runner import IMPLEMENTATION
 
 
 @pytest.fixture
@@ -27,6 +25,6 @@ def control() -> Iterator[Control]:
 
 @pytest.fixture
 def device(control: Control) -> Iterator[Device]:
-    opened = open_device(library=os.environ[IMPLEMENTATION])
+    opened = open_device()
     yield opened
     opened.close()

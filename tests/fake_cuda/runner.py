@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,8 +13,6 @@ from types import MappingProxyType
 import pytest
 
 HERE = Path(__file__).parent
-IMPLEMENTATION = "EDGED_TEST_CUDA"  # which package the tests in the child open the device with
-_MODULES = {"pycuda": "pycuda", "cuda-bindings": "cuda.bindings"}
 
 
 def compile_driver(folder: Path) -> Path:
@@ -34,23 +31,13 @@ def compile_driver(folder: Path) -> Path:
     return library
 
 
-def require(implementation: str) -> None:
-    """Skips the test where the package is not installed."""
-    try:
-        found = importlib.util.find_spec(_MODULES[implementation])
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        pytest.skip(f"{implementation} is not installed")
-
-
-def run(checks: str, library: Path, implementation: str) -> None:
-    """Runs the tests of a file beside this one under the stand-in; fails with what they print."""
-    require(implementation)
+def run(checks: str, library: Path) -> None:
+    """Run the tests of a file in this folder on the stand-in driver; fail with what they print."""
+    pytest.importorskip("cuda.bindings")
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "--no-header", str(HERE / checks)]
-    ended = start(command, library, {IMPLEMENTATION: implementation})
+    ended = start(command, library)
     if ended.returncode:
-        pytest.fail(f"under {implementation}:\n{ended.stdout[-8000:]}\n{ended.stderr[-4000:]}", pytrace=False)
+        pytest.fail(f"{ended.stdout[-8000:]}\n{ended.stderr[-4000:]}", pytrace=False)
 
 
 def start(

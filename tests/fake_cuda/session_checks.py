@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -14,8 +13,7 @@ import numpy as np
 import pytest
 
 from edged.backends.contract import Order, Recipe, Session, Signature, Staging
-from edged.backends.cuda import open_device
-from edged.backends.cuda.contract import Device
+from edged.backends.cuda.driver import Device
 from edged.backends.trt import load
 from edged.backends.trt.load import open_engine
 from edged.backends.trt.log import Log
@@ -24,7 +22,6 @@ from edged.errors import EngineUnusable, InvalidInput, Unsuitable
 from edged.tensors import TensorSpec
 from tests.fake_cuda.control import ILLEGAL_ADDRESS, INVALID_VALUE, Control
 from tests.fake_cuda.engine import FakeContext, FakeEngine, expected
-from tests.fake_cuda.runner import IMPLEMENTATION
 
 FIXED = {"x": ("INPUT", "FLOAT", (1, 3, 4)), "y": ("OUTPUT", "FLOAT", (1, 3, 4))}
 OPEN = {"x": ("INPUT", "FLOAT", (-1, 4)), "y": ("OUTPUT", "FLOAT", (-1, 4))}
@@ -283,7 +280,7 @@ def test_whatever_fails_while_opening_nothing_is_left(device: Device, control: C
     if (call, skip) == ("cuStreamCreate", 3):
         pytest.skip("a session has two streams")
     engine = FakeEngine(control, FIXED)
-    control.fail(call, INVALID_VALUE, skip)  # of memory alone pycuda asks once more
+    control.fail(call, INVALID_VALUE, skip)
     with pytest.raises(EngineUnusable, match=call):
         TensorRtSession(engine, signature(engine), device)
 
@@ -357,8 +354,6 @@ def test_two_threads_with_every_delay_never_mix_up_inferences(
 def test_a_fixed_shape_is_captured_once_for_each_buffer_set_and_then_launched(
     opened: Open, control: Control, device: Device
 ) -> None:
-    if device.why_no_graphs:
-        pytest.skip(device.why_no_graphs)
     engine = FakeEngine(control, FIXED)
     session = opened(engine)
     for seed in range(10):
@@ -368,23 +363,10 @@ def test_a_fixed_shape_is_captured_once_for_each_buffer_set_and_then_launched(
     assert len(control.traces("launch")) == 8
 
 
-def test_without_graphs_it_runs_each_time(opened: Open, control: Control, device: Device) -> None:
-    if not device.why_no_graphs:
-        pytest.skip("graphs can be captured here")
-    engine = FakeEngine(control, FIXED)
-    session = opened(engine)
-    for seed in range(4):
-        np.testing.assert_array_equal(session.infer({"x": values(seed)})["y"], expected(values(seed)))
-    assert engine.runs == 4
-    assert session.why_no_graphs == device.why_no_graphs
-
-
 @pytest.mark.parametrize("how", ["cuStreamBeginCapture", "cuGraphInstantiate", "engine", "wait"])
 def test_where_capturing_fails_it_goes_on_without_and_remembers_why(
     opened: Open, control: Control, device: Device, how: str
 ) -> None:
-    if device.why_no_graphs:
-        pytest.skip(device.why_no_graphs)
     engine = FakeEngine(control, FIXED)
     session = opened(engine, lambda: "says TensorRT")
     if how == "engine":
@@ -403,8 +385,6 @@ def test_where_capturing_fails_it_goes_on_without_and_remembers_why(
 
 
 def test_an_engine_that_cannot_be_captured_is_believed(opened: Open, control: Control, device: Device) -> None:
-    if device.why_no_graphs:
-        pytest.skip(device.why_no_graphs)
     engine = FakeEngine(control, FIXED)
     session = opened(engine)
     engine.contexts[0].is_stream_capturable = lambda stream: False  # type: ignore[attr-defined]
@@ -561,8 +541,6 @@ class Verbosity(enum.Enum):
 def second(control: Control, monkeypatch: pytest.MonkeyPatch) -> Iterator[Order]:
     """An order for the second of two devices; a plan of any bytes is loaded."""
     control.configure(devices=2)
-    library = os.environ[IMPLEMENTATION]
-    monkeypatch.setattr(load, "open_device", lambda name: open_device(load.device_index(name), library))
     monkeypatch.setattr(load, "read_plan", lambda order, kind, version: b"plan")
     yield Order("", signature(FakeEngine(control, FIXED)), Recipe("tensorrt", "cuda:1", options="workspace_mb=64"))
     control.configure(devices=1)

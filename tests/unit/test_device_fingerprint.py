@@ -65,7 +65,7 @@ import sys
 before = set(sys.modules)  # cuda-bindings 12 has a .pth file that imports a part of it in every process
 from edged.device import fingerprint, validity
 fingerprint.devices(fingerprint.probe())
-runtimes = {"onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "cuda", "pycuda", "numpy", "cv2", "onnx"}
+runtimes = {"onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "cuda", "numpy", "cv2", "onnx"}
 print(sorted(runtimes & {name.partition(".")[0] for name in set(sys.modules) - before}))
 """
     assert run_python(program) == "[]"

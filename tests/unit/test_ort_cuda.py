@@ -7,9 +7,9 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
+from edged.backends import cuda as cuda_driver
 from edged.backends import registry
 from edged.backends.contract import Order, Recipe
-from edged.backends.cuda import devices
 from edged.backends.ort import cuda, runtime
 from edged.backends.ort.runtime import CPU_PROVIDER, Provider, create, session_options
 from edged.errors import EngineUnusable, Unsuitable
@@ -132,8 +132,8 @@ def test_a_process_in_which_cuda_counts_otherwise_gets_no_session(monkeypatch: p
     monkeypatch.setattr(ort, "get_available_providers", lambda: [cuda.PROVIDER])
     monkeypatch.setattr(cuda, "_not_loadable", lambda library: None)
     monkeypatch.setattr(cuda, "_preload", lambda: None)
-    monkeypatch.setattr(devices, "pci_address", lambda number: "0000:81:00.0")
-    monkeypatch.setattr(devices.nvidia, "addresses", lambda root: ["0000:01:00.0", "0000:81:00.0"])
+    monkeypatch.setattr(cuda_driver, "pci_address", lambda number: "0000:81:00.0")
+    monkeypatch.setattr(cuda_driver.nvidia, "addresses", lambda root: ["0000:01:00.0", "0000:81:00.0"])
     cuda.prepare("cuda:1")
     with pytest.raises(EngineUnusable, match=r"device 0 is the GPU at 0000:81:00.0, which is cuda:1"):
         cuda.prepare("cuda:0")

@@ -1,12 +1,63 @@
-"""CUDA behind one contract, through pycuda or cuda-bindings. Importing this imports neither.
+"""CUDA. Importing this imports no CUDA package; `driver.py` needs cuda-bindings."""
 
-contract.py          what edged needs of CUDA
-devices.py           opens a GPU, and checks that CUDA numbers GPUs as the device's facts do
-pycuda_driver.py     the contract by pycuda
-bindings_driver.py   the contract by cuda-bindings
-graphs.py            CUDA graphs, which only cuda-bindings has, and how its functions are called
-"""
+from __future__ import annotations
 
-from edged.backends.cuda.devices import LIBRARIES, open_device
+import ctypes
+from typing import TYPE_CHECKING
 
-__all__ = ["LIBRARIES", "open_device"]
+from edged.backends.contract import one_line
+from edged.device import nvidia
+from edged.device.root import Root
+from edged.errors import EngineUnusable, Unsupported
+
+if TYPE_CHECKING:
+    from edged.backends.cuda.driver import Device
+
+
+def open_device(number: int = 0) -> Device:
+    """Open a GPU, counted from 0 by PCI address among all, as the device's facts count.
+
+    Unsupported if cuda-bindings cannot be imported. EngineUnusable if there is no driver or no such device, or if
+    another device has this number in this process.
+    """
+    nvidia.use_pci_order()
+    try:
+        from edged.backends.cuda.driver import Device
+    except ImportError as error:
+        raise Unsupported(f"cannot import cuda-bindings ({one_line(error, 120)}); install it") from error
+    device = Device(number)
+    try:
+        require_number(number, device.properties.pci_address)
+    except BaseException:
+        device.close()
+        raise
+    return device
+
+
+def require_number(number: int, address: str) -> None:
+    """Require that CUDA's device N is the GPU that the facts call `cuda:N`: an engine's key names what it was built on.
+
+    `edged.device.nvidia` sets that order, unless something else in the process initialised CUDA before, or a container
+    has only some of the GPUs that /proc lists. GPUs of a SoC have no PCI address there.
+    """
+    known = nvidia.addresses(Root())
+    if address in known and known.index(address) != number:
+        raise EngineUnusable(
+            f"CUDA's device {number} is the GPU at {address}, which is cuda:{known.index(address)};"
+            " unset CUDA_VISIBLE_DEVICES, and give a container all GPUs of the box"
+        )
+
+
+def pci_address(number: int) -> str:
+    """The PCI address of a device by CUDA's number, from the driver; empty if unknown."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+    is_known = (
+        driver.cuInit(0) == 0
+        and driver.cuDeviceGet(ctypes.byref(device), number) == 0
+        and driver.cuDeviceGetPCIBusId(text, len(text), device) == 0
+    )
+    return text.value.decode("ascii", "replace").lower() if is_known else ""

@@ -15,7 +15,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edged import packages
-from edged.backends.cuda import devices
+from edged.backends import cuda
 from edged.errors import EngineUnusable, Unsuitable
 
 PROVIDER = "CUDAExecutionProvider"
@@ -74,7 +74,7 @@ def prepare(device: str) -> None:
     if library is not None:
         raise _missing(device, library)
     number = int(device.partition(":")[2])
-    devices.require_number(number, devices.pci_address(number))
+    cuda.require_number(number, cuda.pci_address(number))
 
 
 def missing_library() -> str | None:

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from edged.backends import cuda
 from edged.backends.contract import Nodes, Order, one_line
-from edged.backends.cuda.contract import Device
 from edged.backends.trt.api import Engine, Named, Trt, find
 from edged.backends.trt.log import Log, explain, listen
 from edged.backends.trt.options import Options
 from edged.backends.trt.session import TensorRtSession
 from edged.errors import EngineUnusable, Unsupported
 from edged.files import NOT_JSON
+
+if TYPE_CHECKING:
+    from edged.backends.cuda.driver import Device
 
 BLOB = "engine.plan"
 
@@ -95,9 +98,7 @@ def deserialise(trt: Trt, data: bytes | memoryview, kind: str, dla_core: int | N
 
 
 def open_device(name: str) -> Device:
-    """The device of a recipe ("cuda:0"); EngineUnusable where it cannot be had."""
-    from edged.backends import cuda  # brings the package that reaches CUDA
-
+    """The device of a recipe ("cuda:0"); EngineUnusable if it cannot be opened."""
     try:
         return cuda.open_device(device_index(name))
     except Unsupported as error:
@@ -116,7 +117,7 @@ def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
     ask = find(runtime, "get_engine_validity")
     if not callable(ask):
         return ""
-    verdict, diagnostics = cast(Callable[[object], tuple[Named, int]], ask)(data)
+    verdict, diagnostics = cast("Callable[[object], tuple[Named, int]]", ask)(data)
     if verdict.name != "INVALID":
         return ""
     members = getattr(find(trt, "EngineInvalidityDiagnostics"), "__members__", {})

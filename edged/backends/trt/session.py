@@ -17,17 +17,19 @@ import math
 import queue
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import numpy as np
 
 from edged.backends.contract import Signature
-from edged.backends.cuda.contract import Device, Graph, HostMemory, Stream
 from edged.backends.trt.api import Context, Engine, find
 from edged.backends.trt.tensors import BufferSet, Shape, Tensors, close_all, quietly, read, view
 from edged.errors import EdgedError, EngineUnusable, Unsuitable
 from edged.tensors import Array
+
+if TYPE_CHECKING:
+    from edged.backends.cuda.driver import Device, Graph, HostMemory, Stream
 
 _SETS = 2  # one is computed, one staged
 _MOST_GRAPHS = 8  # for each profile: two sets, times the caller's three arrays where those are read in place
@@ -139,7 +141,7 @@ class TensorRtSession:
         self._lanes: dict[int, _Lane] = {}
         self._lent: dict[int, HostMemory] = {}  # by its address in this process
         self._streams: list[Stream] = []
-        self.why_no_graphs = device.why_no_graphs
+        self.why_no_graphs = ""
         try:
             self._tensors = read(engine, signature)
             with device.current():

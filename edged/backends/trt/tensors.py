@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 
 from edged.backends.contract import Signature
-from edged.backends.cuda.contract import Device, DeviceMemory, Event, HostMemory, Stream
 from edged.backends.trt.api import DATATYPES, Engine
 from edged.errors import EdgedError, EngineUnusable, InvalidTensor, Unsuitable
 from edged.tensors import Array, TensorSpec, numpy_dtype
+
+if TYPE_CHECKING:
+    from edged.backends.cuda.driver import Device, DeviceMemory, Event, HostMemory, Stream
 
 Shape: TypeAlias = tuple[int, ...]
 # Smallest and largest shape of an input in one profile.

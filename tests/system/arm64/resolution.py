@@ -18,7 +18,7 @@ TARGETS = (
 _RUN = ("openvino", "media")  # the extras of a box that only runs it
 _WHOLE = f"edged[{','.join(_RUN)}]"
 _NOT_ASKED = {
-    "tensorrt": "pycuda comes as source for every machine, and a Jetson has TensorRT from JetPack",
+    "tensorrt": "a Jetson has TensorRT from JetPack",
 }
 
 

@@ -1,0 +1,317 @@
+"""One GPU through cuda-bindings, NVIDIA's own package: memory, streams, events, graphs.
+
+    with device.current():                        # in every thread, around everything below
+        host, memory = device.allocate_host(size), device.allocate(size)
+        stream.copy_in(memory, host, size)        # asynchronous, in the stream's order
+        stream.record(event)
+        event.synchronize()                       # sleeps, with the interpreter's lock released
+
+A call that the driver refuses raises EngineUnusable, which names the call and CUDA's error. An error of work that was
+already submitted is reported by a later call, often by `synchronize`; after some of them (an illegal address) every
+later call of the process fails. Sizes are in bytes, addresses are what `cudaMalloc` would give.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from cuda.bindings import driver
+
+from edged.backends.contract import one_line
+from edged.errors import EdgedError, EngineUnusable
+
+_ATTRIBUTE = driver.CUdevice_attribute
+_BLOCKING = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC)  # sleep instead of spinning: cameras need the processor
+_UNTIMED = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+_NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+_MAPPED = int(driver.CU_MEMHOSTALLOC_DEVICEMAP)
+# Other threads may allocate and copy while this one captures.
+_MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+
+
+class DeviceProperties(msgspec.Struct, frozen=True):
+    """Constants of one GPU, among them all that TensorRT compares an engine with."""
+
+    name: str
+    pci_address: str  # "0000:01:00.0", as NVML and sysfs write it
+    compute_capability: str  # "8.7"
+    multiprocessors: int
+    total_memory: int
+    memory_bus_bits: int
+    l2_bytes: int
+    shared_bytes_per_block: int
+    shared_bytes_per_multiprocessor: int
+    texture_alignment: int
+    is_integrated: bool  # part of the processor, with the system's memory, as on a Jetson
+    can_map_host_memory: bool
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the device works on the host's memory as fast as on its own, so that nothing need be copied."""
+        return self.is_integrated and self.can_map_host_memory
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """CUDA's, as "13.0": the newest one that the driver runs, and the one that the Python library was made for."""
+
+    driver: str
+    library: str
+
+
+class MemoryInfo(msgspec.Struct, frozen=True):
+    """Bytes of device memory; of an integrated device the system's."""
+
+    free: int
+    total: int
+
+
+class DeviceMemory:
+    """Memory of the device, at `address`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.address = int(_call(driver.cuMemAlloc, size))
+
+    def free(self) -> None:
+        """Free it; further calls do nothing."""
+        address, self.address = self.address, 0
+        if address:
+            _call(driver.cuMemFree, address)
+
+
+class HostMemory:
+    """Page-locked memory of the host.
+
+    `array` holds all its bytes, uint8 [size]; after `free` an array over it must not be touched: the process would die.
+    `device_address` is where the device sees it, 0 unless it was allocated `mapped`.
+    """
+
+    def __init__(self, size: int, mapped: bool) -> None:
+        self.size = size
+        self.address = int(_call(driver.cuMemHostAlloc, size, _MAPPED if mapped else 0))
+        self.array: npt.NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
+        self.device_address = 0
+        if mapped:
+            try:
+                self.device_address = int(_call(driver.cuMemHostGetDevicePointer, self.address, 0))
+            except BaseException:
+                self.free()
+                raise
+
+    def free(self) -> None:
+        address, self.address, self.device_address = self.address, 0, 0
+        if address:
+            del self.array
+            _call(driver.cuMemFreeHost, address)
+
+
+class Event:
+    """A point in a stream. One that was never recorded counts as passed."""
+
+    def __init__(self, timed: bool) -> None:
+        self.raw = _call(driver.cuEventCreate, _BLOCKING if timed else _BLOCKING | _UNTIMED)
+
+    def synchronize(self) -> None:
+        """Sleep until the work recorded before it is done."""
+        _call(driver.cuEventSynchronize, self.raw)
+
+    def is_done(self) -> bool:
+        (error,) = driver.cuEventQuery(self.raw)
+        if error == driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        _call(driver.cuEventQuery, self.raw)
+        return True
+
+    def elapsed_ms(self, start: Event) -> float:
+        """Milliseconds since another event; both are timed, recorded and done."""
+        return float(_call(driver.cuEventElapsedTime, start.raw, self.raw))
+
+    def close(self) -> None:
+        raw, self.raw = self.raw, None
+        if raw is not None:
+            _call(driver.cuEventDestroy, raw)
+
+
+class Graph:
+    """Work that was captured once and is launched as one, by `Stream.launch`."""
+
+    def __init__(self, raw: object) -> None:
+        self.raw = raw
+
+    def close(self) -> None:
+        raw, self.raw = self.raw, None
+        if raw is not None:
+            _call(driver.cuGraphExecDestroy, raw)
+
+
+class Stream:
+    """Work that is done in order, in parallel with other streams. Only `synchronize` and `close` wait.
+
+    `handle` is the `cudaStream_t`, for runtimes.
+    """
+
+    def __init__(self) -> None:
+        self._raw = _call(driver.cuStreamCreate, _NON_BLOCKING)
+        self.handle = int(self._raw)
+
+    def copy_in(self, memory: DeviceMemory, host: HostMemory, size: int) -> None:
+        """Copy the first `size` bytes to the device."""
+        _require_within(size, memory, host)
+        _call(driver.cuMemcpyHtoDAsync, memory.address, host.address, size, self._raw)
+
+    def copy_out(self, host: HostMemory, memory: DeviceMemory, size: int) -> None:
+        """Copy the first `size` bytes to the host."""
+        _require_within(size, memory, host)
+        _call(driver.cuMemcpyDtoHAsync, host.address, memory.address, size, self._raw)
+
+    def record(self, event: Event) -> None:
+        """Let the event pass when everything submitted so far is done; replaces an earlier record."""
+        _call(driver.cuEventRecord, event.raw, self._raw)
+
+    def wait(self, event: Event) -> None:
+        """Start what is submitted later after the event, as it is recorded now, has passed."""
+        _call(driver.cuStreamWaitEvent, self._raw, event.raw, 0)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Make a graph of what `work` submits to this stream, without doing it.
+
+        Other threads may use other streams meanwhile. EngineUnusable if `work` submits what cannot be captured; what
+        `work` raises is raised. The stream stays usable in both cases.
+        """
+        _call(driver.cuStreamBeginCapture, self._raw, _MODE)
+        try:
+            work()
+        except BaseException:
+            self._abandon_capture()
+            raise
+        graph = _call(driver.cuStreamEndCapture, self._raw)
+        try:
+            return Graph(_call(driver.cuGraphInstantiate, graph, 0))
+        finally:
+            _call(driver.cuGraphDestroy, graph)
+
+    def _abandon_capture(self) -> None:
+        """End a capture whose work failed; errors of the driver add nothing to that failure."""
+        with contextlib.suppress(EdgedError):
+            _call(driver.cuGraphDestroy, _call(driver.cuStreamEndCapture, self._raw))
+
+    def launch(self, graph: Graph) -> None:
+        _call(driver.cuGraphLaunch, graph.raw, self._raw)
+
+    def synchronize(self) -> None:
+        _call(driver.cuStreamSynchronize, self._raw)
+
+    def close(self) -> None:
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            _call(driver.cuStreamDestroy, raw)
+
+
+class _Current:
+    """Pushes the context on the thread's stack and pops it. Holds nothing, so that any thread may be in it."""
+
+    def __init__(self, context: object) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        _call(driver.cuCtxPushCurrent, self._context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _call(driver.cuCtxPopCurrent)
+
+
+class Device:
+    """One GPU, opened in this process: its primary context, which runtimes use too."""
+
+    def __init__(self, number: int) -> None:
+        _call(driver.cuInit, 0)
+        self._device = _call(driver.cuDeviceGet, number)
+        self.properties = _properties(self._device)
+        version = int(_call(driver.cuDriverGetVersion))
+        self.versions = Versions(_version_text(version), _version_text(driver.CUDA_VERSION))
+        self._current = _Current(_call(driver.cuDevicePrimaryCtxRetain, self._device))
+
+    def current(self) -> _Current:
+        """Make the device the calling thread's own inside a `with`; may be nested. Cheap."""
+        return self._current
+
+    def memory(self) -> MemoryInfo:
+        free, total = _call(driver.cuMemGetInfo)
+        return MemoryInfo(int(free), int(total))
+
+    def allocate(self, size: int) -> DeviceMemory:
+        return DeviceMemory(size)
+
+    def allocate_host(self, size: int, *, mapped: bool = False) -> HostMemory:
+        """Page-locked memory; with `mapped` the device works on it in place."""
+        return HostMemory(size, mapped)
+
+    def stream(self) -> Stream:
+        """A stream that never waits for CUDA's default stream."""
+        return Stream()
+
+    def event(self, *, timed: bool = False) -> Event:
+        return Event(timed)
+
+    def close(self) -> None:
+        """Release the context. Everything made with the device must be closed before."""
+        device, self._device = self._device, None
+        if device is not None:
+            _call(driver.cuDevicePrimaryCtxRelease, device)
+
+
+def _properties(device: object) -> DeviceProperties:
+    def ask(name: str) -> int:
+        return int(_call(driver.cuDeviceGetAttribute, getattr(_ATTRIBUTE, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
+
+    def text(function: Callable[..., object], size: int) -> str:
+        return bytes(_call(function, size, device)).split(b"\0")[0].decode(errors="replace").strip()
+
+    return DeviceProperties(
+        name=text(driver.cuDeviceGetName, 256),
+        pci_address=text(driver.cuDeviceGetPCIBusId, 32).lower(),
+        compute_capability=f"{ask('COMPUTE_CAPABILITY_MAJOR')}.{ask('COMPUTE_CAPABILITY_MINOR')}",
+        multiprocessors=ask("MULTIPROCESSOR_COUNT"),
+        total_memory=int(_call(driver.cuDeviceTotalMem, device)),
+        memory_bus_bits=ask("GLOBAL_MEMORY_BUS_WIDTH"),
+        l2_bytes=ask("L2_CACHE_SIZE"),
+        shared_bytes_per_block=ask("MAX_SHARED_MEMORY_PER_BLOCK"),
+        shared_bytes_per_multiprocessor=ask("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        texture_alignment=ask("TEXTURE_ALIGNMENT"),
+        is_integrated=bool(ask("INTEGRATED")),
+        can_map_host_memory=bool(ask("CAN_MAP_HOST_MEMORY")),
+    )
+
+
+def _require_within(size: int, memory: DeviceMemory, host: HostMemory) -> None:
+    """Raise EngineUnusable for a copy beyond what was allocated: the driver does not know the end of host memory."""
+    if size > memory.size or size > host.size:
+        raise EngineUnusable(f"a copy of {size} bytes between {memory.size} of the device and {host.size} of the host")
+
+
+def _version_text(number: int) -> str:
+    """13000 is "13.0"."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _call(function: Callable[..., Any], *arguments: object) -> Any:  # the package has no types
+    """Call a function of the driver; return what it returns besides the error: (), one value, or a tuple.
+
+    EngineUnusable if it reports an error, or if the driver is missing or lacks the function.
+    """
+    try:
+        error, *values = function(*arguments)
+    except RuntimeError as missing:
+        raise EngineUnusable(f"{function.__name__} is not available: {one_line(missing, 200)}") from missing
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise EngineUnusable(f"{function.__name__} failed: {getattr(error, 'name', error)}")
+    return values[0] if len(values) == 1 else tuple(values)
