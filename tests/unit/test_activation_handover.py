@@ -155,14 +155,6 @@ def test_another_daemon_at_the_path_is_not_pushed_aside(path: Path, inherited: s
     run(check())
 
 
-def test_a_file_in_the_way_is_left_alone(path: Path, inherited: socket.socket) -> None:
-    path.unlink()
-    path.write_text("mine")
-    with pytest.raises(ConfigError, match="is not a socket"):
-        Handover(path, inherited).prepare()
-    assert path.read_text() == "mine"
-
-
 def test_where_the_names_of_systemds_socket_are_gone_it_says_so_and_listens(
     path: Path, inherited: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:

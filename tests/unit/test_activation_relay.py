@@ -205,17 +205,3 @@ def test_at_rest_it_leaves_who_comes_to_the_next_one_and_carries_on_what_it_has(
             assert await late == b"heard late"
 
     run(check())
-
-
-def test_who_is_turned_away_knows_at_once(tmp_path: Path) -> None:
-    async def check() -> None:
-        relay = Relay(listening(tmp_path / "early"))
-        relay.away()
-        for _ in range(3):
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "early")
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-            writer.close()
-        await relay.close()
-
-    run(check())

@@ -1,4 +1,4 @@
-"""What Frigate's detector may say, and the rows that it is answered with."""
+"""Messages of Frigate's detector, the forms in which models take its tensors, and the rows of answers."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def parse(header: Any, *data: bytes) -> wire.Message:
     return wire.parse([memoryview(text), *map(memoryview, data)])
 
 
-def tensor(shape: tuple[int, ...], dtype: str = "uint8", model_type: str = "yologeneric") -> wire.Tensor:
-    data = np.arange(np.prod(shape)).astype(dtype).tobytes()
-    message = parse({"shape": shape, "dtype": dtype, "model_type": model_type}, data)
+def tensor(shape: tuple[int, ...], dtype: str = "uint8") -> wire.Tensor:
+    values = np.arange(math.prod(shape)) % 256
+    message = parse({"shape": shape, "dtype": dtype, "model_type": "yologeneric"}, values.astype(dtype).tobytes())
     assert isinstance(message, wire.Tensor)
     return message
 
 
-def test_a_handshake_is_told_from_an_upload() -> None:
-    assert parse({"model_request": True, "model_name": "a.onnx"}) == wire.ModelAsked("a.onnx")
+def test_parse_handshake_and_upload() -> None:
+    assert parse({"model_request": True, "model_name": "a.onnx", "newer": 5}) == wire.ModelAsked("a.onnx")
     sent = parse({"model_data": True, "model_name": "a.onnx"}, b"onnx")
     assert isinstance(sent, wire.ModelSent)
     assert (sent.name, bytes(sent.data)) == ("a.onnx", b"onnx")
 
 
-def test_a_header_that_is_nested_too_deeply_is_none() -> None:
+def test_parse_deeply_nested_header_is_refused() -> None:
     with pytest.raises(InvalidInput, match="not one of Frigate"):
         parse(b'{"newer":' + b"[" * 4000, b"x")
 
@@ -63,18 +63,14 @@ def test_a_header_that_is_nested_too_deeply_is_none() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_the_shape_tells_the_layout(
+def test_parse_tensor_has_the_layout_of_its_shape(
     shape: tuple[int, ...], planar: bool, size: tuple[int, int], channels: int, dtype: str
 ) -> None:
     found = tensor(shape, dtype)
     assert (found.is_planar, found.size, found.channels) == (planar, size, channels)
     assert found.pixels.dtype == dtype
     assert found.is_packed == (dtype == "uint8" and not planar)
-    assert np.array_equal(found.pixels.ravel(), np.arange(np.prod(shape)).astype(dtype))
-
-
-def test_keys_of_newer_frigates_are_passed_over() -> None:
-    assert parse({"model_request": True, "model_name": "a", "nonce": 5}) == wire.ModelAsked("a")
+    assert np.array_equal(found.pixels.ravel(), (np.arange(math.prod(shape)) % 256).astype(dtype))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +100,7 @@ def test_keys_of_newer_frigates_are_passed_over() -> None:
         ({"shape": [], "dtype": "uint8"}, (bytes(1),)),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(header: Any, data: tuple[bytes, ...]) -> None:
+def test_parse_malformed_message_is_refused_in_one_line(header: Any, data: tuple[bytes, ...]) -> None:
     with pytest.raises(InvalidInput) as raised:
         parse(header, *data)
     assert "\n" not in str(raised.value)
@@ -112,28 +108,20 @@ def test_what_makes_no_sense_is_refused_in_one_line(header: Any, data: tuple[byt
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
-def test_no_bytes_do_more_than_be_refused(frames: list[bytes]) -> None:
+def test_parse_any_bytes_are_taken_or_refused(frames: list[bytes]) -> None:
     with contextlib.suppress(InvalidInput):
         wire.parse([memoryview(frame) for frame in frames])
 
 
-def test_no_message_at_all_is_refused() -> None:
-    with pytest.raises(InvalidInput):
-        wire.parse([])
-
-
-def read(answer: bytes) -> np.ndarray:
+def found(answer: bytes) -> np.ndarray:
     assert len(answer) == 480
     return np.frombuffer(answer, np.float32).reshape(20, 6)
 
 
-def test_rows_are_normalised_with_y_first() -> None:
-    found = Detections.of([[10, 20, 50, 40]], [0.5], [2])
-    assert read(wire.rows(found, 100, 40, 3))[0].tolist() == pytest.approx([2, 0.5, 0.5, 0.1, 1.0, 0.5])
-
-
-def test_the_rest_is_zeros() -> None:
-    assert not read(wire.rows(Detections.of([[1, 1, 2, 2]], [0.5], [0]), 9, 9, 1))[1:].any()
+def test_rows_are_normalised_with_y_first_and_padded_with_zeros() -> None:
+    table = found(wire.rows(Detections.of([[10, 20, 50, 40]], [0.5], [2]), 100, 40, 3))
+    assert table[0].tolist() == pytest.approx([2, 0.5, 0.5, 0.1, 1.0, 0.5])
+    assert not table[1:].any()
     assert wire.rows(Detections.empty(), 9, 9, 1) == wire.NOTHING
 
 
@@ -144,12 +132,12 @@ numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
     st.lists(st.tuples(st.tuples(numbers, numbers, numbers, numbers), numbers, st.integers(-5, 100)), max_size=60),
     st.integers(0, 91),
 )
-def test_rows_hold_only_what_frigate_can_take(found: list[tuple[tuple[float, ...], float, int]], labels: int) -> None:
-    boxes, scores, classes = ([each[i] for each in found] for i in range(3))
-    table = read(wire.rows(Detections.of(boxes, scores, classes), 320, 240, labels))
+def test_rows_hold_only_what_frigate_can_take(given_: list[tuple[tuple[float, ...], float, int]], labels: int) -> None:
+    boxes, scores, classes = ([each[i] for each in given_] for i in range(3))
+    table = found(wire.rows(Detections.of(boxes, scores, classes), 320, 240, labels))
     assert np.isfinite(table).all()
     assert ((table[:, 2:] >= 0) & (table[:, 2:] <= 1)).all()
-    known = [s for b, s, c in found if 0 <= c < labels and np.isfinite([*b, s]).all()]
+    known = [s for b, s, c in given_ if 0 <= c < labels and np.isfinite([*b, s]).all()]
     best = sorted(known, reverse=True)[:20]
     assert table[: len(best), 1].tolist() == pytest.approx(best)
     assert not table[len(best) :].any()
@@ -169,29 +157,23 @@ def test_rows_hold_only_what_frigate_can_take(found: list[tuple[tuple[float, ...
         ("x" * 300, "x" * 128),
     ],
 )
-def test_a_file_stands_for_a_model(file: str, name: str) -> None:
+def test_model_name_of_a_file(file: str, name: str) -> None:
     assert wire.model_name(file) == name
 
 
 @pytest.mark.parametrize("file", ["", "/", "..", ".onnx", "---"])
-def test_a_file_without_a_name_stands_for_none(file: str) -> None:
+def test_model_name_of_a_file_without_a_name_is_refused(file: str) -> None:
     with pytest.raises(InvalidInput):
         wire.model_name(file)
 
 
 @given(st.text())
-def test_every_name_is_one_that_the_repository_takes(file: str) -> None:
+def test_model_name_of_any_file_is_one_that_the_repository_takes(file: str) -> None:
+    name = ""
     with contextlib.suppress(InvalidInput):
         name = wire.model_name(file)
-        assert accepts(name)
-
-
-def accepts(name: str) -> bool:
-    try:
+    if name:
         check_name(name)
-    except InvalidInput:
-        return False
-    return True
 
 
 _CELLS = 84  # of 64 x 64
@@ -205,14 +187,6 @@ def model(
     return Model.of(plain_entry("tiny", Path("/nowhere/tiny.onnx"), settings), facts)
 
 
-def wire_tensor(shape: tuple[int, ...], dtype: str = "uint8", top: float = 256) -> wire.Tensor:
-    values = (np.arange(math.prod(shape)) % top).astype(dtype)
-    header = json.dumps({"shape": shape, "dtype": dtype, "model_type": "yologeneric"}).encode()
-    message = wire.parse([memoryview(header), memoryview(values.tobytes())])
-    assert isinstance(message, wire.Tensor)
-    return message
-
-
 def reader(of: Model, model_type: str = "yologeneric", score: float | None = None, labels: int = 0) -> Reader:
     return Reader(of, model_type, "rgb", score, labels)
 
@@ -224,45 +198,34 @@ def work(form: Form) -> FrameWork | TensorWork:
     return run(make())
 
 
-def test_bytes_are_a_picture_whatever_the_model_wants() -> None:
-    for of in (model(), model("FP16"), model("UINT8"), model(shape=(1, 64, 64, 3))):
-        sent = wire_tensor((1, 64, 64, 3))
-        form = reader(of).form(sent)
-        made = work(form)
-        assert isinstance(made, FrameWork)
-        assert (made.pixel_format, made.width, made.height, made.stride) == ("rgb", 64, 64, 192)
-        assert bytes(form.data) == sent.pixels.tobytes()
-        assert made.expires == 5.0
-
-
-def test_a_packed_picture_is_not_copied() -> None:
-    sent = wire_tensor((1, 64, 64, 3))
-    assert sent.is_packed
-    form = reader(model()).form(sent)
-    assert np.shares_memory(np.frombuffer(form.data, np.uint8), sent.pixels)
-
-
-def test_planes_become_a_picture() -> None:
-    sent = wire_tensor((1, 3, 64, 64))
-    form = reader(model()).form(sent)
-    assert bytes(form.data) == sent.pixels[0].transpose(1, 2, 0).tobytes()
-    assert (form.pixel_format, form.spec) == ("rgb", None)
-
-
-def test_one_channel_is_gray() -> None:
-    made = work(reader(model(shape=(1, 1, 64, 64))).form(wire_tensor((1, 64, 64, 1))))
+@pytest.mark.parametrize(
+    ("of", "shape", "pixel_format", "stride"),
+    [
+        *((model(*kind), (1, 64, 64, 3), "rgb", 192) for kind in ((), ("FP16",), ("UINT8",), ("FP32", (1, 64, 64, 3)))),
+        (model(), (1, 3, 64, 64), "rgb", 192),
+        (model(shape=(1, 1, 64, 64)), (1, 64, 64, 1), "gray", 64),
+    ],
+)
+def test_form_of_bytes_is_a_picture(of: Model, shape: tuple[int, ...], pixel_format: str, stride: int) -> None:
+    sent = tensor(shape)
+    form = reader(of).form(sent)
+    made = work(form)
     assert isinstance(made, FrameWork)
-    assert (made.pixel_format, made.stride) == ("gray", 64)
+    assert (made.pixel_format, made.width, made.height, made.stride) == (pixel_format, 64, 64, stride)
+    assert (made.expires, form.spec) == (5.0, None)
+    pixels = sent.pixels[0].transpose(1, 2, 0) if sent.is_planar else sent.pixels
+    assert bytes(form.data) == pixels.tobytes()
+    assert np.shares_memory(np.frombuffer(form.data, np.uint8), sent.pixels) == sent.is_packed
 
 
 @pytest.mark.parametrize("takes", [(1, 3, 64, 64), (1, 64, 64, 3), ("n", 3, "h", "w")])
 @pytest.mark.parametrize("sent", [(1, 3, 64, 64), (1, 64, 64, 3)])
 @pytest.mark.parametrize(("datatype", "dtype"), [("FP32", np.float32), ("FP16", np.float16)])
-def test_floats_go_as_they_are_in_the_models_order_of_axes(
+def test_form_of_floats_is_a_tensor_in_the_models_order_of_axes(
     takes: Shape, sent: tuple[int, ...], datatype: str, dtype: type[np.generic]
 ) -> None:
     settings = {} if takes[0] == 1 else {"preprocess.width": "64", "preprocess.height": "64"}
-    given = wire_tensor(sent, "float32")
+    given = tensor(sent, "float32")
     form = reader(model(datatype, takes, **settings)).form(given)
     made = work(form)
     assert isinstance(made, TensorWork)
@@ -275,8 +238,8 @@ def test_floats_go_as_they_are_in_the_models_order_of_axes(
 
 
 @pytest.mark.parametrize("divisor", [1, 255])
-def test_floats_that_the_model_does_not_take_are_turned_back_into_their_picture(divisor: int) -> None:
-    original = wire_tensor((1, 32, 32, 3))
+def test_form_of_floats_that_the_model_does_not_take_is_their_picture(divisor: int) -> None:
+    original = tensor((1, 32, 32, 3))
     floats = wire.Tensor(original.pixels.astype(np.float32) / np.float32(divisor), "yologeneric")
     for of in (model("UINT8"), model()):  # the datatype does not fit, or the size does not
         form = reader(of).form(floats)
@@ -284,22 +247,18 @@ def test_floats_that_the_model_does_not_take_are_turned_back_into_their_picture(
         assert bytes(form.data) == original.pixels.tobytes()
 
 
-def test_floats_that_are_no_numbers_become_some_picture() -> None:
+def test_form_of_floats_that_are_not_finite_is_a_picture() -> None:
     odd = np.array([np.nan, np.inf, -np.inf] * 1024, np.float32).reshape(1, 32, 32, 3)
     form = reader(model("UINT8")).form(wire.Tensor(odd, ""))
     assert set(bytes(form.data)) == {0, 255}
 
 
-def test_a_model_without_pictures_takes_what_fits_and_refuses_the_rest() -> None:
+def test_form_for_a_model_without_pictures_is_a_tensor_or_refused() -> None:
     of = model(shape=(1, 3, 64, 64), outputs=(1, 5), **{"preprocess.width": "64"})
-    assert reader(of).form(wire_tensor((1, 3, 64, 64), "float32")).spec is not None
+    assert reader(of).form(tensor((1, 3, 64, 64), "float32")).spec is not None
     blind = model(shape=(1, 7, 64, 64), outputs=(1, 5))
     with pytest.raises(InvalidInput, match="no pictures"):
-        reader(blind).form(wire_tensor((1, 64, 64, 3)))
-
-
-def found(answer: bytes) -> np.ndarray:
-    return np.frombuffer(answer, np.float32).reshape(20, 6)
+        reader(blind).form(tensor((1, 64, 64, 3)))
 
 
 def answered(of: Model, detections: Detections | None = None, outputs: tuple[OutputTensor, ...] = ()) -> Answered:
@@ -307,10 +266,10 @@ def answered(of: Model, detections: Detections | None = None, outputs: tuple[Out
     return Answered(EngineRef("k", "fake", "d", of.recognition), packed, outputs, 64, 64, 0.0, m.Times())
 
 
-def test_boxes_of_the_host_are_those_of_the_picture_as_sent() -> None:
+def test_read_boxes_are_relative_to_the_picture_as_sent() -> None:
     of = model()
     made = reader(of, labels=3)
-    form = made.form(wire_tensor((1, 128, 128, 3)))
+    form = made.form(tensor((1, 128, 128, 3)))
     rows = found(made.read(answered(of, Detections.of([[0, 32, 64, 128]], [0.5], [2])), form))
     assert rows[0].tolist() == [2, 0.5, 0.25, 0, 1, 0.5]
 
@@ -324,10 +283,10 @@ def table(x: float, y: float, score: float, label: int) -> OutputTensor:
 
 
 @pytest.mark.parametrize("settings", [{}, {"family": "raw"}])
-def test_raw_outputs_are_read_by_the_models_family_or_by_frigates_word(settings: dict[str, str]) -> None:
+def test_read_raw_outputs_by_the_models_family_or_frigates_type(settings: dict[str, str]) -> None:
     of = model(**settings)
     made = reader(of, score=0.2)
-    form = made.form(wire_tensor((1, 3, 64, 64), "float32"))
+    form = made.form(tensor((1, 3, 64, 64), "float32"))
     rows = found(made.read(answered(of, None, (table(32, 16, 0.75, 1),)), form))
     assert rows[0].tolist() == pytest.approx([1, 0.75, 8 / 64, 24 / 64, 24 / 64, 40 / 64])
     assert not rows[1:].any()
@@ -335,14 +294,14 @@ def test_raw_outputs_are_read_by_the_models_family_or_by_frigates_word(settings:
 
 
 @pytest.mark.parametrize("model_type", ["", "ssd", "unheard"])
-def test_what_nobody_can_read_is_said(model_type: str) -> None:
+def test_read_outputs_of_no_known_family_is_unsupported(model_type: str) -> None:
     of = model(family="raw")
     made = reader(of, model_type)
     with pytest.raises(Unsupported, match="set its `family`"):
-        made.read(answered(of, None, (table(1, 1, 1, 1),)), made.form(wire_tensor((1, 64, 64, 3))))
+        made.read(answered(of, None, (table(1, 1, 1, 1),)), made.form(tensor((1, 64, 64, 3))))
 
 
-def test_class_ids_end_with_the_models_names_or_as_configured() -> None:
+def test_labels_are_the_models_names_or_as_configured() -> None:
     assert reader(model(names="a, b")).labels == 2
     assert reader(model()).labels == 91
     assert reader(model(names="a, b"), labels=7).labels == 7

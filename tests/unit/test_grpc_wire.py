@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tracemalloc
 
 import pytest
@@ -102,14 +101,6 @@ def test_a_response_is_written_as_protobuf_writes_it(raw: list[bytes], streamed:
         assert pb.ModelStreamInferResponse.FromString(written) == pb.ModelStreamInferResponse(infer_response=message)
     else:
         assert pb.ModelInferResponse.FromString(written) == message
-
-
-@given(st.binary(max_size=200))
-def test_a_cut_off_request_is_refused_and_nothing_else(junk: bytes) -> None:
-    data = request(LARGE).SerializeToString()
-    for end in (1, len(data) // 2, len(data) - 1):
-        with contextlib.suppress(InvalidInput):
-            wire.read(data[:end] + junk)
 
 
 def test_contents_are_copied_once_on_each_way() -> None:

@@ -152,19 +152,6 @@ def test_a_model_says_whether_a_request_may_have_a_limit_of_its_own(is_allowed: 
     run(work())
 
 
-def test_timeout_of_a_request_without_a_queue_policy_is_ignored() -> None:
-    async def work() -> None:
-        world = World("UINT8")
-        task = world.ask(b"a", [1, 1], timeout=1)
-        await asyncio.sleep(0.01)
-        world.serve()
-        assert len(world.link.jobs) == 1
-        world.slot.refuse(EngineUnusable("the test is over"))
-        task.cancel()
-
-    run(work())
-
-
 def test_a_far_deadline_is_no_way_round_a_models_own_limit() -> None:
     async def work() -> None:
         world = World("UINT8", policy=QueuePolicy(timeout=0.005, allow_override=True))

@@ -171,26 +171,31 @@ def best(array: np.ndarray, datatype: str, classes: int, labels: tuple[str, ...]
     return np.vectorize(lambda text: text.decode(), otypes=[object])(texts).tolist()
 
 
-def test_the_best_come_first_with_their_labels() -> None:
-    scores = np.array([[0.1, 0.7, 0.2], [3, 2, 1]], np.float32)
-    assert best(scores, "FP32", 2, ("a", "b")) == [["0.700000:1:b", "0.200000:2"], ["3.000000:0:a", "2.000000:1:b"]]
-    assert best(scores, "FP32", 1, rows=False) == ["3.000000:3"]
+BF16 = (np.array([[0.5, 2]], np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
-def test_whole_numbers_are_told_as_such() -> None:
-    assert best(np.array([[5, 255, 7]], np.uint8), "UINT8", 3) == [["255:1", "7:2", "5:0"]]
-    assert best(np.array([[-5, 2**62 + 1, 2**62]], np.int64), "INT64", 2) == [[f"{2**62 + 1}:1", f"{2**62}:2"]]
-
-
-def test_halves_of_both_kinds_are_scores() -> None:
-    assert best(np.array([[0.5, 2]], np.float16), "FP16", 1) == [["2.000000:1"]]
-    upper = (np.array([[0.5, 2]], np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    assert best(upper, "BF16", 2) == [["2.000000:1", "0.500000:0"]]
-
-
-def test_equal_scores_keep_their_order_and_what_is_no_number_comes_last() -> None:
-    scores = np.array([[np.nan, 1, 1, -np.inf, np.nan, 1]], np.float64)
-    assert best(scores, "FP64", 6) == [["1.000000:1", "1.000000:2", "1.000000:5", "-inf:3", "nan:0", "nan:4"]]
+@pytest.mark.parametrize(
+    ("scores", "datatype", "classes", "strings"),
+    [
+        (np.array([[0.1, 0.7, 0.2]], np.float32), "FP32", 2, ["0.700000:1:b", "0.200000:2"]),
+        (np.array([[5, 255, 7]], np.uint8), "UINT8", 3, ["255:1:b", "7:2", "5:0:a"]),
+        (np.array([[2**62 + 1, -5, 2**62]], np.int64), "INT64", 2, [f"{2**62 + 1}:0:a", f"{2**62}:2"]),
+        (np.array([[0.5, 2]], np.float16), "FP16", 1, ["2.000000:1:b"]),
+        (BF16, "BF16", 2, ["2.000000:1:b", "0.500000:0:a"]),
+        # Equal scores keep their order; what is not a number comes last.
+        (
+            np.array([[np.nan, 1, 1, -np.inf, np.nan, 1]], np.float64),
+            "FP64",
+            6,
+            ["1.000000:1:b", "1.000000:2", "1.000000:5", "-inf:3", "nan:0:a", "nan:4"],
+        ),
+    ],
+)
+def test_classify_gives_the_best_first_with_their_labels(
+    scores: np.ndarray, datatype: str, classes: int, strings: list[str]
+) -> None:
+    assert best(scores, datatype, classes, ("a", "b")) == [strings]
+    assert best(scores, datatype, classes, ("a", "b"), rows=False) == strings
 
 
 def test_more_classes_than_there_are_is_all_of_them() -> None:
