@@ -1,1 +1,1 @@
-"""Who may do what: who a client is, what it may, how much of it, and what is written down about it."""
+"""Access: the identity of clients, their roles and limits, and the audit log."""

@@ -1,6 +1,6 @@
-"""How much one client may have under way: streams, requests, bytes, and requests a second.
+"""Limits of one client: its running streams, requests and their bytes, and requests a second.
 
-Beyond that requests are refused with the time to try again; streams are read more slowly.
+Beyond them requests are refused with the time to try again; streams are read more slowly.
 
 Large messages take turns, so that small ones are answered meanwhile: a message of many megabytes is copied several
 times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that have come
@@ -24,7 +24,7 @@ from edged.errors import ClientLimited
 Kind: TypeAlias = Literal["streams", "requests", "bytes", "rate"]
 
 _MOST_CLIENTS = 4096  # that are remembered while they are idle
-_SOON_SECONDS = 0.1  # after which something under way may have ended
+_SOON_SECONDS = 0.1  # after which a running request may have ended
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct):
-    """What one client has under way. `allowance` is how many requests it may make at once, as of `seen`."""
+    """What one client uses now. `allowance` is how many requests it may make at once, as of `seen`."""
 
     name: str
     allowance: float
@@ -70,8 +70,9 @@ class Usage(msgspec.Struct):
 class ClientLimits:
     """The usage of every client. Of one event loop. `refused` counts refusals by kind."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
+    def __init__(self, bounds: Bounds, most: int = _MOST_CLIENTS) -> None:
+        """At most `most` idle clients are remembered."""
+        self.bounds, self._most = bounds, most
         self.refused: Counter[Kind] = Counter()
         self._clients: OrderedDict[str, Usage] = OrderedDict()
 
@@ -80,7 +81,7 @@ class ClientLimits:
         found = self._clients.get(key)
         if found is None:
             found = self._clients[key] = Usage(name, self.bounds.rate, now)
-            if len(self._clients) > _MOST_CLIENTS:
+            if len(self._clients) > self._most:
                 self._forget()
         return found
 
@@ -88,13 +89,11 @@ class ClientLimits:
         """Begin a request of so many bytes; `end` follows. ClientLimited."""
         bounds = self.bounds
         if usage.requests >= bounds.requests:
-            raise self._refusal("requests", f"{usage.name} has {usage.requests} requests under way, the maximum")
+            raise self._refusal("requests", f"{usage.name} has {usage.requests} running requests, the maximum")
         if usage.size and usage.size + size > bounds.size:  # a single one is bounded by the size of a message
             most = bounds.size >> 20
-            raise self._refusal("bytes", f"{usage.name} would have more than {most} MiB of requests under way")
-        wait = usage.wait(now, bounds.rate)
-        if wait:
-            raise self._refusal("rate", f"{usage.name} makes more than {bounds.rate:g} requests a second", wait)
+            raise self._refusal("bytes", f"{usage.name} would have more than {most} MiB of running requests")
+        self._charge(usage, now)
         usage.requests += 1
         usage.size += size
 
@@ -107,13 +106,15 @@ class ClientLimits:
         """Begin a stream, which is one request as well; `end_stream` follows. ClientLimited."""
         if usage.streams >= self.bounds.streams:
             raise self._refusal("streams", f"{usage.name} has {usage.streams} streams, the maximum")
-        wait = usage.wait(now, self.bounds.rate)
-        if wait:
-            raise self._refusal("rate", f"{usage.name} makes more than {self.bounds.rate:g} requests a second", wait)
+        self._charge(usage, now)
         usage.streams += 1
 
     def end_stream(self, usage: Usage) -> None:
         usage.streams -= 1
+
+    def __len__(self) -> int:
+        """The number of remembered clients."""
+        return len(self._clients)
 
     def together(self) -> Usage:
         """The usage of all clients together."""
@@ -124,13 +125,18 @@ class ClientLimits:
             found.size += usage.size
         return found
 
+    def _charge(self, usage: Usage, now: float) -> None:
+        if wait := usage.wait(now, self.bounds.rate):
+            what = f"{usage.name} makes more than {self.bounds.rate:g} requests a second"
+            raise self._refusal("rate", what, wait)
+
     def _refusal(self, kind: Kind, what: str, seconds: float = _SOON_SECONDS) -> ClientLimited:
         self.refused[kind] += 1
         return ClientLimited(f"{what}; try again in {seconds:.3g} s, or ask for less at a time", seconds)
 
     def _forget(self) -> None:
         """Forget the oldest idle clients; clients with requests are connected, so they cannot be many."""
-        for key in [key for key, usage in self._clients.items() if usage.is_idle][: _MOST_CLIENTS // 4]:
+        for key in [key for key, usage in self._clients.items() if usage.is_idle][: self._most // 4]:
             del self._clients[key]
 
 
@@ -165,8 +171,8 @@ class LargeMessage:
 
 
 class Budget:
-    """Bytes of large messages under way: at most `total`, and `each` of one client; `total` may wait. A single message
-    always fits. Of one event loop."""
+    """Bytes of large messages in progress: at most `total`, and `each` of one client; `total` may wait. A single
+    message always fits. Of one event loop."""
 
     def __init__(self, total: int = _TOTAL, each: int = _EACH, refused_after: float = _REFUSAL_SECONDS) -> None:
         """`refused_after`: seconds until a refusal, which slow down clients that retry at once."""
@@ -184,7 +190,7 @@ class Budget:
         if not is_patient and sum(each.size for each in self._waiting) + size > self.total:
             await asyncio.sleep(self._refused_after)
             raise ClientLimited(
-                f"too many large requests are under way; try again in {_REFUSAL_SECONDS:g} s, or send smaller ones",
+                f"too many large requests are in progress; try again in {_REFUSAL_SECONDS:g} s, or send smaller ones",
                 _REFUSAL_SECONDS,
             )
         waiter = _Waiter(client, size, asyncio.get_running_loop().create_future())
@@ -200,7 +206,7 @@ class Budget:
             raise
 
     def give_back(self, client: str, size: int, seconds: float) -> None:
-        """Release a message that was under way for so long."""
+        """Release a message that took so long."""
         rest = size / _PER_SECOND - seconds
         if rest > 0:
             asyncio.get_running_loop().call_later(rest, self._end, client, size)
@@ -213,7 +219,7 @@ class Budget:
 
     def _wake(self) -> None:
         """Give turns in order; a client at its limit is passed over."""
-        kept: deque[_Waiter] = deque()
+        later: deque[_Waiter] = deque()
         while self._waiting:
             waiter = self._waiting.popleft()
             if waiter.turn.done():
@@ -222,10 +228,10 @@ class Budget:
                 self._add(waiter.client, waiter.size)
                 waiter.turn.set_result(None)
                 continue
-            kept.append(waiter)
+            later.append(waiter)
             if self.used and self.used + waiter.size > self.total:
                 break
-        self._waiting.extendleft(reversed(kept))
+        self._waiting.extendleft(reversed(later))
 
     def _fits(self, client: str, size: int) -> bool:
         has = self._by_client[client]

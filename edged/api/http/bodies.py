@@ -57,7 +57,7 @@ class Bodies:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
             if slowest is held or not is_behind or self.used + size - slowest.size > self._room:
-                raise Overloaded(f"requests under way hold {self.used} bytes; {_AGAIN}")
+                raise Overloaded(f"running requests hold {self.used} bytes; {_AGAIN}")
             slowest.give_way()
         self.used += size
 

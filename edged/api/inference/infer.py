@@ -1,4 +1,4 @@
-"""Inference, as ModelInfer and ModelStreamInfer share it: from a request to its responses."""
+"""From an inference request to its responses, for ModelInfer, ModelStreamInfer and HTTP."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Inference:
         expires = _expires(planned, asked, caller)
         wanted = requests.outputs_of(request, served.signature)
         regions = self._regions(wanted, served, caller)
-        kept = self._kept(request, served, asked)
-        filled = kept.inputs if kept is not None else frozenset[str]()
+        plan = _sequencing(request, served, asked)
+        filled = plan.inputs if plan is not None else frozenset[str]()
         read = partial(
             requests.inputs_of,
             request,
@@ -98,18 +98,18 @@ class Inference:
             served.model.inspection.optional,
         )
         inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
-        form = _form(request, served, wanted, regions, asked, caller, kept)
+        form = _form(request, served, wanted, regions, asked, caller, plan)
         required = tuple(tensor for tensor in inputs if tensor.name not in served.model.defaults)
         rows, alone = _rows(served, required), not served.is_batched or len(required) < len(inputs)
-        if kept is None:
+        if plan is None:
             work = TensorWork(inputs, _names(form), expires, asked.priority, rows, alone=alone)
             return (await self._infer(planned, work, form, served.bounds, caller, write)).responses()
         model = served.model
         key = (identity.namespace(caller.peer), model.name, model.digest)
-        async with self._sequences.turn(key, asked, kept.idle, expires) as turn:
+        async with self._sequences.turn(key, asked, plan.idle, expires) as turn:
             folder = Path(model.entry.folder)
-            fill = partial(sequences.filled, kept, served.signature, folder, asked, inputs, turn.state)
-            more = await asyncio.to_thread(fill) if sequences.reads_disk(kept, turn.state) else fill()
+            fill = partial(sequences.filled, plan, served.signature, folder, asked, inputs, turn.state)
+            more = await asyncio.to_thread(fill) if sequences.reads_disk(plan, turn.state) else fill()
             work = TensorWork((*inputs, *more), _names(form), expires, asked.priority, rows, alone=alone)
             collector = await self._infer(planned, work, form, served.bounds, caller, write)
             responses = collector.responses()
@@ -167,26 +167,24 @@ class Inference:
                 found[each.name] = self._access.target(caller.peer, each.place, f"output {each.name!r}")
         return found
 
-    @staticmethod
-    def _kept(request: Request, served: _Served, asked: Options) -> Sequencing | None:
-        """What edged keeps and fills in for this request; None if it belongs to no sequence."""
-        plan = served.sequencing
-        if plan is None:
-            return None
-        given = {tensor.name for tensor in request.message.inputs}
-        if plan.declared:
-            if not asked.sequence:
-                raise InvalidInput(
-                    f"model {served.model.name!r} answers the requests of sequences: set sequence_id,"
-                    " and sequence_start on the first of them"
-                )
-            return plan
-        missing = [state.input for state in plan.states if state.input not in given]
-        if not missing:
-            return None  # the client keeps the state itself
+
+def _sequencing(request: Request, served: _Served, asked: Options) -> Sequencing | None:
+    """The states and inputs that edged keeps and fills in for this request; None if it belongs to no sequence."""
+    plan = served.sequencing
+    if plan is None:
+        return None
+    if plan.declared:
         if not asked.sequence:
-            raise InvalidTensor(f"input {missing[0]!r} is missing; send it, or set sequence_id to have edged keep it")
+            raise InvalidInput(
+                f"model {served.model.name!r} answers the requests of sequences: set sequence_id,"
+                " and sequence_start on the first of them"
+            )
         return plan
+    given = {tensor.name for tensor in request.message.inputs}
+    missing = [state.input for state in plan.states if state.input not in given]
+    if missing and not asked.sequence:
+        raise InvalidTensor(f"input {missing[0]!r} is missing; send it, or set sequence_id to have edged keep it")
+    return plan if missing else None  # otherwise the client keeps the state itself
 
 
 def _form(
@@ -196,7 +194,7 @@ def _form(
     regions: Mapping[str, Region],
     asked: Options,
     caller: Caller,
-    kept: Sequencing | None,
+    plan: Sequencing | None,
 ) -> Form:
     model = served.model
     return Form(
@@ -204,8 +202,8 @@ def _form(
         version=model.entry.version,
         id=request.message.id,
         wanted=wanted,
-        hidden=served.hidden if kept is not None else frozenset(),
-        kept={state.output: state.input for state in kept.states} if kept is not None else {},
+        hidden=served.hidden if plan is not None else frozenset(),
+        states={state.output: state.input for state in plan.states} if plan is not None else {},
         regions=regions,
         labels=served.labels,
         default_labels=model.recognition.names,
@@ -226,22 +224,22 @@ def _expires(planned: PlannedModel, asked: Options, caller: Caller) -> float:
 
 
 def _names(form: Form) -> tuple[str, ...] | None:
-    """The outputs to ask an engine for, with those to keep; None for all."""
+    """The outputs to ask an engine for, with the states; None for all."""
     names = [each.name for each in form.wanted]
-    return tuple(dict.fromkeys((*names, *form.kept))) if names else None
+    return tuple(dict.fromkeys((*names, *form.states))) if names else None
 
 
 def _rows(served: _Served, inputs: tuple[InputTensor, ...]) -> int | None:
     """The rows of a request; None for a model without batches. InvalidInput for too many, or inputs with unequal
     numbers of rows."""
-    most, said = served.model.max_batch_size, served.model.triton.max_batch_size
+    most, configured = served.model.max_batch_size, served.model.triton.max_batch_size
     counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
-    if not most or not counts or (len(counts) != 1 and not said):
+    if not most or not counts or (len(counts) != 1 and not configured):
         return None
     if len(counts) != 1:
         shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in inputs)
         raise InvalidTensor(f"the inputs of one request have unequal numbers of rows: {shapes}")
     rows = counts.pop()
-    if rows > most and said:
+    if rows > most and configured:
         raise InvalidTensor(f"the request has {rows} rows; model {served.model.name!r} takes {most} at a time")
     return rows or None

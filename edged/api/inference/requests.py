@@ -1,4 +1,4 @@
-"""From a request to checked input tensors and the outputs that it wants. Pure."""
+"""From a request to its checked input tensors, requested outputs and options. Pure."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _MOST_CLASSES = 1 << 20
 
 
 class Options(msgspec.Struct, frozen=True):
-    """A request's parameters. `sequence` is 0 or empty where it belongs to none; `timeout_s` 0 means no limit.
+    """A request's parameters. `sequence` is 0 or empty if it belongs to none; `timeout_s` 0 means no limit.
 
-    `priority`: 1 goes first, 0 is the model's default. `empty_final`: the end of a decoupled model's responses is told
-    by one without outputs.
+    `priority`: 1 goes first, 0 is the model's default. `empty_final`: a response without outputs ends those of a
+    decoupled model.
     """
 
     sequence: SequenceId = 0
@@ -72,8 +72,8 @@ _Parameters: TypeAlias = "Mapping[str, pb.InferParameter]"
 
 
 def options(parameters: _Parameters) -> Options:
-    """InvalidInput for a known parameter of the wrong kind, and for unknown ones in the server's name space. Whatever
-    else clients send is their own and means nothing here."""
+    """The options in a request's parameters. InvalidInput for a known parameter of the wrong kind, and for an unknown
+    one in the server's name space. Other parameters are the clients' own and ignored."""
     for key in parameters:
         if key.startswith(_RESERVED) and key != EMPTY_FINAL:
             raise InvalidInput(f"parameter {key[:60]!r} is reserved: no name may begin with {_RESERVED}; leave it out")
@@ -90,14 +90,14 @@ def options(parameters: _Parameters) -> Options:
 def requested_outputs(
     outputs: Iterable[pb.ModelInferRequest.InferRequestedOutputTensor],
 ) -> tuple[RequestedOutput, ...]:
-    """The requested outputs in their order; none means all of them. One that is requested several times comes once,
-    as it was asked for last. InvalidInput, naming the output."""
+    """The requested outputs in their order; none means all of them. Of an output that is requested several times the
+    last request counts. InvalidInput, naming the output."""
     found = {each.name: each for each in map(_requested, outputs)}
     return tuple(found.values())
 
 
 def place(parameters: _Parameters, tensor: str) -> Place | None:
-    """Where in shared memory a tensor lies; None where it does not. InvalidInput, naming the tensor."""
+    """The place of a tensor in shared memory, None if it is not there. InvalidInput, naming the tensor."""
     if REGION not in parameters:
         stray = next((key for key in (BYTE_SIZE, OFFSET) if key in parameters), None)
         if stray is not None:
@@ -116,10 +116,10 @@ def _requested(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> Reque
     classes = _number(output.parameters, CLASSIFICATION, name)
     if classes > _MOST_CLASSES:
         raise InvalidInput(f"{name}: {CLASSIFICATION} is {classes}; ask for at most {_MOST_CLASSES} classes")
-    where = place(output.parameters, name)
-    if classes and where is not None:
+    found = place(output.parameters, name)
+    if classes and found is not None:
         raise InvalidInput(f"{name} cannot be classified into shared memory; ask for one of the two")
-    return RequestedOutput(output.name, classes, where)
+    return RequestedOutput(output.name, classes, found)
 
 
 def _sequence(parameters: _Parameters) -> SequenceId:
@@ -151,8 +151,8 @@ def _value(parameter: pb.InferParameter) -> Value:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """`profile` is the range that requests must keep to, empty where any shape of the model's will do; `ties` are the
-    dimensions that inputs have in common, `open` the inputs with an open dimension, in the order of the model."""
+    """The shapes that a model takes: `profile` is their range, empty for any; `ties` are the dimensions that inputs
+    have in common, `open` the inputs with an open dimension, in the order of the model."""
 
     profile: Profile = Profile()
     ties: tuple[Tie, ...] = ()
@@ -160,7 +160,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: Model) -> Bounds:
-        # Of the file: config.pbtxt may fix a dimension of one input and leave it open in another.
+        # The file's signature: config.pbtxt may fix a dimension of one input and leave it open in another.
         signature = model.inspection.signature
         return cls(
             model.bounds,
@@ -169,8 +169,8 @@ class Bounds(msgspec.Struct, frozen=True):
         )
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
-        """InvalidInput, naming the tensor, its shape and the shapes that it may have. Whatever engine serves at the
-        moment: a client must not be refused from the next swap on."""
+        """Refuse shapes that any engine may refuse: a swap of engines must not change which are accepted. InvalidInput,
+        naming the tensor, its shape and the accepted shapes."""
         for allowed in self.profile.ranges:
             shape = shapes.get(allowed.name)
             if shape is not None and not allowed.contains(shape):
@@ -179,8 +179,7 @@ class Bounds(msgspec.Struct, frozen=True):
                     f"input {allowed.name!r} is {list(shape)[:16]}, the model takes {least} to {most} here;"
                     f" its setting {PREFIX}{allowed.name} widens that, {POLICY} = any lifts it"
                 )
-        unequal = model_shapes.unequal(self.ties, shapes)
-        if unequal:
+        if unequal := model_shapes.unequal(self.ties, shapes):
             raise InvalidTensor(unequal)
 
     def combination(self, inputs: tuple[InputTensor, ...]) -> Combination:
@@ -223,20 +222,19 @@ def inputs_of(
     filled: Collection[str] = (),
     optional: Sequence[TensorSpec] = (),
 ) -> tuple[InputTensor, ...]:
-    """The request's inputs in the signature's terms; InvalidInput, naming the tensor, for everything that is wrong.
+    """The request's inputs. InvalidInput, naming the tensor.
 
-    `bounds` are the shapes that the model takes. `locate` finds what lies in shared memory, and raises what keeps it
-    from that. `filled` are inputs that edged gives, `optional` those that have a default.
-    """
+    `bounds` are the shapes that the model takes. `locate` finds tensors in shared memory. `filled` are inputs that
+    edged fills in, `optional` those with a default."""
     message = request.message
     specs = {spec.name: spec for spec in (*signature.inputs, *optional)}
     _require_names([tensor.name for tensor in message.inputs], signature, filled, specs.keys())
     places = [place(tensor.parameters, f"input {tensor.name[:60]!r}") for tensor in message.inputs]
     carried, raw = places.count(None), iter(request.raw)
     if request.raw and len(request.raw) != carried:
-        where = " that are not in shared memory" if carried < len(places) else ""
+        elsewhere = " that are not in shared memory" if carried < len(places) else ""
         raise InvalidTensor(
-            f"{carried} inputs{where} but {len(request.raw)} raw contents; send one raw entry for each of them"
+            f"{carried} inputs{elsewhere} but {len(request.raw)} raw contents; send one raw entry for each of them"
         )
     shapes = {tensor.name: _shape(tensor, specs[tensor.name]) for tensor in message.inputs}
     bounds.check(shapes)
@@ -258,7 +256,7 @@ def inputs_of(
 
 
 def has_many_values(request: Request) -> bool:
-    """Whether to convert the values in a message takes longer than others can wait."""
+    """Whether converting the values in a message takes too long for the event loop."""
     return not request.raw and request.message.ByteSize() > _MANY
 
 
@@ -268,7 +266,7 @@ def outputs_of(request: Request, signature: Signature) -> tuple[RequestedOutput,
     known = {spec.name for spec in signature.outputs}
     for each in found:
         if each.name not in known:
-            raise InvalidTensor(f"there is no output {each.name[:60]!r}; the model gives {_list(signature.outputs)}")
+            raise InvalidTensor(f"unknown output {each.name[:60]!r}; the model gives {_list(signature.outputs)}")
     return found
 
 
@@ -281,16 +279,16 @@ def _require_names(names: list[str], signature: Signature, filled: Collection[st
         raise InvalidTensor(f"input {missing!r} is missing; the model takes {_list(signature.inputs)}")
     for name in names:
         if name not in admitted:
-            raise InvalidTensor(f"there is no input {name[:60]!r}; the model takes {_list(signature.inputs)}")
+            raise InvalidTensor(f"unknown input {name[:60]!r}; the model takes {_list(signature.inputs)}")
         if name in filled:
             raise InvalidTensor(f"input {name!r} is filled in by edged in each request of a sequence; leave it out")
 
 
-def _located(where: Place, spec: TensorSpec, shape: tuple[int, ...], locate: Locate | None) -> Source:
+def _located(found: Place, spec: TensorSpec, shape: tuple[int, ...], locate: Locate | None) -> Source:
     if locate is None:
         raise InvalidTensor(f"input {spec.name!r} is in shared memory, which is not read here; send its contents")
-    source = locate(where, f"input {spec.name!r}")
-    _require_size(spec, shape, where.size)
+    source = locate(found, f"input {spec.name!r}")
+    _require_size(spec, shape, found.size)
     return source
 
 
@@ -326,7 +324,7 @@ def _typed(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, shap
         return b"".join(struct.pack("<I", len(v)) + v for v in values if isinstance(v, bytes))
     dtype = numpy_dtype(spec.datatype)
     wide = np.empty(len(values), np.int64 if dtype.kind == "i" else dtype if dtype.kind != "u" else np.uint64)
-    for start in range(0, len(values), _BLOCK):  # in one go nothing else would run meanwhile, of any thread
+    for start in range(0, len(values), _BLOCK):  # in one go it would block every thread
         wide[start : start + _BLOCK] = values[start : start + _BLOCK]
     narrow = wide.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(narrow, wide):

@@ -1,4 +1,4 @@
-"""From the outputs of an engine, where they lie, to the responses of a request."""
+"""From the outputs of an engine, in the arena, to the responses of a request."""
 
 from __future__ import annotations
 
@@ -28,21 +28,19 @@ _MOST_ROWS = 1 << 16  # that are responses of their own
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What responses are to be like. `id` is the request's, echoed.
+    """The form of a request's responses. `id` is the request's, echoed.
 
-    `wanted` are the outputs in their order, empty for all but the `hidden`. `kept` are those that go back into an
-    input, by the output's name. `regions` are shared memory by output. `labels` are names of classes by output, and
-    `default_labels` those of an output without its own. `by_row`: every output has a batch dimension. `rows`: each row
-    of the outputs is a response of its own, and with `empty_final` their end is another. `streamed`: responses say
-    which is the last.
-    """
+    `wanted` are the outputs in their order, empty for all but the `hidden`. `states` has the input of each output that
+    is a state. `regions` are shared memory by output. `labels` are names of classes by output, `default_labels` those
+    of the other outputs. `by_row`: every output has a batch dimension. `rows`: each row of the outputs is a response,
+    and with `empty_final` another ends them. `streamed`: a parameter marks the last response."""
 
     name: str
     version: str
     id: str
     wanted: tuple[RequestedOutput, ...] = ()
     hidden: frozenset[str] = frozenset()
-    kept: Mapping[str, str] = {}
+    states: Mapping[str, str] = {}
     regions: Mapping[str, Region] = {}
     labels: Mapping[str, Sequence[str]] = {}
     default_labels: Sequence[str] = ()
@@ -53,10 +51,8 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Collector(Generic[Written]):
-    """Takes the outputs of one request: a `work.Sink`. Afterwards it has the responses, and the state of the sequence.
-
-    `copies` asks for copies of the outputs, too.
-    """
+    """Takes the outputs of one request, as a `work.Sink`; then has the responses, and the state of the sequence. With
+    `copies` it keeps copies of the outputs."""
 
     def __init__(self, form: Form, write: Write[Written], copies: bool = False) -> None:
         self._form, self._write, self._copies = form, write, copies
@@ -66,22 +62,22 @@ class Collector(Generic[Written]):
         self.outputs: tuple[OutputTensor, ...] = ()
 
     def __call__(self, outputs: tuple[OutputView, ...]) -> None:
-        """An EdgedError becomes the answer of the request."""
+        """Make the responses. EdgedError, which becomes the answer of the request."""
         try:
             if self._copies:
                 self.outputs = tuple(output.kept() for output in outputs)
             form = self._form
             for output in outputs:
-                if output.name in form.kept:
-                    self.state[form.kept[output.name]] = StateTensor(output.shape, bytes(output.data))
+                if output.name in form.states:
+                    self.state[form.states[output.name]] = StateTensor(output.shape, bytes(output.data))
             self._written = list(self._responses(_chosen(form, outputs)))
         except EdgedError:
             raise
-        except Exception as error:  # of whoever asked, not of the slot that delivers
+        except Exception as error:  # the request fails, not the slot that delivers
             self._failure = error
 
     def responses(self) -> list[Written]:
-        """The responses in their order; raises what kept them from being made."""
+        """The responses in their order. Raises the error that they failed with."""
         if self._failure is not None:
             raise self._failure
         return self._written
@@ -115,7 +111,7 @@ class Collector(Generic[Written]):
                 raw.append(output.data)
             else:
                 form.regions[wanted.name].write(output.data, wanted.place, f"output {wanted.name!r}")
-                _tell_place(tensor, wanted.place, len(output.data))
+                _set_place(tensor, wanted.place, len(output.data))
                 raw.append(b"")
         return message, raw
 
@@ -126,7 +122,7 @@ def _chosen(form: Form, outputs: tuple[OutputView, ...]) -> list[tuple[Requested
     return [(each, by_name[each.name]) for each in wanted]
 
 
-def _tell_place(tensor: pb.ModelInferResponse.InferOutputTensor, place: Place, size: int) -> None:
+def _set_place(tensor: pb.ModelInferResponse.InferOutputTensor, place: Place, size: int) -> None:
     tensor.parameters[REGION].string_param = place.region
     tensor.parameters[BYTE_SIZE].int64_param = size
     if place.offset:
@@ -134,13 +130,13 @@ def _tell_place(tensor: pb.ModelInferResponse.InferOutputTensor, place: Place, s
 
 
 def _by_rows(outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[list[tuple[RequestedOutput, OutputView]]]:
-    """The outputs row by row of their first dimension, which stays, as 1. EngineUnusable where they differ in it."""
+    """The outputs row by row; their first dimension becomes 1. EngineUnusable if their numbers of rows differ."""
     counts = {output.shape[0] if output.shape else -1 for _, output in outputs}
     if len(counts) > 1 or -1 in counts:
         shapes = ", ".join(f"{output.name} {list(output.shape)}" for _, output in outputs)
         raise EngineUnusable(f"the model answers row by row, but its outputs have unequal numbers of them: {shapes}")
     if max(counts, default=0) > _MOST_ROWS:
-        raise TooLarge(f"the outputs have {max(counts)} rows, each a response; at most {_MOST_ROWS} are sent")
+        raise TooLarge(f"the outputs have {max(counts)} rows, each a response; the maximum is {_MOST_ROWS}")
     cuts = [_cuts(output) for _, output in outputs]
     for row in range(max(counts, default=0)):
         yield [
@@ -150,7 +146,7 @@ def _by_rows(outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[list
 
 
 def _cuts(output: OutputView) -> list[int]:
-    """Where the rows of an output begin, and the end."""
+    """The positions at which the rows of an output begin, and the end."""
     count = output.shape[0]
     if output.datatype != "BYTES":
         size = len(output.data) // count if count else 0
@@ -171,8 +167,8 @@ def classify(tensor: OutputView, classes: int, labels: Sequence[str], by_row: bo
     """A BYTES tensor of at most `classes` strings `SCORE:INDEX` or `SCORE:INDEX:LABEL`, the highest score first.
 
     `by_row`: for each row of the first dimension, shape [rows, n]; otherwise of all values, shape [n]. Equal scores
-    come in the order of their indexes, what is not a number last. InvalidInput for an output without numbers, TooLarge
-    for more strings than are worth writing.
+    come in the order of their indexes, NaN last. InvalidInput for an output without numbers, TooLarge for too many
+    strings.
     """
     if tensor.datatype in _UNFIT:
         raise InvalidInput(f"output {tensor.name!r} is {tensor.datatype} and holds no scores; ask for it as it is")

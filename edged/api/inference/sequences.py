@@ -1,7 +1,7 @@
-"""The state of sequences: tensors that a model keeps between requests. It is the daemon's, so it outlives hosts.
+"""The state of sequences: tensors that a model keeps between requests. The daemon has it, so it outlives hosts.
 
-A sequence begins with a request that says so, and ends with one that says so or when it was idle for as long as its
-model allows. Its requests run one after the other, in order of arrival. A failed request changes nothing."""
+A request starts a sequence by a parameter; another request ends it, or the limit of idle time of its model. Requests
+run one after the other, in order of arrival. A failed request changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -98,114 +98,97 @@ class _Sequence:
         return not self.holders and (self.state is None or now - self.used >= self.idle)
 
 
-class SequenceTable:
-    """All sequences, and the bytes of their states. Without a clock: times are arguments."""
+class Turn(NamedTuple):
+    """The turn of a request in its sequence. `state` is None if it begins without one; `commit` keeps the state after
+    the request, or raises Overloaded if all states together are too large."""
 
-    def __init__(self, most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
-        self._most, self._most_bytes = most, most_bytes
+    state: StateTensors | None
+    commit: Callable[[StateTensors], None]
+
+
+class Sequences:
+    """The sequences of all models, and the bytes of their states. On one event loop."""
+
+    def __init__(
+        self, most: int = _MOST, most_bytes: int = _MOST_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most, self._most_bytes, self._clock = most, most_bytes, clock
         self._sequences: dict[tuple[Hashable, SequenceId], _Sequence] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self.size = 0  # bytes of all states
 
     def __len__(self) -> int:
         return len(self._sequences)
-
-    def arrive(self, key: tuple[Hashable, SequenceId], starts: bool, idle: float, now: float) -> _Sequence:
-        """The sequence of a new request, held until it leaves. InvalidInput if it was not begun, Overloaded for too
-        many sequences, or requests of this one."""
-        sequence = self._sequences.get(key)
-        if sequence is not None and sequence.is_over(now):
-            self._remove(key)
-            sequence = None
-        if sequence is None:
-            if not starts:
-                raise _unknown(key[1])
-            if len(self._sequences) >= self._most:
-                self.expire(now)
-            if len(self._sequences) >= self._most:
-                raise Overloaded(f"{self._most} sequences are under way; end some of them first")
-            sequence = self._sequences[key] = _Sequence(idle, now)
-        if sequence.holders >= _MOST_HELD:
-            raise Overloaded(f"{_MOST_HELD} requests of this sequence are waiting already; send fewer at a time")
-        sequence.holders += 1
-        return sequence
-
-    def state(self, sequence: _Sequence, identifier: SequenceId, starts: bool) -> StateTensors | None:
-        """The state that a request begins with, None for no state. InvalidInput if the sequence has ended."""
-        if starts:
-            return None
-        if sequence.state is None:
-            raise _unknown(identifier)
-        return sequence.state
-
-    def commit(self, sequence: _Sequence, state: StateTensors, ends: bool) -> None:
-        """Keep the state after a request. Overloaded if all states together are too large."""
-        size = 0 if ends else sum(len(kept.data) for kept in state.values())
-        if size > sequence.size and self.size - sequence.size + size > self._most_bytes:
-            raise Overloaded(f"sequences would keep more than {self._most_bytes >> 20} MiB; end some of them first")
-        self.size += size - sequence.size
-        sequence.state, sequence.size = None if ends else state, size
-
-    def leave(self, key: tuple[Hashable, SequenceId], sequence: _Sequence, now: float) -> None:
-        """End a request, successful or not."""
-        sequence.holders -= 1
-        sequence.used = now
-        if sequence.is_over(now):
-            self._remove(key)
-
-    def expire(self, now: float) -> float | None:
-        """Forget idle sequences; return when to look again, None if no sequence is left."""
-        for key in [key for key, sequence in self._sequences.items() if sequence.is_over(now)]:
-            self._remove(key)
-        sequences = self._sequences.values()
-        return min(((now if each.holders else each.used) + each.idle for each in sequences), default=None)
-
-    def _remove(self, key: tuple[Hashable, SequenceId]) -> None:
-        self.size -= self._sequences.pop(key).size
-
-
-class Turn:
-    """The turn of a request in its sequence. `state` is None if it begins without one."""
-
-    def __init__(self, state: StateTensors | None, commit: Callable[[StateTensors], None]) -> None:
-        self.state = state
-        self.commit = commit  # keeps the state, once the request is answered
-
-
-class Sequences:
-    """The sequences of all models, on one event loop."""
-
-    def __init__(self, table: SequenceTable | None = None) -> None:
-        self._table = table or SequenceTable()
-        self._sweep: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager
     async def turn(self, of: Hashable, options: Options, idle: float, expires: float) -> AsyncIterator[Turn]:
         """Wait for earlier requests of the same sequence. `of` is the client and its model: clients do not reach each
         other's sequences. InvalidInput if it was not begun, Overloaded for too many, DeadlineExceeded."""
         key = (of, options.sequence)
-        sequence = self._table.arrive(key, options.starts, idle, time.monotonic())
+        sequence = self._arrive(key, options, idle)
         try:
             await sequence.lock.acquire(expires)
             try:
-                state = self._table.state(sequence, options.sequence, options.starts)
-                yield Turn(state, lambda kept: self._table.commit(sequence, kept, options.ends))
+                if sequence.state is None and not options.starts:
+                    raise _unknown(options.sequence)
+                state = None if options.starts else sequence.state
+                yield Turn(state, lambda after: self._commit(sequence, after, options.ends))
             finally:
                 sequence.lock.release()
         finally:
-            self._table.leave(key, sequence, time.monotonic())
-            if self._sweep is None:
-                self._expire()
+            sequence.holders -= 1
+            sequence.used = self._clock()
+            if sequence.is_over(sequence.used):
+                self._remove(key)
+            if self._timer is None:
+                self._sweep()
+
+    def expire(self) -> float | None:
+        """Forget idle sequences; return when to look again, None if no sequence is left."""
+        now = self._clock()
+        for key in [key for key, sequence in self._sequences.items() if sequence.is_over(now)]:
+            self._remove(key)
+        sequences = self._sequences.values()
+        return min(((now if each.holders else each.used) + each.idle for each in sequences), default=None)
 
     def close(self) -> None:
         """Stop looking for idle sequences."""
-        if self._sweep is not None:
-            self._sweep.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _expire(self) -> None:
-        now = time.monotonic()
-        again = self._table.expire(now)
-        loop = asyncio.get_running_loop()
-        self._sweep = loop.call_later(max(0.05, again - now), self._expire) if again is not None else None
+    def _arrive(self, key: tuple[Hashable, SequenceId], options: Options, idle: float) -> _Sequence:
+        """The sequence of a new request."""
+        now, sequence = self._clock(), self._sequences.get(key)
+        if sequence is not None and sequence.is_over(now):
+            self._remove(key)
+            sequence = None
+        if sequence is None:
+            if not options.starts:
+                raise _unknown(options.sequence)
+            if len(self._sequences) >= self._most:
+                self.expire()
+            if len(self._sequences) >= self._most:
+                raise Overloaded(f"{self._most} sequences are in progress; end some of them first")
+            sequence = self._sequences[key] = _Sequence(idle, now)
+        if sequence.holders >= _MOST_HELD:
+            raise Overloaded(f"{_MOST_HELD} requests of this sequence are waiting already; send fewer at a time")
+        sequence.holders += 1
+        return sequence
+
+    def _commit(self, sequence: _Sequence, state: StateTensors, ends: bool) -> None:
+        size = 0 if ends else sum(len(tensor.data) for tensor in state.values())
+        if size > sequence.size and self.size - sequence.size + size > self._most_bytes:
+            raise Overloaded(f"sequences would hold more than {self._most_bytes >> 20} MiB; end some of them first")
+        self.size += size - sequence.size
+        sequence.state, sequence.size = None if ends else state, size
+
+    def _remove(self, key: tuple[Hashable, SequenceId]) -> None:
+        self.size -= self._sequences.pop(key).size
+
+    def _sweep(self) -> None:
+        """Forget idle sequences, and again when the next may be idle."""
+        again, loop = self.expire(), asyncio.get_running_loop()
+        self._timer = None if again is None else loop.call_later(max(0.05, again - self._clock()), self._sweep)
 
 
 def _unknown(identifier: SequenceId) -> InvalidInput:
@@ -226,7 +209,7 @@ def filled(
     given: Sequence[InputTensor],
     state: StateTensors | None,
 ) -> tuple[InputTensor, ...]:
-    """The inputs that no client sends: kept or initial states, and controls.
+    """The inputs that no client sends: states and controls.
 
     Open dimensions have the size of those of the same name in the `given` inputs, otherwise the batch size. `folder` is
     the model's, which has the files of initial states.
@@ -236,8 +219,8 @@ def filled(
     tensors = []
     for each in plan.states:
         spec = specs[each.input]
-        kept = state[each.input] if state is not None else _initial(each, spec, sizes, folder)
-        tensors.append(InputTensor(spec.name, spec.datatype, kept.shape, kept.data))
+        tensor = state[each.input] if state is not None else _initial(each, spec, sizes, folder)
+        tensors.append(InputTensor(spec.name, spec.datatype, tensor.shape, tensor.data))
     for control in plan.controls:
         tensors.append(_control(control, specs[control.input], sizes, options))
     return tuple(tensors)
@@ -260,10 +243,11 @@ class _Sizes:
                     self._named.setdefault(dim, size)
         self._batch = next((tensor.shape[0] for tensor in given if tensor.shape), 1)
 
-    def shape(self, spec: TensorSpec, said: Sequence[int] = ()) -> tuple[int, ...]:
-        """`said` is the shape in the configuration, possibly without the batch, with -1 for unknown."""
-        dims = spec.shape if spec.shape != ANY_SHAPE else tuple("?" for _ in said)
-        hints = [-1] * (len(dims) - len(said)) + list(said) if len(said) <= len(dims) else [-1] * len(dims)
+    def shape(self, spec: TensorSpec, configured: Sequence[int] = ()) -> tuple[int, ...]:
+        """The shape of an input; `configured` may lack the batch, and has -1 for unknown dimensions."""
+        dims = spec.shape if spec.shape != ANY_SHAPE else tuple("?" for _ in configured)
+        unknown = len(dims) - len(configured)
+        hints = [-1] * unknown + list(configured) if unknown >= 0 else [-1] * len(dims)
         shape = tuple(
             dim if isinstance(dim, int) else hint if hint >= 0 else self._named.get(dim, self._batch)
             for dim, hint in zip(dims, hints, strict=True)
@@ -306,8 +290,8 @@ def _control(control: Control, spec: TensorSpec, sizes: _Sizes, options: Options
     shape = sizes.shape(spec)
     if control.kind == "corrid":
         return InputTensor(spec.name, spec.datatype, shape, _identifier(options.sequence, spec, shape))
-    said = {"start": options.starts, "end": options.ends, "ready": True}[control.kind]
-    value = control.false_true[said]
+    flag = {"start": options.starts, "end": options.ends, "ready": True}[control.kind]
+    value = control.false_true[flag]
     return InputTensor(spec.name, spec.datatype, shape, np.full(shape, value, numpy_dtype(spec.datatype)).tobytes())
 
 

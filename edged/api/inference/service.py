@@ -15,7 +15,7 @@ from edged.api.grpc.wire import Contents, Request
 from edged.api.inference.administration import AdministrationHandlers, LogHandlers
 from edged.api.inference.infer import Caller, Inference
 from edged.api.inference.models import ConfigurationHandlers
-from edged.api.inference.shared_memory import SharedMemoryAccess, SharedMemoryHandlers
+from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.engines.controller import Controller
 from edged.engines.readiness import all_ready
 from edged.proto import open_inference_pb2 as pb
@@ -37,7 +37,7 @@ class InferenceService:
             self._logs,
             ConfigurationHandlers(controller),
             AdministrationHandlers(controller, tracing),
-            SharedMemoryHandlers(self._access),
+            self._access,
         )
 
     def log_again(self) -> None:

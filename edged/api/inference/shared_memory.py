@@ -156,19 +156,14 @@ class SharedMemoryAccess:
         """The region of a place in a client's memory. NotFound, InvalidInput, Refused."""
         return self.regions(peer).target(place, tensor)
 
-
-class SharedMemoryHandlers:
-    """The calls about regions."""
-
-    def __init__(self, access: SharedMemoryAccess) -> None:
-        self._access = access
+    # -- calls --------------------------------------------------------------------------------------------------------
 
     async def system_shared_memory_status(
         self, request: pb.SystemSharedMemoryStatusRequest, context: Context
     ) -> pb.SystemSharedMemoryStatusResponse:
         """One region, or with an empty name all of the client's. NotFound, Refused."""
         response = pb.SystemSharedMemoryStatusResponse()
-        for each in self._access.regions(context.peer).listed(request.name):
+        for each in self.regions(context.peer).listed(request.name):
             status = response.regions[each.name]
             status.name, status.key, status.offset, status.byte_size = each.name, each.key, each.offset, each.size
         return response
@@ -177,14 +172,14 @@ class SharedMemoryHandlers:
         self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """AlreadyExists, InvalidInput, Overloaded, Refused."""
-        self._access.register(context.peer, request.name, request.key, request.offset, request.byte_size)
+        self.register(context.peer, request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_shared_memory_unregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """One region, or with an empty name all of the client's; a region that does not exist is no error. Refused."""
-        self._access.regions(context.peer).unregister(request.name)
+        self.regions(context.peer).unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_shared_memory_status(
