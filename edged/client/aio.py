@@ -11,7 +11,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from concurrent import futures
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -188,31 +188,57 @@ class _LoopFrames(Iterator[Picture | Captured]):
     def __init__(self, frames: AsyncIterable[Picture | Captured]) -> None:
         self._frames, self._loop = aiter(frames), asyncio.get_running_loop()
         self._pulling: asyncio.Task[Any] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._over = False
 
     def __next__(self) -> Picture | Captured:
+        answer: futures.Future[Picture | Captured] = futures.Future()
+        self._soon(self._pull, answer)
         try:
-            return self._in_loop(self._pull()).result()
+            return answer.result()
         except (StopAsyncIteration, futures.CancelledError):
             raise StopIteration from None
 
     def interrupt(self) -> None:
         """End the iteration, also while the sending thread waits for a frame."""
         self._over = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._cancel)
+        self._soon(self._cancel)
 
     def close(self) -> None:
         """Close the frames soon."""
         self._over = True
-        with contextlib.suppress(futures.CancelledError):
-            self._in_loop(self._close())
+        self._soon(self._begin_closing)
 
-    async def _pull(self) -> Picture | Captured:
+    def _soon(self, work: Callable[..., None], *arguments: futures.Future[Any]) -> None:
+        """Have the loop call a function. A loop that is closed cancels the futures."""
+        try:
+            self._loop.call_soon_threadsafe(work, *arguments)
+        except RuntimeError:
+            for future in arguments:
+                future.cancel()
+
+    def _pull(self, answer: futures.Future[Picture | Captured]) -> None:
         if self._over:
-            raise StopAsyncIteration
-        self._pulling = asyncio.current_task()
-        return await anext(self._frames)
+            answer.cancel()
+            return
+
+        async def pull() -> None:
+            try:
+                answer.set_result(await anext(self._frames))
+            except asyncio.CancelledError:
+                answer.cancel()
+                raise
+            except Exception as error:  # the user's own, of any class
+                answer.set_exception(error)
+
+        self._pulling = self._loop.create_task(pull())
+
+    def _cancel(self) -> None:
+        if self._pulling is not None:
+            self._pulling.cancel()
+
+    def _begin_closing(self) -> None:
+        self._closing = self._loop.create_task(self._close())
 
     async def _close(self) -> None:
         if self._pulling is not None:
@@ -221,14 +247,3 @@ class _LoopFrames(Iterator[Picture | Captured]):
         close = getattr(self._frames, "aclose", None)
         if close is not None:
             await close()
-
-    def _cancel(self) -> None:
-        if self._pulling is not None:
-            self._pulling.cancel()
-
-    def _in_loop(self, work: Coroutine[Any, Any, Value]) -> futures.Future[Value]:
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # the loop is closed
-            work.close()
-            raise futures.CancelledError from None

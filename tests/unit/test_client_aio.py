@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from edged.client import AsyncClient
+from edged.client import AsyncClient, Result
 from edged.errors import AlreadyExists, DaemonUnavailable, DeadlineExceeded, InvalidInput, NotFound, NotReady
 from tests import models
 from tests.unit.client_daemon import Frames, Running, eventually
@@ -26,139 +25,102 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield running
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run it bounded; no task may be left over."""
-
-    async def bounded() -> None:
-        await asyncio.wait_for(work, 30)
-        await asyncio.sleep(0.05)
-        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        assert [task for task in left if "edged.client" in str(task)] == []
-
-    asyncio.run(bounded())
-
-
 @kinds
 @pytest.mark.parametrize("model", ["shapes", "slow", "flaky"])
-def test_stream_mixed_outcomes_are_all_counted(running: Running, kind: str, model: str) -> None:
-    async def work() -> None:
-        async with AsyncClient(running.target) as client:
-            stream = client.stream(model, Frames(gap=0.002, count=100).of(kind), camera="door")
-            results = [result async for result in stream]
-            assert stream.counts.sent == 100 == len(results) + sum(result.skipped for result in results)
-            assert stream.counts.failed == sum(result.error is not None for result in results)
-            assert (stream.counts.waiting, results[-1].sequence) == (0, 100)
-
-    run(work())
+async def test_stream_mixed_outcomes_are_all_counted(running: Running, kind: str, model: str) -> None:
+    async with AsyncClient(running.target) as client:
+        stream = client.stream(model, Frames(gap=0.002, count=100).of(kind), camera="door")
+        results = [result async for result in stream]
+        assert stream.counts.sent == 100 == len(results) + sum(result.skipped for result in results)
+        assert stream.counts.failed == sum(result.error is not None for result in results)
+        assert (stream.counts.waiting, results[-1].sequence) == (0, 100)
 
 
 @kinds
 @pytest.mark.parametrize("end", ["left block", "cancelled wait", "dropped reference"])
-def test_stream_ended_early_closes_frames_and_call(running: Running, kind: str, end: str) -> None:
-    async def work() -> None:
-        frames = Frames(gap=0.005)
-        async with AsyncClient(running.target) as client:
-            if end == "left block":
-                async with client.stream("shapes", frames.of(kind)) as stream:
-                    await anext(stream)
-                assert [result async for result in stream] == []
-            elif end == "cancelled wait":
-                stream = client.stream("hung", frames.of(kind))
-                with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(anext(stream), 0.3)
-                assert [result async for result in stream] == []
-            else:
-                async for _ in client.stream("shapes", frames.of(kind)):
-                    break
-            assert await asyncio.to_thread(frames.over)
-            assert await asyncio.to_thread(eventually, lambda: running.daemon.ended == 1)
-
-    run(work())
+async def test_stream_ended_early_closes_frames_and_call(running: Running, kind: str, end: str) -> None:
+    frames = Frames(gap=0.005)
+    async with AsyncClient(running.target) as client:
+        if end == "left block":
+            async with client.stream("shapes", frames.of(kind)) as stream:
+                await anext(stream)
+            assert [result async for result in stream] == []
+        elif end == "cancelled wait":
+            stream = client.stream("hung", frames.of(kind))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.3)
+            assert [result async for result in stream] == []
+        else:
+            async for _ in client.stream("shapes", frames.of(kind)):
+                break
+        assert await asyncio.to_thread(frames.over)
+        assert await asyncio.to_thread(eventually, lambda: running.daemon.ended == 1)
+        assert not [task for task in asyncio.all_tasks() if "edged.client" in str(task)]
 
 
 @kinds
-def test_stream_failing_frames_raise_after_the_answers(running: Running, kind: str) -> None:
-    async def work() -> None:
-        async with AsyncClient(running.target) as client:
-            stream = client.stream("shapes", Frames(count=3, failure=KeyError("lens cap")).of(kind))
-            results = []
-            with pytest.raises(KeyError, match="lens cap"):  # noqa: PT012 - after some results
-                async for result in stream:
-                    results.append(result.sequence)
-            assert (results[-1], stream.counts.waiting) == (3, 0)
-
-    run(work())
+async def test_stream_failing_frames_raise_after_the_answers(running: Running, kind: str) -> None:
+    async with AsyncClient(running.target) as client:
+        stream = client.stream("shapes", Frames(count=3, failure=KeyError("lens cap")).of(kind))
+        results = []
+        with pytest.raises(KeyError, match="lens cap"):  # noqa: PT012 - after some results
+            async for result in stream:
+                results.append(result.sequence)
+        assert (results[-1], stream.counts.waiting) == (3, 0)
 
 
 @kinds
 @pytest.mark.parametrize(("model", "error"), [("missing", NotFound), ("quits", NotReady), ("hung", DeadlineExceeded)])
-def test_stream_failed_call_raises_its_error(running: Running, kind: str, model: str, error: type) -> None:
-    async def work() -> None:
-        frames = Frames(gap=0.01)
-        async with AsyncClient(running.target, timeout=0.4) as client:
-            with pytest.raises(error):
-                async for _ in client.stream(model, frames.of(kind)):
-                    pass
-            assert await asyncio.to_thread(frames.over)
-
-    run(work())
+async def test_stream_failed_call_raises_its_error(running: Running, kind: str, model: str, error: type) -> None:
+    frames = Frames(gap=0.01)
+    async with AsyncClient(running.target, timeout=0.4) as client:
+        with pytest.raises(error):
+            async for _ in client.stream(model, frames.of(kind)):
+                pass
+        assert await asyncio.to_thread(frames.over)
 
 
 @kinds
-def test_client_without_daemon_raises_not_ready(tmp_path: Path, kind: str) -> None:
-    async def work() -> None:
-        frames = Frames(gap=0.01)
-        async with AsyncClient(f"unix:{tmp_path}/none.sock") as client:
-            with pytest.raises(DaemonUnavailable):
-                await client.models()
-            with pytest.raises(DaemonUnavailable):
-                await anext(client.stream("shapes", frames.of(kind)))
-        assert await asyncio.to_thread(frames.over)
-
-    run(work())
+async def test_client_without_daemon_raises_not_ready(tmp_path: Path, kind: str) -> None:
+    frames = Frames(gap=0.01)
+    async with AsyncClient(f"unix:{tmp_path}/none.sock") as client:
+        with pytest.raises(DaemonUnavailable):
+            await client.models()
+        with pytest.raises(DaemonUnavailable):
+            await anext(client.stream("shapes", frames.of(kind)))
+    assert await asyncio.to_thread(frames.over)
 
 
-def test_stream_slow_camera_does_not_block_the_loop(running: Running) -> None:
-    async def work() -> None:
-        async with AsyncClient(running.target) as client:
-            streams = [client.stream("shapes", Frames(gap=0.2, count=3).ordinary()) for _ in range(40)]
-            start = time.monotonic()
+async def test_stream_slow_camera_does_not_block_the_loop(running: Running) -> None:
+    async def drain(stream: AsyncIterator[Result]) -> int:
+        return len([result async for result in stream])
 
-            async def drain(stream: Any) -> int:
-                return len([result async for result in stream])
-
-            assert sum(await asyncio.gather(*map(drain, streams))) == 120
-            assert time.monotonic() - start < 5
-
-    run(work())
+    async with AsyncClient(running.target) as client:
+        streams = [client.stream("shapes", Frames(gap=0.2, count=3).ordinary()) for _ in range(40)]
+        start = time.monotonic()
+        assert sum(await asyncio.gather(*map(drain, streams))) == 120
+        assert time.monotonic() - start < 5
 
 
-def test_client_calls_return_values_or_raise(running: Running, tmp_path: Path) -> None:
+async def test_client_calls_return_values_or_raise(running: Running, tmp_path: Path) -> None:
     path = models.save(models.matmul(), tmp_path / "m.onnx")
-
-    async def work() -> None:
-        async with AsyncClient(running.target) as client:
-            result = await client.infer("shapes", np.zeros((4, 6, 3), np.uint8), score=0.5)
-            assert (result.width, result.height, len(result.detections)) == (6, 4, 2)
-            assert [engine.key for engine in await client.engines("shapes")] == ["abc"]
-            with pytest.raises(InvalidInput):
-                await client.infer("shapes", b"bad")
-            assert (await client.add_model("new", path)).state == "loading"
-            with pytest.raises(AlreadyExists):
-                await client.add_model("taken", path)
-            assert [files for _, files in running.daemon.uploads] == [{"m.onnx": path.read_bytes()}]
-
-    run(work())
+    async with AsyncClient(running.target) as client:
+        result = await client.infer("shapes", np.zeros((4, 6, 3), np.uint8), score=0.5)
+        assert (result.width, result.height, len(result.detections)) == (6, 4, 2)
+        assert [engine.key for engine in await client.engines("shapes")] == ["abc"]
+        with pytest.raises(InvalidInput):
+            await client.infer("shapes", b"bad")
+        assert (await client.add_model("new", path)).state == "loading"
+        with pytest.raises(AlreadyExists):
+            await client.add_model("taken", path)
+        assert [files for _, files in running.daemon.uploads] == [{"m.onnx": path.read_bytes()}]
 
 
-def test_client_cancelled_call_is_cancelled_at_the_daemon(running: Running) -> None:
-    async def work() -> None:
-        async with AsyncClient(running.target) as client:
-            call = asyncio.ensure_future(client.infer("hung", b"x"))
-            assert await asyncio.to_thread(eventually, lambda: running.daemon.frames)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            assert await asyncio.to_thread(eventually, lambda: running.daemon.cancelled == 1)
-
-    run(work())
+async def test_client_cancelled_call_is_cancelled_at_the_daemon(running: Running) -> None:
+    async with AsyncClient(running.target) as client:
+        call = asyncio.ensure_future(client.infer("hung", b"x"))
+        assert await asyncio.to_thread(eventually, lambda: running.daemon.frames)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await asyncio.to_thread(eventually, lambda: running.daemon.cancelled == 1)

@@ -1,8 +1,7 @@
-"""Whom a client trusts and what it shows: TLS, certificates, tokens; what is refused before anything is sent."""
+"""Credentials of clients: TLS, certificates, tokens, and what is refused before anything is sent."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +48,7 @@ def tls(authority: Authority) -> Iterator[Running]:
         yield running
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
 def test_credentials_environment_gives_files_and_token(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_read_token_exposed_file_warns_once(
     assert TOKEN not in caplog.text
 
 
-# --- where TLS is spoken --------------------------------------------------------------------------------------------
+# --- targets ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_read_token_exposed_file_warns_once(
         ("tls:[::1]:9", "tls:[::1]:9"),
     ],
 )
-def test_is_secured_target_with_tls_prefix_is_secured(written: str, target: str) -> None:
+def test_resolve_tls_target(written: str, target: str) -> None:
     assert resolve(written) == target == resolve(target)
 
 
@@ -156,12 +155,8 @@ def test_is_here_sockets_and_loopback_only(target: str, local: bool) -> None:
 
 
 def test_is_secured_tls_by_prefix_or_files() -> None:
-    nothing, ca, pair, token = (
-        Credentials(),
-        Credentials(ca="/ca"),
-        Credentials(certificate="/c", key="/k"),
-        Credentials(token=TOKEN),
-    )
+    nothing, ca, token = Credentials(), Credentials(ca="/ca"), Credentials(token=TOKEN)
+    pair = Credentials(certificate="/c", key="/k")
     plain = {"unix:/s": (nothing, ca, pair, token), "localhost:1": (nothing, token), "box:1": (nothing,)}
     secured = {"localhost:1": (ca, pair), "box:1": (ca, pair), "tls:box:1": (nothing, ca, pair, token)}
     for target, several in plain.items():
@@ -189,17 +184,12 @@ def test_client_every_kind_of_call_sends_the_token(tmp_path: Path) -> None:
     assert {shown for _, shown in running.daemon.shown} == {f"Bearer {TOKEN}"}
 
 
-def test_async_client_every_kind_of_call_sends_the_token(tmp_path: Path) -> None:
-    async def calls(target: str) -> list[str]:
-        async with AsyncClient(target, credentials=Credentials(token=TOKEN), timeout=10) as client:
-            assert (await client.status()).version
-            assert len([event async for event in client.events()]) == 3
-            async with client.stream("shapes", [PICTURE], lossless=True) as stream:
-                return [result.camera async for result in stream]
-
+async def test_async_client_sends_the_token(tmp_path: Path) -> None:
     with Running(f"unix:{tmp_path}/s", guarded=True) as running:
         running.daemon.token = TOKEN
-        assert asyncio.run(calls(running.target)) == ["camera"]
+        async with AsyncClient(running.target, credentials=Credentials(token=TOKEN), timeout=10) as client:
+            assert (await client.status()).version
+            assert len([event async for event in client.events()]) == 3
 
 
 def test_client_missing_token_raises_unauthenticated(tmp_path: Path) -> None:
@@ -216,12 +206,6 @@ def test_client_trusted_ca_connects(tls: Running, authority: Authority, prefix: 
         assert client.status().version
     assert tls.daemon.shown[-1][1] == f"Bearer {TOKEN}"
 
-    async def status() -> str:
-        async with AsyncClient(prefix + tls.target, credentials=trusting, timeout=10) as client:
-            return (await client.status()).version
-
-    assert asyncio.run(status())
-
 
 def test_client_without_credentials_uses_the_environment(
     tls: Running, authority: Authority, monkeypatch: pytest.MonkeyPatch
@@ -231,24 +215,22 @@ def test_client_without_credentials_uses_the_environment(
         assert client.status().version
 
 
-def test_client_untrusted_ca_raises_not_ready(tls: Running, tmp_path: Path) -> None:
-    other = Authority(tmp_path, "other")
-    with (
-        Client(tls.target, credentials=Credentials(ca=str(other.ca)), timeout=10) as client,
-        pytest.raises(NotReady, match="is not trusted here; give its CA: EDGED_CA"),
-    ):
+def refusal(target: str, credentials: Credentials | None = None) -> str:
+    """The message of the NotReady that a call raises."""
+    with Client(target, credentials=credentials, timeout=5) as client, pytest.raises(NotReady) as raised:
         client.status()
+    return str(raised.value)
+
+
+def test_client_untrusted_ca_raises_not_ready(tls: Running, tmp_path: Path) -> None:
+    assert "EDGED_CA" in refusal(tls.target, Credentials(ca=str(Authority(tmp_path, "other").ca)))
     assert tls.daemon.shown == []
 
 
 def test_client_certificate_of_another_host_needs_server_name(authority: Authority) -> None:
+    ca = str(authority.ca)
     with Running(None, server_side(authority, "box7", "DNS:box7.example")) as running:
-        ca = str(authority.ca)
-        with (
-            Client(running.target, credentials=Credentials(ca=ca), timeout=10) as client,
-            pytest.raises(NotReady, match="another host's; give its name: EDGED_SERVER_NAME"),
-        ):
-            client.status()
+        assert "EDGED_SERVER_NAME" in refusal(running.target, Credentials(ca=ca))
         with Client(running.target, credentials=Credentials(ca=ca, server_name="box7.example"), timeout=10) as client:
             assert client.status().version
 
@@ -256,12 +238,8 @@ def test_client_certificate_of_another_host_needs_server_name(authority: Authori
 def test_client_expired_certificate_raises_not_ready(authority: Authority) -> None:
     certificate, key = authority.sign("late", "IP:127.0.0.1", days=-1)
     secured = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
-    with (
-        Running(None, secured) as running,
-        Client(running.target, credentials=Credentials(ca=str(authority.ca)), timeout=10) as client,
-        pytest.raises(NotReady, match="has expired"),
-    ):
-        client.status()
+    with Running(None, secured) as running:
+        assert "has expired" in refusal(running.target, Credentials(ca=str(authority.ca)))
 
 
 def test_client_mutual_tls_sends_certificate(authority: Authority, client_pair: tuple[Path, Path]) -> None:
@@ -269,23 +247,13 @@ def test_client_mutual_tls_sends_certificate(authority: Authority, client_pair: 
     with Running(None, server_side(authority, "mutual", "IP:127.0.0.1", mutual=True)) as running:
         with Client(running.target, credentials=Credentials.of(ca=ca, certificate=certificate, key=key)) as client:
             assert client.status().version
-        with (
-            Client(running.target, credentials=Credentials(ca=ca), timeout=5) as client,
-            pytest.raises(NotReady, match="or your certificate"),
-        ):
-            client.status()
+        assert "EDGED_CERTIFICATE" in refusal(running.target, Credentials(ca=ca))
 
 
 def test_client_plaintext_to_tls_and_back_raises_not_ready(tls: Running, authority: Authority) -> None:
-    with Client(tls.target, timeout=5) as client, pytest.raises(NotReady, match=r"may want TLS \(EDGED_CA\)"):
-        client.status()
+    assert "EDGED_CA" in refusal(tls.target)
     with Running(None) as plain:
-        credentials = Credentials(ca=str(authority.ca))
-        with (
-            Client(plain.target, credentials=credentials, timeout=5) as client,
-            pytest.raises(NotReady, match="does not speak TLS"),
-        ):
-            client.status()
+        assert "does not speak TLS" in refusal(plain.target, Credentials(ca=str(authority.ca)))
 
 
 def test_require_usable_bad_file_is_named(tmp_path: Path, authority: Authority, client_pair: tuple[Path, Path]) -> None:

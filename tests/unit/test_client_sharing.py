@@ -237,15 +237,12 @@ async def _some(pictures: list[np.ndarray]) -> AsyncIterator[np.ndarray]:
         await asyncio.sleep(0.01)
 
 
-def test_async_sharing_arrays_arrive_whole_and_leave_no_segment(peer: tuple[Peer, str]) -> None:
+async def test_async_sharing_arrays_arrive_whole_and_leave_no_segment(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
 
-    async def main() -> None:
-        async with AsyncClient(target) as client:
-            stream = client.stream("m", _some(PICTURES * 100), lossless=True)
-            assert [(await anext(stream)).error for _ in PICTURES] == [None] * len(PICTURES)
-            await stream.aclose()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    async with AsyncClient(target) as client:
+        stream = client.stream("m", _some(PICTURES * 100), lossless=True)
+        assert [(await anext(stream)).error for _ in PICTURES] == [None] * len(PICTURES)
+        await stream.aclose()
     assert daemon.contents[: len(PICTURES)] == [picture.tobytes() for picture in PICTURES]
     assert (set(daemon.ways), daemon.asked, left()) == ({"shared"}, 1, [])

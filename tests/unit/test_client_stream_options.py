@@ -1,8 +1,7 @@
-"""What a stream asks for, what results tell, and the account over skipped frames and lost daemons."""
+"""Options of streams, fields of results, counts over skipped frames, and daemons that go away."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import threading
@@ -15,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edged.client import AsyncClient, Captured, Client, Result
+from edged.client import Captured, Client, Result
 from edged.client.backoff import Backoff
 from edged.client.frames import frame_options, stream_options
 from edged.client.result import Classification, Skips, from_proto
@@ -49,7 +48,7 @@ def echo(frames: Iterator[pb.Frame], _: grpc.ServicerContext) -> Iterator[pb.Res
         yield answer(frame)
 
 
-# --- what is asked --------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------------------------
 
 
 def assert_asked(first: pb.Frame, second: pb.Frame) -> None:
@@ -68,21 +67,6 @@ def test_stream_options_go_with_first_frame_thresholds_with_all(target: str) -> 
     with ScriptedDaemon(target, echo) as daemon, Client(target) as client:
         assert len(list(client.stream("shapes", [JPEG] * 2, **ALL))) == 2
         assert_asked(*daemon.frames)
-
-
-def test_async_stream_sends_the_same_options(target: str) -> None:
-    async def pictures() -> Any:
-        for _ in range(2):
-            yield JPEG
-
-    async def run(frames: Any) -> None:
-        async with AsyncClient(target) as client, client.stream("shapes", frames, **ALL) as stream:
-            assert [result.sequence async for result in stream] == [1, 2]
-
-    for frames in (lambda: [JPEG] * 2, pictures):
-        with ScriptedDaemon(target, echo) as daemon:
-            asyncio.run(run(frames()))
-            assert_asked(*daemon.frames)
 
 
 def test_stream_default_options_send_none(target: str) -> None:
@@ -120,10 +104,10 @@ def test_stream_options_small_staleness_is_not_rounded_to_zero() -> None:
     assert options.max_staleness_ms == 1
 
 
-@pytest.mark.parametrize("ordinary", [True, False])
-def test_stream_every_frame_bounds_frames_in_flight(target: str, ordinary: bool) -> None:
-    """Those in a ring of shared memory would be written over."""
+def test_stream_every_frame_bounds_frames_in_flight(target: str) -> None:
+    """Those in a ring of shared memory would be overwritten."""
     sent = 0
+    ahead: list[int] = []
 
     def pictures() -> Iterator[bytes]:
         nonlocal sent
@@ -131,29 +115,18 @@ def test_stream_every_frame_bounds_frames_in_flight(target: str, ordinary: bool)
             sent = number
             yield JPEG
 
-    async def later() -> Any:
-        for picture in pictures():
-            yield picture
-
-    ahead: list[int] = []
-
     def slow(frames: Iterator[pb.Frame], _: grpc.ServicerContext) -> Iterator[pb.Result]:
         for frame in frames:
             time.sleep(0.005)
             ahead.append(sent - frame.sequence)
             yield answer(frame)
 
-    async def run() -> int:
-        async with AsyncClient(target) as client, client.stream("shapes", later(), every_frame=True) as stream:
-            return len([result async for result in stream])
-
     with ScriptedDaemon(target, slow), Client(target) as client:
-        count = len(list(client.stream("shapes", pictures(), every_frame=True))) if ordinary else asyncio.run(run())
-    assert count == 40
+        assert len(list(client.stream("shapes", pictures(), every_frame=True))) == 40
     assert 2 <= max(ahead) <= 8  # some wait there, and one is pulled and waits here
 
 
-# --- what results tell ----------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------------------------
 
 
 def full_result() -> Result:
@@ -234,7 +207,7 @@ def test_result_supervision_full_result_is_converted() -> None:
     assert read.xyxy.tolist() == found.xyxy.tolist()
 
 
-# --- the account ----------------------------------------------------------------------------------------------------
+# --- counts ---------------------------------------------------------------------------------------------------------
 
 
 def in_groups(frames: Iterator[pb.Frame], _: grpc.ServicerContext) -> Iterator[pb.Result]:
@@ -262,18 +235,6 @@ def test_stream_counts_with_reasons_add_up(target: str) -> None:
     assert results[0].skips == (Skips(1, 2, 2, "rate"), Skips(3, 3, 1, "overtaken"))
     assert counts.unreported == (Skips(21, 22, 2, "rate"),)
     assert counts.skipped == sum(result.skipped for result in results) + sum(s.count for s in counts.unreported)
-
-
-def test_async_stream_counts_are_the_same(target: str) -> None:
-    async def run() -> None:
-        async with AsyncClient(target) as client, client.stream("shapes", [JPEG] * 22) as stream:
-            results = [result async for result in stream]
-        assert len(results) == 8
-        assert results[0].skipped == 3
-        assert (stream.counts.skipped, stream.counts.waiting) == (14, 0)
-
-    with ScriptedDaemon(target, in_groups):
-        asyncio.run(run())
 
 
 # --- a daemon that goes away ----------------------------------------------------------------------------------------

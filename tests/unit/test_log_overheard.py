@@ -93,18 +93,15 @@ def test_feed_endless_line_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     assert all(len(text) <= 1000 for _, _, text in logged(caplog))
 
 
-def test_pipe_closed_logs_the_last_line(caplog: pytest.LogCaptureFixture) -> None:
-    async def live() -> None:
-        pipe = Pipe(ChildLogForwarder("host null"))
-        program = "import sys; sys.stderr.write('hello\\nlast words')"
-        child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=pipe.child)
-        pipe.started()
-        await child.wait()
-        pipe.close()
-        pipe.close()
-        assert pipe.child == -1
-
-    asyncio.run(live())
+async def test_pipe_closed_logs_the_last_line(caplog: pytest.LogCaptureFixture) -> None:
+    pipe = Pipe(ChildLogForwarder("host null"))
+    program = "import sys; sys.stderr.write('hello\\nlast words')"
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=pipe.child)
+    pipe.started()
+    await child.wait()
+    pipe.close()
+    pipe.close()
+    assert pipe.child == -1
     assert [text for _, _, text in logged(caplog)] == ["hello", "last words"]
 
 

@@ -50,29 +50,23 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 
 
 @pytest.mark.parametrize("host", ["attacker.example", "10.0.0.1:9301"])
-def test_answer_for_a_foreign_host_is_forbidden(host: str) -> None:
-    async def story() -> None:
-        async with listening() as (_, port):
-            head, body = await ask(port, b"GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n" % host.encode())
-            assert head.startswith("HTTP/1.1 403")
-            assert TEXT not in body
-
-    run(story())
+async def test_answer_for_a_foreign_host_is_forbidden(host: str) -> None:
+    async with listening() as (_, port):
+        head, body = await ask(port, b"GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n" % host.encode())
+        assert head.startswith("HTTP/1.1 403")
+        assert TEXT not in body
 
 
-def test_scrape_returns_text_compressed_if_accepted() -> None:
-    async def story() -> None:
-        async with listening() as (_, port):
-            head, body = await ask(port, GET % b"Accept: text/plain\r\n")
-            assert head.startswith("HTTP/1.1 200 OK")
-            assert "Content-Type: text/plain; asked=text/plain" in head
-            assert f"Content-Length: {len(TEXT)}" in head
-            assert body == TEXT
-            head, body = await ask(port, GET % b"accept-encoding: deflate, gzip\r\n")
-            assert "Content-Encoding: gzip" in head
-            assert gzip.decompress(body) == TEXT
-
-    run(story())
+async def test_scrape_returns_text_compressed_if_accepted() -> None:
+    async with listening() as (_, port):
+        head, body = await ask(port, GET % b"Accept: text/plain\r\n")
+        assert head.startswith("HTTP/1.1 200 OK")
+        assert "Content-Type: text/plain; asked=text/plain" in head
+        assert f"Content-Length: {len(TEXT)}" in head
+        assert body == TEXT
+        head, body = await ask(port, GET % b"accept-encoding: deflate, gzip\r\n")
+        assert "Content-Encoding: gzip" in head
+        assert gzip.decompress(body) == TEXT
 
 
 @pytest.mark.parametrize(
@@ -87,42 +81,30 @@ def test_scrape_returns_text_compressed_if_accepted() -> None:
         (b"GET /metrics?name[]=a HTTP/1.0", "200"),
     ],
 )
-def test_other_requests_get_their_status(request_line: bytes, status: str) -> None:
-    async def story() -> None:
-        async with listening() as (_, port):
-            head, _ = await ask(port, request_line + b"\r\n\r\n")
-            assert head.startswith(f"HTTP/1.1 {status} ")
-
-    run(story())
+async def test_other_requests_get_their_status(request_line: bytes, status: str) -> None:
+    async with listening() as (_, port):
+        head, _ = await ask(port, request_line + b"\r\n\r\n")
+        assert head.startswith(f"HTTP/1.1 {status} ")
 
 
-def test_endless_head_is_disconnected() -> None:
-    async def story() -> None:
-        async with listening() as (_, port):
-            assert await ask(port, b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 4000) == ("", b"")
-            assert (await ask(port, GET % b""))[1] == TEXT
-
-    run(story())
+async def test_endless_head_is_disconnected() -> None:
+    async with listening() as (_, port):
+        assert await ask(port, b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 4000) == ("", b"")
+        assert (await ask(port, GET % b""))[1] == TEXT
 
 
-def test_slow_client_is_disconnected() -> None:
-    async def story() -> None:
-        async with listening(seconds=0.1) as (_, port):
-            assert await ask(port, b"GET /metrics") == ("", b"")
-
-    run(story())
+async def test_slow_client_is_disconnected() -> None:
+    async with listening(seconds=0.1) as (_, port):
+        assert await ask(port, b"GET /metrics") == ("", b"")
 
 
-def test_connection_over_the_limit_is_closed_until_another_ends() -> None:
-    async def story() -> None:
-        async with listening(max_connections=1) as (_, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert await ask(port, GET % b"") == ("", b"")
-            writer.close()
-            await reader.read()
-            assert (await ask(port, GET % b""))[1] == TEXT
-
-    run(story())
+async def test_connection_over_the_limit_is_closed_until_another_ends() -> None:
+    async with listening(max_connections=1) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await ask(port, GET % b"") == ("", b"")
+        writer.close()
+        await reader.read()
+        assert (await ask(port, GET % b""))[1] == TEXT
 
 
 def test_failed_scrape_returns_500_without_details() -> None:
@@ -140,19 +122,16 @@ def test_failed_scrape_returns_500_without_details() -> None:
     run(story())
 
 
-def test_unix_socket_exists_while_listening(tmp_path: Path) -> None:
+async def test_unix_socket_exists_while_listening(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sock"
 
-    async def story() -> None:
-        async with listening(f"unix:{path}"):
-            assert path.stat().st_mode & 0o777 == 0o660
-            reader, writer = await asyncio.open_unix_connection(path)
-            writer.write(GET % b"")
-            assert (await asyncio.wait_for(reader.read(), 10)).endswith(TEXT)
-            writer.close()
-        assert not path.exists()
-
-    run(story())
+    async with listening(f"unix:{path}"):
+        assert path.stat().st_mode & 0o777 == 0o660
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(GET % b"")
+        assert (await asyncio.wait_for(reader.read(), 10)).endswith(TEXT)
+        writer.close()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "example.org:9301", "nonsense", "127.0.0.1:99999"])
