@@ -11,40 +11,24 @@ from google.protobuf.message import DecodeError
 
 from edged import errors
 from edged.client.address import is_here
-from edged.errors import (
-    AlreadyExists,
-    DaemonUnavailable,
-    DeadlineExceeded,
-    EdgedError,
-    ErrorCode,
-    Forbidden,
-    InvalidInput,
-    NotFound,
-    NotReady,
-    OutOfSpace,
-    Overloaded,
-    Refused,
-    TooLarge,
-    Unauthenticated,
-    Unsupported,
-)
+from edged.errors import DaemonUnavailable, DeadlineExceeded, EdgedError, ErrorCode, TooLarge, Unsupported
 from edged.proto import status_pb2
 
 # The most general class of each gRPC status; any other is a plain EdgedError.
 _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
-    grpc.StatusCode.FAILED_PRECONDITION: Refused,
-    grpc.StatusCode.UNAVAILABLE: NotReady,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
-    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidInput,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.Refused,
+    grpc.StatusCode.UNAVAILABLE: errors.NotReady,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Forbidden,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNIMPLEMENTED: Unsupported,
 }
 # A code of the daemon makes it a class below that one, or one of these, which share a status with another.
-_OWN_STATUS = (OutOfSpace, TooLarge)
+_OWN_STATUS = (errors.OutOfSpace, TooLarge)
 _CLASSES: dict[ErrorCode, type[EdgedError]] = {
     kind.code: kind
     for kind in reversed(list(vars(errors).values()))
