@@ -1,4 +1,4 @@
-"""A real daemon under load: what the dashboard and the alerts ask for is there, and its log is what the options say."""
+"""A real daemon under load: the series of dashboard and alerts exist, and its log follows the options."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if "edged.host.main" in sys.orig_argv:
 """
 
 
-class Told(Daemon):
-    """A daemon with metrics, that logs JSON, and whose hosts talk."""
+class Observed(Daemon):
+    """A daemon with metrics that logs JSON and whose hosts print a line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Told(Daemon):
         self._arguments = ("--config", str(self.file))
         (self.home / "site").mkdir()
         (self.home / "site" / "sitecustomize.py").write_text(_TALKER)
-        # What a systemd above this test would say of its own standard error is none of the daemon's.
+        # A systemd that runs this test sets it for its own standard error.
         environment = {name: value for name, value in os.environ.items() if name != "JOURNAL_STREAM"}
         path = [str(self.home / "site"), *environment.get("PYTHONPATH", "").split(":")]
         self._environment = {**environment, "PYTHONPATH": ":".join(filter(None, path))}
@@ -42,7 +42,7 @@ class Told(Daemon):
     def configure(self, form: str, level: str = "info") -> None:
         self.file.write_text(f'[metrics]\nlisten = "127.0.0.1:0"\n[log]\nformat = "{form}"\nlevel = "{level}"\n')
 
-    def start(self) -> Told:
+    def start(self) -> Observed:
         super().start()
         assert self._process is not None
         assert self._process.stdout is not None
@@ -50,14 +50,14 @@ class Told(Daemon):
         return self
 
     def lines(self) -> list[dict[str, str]]:
-        """Lines of JSON; KeyError or ValueError where one is something else."""
+        """Lines of JSON; ValueError if one is something else."""
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Told]:
-    with Told() as started:
-        assert isinstance(started, Told)
+def daemon() -> Iterator[Observed]:
+    with Observed() as started:
+        assert isinstance(started, Observed)
         with started.client() as client:
             small = models.save(models.matmul(5, 4), started.home / "small.onnx")
             client.add_model("small", small, {"backends": "onnxruntime", "threads": "1"})
@@ -74,7 +74,7 @@ def daemon() -> Iterator[Told]:
         yield started
 
 
-def test_what_is_asked_for_is_there_or_documented_as_there_only_sometimes(daemon: Told) -> None:
+def test_queries_ask_for_metrics_that_exist_or_are_conditional(daemon: Observed) -> None:
     found = scrape(daemon.metrics)
     there = {name for name, _ in found}
     conditional = observed.conditional()
@@ -86,7 +86,7 @@ def test_what_is_asked_for_is_there_or_documented_as_there_only_sometimes(daemon
             assert selector.name in there or base in conditional or selector.name == "up", query.where
 
 
-def test_what_is_there_under_load_has_the_labels_that_are_asked_for(daemon: Told) -> None:
+def test_queries_ask_for_labels_that_exist(daemon: Observed) -> None:
     found = scrape(daemon.metrics)
     for query in observed.queries():
         for selector in promql.parse(query.expression).selectors:
@@ -98,14 +98,13 @@ def _labels(found: Samples, name: str) -> list[set[str]]:
     return [{label for label, _ in labels} for each, labels in found if each == name]
 
 
-def test_series_of_a_camera_that_is_connected_and_of_engines_that_serve_are_no_exception(daemon: Told) -> None:
-    """What is documented as there only sometimes is there where its condition holds."""
+def test_scrape_conditional_series_exist_under_load(daemon: Observed) -> None:
     expected = {"edged_camera_age_seconds_bucket", "edged_camera_frames_answered_total", "edged_builds_total"}
     expected |= {"edged_engine_baseline_seconds", "edged_engine_accepted", "edged_host_losses_total"}
     wait_for("all series are there", lambda: expected <= {name for name, _ in scrape(daemon.metrics)}, 30)
 
 
-def test_every_line_is_an_object_that_says_what_it_is_about(daemon: Told) -> None:
+def test_log_every_line_is_an_object_with_its_subject(daemon: Observed) -> None:
     lines = daemon.lines()
     serves = [line for line in lines if line.get("event") == "engine_serves"]
     assert {line["model"] for line in serves} == {"small", "shapes", "picky"}
@@ -113,17 +112,17 @@ def test_every_line_is_an_object_that_says_what_it_is_about(daemon: Told) -> Non
     assert {"time", "level", "logger", "message"} <= set.intersection(*(set(line) for line in lines))
 
 
-def test_what_a_runtime_prints_is_a_line_of_its_hosts_name(daemon: Told) -> None:
-    said = [line for line in daemon.lines() if "it creaks" in line["message"]]
-    assert said
-    assert {(line["logger"], line["level"], line["child"]) for line in said} == {
+def test_log_output_of_a_runtime_is_a_line_of_its_host(daemon: Observed) -> None:
+    printed = [line for line in daemon.lines() if "it creaks" in line["message"]]
+    assert printed
+    assert {(line["logger"], line["level"], line["child"]) for line in printed} == {
         ("edged.host.onnxruntime", "error", "host onnxruntime")
     }
-    assert said[0]["message"] == "[E:nothing:, file.cc:1] it creaks"
+    assert printed[0]["message"] == "[E:nothing:, file.cc:1] it creaks"
 
 
 @pytest.mark.long
-def test_a_reload_changes_form_and_level_at_once(daemon: Told) -> None:
+def test_reload_changes_format_and_level_of_the_log(daemon: Observed) -> None:
     before = len(daemon.log.read_text())
 
     def since() -> str:
@@ -134,7 +133,7 @@ def test_a_reload_changes_form_and_level_at_once(daemon: Told) -> None:
         client.reload()
         for pid in daemon.hosts():
             os.kill(pid, signal.SIGKILL)
-        wait_for("the loss is told as text", lambda: " W edged.engines: engine host " in since())
+        wait_for("the loss is logged as text", lambda: " W edged.engines: engine host " in since())
         text = [line for line in since().splitlines() if not line.startswith("{")]
         assert not [line for line in text if " I edged" in line]
         daemon.configure("json")

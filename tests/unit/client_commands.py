@@ -33,7 +33,7 @@ class Commands:
         self.alarms: list[ops.Alarm] = []
 
     async def rebuild(self, request: Any, context: Any) -> AsyncIterator[ops.EngineProgress]:
-        """Also Verify. Both engines are told waiting, then one is built in steps and both end as the model says."""
+        """Also Verify. Both engines wait first, then one is built in steps and both end as the model says."""
         model = request.selector.model
         self.given.append(request)
         self.watching += 1

@@ -108,7 +108,7 @@ class Daemon:
         self.ended = self.cancelled = 0
         self.removed: list[str] = []
         self.commands = Commands()
-        self.shown: list[tuple[str, str]] = []  # the call, and whom the client said to be
+        self.shown: list[tuple[str, str]] = []  # each call and its authorization
         self.token = ""  # without which calls are refused; empty for none
 
     async def detect(self, frames: AsyncIterator[cam.Frame], context: Any) -> AsyncIterator[cam.Result]:
@@ -292,7 +292,7 @@ def server(
 
 
 class _Guard(aio.ServerInterceptor):
-    """Notes who calls, and lets nobody in without the token."""
+    """Records who calls, and refuses calls without the token."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon

@@ -11,7 +11,7 @@ from tests.unit import client_rtsp_h264
 
 
 class RtspCamera:
-    """Sends `frames` frames at 25 a second, then hangs up; every connection starts anew."""
+    """Sends `frames` frames at 25 a second, then hangs up; every connection starts again."""
 
     def __init__(self, frames: int) -> None:
         self.connections = 0

@@ -1,5 +1,5 @@
-"""Stands in for GStreamer's Python module: pipelines remember their text and properties, and give the samples they are
-told to. What it imitates is the small part that `edged.client.sources.gstreamer` uses.
+"""Stands in for GStreamer's Python module: pipelines remember their text and properties, and give scripted
+samples. It imitates the small part that `edged.client.sources.gstreamer` uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A daemon whose `Detect` is a function of the test, behind a unix socket that may come and go."""
+"""A daemon whose `Detect` is a function of the test."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import grpc
 from edged.proto import cameras_pb2 as pb
 
 Detect = Callable[[Iterator[pb.Frame], grpc.ServicerContext], Iterator[pb.Result]]
+DetectOne = Callable[[pb.Frame, grpc.ServicerContext], pb.Result]
 
 
 def answer(frame: pb.Frame, **more: Any) -> pb.Result:
@@ -18,16 +19,17 @@ def answer(frame: pb.Frame, **more: Any) -> pb.Result:
 
 
 class ScriptedDaemon:
-    """`frames` are what came, over all calls."""
+    """`frames` are those of all calls of Detect."""
 
-    def __init__(self, target: str, detect: Detect) -> None:
+    def __init__(self, target: str, detect: Detect, detect_one: DetectOne | None = None) -> None:
         self.frames: list[pb.Frame] = []
         self._server = grpc.server(ThreadPoolExecutor(4))
         self._detect = detect
-        method = grpc.stream_stream_rpc_method_handler(
-            self._call, request_deserializer=pb.Frame.FromString, response_serializer=pb.Result.SerializeToString
-        )
-        handler = grpc.method_handlers_generic_handler("edged.v1.Cameras", {"Detect": method})
+        coding = pb.Frame.FromString, pb.Result.SerializeToString
+        methods = {"Detect": grpc.stream_stream_rpc_method_handler(self._call, *coding)}
+        if detect_one is not None:
+            methods["DetectOne"] = grpc.unary_unary_rpc_method_handler(detect_one, *coding)
+        handler = grpc.method_handlers_generic_handler("edged.v1.Cameras", methods)
         self._server.add_generic_rpc_handlers((handler,))
         self._server.add_insecure_port(target)
 

@@ -69,7 +69,7 @@ def test_credentials_repr_hides_the_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "words"),
     [
         ({"EDGED_CERTIFICATE": "/c"}, "go together"),
         ({"EDGED_KEY": "/k"}, "go together"),
@@ -81,8 +81,8 @@ def test_credentials_repr_hides_the_token() -> None:
         ({"EDGED_TOKEN_FILE": "/nowhere/token"}, "cannot be read: No such file"),
     ],
 )
-def test_credentials_invalid_values_raise_without_the_token(given: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told) as raised:
+def test_credentials_invalid_values_raise_without_the_token(given: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as raised:
         Credentials.from_environment(given)
     assert TOKEN not in str(raised.value)
 
@@ -261,12 +261,12 @@ def test_require_usable_bad_file_is_named(tmp_path: Path, authority: Authority, 
     _, another = authority.sign("another")
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("no PEM")
-    for credentials, told in (
+    for credentials, words in (
         (Credentials(ca="/nowhere/ca.pem"), "CA /nowhere/ca.pem cannot be read: No such file"),
         (Credentials(ca=str(garbage)), f"CA {garbage} cannot be used"),
         (Credentials.of(certificate=certificate, key=another), "key values mismatch"),
         (Credentials.of(certificate=certificate, key=garbage), "cannot be used"),
         (Credentials.of(certificate=tmp_path / "none.pem", key=another), "cannot be read"),
     ):
-        with pytest.raises(InvalidInput, match=told):
+        with pytest.raises(InvalidInput, match=words):
             Client("tls:localhost:1", credentials=credentials)

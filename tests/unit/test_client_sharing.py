@@ -1,5 +1,4 @@
-"""Which way pictures go: through shared memory where the daemon says that it reads it, as bytes everywhere else, and
-never lost in between."""
+"""Pictures go through shared memory if the daemon confirms that it reads it, otherwise as bytes, and none is lost."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from edged.client.client import Client
 from edged.client.shared import Place, SharedRing, Sharing
 from edged.errors import EdgedError, InvalidInput, OutOfSpace, SegmentUnusable
 from edged.proto import cameras_pb2 as pb
+from tests.unit.scripted_daemon import ScriptedDaemon
 
 PICTURES = [np.full((6, 8, 3), value, np.uint8) for value in range(1, 9)]
 
@@ -89,23 +88,9 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def peer(folder: Path) -> Iterator[tuple[Peer, str]]:
-    made = Peer()
-    server = grpc.server(ThreadPoolExecutor(4))
-    kinds = {
-        "DetectOne": grpc.unary_unary_rpc_method_handler(made.detect_one, pb.Frame.FromString, _serialize),
-        "Detect": grpc.stream_stream_rpc_method_handler(made.detect, pb.Frame.FromString, _serialize),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("edged.v1.Cameras", kinds),))
-    target = f"unix:{folder}/s"
-    server.add_insecure_port(target)
-    server.start()
-    yield made, target
-    server.stop(0).wait(5)
-
-
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
+    made, target = Peer(), f"unix:{folder}/s"
+    with ScriptedDaemon(target, made.detect, made.detect_one):
+        yield made, target
 
 
 def left() -> list[str]:

@@ -211,7 +211,7 @@ def test_result_supervision_full_result_is_converted() -> None:
 
 
 def in_groups(frames: Iterator[pb.Frame], _: grpc.ServicerContext) -> Iterator[pb.Result]:
-    """Of each five: two are told to be skipped at once, one with the answer to the next, the last fails."""
+    """Of each five: two are reported as skipped at once, one with the next answer, and the last fails."""
     for number, frame in enumerate(frames):
         place, n = number % 5, frame.sequence
         if place == 1:

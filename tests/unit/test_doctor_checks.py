@@ -58,7 +58,7 @@ def test_check_texts_become_one_line() -> None:
     ],
 )
 def test_report_is_ok_without_wrong_results(results: list[Result], well: bool, strictly: bool) -> None:
-    report = Report(tuple(Check(Name.CLOCK, "", result, "said") for result in results))
+    report = Report(tuple(Check(Name.CLOCK, "", result, "message") for result in results))
     assert (report.is_ok(), report.is_ok(strict=True)) == (well, strictly)
     assert sum(report.counts().values()) == len(results)
 

@@ -86,8 +86,8 @@ def test_load_runtime_without_limits_or_without_any_model(
                 raise EngineUnusable("it is too new")
 
     monkeypatch.setattr("edged.jobs.runtimes.registry.load", lambda name: Runtime())
-    told = asked.load(jobs.LoadRuntime("null"))
-    assert (told.opset, told.ir_version) == found
+    loaded = asked.load(jobs.LoadRuntime("null"))
+    assert (loaded.opset, loaded.ir_version) == found
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
@@ -414,8 +414,8 @@ def test_shapes_open_without_profile_is_a_warning() -> None:
     assert models.shapes(made_of((1, 4))).result is Result.OK
     found = models.shapes(made_of((1, "width")))
     assert (found.result, "x[1,width] may have any size" in found.message) == (Result.WARNING, True)
-    told = models.shapes(made_of((1, "width"), **{"profile.x": "1x1 1x8 1x16"}))
-    assert told.result is Result.OK
+    known = models.shapes(made_of((1, "width"), **{"profile.x": "1x1 1x8 1x16"}))
+    assert known.result is Result.OK
 
 
 def test_batch_fixed_above_one_is_a_warning() -> None:

@@ -30,7 +30,7 @@ def record(
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "expected"),
     [
         (record("model %s: read, digest %s", "door", "12"), {"model": "door"}),
         (record("model %s: engine %s (%s) serves", "d", "e1", "null"), {"model": "d", "engine": "e1"}),
@@ -43,8 +43,8 @@ def record(
         (record("model %s", "d", model="", engine=""), {"model": "d"}),
     ],
 )
-def test_about_names_from_template_and_extra(made: logging.LogRecord, said: dict[str, str]) -> None:
-    assert about(made) == said
+def test_about_names_from_template_and_extra(made: logging.LogRecord, expected: dict[str, str]) -> None:
+    assert about(made) == expected
 
 
 def test_text_line_escapes_control_characters() -> None:
@@ -206,14 +206,14 @@ def test_output_formatter_from_outside_changes_only_text() -> None:
     assert stream.getvalue().endswith("changed b\n")
 
 
-@pytest.mark.parametrize(("level", "said"), [("debug", 5), ("info", 4), ("warning", 3), ("error", 2)])
-def test_reconfigure_sets_the_level(level: Level, said: int) -> None:
+@pytest.mark.parametrize(("level", "enabled"), [("debug", 5), ("info", 4), ("warning", 3), ("error", 2)])
+def test_reconfigure_sets_the_level(level: Level, enabled: int) -> None:
     root, ours = logging.getLogger(), logging.getLogger("edged")
     before = root.level, ours.level
     try:
         logs.reconfigure(logs.LogOptions(level=level))
         levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-        assert sum(logging.getLogger("edged.y").isEnabledFor(each) for each in levels) == said
+        assert sum(logging.getLogger("edged.y").isEnabledFor(each) for each in levels) == enabled
         assert not logging.getLogger("library").isEnabledFor(logging.DEBUG)
     finally:
         root.setLevel(before[0])

@@ -41,8 +41,8 @@ def scraped(samples: Samples) -> Scraped:
 
 def test_docs_page_lists_exactly_all_metrics() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) ?\| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-    told = [(name, kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows]
-    assert told == [(metric.name, metric.kind, metric.labels, metric.help) for metric in names.ALL]
+    listed = [(name, kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows]
+    assert listed == [(metric.name, metric.kind, metric.labels, metric.help) for metric in names.ALL]
 
 
 def test_names_follow_prometheus_conventions() -> None:

@@ -1,4 +1,4 @@
-"""MQTT against a small broker of our own, and the messages that Home Assistant is told."""
+"""MQTT against a small broker of the tests, and the messages for Home Assistant."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_mqtt_broker_started_later_or_again_gets_everything() -> None:
     begun = time.monotonic()
     for number in range(100):
         sink.on_answer(answered("dog", sequence=number))
-    assert time.monotonic() - begun < 5  # nobody is there, and nobody is waited for
+    assert time.monotonic() - begun < 5  # without a broker no result waits
     for _ in range(2):
         with Broker(port) as at:
             at.wait_for("site/one/hall/availability", b"online")

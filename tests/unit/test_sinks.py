@@ -249,7 +249,7 @@ def test_mp4_other_sizes_are_fitted(tmp_path: Path) -> None:
     images, times = read_back(path)
     assert {image.shape for image in images} == {(48, 64, 3)}
     assert np.allclose(np.diff(times), 0.04, atol=0.002)
-    assert images[2][24, 2].max() < 40  # black beside it
+    assert images[2][24, 2].max() < 40  # black on its side
     assert images[2][4, 32].max() > 100
 
 

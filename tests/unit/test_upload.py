@@ -11,7 +11,7 @@ from edged.errors import InvalidInput
 from tests import models
 
 
-def told(upload: Upload) -> list[tuple[str, bool, bytes]]:
+def files_of(upload: Upload) -> list[tuple[str, bool, bytes]]:
     """Name, whether it is a sample, and content of every file."""
     files: list[tuple[str, bool, bytes]] = []
     first, *parts = upload
@@ -28,13 +28,13 @@ def told(upload: Upload) -> list[tuple[str, bool, bytes]]:
     return files
 
 
-def test_samples_come_after_the_model_and_are_marked(tmp_path: Path) -> None:
+def test_upload_samples_follow_the_model_and_are_marked(tmp_path: Path) -> None:
     model = models.external(tmp_path)
     folder = tmp_path / "pictures"
     folder.mkdir()
     for name in ("b.jpg", "a.png", "notes.txt"):
         (folder / name).write_bytes(name.encode() * 3)
-    files = told(Upload(Package.of("m", model, None, [folder])))
+    files = files_of(Upload(Package.of("m", model, None, [folder])))
     assert [(name, sample) for name, sample, _ in files] == [
         ("model.onnx", False),
         ("weights.bin", False),
@@ -44,12 +44,14 @@ def test_samples_come_after_the_model_and_are_marked(tmp_path: Path) -> None:
     assert files[-1][2] == b"b.jpgb.jpgb.jpg"
 
 
-def test_without_samples_nothing_is_marked(tmp_path: Path) -> None:
+def test_upload_without_samples_marks_no_file(tmp_path: Path) -> None:
     model = models.save(models.matmul(), tmp_path / "model.onnx")
-    assert [(name, sample) for name, sample, _ in told(Upload(Package.of("m", model, None)))] == [("model.onnx", False)]
+    assert [(name, sample) for name, sample, _ in files_of(Upload(Package.of("m", model, None)))] == [
+        ("model.onnx", False)
+    ]
 
 
-def test_samples_that_are_none_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+def test_package_other_file_as_sample_raises(tmp_path: Path) -> None:
     model = models.save(models.matmul(), tmp_path / "model.onnx")
     with pytest.raises(InvalidInput, match=r"film\.mp4"):
         Package.of("m", model, None, [tmp_path / "film.mp4"])
