@@ -1,4 +1,4 @@
-"""A model's config.pbtxt: what edged acts on, what it says to no effect, and what cannot be."""
+"""A model's config.pbtxt: fields with effect, fields without, and invalid ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import json_format, text_format
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,13 +85,14 @@ def refusal(text: str) -> str:
         read(text)
     assert "\n" not in str(caught.value)
     assert "inference." not in str(caught.value)
+    assert len(str(caught.value)) < 1000
     return str(caught.value)
 
 
 # -- what it acts on ------------------------------------------------------------------------------------------------
 
 
-def test_everything_that_edged_acts_on_is_read() -> None:
+def test_read_text_reads_every_field_with_effect() -> None:
     assert read(WHOLE) == TritonConfig(
         max_batch_size=8,
         inputs=(TensorConfig("x", "FP32", (3, -1, -1)), TensorConfig("text", "BYTES", (1,))),
@@ -122,7 +122,7 @@ def test_everything_that_edged_acts_on_is_read() -> None:
     )
 
 
-def test_sequences_are_read() -> None:
+def test_read_text_reads_sequences() -> None:
     assert read(SEQUENCE).sequence == SequenceBatching(
         "oldest",
         5.0,
@@ -132,15 +132,22 @@ def test_sequences_are_read() -> None:
     )
 
 
-def test_a_file_that_says_nothing_changes_nothing() -> None:
-    assert read("") == read("# nothing\n") == TritonConfig()
-
-
-def test_json_says_the_same_in_either_of_its_spellings() -> None:
+def test_read_json_in_either_spelling_equals_text() -> None:
     message = text_format.Parse(WHOLE, pb.ModelConfig())
     for keeps_names in (True, False):
         written = json_format.MessageToJson(message, preserving_proto_field_name=keeps_names)
         assert read_json(written, "m") == read(WHOLE)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n"])
+def test_read_text_empty_is_the_default(text: str) -> None:
+    assert read(text) == TritonConfig()
+
+
+@pytest.mark.parametrize(("shape", "dims"), [("shape: [ 2, 2 ]", (2, 2)), ("", ())])
+def test_read_text_reshape_is_the_models_shape(shape: str, dims: tuple[int, ...]) -> None:
+    tensor = read(f'input {{ name: "x" dims: [ 4 ] reshape {{ {shape} }} }}').inputs[0]
+    assert (tensor.dims, tensor.model_dims) == ((4,), dims)
 
 
 @pytest.mark.parametrize(
@@ -152,20 +159,17 @@ def test_json_says_the_same_in_either_of_its_spellings() -> None:
         ("version_policy { }", None),
     ],
 )
-def test_version_policies_are_read(text: str, policy: VersionPolicy | None) -> None:
+def test_read_text_reads_version_policies(text: str, policy: VersionPolicy | None) -> None:
     assert read(text).versions == policy
-
-
-def test_a_shape_that_requests_have_otherwise_than_the_model_is_told_apart() -> None:
-    tensor = read('input { name: "x" dims: [ 4 ] reshape { shape: [ 2, 2 ] } }').inputs[0]
-    assert (tensor.dims, tensor.model_dims) == ((4,), (2, 2))
-    assert read('input { name: "x" dims: [ 1 ] reshape { } }').inputs[0].model_dims == ()
 
 
 # -- what it does not -----------------------------------------------------------------------------------------------
 
 
-def test_names_that_nobody_knows_are_told_with_their_line() -> None:
+def test_read_unknown_names_are_reported_with_line_or_path() -> None:
+    written = {"frobnicate": 3, "input": [{"name": "x", "wibble": {"a": 1}}], "parameters": {}}
+    unknown = ("frobnicate: unknown to edged", "input.wibble: unknown to edged")
+    assert read_json(json.dumps(written), "m").unused == unknown
     config = read(
         'name: "m"\nfrobnicate: 3\ninput {\n  name: "x"\n  wibble { a: "s" "t" b: [ 1, -2 ] c < d: 1 > }\n}\n'
         "dynamic_batching { preferred_batch_size: [ 1 ]\n strange: [ { a: 1 }, { b: 2 } ] }"
@@ -179,15 +183,7 @@ def test_names_that_nobody_knows_are_told_with_their_line() -> None:
     assert config.dynamic == DynamicBatching(preferred=(1,))
 
 
-def test_names_of_json_that_nobody_knows_are_told_with_their_path() -> None:
-    written = {"frobnicate": 3, "input": [{"name": "x", "wibble": {"a": 1}}], "parameters": {}}
-    assert read_json(json.dumps(written), "m").unused == (
-        "frobnicate: unknown to edged",
-        "input.wibble: unknown to edged",
-    )
-
-
-def test_a_name_with_a_line_break_is_told_in_one_line() -> None:
+def test_read_name_with_line_break_is_reported_in_one_line() -> None:
     lines = [
         *read_json('{"a\\nb": 1, "parameters": {"c\\nd": {"string_value": "x"}}}', "m").unused,
         *read_text(b'parameters { key: "e\\nf" value { string_value: "x" } }', "m").unused,
@@ -196,7 +192,7 @@ def test_a_name_with_a_line_break_is_told_in_one_line() -> None:
     assert all(line.isprintable() for line in lines)
 
 
-def test_a_wait_without_end_ends_and_can_be_told_to_clients() -> None:
+def test_read_text_endless_wait_is_limited() -> None:
     most = (1 << 64) - 1
     said = read_text(
         f"dynamic_batching {{ max_queue_delay_microseconds: {most} default_queue_policy {{ "
@@ -211,116 +207,61 @@ def test_a_wait_without_end_ends_and_can_be_told_to_clients() -> None:
         pb.ModelDynamicBatching(max_queue_delay_microseconds=round(seconds * 1e6))
 
 
-def test_what_is_wrong_is_told_in_few_words_however_long_the_name() -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_text(f'input {{ name: "{"x" * 100_000}" dims: 0 }}'.encode(), "m")
-    assert len(str(caught.value)) < 1000
+# Fields with effect, with all that is in them; and those that are refused.
+_KNOWN = """
+name platform backend max_batch_size default_model_filename version_policy model_warmup model_transaction_policy
+sequence_batching.max_sequence_idle_microseconds sequence_batching.control_input sequence_batching.state.input_name
+sequence_batching.state.output_name sequence_batching.state.data_type sequence_batching.state.dims
+sequence_batching.state.initial_state dynamic_batching.preferred_batch_size
+dynamic_batching.max_queue_delay_microseconds dynamic_batching.priority_levels dynamic_batching.default_priority_level
+dynamic_batching.default_queue_policy dynamic_batching.priority_queue_policy input.name input.data_type input.dims
+output.name output.data_type output.dims output.label_filename instance_group.name instance_group.kind
+instance_group.gpus ensemble_scheduling batch_input batch_output
+"""
+VALUES = {FieldDescriptor.CPPTYPE_STRING: "s", FieldDescriptor.CPPTYPE_BOOL: True, FieldDescriptor.CPPTYPE_DOUBLE: 1.5}
 
 
-def test_lines_about_what_is_not_used_have_an_end() -> None:
+def leaves(message: Descriptor, path: str = "") -> Iterator[tuple[str, dict[str, object]]]:
+    """Every field below a message, with JSON in which it alone is set."""
+    for field in message.fields:
+        name, inner = f"{path}{field.name}", field.message_type
+        is_map = inner is not None and inner.GetOptions().map_entry
+        found: list[tuple[str, object]]
+        if inner is not None and is_map:
+            found = [(name, {"1": {} if inner.fields_by_name["value"].message_type else "v"})]
+        elif inner is not None:
+            found = list(leaves(inner, f"{name}."))
+        elif field.enum_type is not None:
+            if len(field.enum_type.values) == 1:
+                continue  # the default
+            found = [(name, field.enum_type.values[-1].name)]
+        else:
+            found = [(name, VALUES.get(field.cpp_type, 2))]
+        for deeper, value in found:
+            yield deeper, {field.name: [value] if field.is_repeated and not is_map else value}
+
+
+UNUSED = {
+    path: tree
+    for path, tree in leaves(pb.ModelConfig.DESCRIPTOR)
+    if not any(path == known or path.startswith(f"{known}.") for known in _KNOWN.split())
+}
+
+
+@pytest.mark.parametrize("path", UNUSED)
+def test_unused_reports_every_field_without_effect(path: str) -> None:
+    lines = unused(json_format.ParseDict(UNUSED[path], pb.ModelConfig()))
+    assert any(line.startswith(path) for line in lines), lines
+    assert all("\n" not in line for line in lines)
+
+
+def test_read_text_many_unknown_names_are_cut_short() -> None:
     lines = read("\n".join(f"strange_{number}: 1" for number in range(500))).unused
     assert len(lines) == 51
     assert lines[-1] == "and 450 more"
 
 
-USED = {
-    "name",
-    "platform",
-    "backend",
-    "max_batch_size",
-    "default_model_filename",
-    "version_policy",
-    "model_warmup",
-    "model_transaction_policy",
-    "sequence_batching.max_sequence_idle_microseconds",
-    "sequence_batching.control_input",
-    "sequence_batching.state.input_name",
-    "sequence_batching.state.output_name",
-    "sequence_batching.state.data_type",
-    "sequence_batching.state.dims",
-    "sequence_batching.state.initial_state",
-    "dynamic_batching.preferred_batch_size",
-    "dynamic_batching.max_queue_delay_microseconds",
-    "dynamic_batching.priority_levels",
-    "dynamic_batching.default_priority_level",
-    "dynamic_batching.default_queue_policy",
-    "dynamic_batching.priority_queue_policy",
-    *(f"input.{name}" for name in ("name", "data_type", "dims")),
-    *(f"output.{name}" for name in ("name", "data_type", "dims", "label_filename")),
-    *(f"instance_group.{name}" for name in ("name", "kind", "gpus")),  # they have a test of their own
-}
-REFUSED = {"ensemble_scheduling", "batch_input", "batch_output"}
-
-
-def leaves(message: Message, path: str = "") -> Iterator[tuple[str, Message]]:
-    """Every field that can be set below a message, with a message in which it alone is set to something."""
-    for field in message.DESCRIPTOR.fields:
-        name = f"{path}{field.name}"
-        root = type(message)()
-        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
-            inner = getattr(root, field.name)
-            inner = inner.add() if field.is_repeated else inner
-            if not field.is_repeated:
-                inner.SetInParent()
-            for deeper, set_inner in leaves(inner, f"{name}."):
-                whole = type(message)()
-                place = getattr(whole, field.name)
-                (place.add() if field.is_repeated else place).CopyFrom(set_inner)
-                yield deeper, whole
-            continue
-        _set(root, field)
-        yield name, root
-
-
-def _set(message: Message, field: FieldDescriptor) -> None:
-    if field.message_type is not None:  # a map
-        key = "k" if field.message_type.fields_by_name["key"].cpp_type == FieldDescriptor.CPPTYPE_STRING else 1
-        value = field.message_type.fields_by_name["value"]
-        if value.message_type is not None:
-            getattr(message, field.name)[key].SetInParent()
-        else:
-            getattr(message, field.name)[key] = "v"
-        return
-    value_of = {
-        FieldDescriptor.CPPTYPE_STRING: "s",
-        FieldDescriptor.CPPTYPE_BOOL: True,
-        FieldDescriptor.CPPTYPE_FLOAT: 1.5,
-        FieldDescriptor.CPPTYPE_DOUBLE: 1.5,
-    }.get(field.cpp_type, 2)
-    if field.enum_type is not None:
-        value_of = field.enum_type.values[-1].number or 0
-    if field.is_repeated:
-        getattr(message, field.name).append(value_of)
-    else:
-        setattr(message, field.name, value_of)
-
-
-def _set_values(message: Message) -> Iterator[object]:
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            yield value
-        elif field.message_type.GetOptions().map_entry:
-            yield from value
-        else:
-            for each in [value] if isinstance(value, Message) else value:
-                yield from _set_values(each)
-
-
-def unspoken() -> list[str]:
-    """Paths of the fields that edged does not act on, of all that the format has."""
-    paths = [path for path, message in leaves(pb.ModelConfig()) if any(True for _ in _set_values(message))]
-    acted = USED | REFUSED
-    return [path for path in paths if not any(path == used or path.startswith(f"{used}.") for used in acted)]
-
-
-@pytest.mark.parametrize("path", unspoken())
-def test_every_field_that_is_of_no_effect_is_told(path: str) -> None:
-    lines = unused(dict(leaves(pb.ModelConfig()))[path])
-    assert any(line.startswith(path) for line in lines), lines
-    assert all("\n" not in line for line in lines)
-
-
-def test_wishes_of_a_server_for_devices_are_told() -> None:
+def test_unused_reports_devices_once() -> None:
     for group in ("kind: KIND_CPU", "kind: KIND_GPU", "gpus: 1"):
         lines = read(f"instance_group [ {{ {group} count: 2 }} ]").unused
         assert [line.partition(":")[0] for line in lines] == ["instance_group.count", "instance_group.kind"]
@@ -375,16 +316,12 @@ def test_wishes_of_a_server_for_devices_are_told() -> None:
         ("x { " * 20_000, "nested too deeply"),
         ("x: [" * 50_000, ""),
         ('name: "\\xff"', "it cannot be read"),
+        pytest.param(f'input {{ name: "{"x" * 100_000}" dims: 0 }}', "xxx", id="long name"),
+        pytest.param("x" * (MOST_BYTES + 1), "KiB", id="too long"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(text: str, told: str) -> None:
+def test_read_text_invalid_is_refused_in_one_line(text: str, told: str) -> None:
     assert told in refusal(text)
-
-
-@pytest.mark.parametrize("data", [b"\xff\xfe", b'name: "\xff"', b"x" * (MOST_BYTES + 1)])
-def test_bytes_that_are_no_text_of_a_sane_size_are_refused(data: bytes) -> None:
-    with pytest.raises(ConfigError):
-        read_text(data, "m")
 
 
 @pytest.mark.parametrize(
@@ -397,22 +334,27 @@ def test_bytes_that_are_no_text_of_a_sane_size_are_refused(data: bytes) -> None:
         " " * (MOST_BYTES + 1),
     ],
 )
-def test_json_that_is_no_configuration_is_refused_in_one_line(text: str) -> None:
+def test_read_json_invalid_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_json(text, "m")
     assert "\n" not in str(caught.value)
 
 
+def test_read_text_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        read_text(b"\xff\xfe", "m")
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]<>:;,"\\#\n xname-1.', max_size=200).map(str.encode))
-def test_whatever_the_bytes_are_they_are_read_or_refused(data: bytes) -> None:
+def test_read_text_any_bytes_are_read_or_refused(data: bytes) -> None:
     with contextlib.suppress(ConfigError):  # nothing else may come of it
         read_text(data, "m")
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(WHOLE) - 1), st.integers(0, 40), st.text(max_size=5))
-def test_a_file_that_was_tampered_with_is_read_or_refused(at: int, cut: int, put: str) -> None:
+def test_read_text_damaged_is_read_or_refused(at: int, cut: int, put: str) -> None:
     damaged = WHOLE[:at] + put + WHOLE[at + cut :]
     with contextlib.suppress(ConfigError):  # nothing else may come of it
         read_text(damaged.encode(errors="replace"), "m")
@@ -434,7 +376,7 @@ def test_a_file_that_was_tampered_with_is_read_or_refused(at: int, cut: int, put
         ),
     )
 )
-def test_whatever_the_json_is_it_is_read_or_refused(tree: object) -> None:
+def test_read_json_any_tree_is_read_or_refused(tree: object) -> None:
     with contextlib.suppress(ConfigError):  # nothing else may come of it
         read_json(json.dumps(tree), "m")
 
@@ -442,11 +384,8 @@ def test_whatever_the_json_is_it_is_read_or_refused(tree: object) -> None:
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_without_a_configuration_has_none(tmp_path: Path) -> None:
+def test_read_config_reads_again_after_a_change(tmp_path: Path) -> None:
     assert read_config(tmp_path, "m") == (None, "")
-
-
-def test_a_configuration_is_read_again_when_it_changes(tmp_path: Path) -> None:
     place = tmp_path / "config.pbtxt"
     place.write_text("max_batch_size: 2")
     config, problem = read_config(tmp_path, "m")
@@ -458,26 +397,23 @@ def test_a_configuration_is_read_again_when_it_changes(tmp_path: Path) -> None:
     assert config.max_batch_size == 16
 
 
-def test_a_configuration_that_cannot_be_read_is_a_problem_and_no_error(tmp_path: Path) -> None:
+def test_read_config_unreadable_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "config.pbtxt").mkdir()
     config, problem = read_config(tmp_path, "m")
     assert config is None
     assert problem.startswith("config.pbtxt")
 
 
-def test_a_configuration_that_is_a_fifo_does_not_hold_up_the_daemon(tmp_path: Path) -> None:
+def test_read_config_of_a_fifo_returns(tmp_path: Path) -> None:
     fifo = tmp_path / "config.pbtxt"
     os.mkfifo(fifo)
     assert ends_despite_fifo(lambda: read_config(tmp_path, "m"), fifo)
 
 
-def test_labels_are_the_lines_of_their_file(tmp_path: Path) -> None:
+def test_read_labels_are_the_lines_of_their_file(tmp_path: Path) -> None:
     config = read('output { name: "y" label_filename: "labels.txt" } output { name: "z" }')
-    (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    assert read_labels(tmp_path, config) == ({"y": ("cat", "dog")}, "")
-
-
-def test_labels_that_are_not_there_are_a_problem(tmp_path: Path) -> None:
-    labels, problem = read_labels(tmp_path, read('output { name: "y" label_filename: "labels.txt" }'))
+    labels, problem = read_labels(tmp_path, config)
     assert labels == {}
     assert "'labels.txt' of output 'y' cannot be read" in problem
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    assert read_labels(tmp_path, config) == ({"y": ("cat", "dog")}, "")

@@ -1,4 +1,4 @@
-"""Holding, packing, suppressing and painting detections."""
+"""Detections: packing, selecting, suppressing, and Roboflow's JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.vision.detections import RECORD, Detections
-from edged.vision.draw import annotate, class_color, encode_jpeg
-from edged.vision.image import decode
 from edged.vision.masks import encode
 from edged.vision.nms import nms
 from edged.vision.roboflow import roboflow
@@ -29,29 +27,7 @@ def some(n: int) -> Detections:
     return Detections.of(boxes, RNG.uniform(0, 1, n), RNG.integers(0, 80, n))
 
 
-@pytest.mark.parametrize("n", [0, 1, 1000])
-def test_pack_and_unpack(n):
-    detections = some(n)
-    packed = detections.pack()
-    assert len(packed) == n * RECORD.itemsize
-    for back in (Detections.unpack(packed), Detections.unpack(memoryview(packed))):
-        assert len(back) == n
-        for field in ("boxes", "scores", "class_ids"):
-            got, want = getattr(back, field), getattr(detections, field)
-            assert got.dtype == want.dtype
-            assert got.shape == want.shape
-            assert np.array_equal(got, want)
-
-
-def test_unpacked_detections_do_not_look_into_the_buffer():
-    buffer = bytearray(some(1).pack())
-    back = Detections.unpack(memoryview(buffer))
-    before = back.boxes.copy()
-    buffer[:] = bytes(len(buffer))
-    assert np.array_equal(back.boxes, before)
-
-
-def test_torn_or_uneven_detections_are_refused():
+def test_detections_torn_or_uneven_are_refused():
     with pytest.raises(ValueError):
         Detections.unpack(bytes(RECORD.itemsize + 1))
     with pytest.raises(ValueError, match="2 scores"):
@@ -86,7 +62,7 @@ def same(one: Detections, other: Detections) -> bool:
 
 @pytest.mark.parametrize("n", [0, 1, 9])
 @pytest.mark.parametrize("parts", [p for k in range(5) for p in itertools.combinations(PARTS, k)], ids=str)
-def test_whatever_parts_there_are_come_back(parts, n):
+def test_unpack_returns_all_parts_that_were_packed(parts, n):
     detections = rich(n, parts)
     packed = detections.pack()
     assert (len(packed) == n * RECORD.itemsize) == (not parts), "a plain record stays as small as it is"
@@ -99,7 +75,7 @@ def test_whatever_parts_there_are_come_back(parts, n):
     assert same(back, detections), "nothing looks into the buffer"
 
 
-def test_torn_parts_are_refused_wherever_they_are_torn():
+def test_unpack_torn_parts_are_refused():
     packed = rich(3).pack()
     for size in range(4, len(packed)):
         with pytest.raises(ValueError):
@@ -111,7 +87,7 @@ def test_torn_parts_are_refused_wherever_they_are_torn():
 
 @given(st.data())
 @settings(max_examples=200, deadline=None)
-def test_a_spoiled_header_is_refused_or_makes_detections_that_fit_together(data):
+def test_unpack_spoiled_header_is_refused_or_consistent(data):
     packed = bytearray(rich(3).pack())
     for _ in range(data.draw(st.integers(1, 4))):
         packed[data.draw(st.integers(4, 23))] = data.draw(st.integers(0, 255))
@@ -133,13 +109,13 @@ def test_a_spoiled_header_is_refused_or_makes_detections_that_fit_together(data)
         ("tracker_ids", [1]),
     ],
 )
-def test_parts_of_another_length_or_shape_are_refused(part, value):
+def test_detections_parts_of_another_length_or_shape_are_refused(part, value):
     with pytest.raises(ValueError):
         Detections.of([[0, 0, 1, 1]] * 2, [0.1, 0.2], [0, 0], **{part: value})
 
 
 @pytest.mark.parametrize("rows", [np.array([4, 1]), np.arange(6) > 2, slice(1, 4), slice(0, 0), np.array([], np.intp)])
-def test_all_parts_are_selected(rows):
+def test_select_selects_all_parts(rows):
     detections = rich(6)
     chosen = detections.select(rows)
     numbers = np.arange(6)[rows]
@@ -151,52 +127,14 @@ def test_all_parts_are_selected(rows):
     assert all(chosen.masks[i] is detections.masks[n] for i, n in enumerate(numbers))
 
 
-def test_select():
-    detections = some(10)
-    assert np.array_equal(detections.select(detections.scores > 2).boxes, np.empty((0, 4)))
-    assert np.array_equal(detections.select(np.array([3, 1])).scores, detections.scores[[3, 1]])
-    assert len(detections.select(slice(0, 4))) == 4
-
-
-def test_roboflow_json_is_exact():
-    detections = Detections.of([[10, 20, 40, 100], [0, 0, 1, 1]], [0.5, 0.25], [1, 7])
-    result = roboflow(detections, ("cat", "dog"), 640, 480, ids=("a", "b"))
-    assert result == {
-        "image": {"width": 640, "height": 480},
-        "predictions": [
-            {
-                "x": 25.0,
-                "y": 60.0,
-                "width": 30.0,
-                "height": 80.0,
-                "confidence": 0.5,
-                "class": "dog",
-                "class_id": 1,
-                "detection_id": "a",
-            },
-            {
-                "x": 0.5,
-                "y": 0.5,
-                "width": 1.0,
-                "height": 1.0,
-                "confidence": 0.25,
-                "class": "7",
-                "class_id": 7,
-                "detection_id": "b",
-            },
-        ],
-    }
-    assert json.loads(json.dumps(result)) == result
-
-
-def test_roboflow_ids_are_fresh_uuids():
+def test_roboflow_ids_are_new_uuids():
     ids = [p["detection_id"] for p in roboflow(some(50), (), 640, 480)["predictions"]]
     assert len({uuid.UUID(i) for i in ids}) == 50
     assert all(uuid.UUID(i).version == 4 for i in ids)
     assert roboflow(Detections.empty(), (), 1, 1)["predictions"] == []
 
 
-def test_masks_corners_keypoints_and_trackers_in_roboflow_json():
+def test_roboflow_has_masks_corners_keypoints_and_trackers():
     square = encode(np.ones((3, 4), np.bool_), 5, 6, 640, 480)
     keypoints = [[[1.5, 2.5, 0.25], [3.5, 4.5, 0.75]]]
     corners = [[[1, 2], [3, 4], [5, 6], [7, 8]]]
@@ -204,6 +142,10 @@ def test_masks_corners_keypoints_and_trackers_in_roboflow_json():
     detections = Detections.of(*box, masks=[square], keypoints=keypoints, corners=corners, tracker_ids=[2**40])
     result = roboflow(detections, ("cat",), 640, 480, keypoint_names=("nose",))
     (prediction,) = result["predictions"]
+    box_fields = {"x": 7.0, "y": 7.5, "width": 4.0, "height": 3.0, "confidence": 0.5, "class": "cat", "class_id": 0}
+    assert prediction.items() >= box_fields.items()
+    assert result["image"] == {"width": 640, "height": 480}
+    assert roboflow(Detections.of([[0, 0, 1, 1]], [0.25], [7]), ("cat",), 9, 9)["predictions"][0]["class"] == "7"
     assert sorted((p["x"], p["y"]) for p in prediction["points"]) == [(5, 6), (5, 8), (8, 6), (8, 8)]
     assert prediction["keypoints"] == [
         {"x": 1.5, "y": 2.5, "confidence": 0.25, "class": "nose", "class_id": 0},
@@ -217,13 +159,16 @@ def test_masks_corners_keypoints_and_trackers_in_roboflow_json():
     assert oriented == [{"x": float(x), "y": float(y)} for x, y in corners[0]]
 
 
-def test_supervision_reads_masks_keypoints_and_trackers():
+def test_supervision_reads_all_parts():
     supervision = pytest.importorskip("supervision")
     detections = rich(5, ("keypoints", "tracker_ids"))
     discs = [cv2.circle(np.zeros((480, 640), np.uint8), (90 + 80 * i, 200), 30, 1, -1).astype(bool) for i in range(5)]
     masks = tuple(encode(disc, 0, 0, 640, 480) for disc in discs)
-    result = roboflow(msgspec.structs.replace(detections, masks=masks), (), 640, 480)
+    result = roboflow(msgspec.structs.replace(detections, masks=masks), [f"c{i}" for i in range(80)], 640, 480)
     read = supervision.Detections.from_inference(result)
+    np.testing.assert_allclose(read.xyxy, detections.boxes, atol=1e-3)
+    assert np.array_equal(read.class_id, detections.class_ids)
+    assert list(read.data["class_name"]) == [f"c{i}" for i in detections.class_ids]
     assert np.array_equal(read.tracker_id, detections.tracker_ids)
     assert np.array_equal(read.mask, discs)
     points = supervision.KeyPoints.from_inference(result)
@@ -242,29 +187,7 @@ def test_supervision_reads_the_smallest_masks():
     assert [int(mask.sum()) for mask in read.mask] == [1, 2, 2, 4]
 
 
-def test_supervision_reads_it():
-    supervision = pytest.importorskip("supervision")
-    detections = some(20)
-    read = supervision.Detections.from_inference(roboflow(detections, [f"c{i}" for i in range(80)], 640, 480))
-    np.testing.assert_allclose(read.xyxy, detections.boxes, atol=1e-3)
-    assert np.array_equal(read.class_id, detections.class_ids)
-    assert list(read.data["class_name"]) == [f"c{i}" for i in detections.class_ids]
-
-
 # --- nms
-
-
-def keep(boxes, scores, class_ids, iou=0.5, limit=300, agnostic=False, **more):
-    found = nms(
-        np.array(boxes, np.float32).reshape(-1, 4),
-        np.array(scores, np.float32),
-        np.array(class_ids, np.int32),
-        iou,
-        limit,
-        agnostic,
-        **more,
-    )
-    return found.tolist()
 
 
 def by_the_book(boxes, scores, class_ids, iou, agnostic):
@@ -286,46 +209,42 @@ def by_the_book(boxes, scores, class_ids, iou, agnostic):
 BOX = [0, 0, 100, 100]
 NEAR = [5, 5, 105, 105]
 FAR = [300, 300, 400, 400]
+ROW = [[200 * i, 0, 200 * i + 9, 9] for i in range(9)]
+NAN = float("nan")
 
 
-def test_the_better_of_two_stays():
-    assert keep([BOX, NEAR, FAR], [0.5, 0.9, 0.3], [0, 0, 0]) == [1, 2]
+def keep(boxes, scores, class_ids, **more):
+    arguments = {"iou": 0.5, "max_detections": 300, **more}
+    columns = np.array(boxes, np.float32).reshape(-1, 4), np.array(scores, np.float32), np.array(class_ids, np.int32)
+    return nms(*columns, **arguments).tolist()
 
 
-def test_classes_are_apart_unless_agnostic():
-    assert keep([BOX, NEAR], [0.5, 0.9], [0, 1]) == [1, 0]
-    assert keep([BOX, NEAR], [0.5, 0.9], [0, 1], agnostic=True) == [1]
-
-
-def test_classes_stay_apart_at_large_coordinates():
-    far = [[1e7 + v for v in BOX], [1e7 + v for v in NEAR]]
-    assert keep(far, [0.5, 0.9], [0, 70000]) == [1, 0]
-
-
-def test_nothing_nan_ties_limit_and_empty_boxes():
-    assert keep([], [], []) == []
-    assert keep([BOX, FAR], [np.nan, 0.4], [0, 0]) == [1]
-    assert keep([BOX, FAR], [np.nan, np.nan], [0, 0]) == []
-    assert keep([BOX, BOX, BOX], [0.5, 0.5, 0.5], [0, 0, 0]) == [0]
-    assert keep([FAR, BOX], [0.5, 0.5], [0, 0]) == [0, 1]
-    assert keep([[7, 7, 7, 7]] * 3, [0.3, 0.2, 0.1], [0, 0, 0]) == [0, 1, 2]
-    assert keep([[200 * i, 0, 200 * i + 9, 9] for i in range(9)], np.arange(9) / 9, [0] * 9, limit=2) == [
-        8,
-        7,
-    ]
-    boxes = [[200 * i, 0, 200 * i + 9, 9] for i in range(9)]
-    assert keep(boxes, np.arange(9) / 9, [0] * 9, max_candidates=3) == [8, 7, 6]
-
-
-def test_touching_the_threshold_is_not_over_it():
-    half = [0, 0, 100, 50]
-    assert keep([BOX, half], [0.9, 0.8], [0, 0], iou=0.5) == [0, 1]
-    assert keep([BOX, half], [0.9, 0.8], [0, 0], iou=0.49) == [0]
+@pytest.mark.parametrize(
+    ("boxes", "scores", "class_ids", "more", "kept"),
+    [
+        pytest.param([BOX, NEAR, FAR], [0.5, 0.9, 0.3], [0, 0, 0], {}, [1, 2], id="better"),
+        pytest.param([BOX, NEAR], [0.5, 0.9], [0, 1], {}, [1, 0], id="classes"),
+        pytest.param([BOX, NEAR], [0.5, 0.9], [0, 1], {"class_agnostic": True}, [1], id="agnostic"),
+        pytest.param([[1e7 + v for v in BOX]] * 2, [0.5, 0.9], [0, 70000], {}, [1, 0], id="large coordinates"),
+        pytest.param([], [], [], {}, [], id="nothing"),
+        pytest.param([BOX, FAR], [NAN, 0.4], [0, 0], {}, [1], id="one nan"),
+        pytest.param([BOX, FAR], [NAN, NAN], [0, 0], {}, [], id="only nan"),
+        pytest.param([BOX] * 3, [0.5] * 3, [0] * 3, {}, [0], id="ties that overlap"),
+        pytest.param([FAR, BOX], [0.5, 0.5], [0, 0], {}, [0, 1], id="ties apart"),
+        pytest.param([[7, 7, 7, 7]] * 3, [0.3, 0.2, 0.1], [0] * 3, {}, [0, 1, 2], id="empty boxes"),
+        pytest.param(ROW, np.arange(9) / 9, [0] * 9, {"max_detections": 2}, [8, 7], id="limit"),
+        pytest.param(ROW, np.arange(9) / 9, [0] * 9, {"max_candidates": 3}, [8, 7, 6], id="candidates"),
+        pytest.param([BOX, [0, 0, 100, 50]], [0.9, 0.8], [0, 0], {"iou": 0.5}, [0, 1], id="at the threshold"),
+        pytest.param([BOX, [0, 0, 100, 50]], [0.9, 0.8], [0, 0], {"iou": 0.49}, [0], id="over the threshold"),
+    ],
+)
+def test_nms_keeps(boxes, scores, class_ids, more, kept):
+    assert keep(boxes, scores, class_ids, **more) == kept
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 700), st.integers(1, 4), st.booleans(), st.integers(0, 2**31))
-def test_as_by_the_book(n, classes, agnostic, seed):
+def test_nms_equals_a_loop_over_pairs(n, classes, agnostic, seed):
     rng = np.random.default_rng(seed)
     corner = rng.integers(0, 400, (n, 2))
     boxes = np.concatenate([corner, corner + rng.integers(1, 120, (n, 2))], axis=1)
@@ -333,51 +252,10 @@ def test_as_by_the_book(n, classes, agnostic, seed):
     scores[rng.uniform(size=n) < 0.05] = np.nan
     class_ids = rng.integers(0, classes, n)
     expected = by_the_book(boxes.tolist(), scores.tolist(), class_ids.tolist(), 0.45, agnostic)
-    assert keep(boxes, scores, class_ids, 0.45, 10**6, agnostic) == expected
+    assert keep(boxes, scores, class_ids, iou=0.45, max_detections=10**6, class_agnostic=agnostic) == expected
 
 
-def test_ten_thousand_candidates_that_do_not_overlap_are_bounded():
+def test_nms_cost_of_many_candidates_without_overlap_is_bounded():
     boxes = [[20 * (i % 100), 20 * (i // 100), 20 * (i % 100) + 9, 20 * (i // 100) + 9] for i in range(10_000)]
     scores = RNG.permutation(10_000) / 10_000
     assert keep(boxes, scores, [0] * 10_000) == np.argsort(-scores)[:300].tolist()
-
-
-# --- drawing
-
-
-@pytest.mark.parametrize("width", [1, 32, 320, 1280, 1920])
-def test_annotate_returns_a_new_picture_of_the_same_size(width):
-    image = np.full((max(1, width * 9 // 16), width, 3), 90, np.uint8)
-    before = image.copy()
-    high = image.shape[0]
-    detections = Detections.of(
-        [[width * 0.1, high * 0.2, width * 0.6, high * 0.9], [0, 0, width, high]], [0.9, 0.3], [0, 400]
-    )
-    painted = annotate(image, detections, ("naïve · name " * 9,), caption="front door · 12 ms")
-    assert painted.shape == image.shape
-    assert painted.dtype == np.uint8
-    assert np.array_equal(image, before)
-    assert not np.array_equal(painted, before)
-
-
-def test_a_box_is_painted_where_it_is_and_nowhere_else():
-    image = np.zeros((480, 640, 3), np.uint8)
-    painted = annotate(image, Detections.of([[200, 200, 400, 300]], [0.9], [3]), ())
-    assert painted[200, 300].any()
-    assert painted[300, 300].any()
-    assert painted[250, 200].any()
-    assert not painted[310:, :].any()
-    assert not painted[:, 420:].any()
-    assert not painted[:150].any()
-    assert np.array_equal(annotate(image, Detections.empty(), ()), image)
-
-
-def test_classes_have_their_own_colours():
-    assert len({class_color(i) for i in range(80)}) == 80
-
-
-def test_encode_jpeg():
-    image = cv2.resize(RNG.integers(0, 255, (6, 8, 3), dtype=np.uint8), (320, 240))
-    good, small = encode_jpeg(image, 95), encode_jpeg(image, 30)
-    assert len(small) < len(good)
-    assert np.abs(decode(good).astype(int) - image).mean() < 4
