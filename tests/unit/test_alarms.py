@@ -26,27 +26,6 @@ def alarms(events: EventLog) -> Alarms:
     return Alarms(events)
 
 
-def test_update_lasting_alarm_is_reported_once(alarms: Alarms, events: EventLog) -> None:
-    for _ in range(3):
-        alarms.update([SLOW])
-    assert told(events, AlarmRaised) == [AlarmRaised("slow", SLOW.message)]
-    assert told(events, AlarmCleared) == []
-
-
-def test_update_cleared_alarm_is_reported_once(alarms: Alarms, events: EventLog) -> None:
-    alarms.update([SLOW])
-    for _ in range(3):
-        alarms.update([])
-    assert told(events, AlarmCleared) == [AlarmCleared("slow", SLOW.message)]
-    assert alarms.active() == ()
-
-
-def test_update_alarm_that_returns_is_reported_again(alarms: Alarms, events: EventLog) -> None:
-    for wrong in ([SLOW], [], [SLOW]):
-        alarms.update(wrong)
-    assert len(told(events, AlarmRaised)) == 2
-
-
 def test_update_changed_message_is_shown_but_not_reported(alarms: Alarms, events: EventLog) -> None:
     alarms.update([SLOW])
     later = Alarm(AlarmKind.SLOW, "inference takes 350 ms instead of 12 ms", "m", "key")

@@ -133,10 +133,6 @@ def kinds(*models: PlannedModel, paused: str = "", is_reboot_pending: bool = Fal
     return [alarm.kind for alarm in wrong(models, SETTINGS, 0.0, Box(0.0, paused, is_reboot_pending))]
 
 
-def test_nothing_is_wrong_with_a_box_without_models() -> None:
-    assert kinds() == []
-
-
 def test_a_disk_that_takes_nothing_is_told_of_as_it_says_itself() -> None:
     (alarm,) = wrong([], SETTINGS, 0.0, Box(paused="the disk is full"))
     assert alarm == Alarm(AlarmKind.BUILDS_PAUSED, "the disk is full")
@@ -199,16 +195,6 @@ def test_a_part_that_runs_elsewhere_is_told_of_while_its_engine_serves(served: S
     assert "\n" not in alarm.message
     served.planned.engines = {"another": served.engine}  # it is there, and another serves
     assert served.look() == []
-
-
-def test_every_thing_that_is_wrong_is_told_of(served: Served) -> None:
-    other = planned_model("n")
-    other.problem = NotReady("it is no model")
-    served.engine.move(EngineState.QUARANTINED)
-    found = kinds(served.planned, other, paused="full", is_reboot_pending=True)
-    assert sorted(found) == sorted(
-        [AlarmKind.BUILDS_PAUSED, AlarmKind.REBOOT_PENDING, AlarmKind.QUARANTINED, AlarmKind.UNSERVED]
-    )
 
 
 @pytest.mark.parametrize("settings", [{"backends": "tensorrt"}, {"precisions": "tf32"}])

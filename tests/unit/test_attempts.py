@@ -34,10 +34,6 @@ def again(tmp_path: Path) -> AttemptLog:
     return AttemptLog(tmp_path / "cache")
 
 
-def test_of_unknown_engine_is_empty(log: AttemptLog) -> None:
-    assert log.of(KEY) == Attempts()
-
-
 def test_failed_counts_per_engine_and_survives_restart(tmp_path: Path, log: AttemptLog) -> None:
     for reason in ("no memory", "no time"):
         log.begin(KEY)
@@ -79,15 +75,6 @@ def test_begin_cut_off_by_each_reboot_counts_once(tmp_path: Path, log: AttemptLo
         again(tmp_path).begin(KEY)
         boot.write_text(f"boot {number}\n")
         assert again(tmp_path).of(KEY).failures == number
-
-
-def test_failed_after_a_reboot_counts_in_addition(tmp_path: Path, log: AttemptLog, boot: Path) -> None:
-    log.begin(KEY)
-    boot.write_text("second\n")
-    later = again(tmp_path)
-    later.begin(KEY)
-    later.failed(KEY, "no time")
-    assert later.of(KEY) == Attempts(2, "no time")
 
 
 @pytest.mark.parametrize("failures", [0, 2])

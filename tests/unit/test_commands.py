@@ -298,14 +298,6 @@ async def test_cancelling_ends_what_is_made_what_waits_and_what_is_wished(desk: 
     assert desk.engine("n").state is S.READY
 
 
-def test_what_is_there_and_left_alone_has_nothing_to_cancel(desk: Desk) -> None:
-    desk.have(number=0)
-    desk.have(number=1)
-    desk.have(number=2, accepted=False)
-    assert desk.commands.cancel(M) == ()
-    assert desk.commanded() == []
-
-
 # -- pin and evict --------------------------------------------------------------------------------------------------
 
 
@@ -351,13 +343,6 @@ def test_what_is_pinned_is_not_evicted(desk: Desk) -> None:
         run(desk.commands.evict(desk.selection(number=2)))
     desk.store.unpin(engine.digest)
     assert run(desk.commands.evict(desk.selection(number=2))) == (engine.digest,)
-
-
-def test_evicting_a_model_removes_what_nothing_needs(desk: Desk) -> None:
-    engine = spare(desk)
-    desk.have("n", 1)
-    assert run(desk.commands.evict(M)) == (engine.digest,)
-    assert desk.engine(number=1).state is desk.engine("n", 1).state is S.READY
 
 
 def test_a_model_whose_engines_are_all_needed_is_told_so(desk: Desk) -> None:
@@ -423,14 +408,6 @@ async def test_who_follows_is_told_every_change_until_it_is_done(
     assert {s.key for s in seen} == set(keys(key))
 
 
-async def test_a_rebuild_that_leaves_the_engine_before_has_not_succeeded(desk: Desk) -> None:
-    desk.have()
-    desk.builder.outcomes.append(False)
-    seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
-    assert (seen[-1].state, seen[-1].succeeded) == ("ready", False)
-    assert "the one before stays" in seen[-1].reason
-
-
 @pytest.mark.parametrize("outcome", [True, False])
 async def test_follow_models_that_share_an_engine_each_gets_its_outcome(desk: Desk, outcome: bool) -> None:
     desk.plan("n", "m")
@@ -462,23 +439,6 @@ async def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) ->
     assert (status.done, status.succeeded, status.reason != "") == (True, False, True)
 
 
-async def test_following_ends_when_the_last_of_several_is_done(desk: Desk) -> None:
-    seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(ALL, True)), 10)
-    last = {status.key: status for status in seen}
-    assert set(last) == {*desk.digests("m"), *desk.digests("n")}
-    assert all(status.done and status.succeeded for status in last.values())
-
-
-async def test_following_ends_when_what_is_followed_is_cancelled(desk: Desk) -> None:
-    desk.builder.gate.clear()
-    seen = []
-    async for status in desk.commands.follow(desk.commands.rebuild(desk.selection(), True)):
-        seen.append(status)
-        await desk.look()
-        desk.commands.cancel(desk.selection())
-    assert (seen[-1].done, seen[-1].succeeded, seen[-1].state) == (True, False, "quarantined")
-
-
 @pytest.mark.parametrize("is_begun", [False, True])
 async def test_a_verification_that_is_cancelled_has_not_succeeded(desk: Desk, is_begun: bool) -> None:
     desk.have(number=0, cost=1.0)
@@ -500,17 +460,6 @@ async def test_following_ends_when_what_is_to_be_verified_gives_way(desk: Desk) 
     await desk.commands.evict(desk.selection(number=2))
     (status,) = desk.commands.statuses(key)
     assert (status.state, status.done, status.succeeded) == ("evicted", True, False)
-
-
-async def test_an_engine_that_is_not_wanted_any_more_has_no_more_to_come(desk: Desk) -> None:
-    key = desk.commands.rebuild(desk.selection(), True)
-    desk.plan("m", "another content")
-    (seen,) = await asyncio.wait_for(follow(desk, key), 10)
-    assert (seen.state, seen.done, seen.succeeded) == ("gone", True, False)
-
-
-def test_nothing_to_follow_ends_at_once(desk: Desk) -> None:
-    assert run(follow(desk, ()), 10) == []
 
 
 def test_who_waits_on_a_paused_box_is_told_why(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

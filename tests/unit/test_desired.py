@@ -36,10 +36,6 @@ def test_every_engine_is_held_to_the_standard_of_its_model_in_its_precision() ->
     assert standards["fp32"] != standards["bf16"]
 
 
-def test_equal_models_have_equal_engines_whatever_they_are_called() -> None:
-    assert keys(name="m") == keys(name="n")
-
-
 def test_another_content_or_another_runtime_are_other_engines() -> None:
     assert not set(keys()) & set(keys("other"))
     assert set(keys()) - set(keys(runtime__openvino="3")) == {key_of(model(), Recipe("openvino")).digest}
@@ -91,7 +87,3 @@ def test_an_engine_that_cannot_be_made_says_what_to_set() -> None:
 def test_a_range_of_shapes_for_what_is_no_input_is_told_whatever_backend_there_is() -> None:
     with pytest.raises(ConfigError, match=r"profile\.z"):
         model(**{"profile.z": "1x4"})
-
-
-def test_no_models_no_engines() -> None:
-    assert desired(box(), {}) == {}

@@ -23,21 +23,9 @@ def on(features: str) -> dict[str, str]:
     return BOTH | {"cpu.features": features}
 
 
-def test_a_box_without_any_runtime_still_has_the_reference() -> None:
-    assert candidates({}, {}) == (REFERENCE,)
-
-
-def test_the_reference_comes_first_then_every_installed_backend() -> None:
-    assert candidates({}, BOTH) == (REFERENCE, Recipe("onnxruntime"), Recipe("openvino"))
-
-
 def test_a_backend_is_tried_only_where_its_runtime_is_installed() -> None:
     assert candidates({}, {"runtime.openvino": "2"}) == (REFERENCE, Recipe("openvino"))
     assert Recipe("openvino") not in candidates({}, {"runtime.onnxruntime": "1"})
-
-
-def test_the_backend_that_answers_anything_is_never_chosen_by_itself() -> None:
-    assert all(recipe.backend != "null" for recipe in candidates({}, BOTH))
 
 
 def test_settings_choose_the_backends_and_their_order_and_the_reference_stays() -> None:
@@ -96,15 +84,6 @@ def test_a_precision_that_does_not_exist_is_refused(text: str) -> None:
 
 
 # -- threads --------------------------------------------------------------------------------------------------------
-
-
-def test_every_number_of_threads_is_tried_and_the_reference_has_the_first() -> None:
-    found = candidates({"threads": "2,4", "backends": "openvino"}, BOTH)
-    assert [(r.backend, r.threads, r.is_reference) for r in found] == [
-        ("onnxruntime", 2, True),
-        ("openvino", 2, False),
-        ("openvino", 4, False),
-    ]
 
 
 def test_a_number_that_is_named_twice_is_tried_once() -> None:

@@ -97,11 +97,6 @@ def test_the_best_engine_is_needed_even_before_it_serves_and_the_others_are_spar
     assert eviction_class(house.stale()) is EvictionClass.STALE
 
 
-def test_what_serves_is_needed_whatever_there_is_besides(house: House) -> None:
-    serve(house.planned, house.engines[2].digest)
-    assert house.eviction().eviction_class(house.engines[2].digest) is EvictionClass.NEEDED
-
-
 def test_what_serves_from_the_device_as_it_was_is_needed(house: House) -> None:
     key = house.stale()
     serve(house.planned, key)
@@ -129,12 +124,6 @@ def test_an_engine_that_is_to_be_tried_under_another_key_is_spare_and_not_stale(
 
 def make(house: House, need: int, **settings: object) -> int:
     return run(house.eviction(**settings).wait_for_capacity(need))
-
-
-def test_without_a_budget_on_a_large_disk_nothing_gives_way(house: House) -> None:
-    before = house.held
-    assert make(house, MB) >= MB
-    assert house.held == before
 
 
 def test_what_fits_into_the_budget_takes_nothing_from_anybody(house: House) -> None:
@@ -174,14 +163,6 @@ def test_what_cannot_fit_is_refused_and_nothing_gives_way_for_it(house: House) -
         make(house, MB, budget_mb=1)
     assert house.held == before
     assert house.evicted() == []
-
-
-def test_a_pinned_engine_never_gives_way(house: House) -> None:
-    _, spare, newer = house.engines
-    house.store.pin(spare.digest)
-    make(house, MB // 2, budget_mb=1)
-    assert spare.digest in house.held
-    assert newer.digest not in house.held
 
 
 def test_a_budget_that_was_lowered_is_kept_from_now_on(house: House) -> None:
@@ -270,13 +251,6 @@ def test_what_gave_way_cannot_be_verified_any_more(house: House, wish: Request) 
     assert spare.request is Request.NONE, "whoever follows it would wait for ever"
 
 
-def test_what_gave_way_and_is_to_be_built_anew_still_is(house: House) -> None:
-    spare = house.engines[1]
-    spare.request = Request.BUILD
-    run(house.eviction().evict(spare.digest, "by command"))
-    assert spare.request is Request.BUILD
-
-
 def test_nobody_can_open_an_engine_while_its_files_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     spare, seen = house.engines[1], list[EngineState]()
     strip = house.store.strip
@@ -286,10 +260,6 @@ def test_nobody_can_open_an_engine_while_its_files_go(house: House, monkeypatch:
 
 
 # -- pauses ---------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_paused_on_a_disk_with_space(house: House) -> None:
-    assert house.eviction().paused == ""
 
 
 def test_a_full_disk_pauses_building_only_when_nothing_may_give_way(house: House, free: Callable[[int], None]) -> None:

@@ -29,29 +29,11 @@ NEEDS = st.integers(0, 60)
 ROOMS = st.integers(-40, 60)
 
 
-def test_choose_enough_space_evicts_nothing() -> None:
-    assert choose([held("a")], need=10, free=10) == Choice(())
-
-
 def test_choose_evicts_stale_before_spare_and_least_recently_used_first() -> None:
     engines = [held("young", used=9), held("old", used=1), held("stale", used=10, eviction_class=STALE)]
     assert choose(engines, need=10, free=0) == Choice(("stale",))
     assert choose(engines, need=11, free=0) == Choice(("stale", "old"))
     assert choose(engines, need=30, free=0) == Choice(("stale", "old", "young"))
-
-
-def test_choose_impossible_need_evicts_nothing() -> None:
-    engines = [held("a"), held("b", size=99, eviction_class=NEEDED)]
-    assert choose(engines, need=15, free=0) == Choice((), short=5)
-
-
-def test_choose_negative_space_is_made_up_first() -> None:
-    assert choose([held("a"), held("b", used=1)], need=5, free=-5) == Choice(("a",))
-    assert choose([held("a"), held("b", used=1)], need=6, free=-5) == Choice(("a", "b"))
-
-
-def test_choose_engine_without_files_stays() -> None:
-    assert choose([held("tombstone", size=0, eviction_class=STALE), held("a")], need=5, free=0) == Choice(("a",))
 
 
 @given(HELD, NEEDS, ROOMS)

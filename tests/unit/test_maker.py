@@ -254,27 +254,11 @@ async def test_slow_lane_is_told_once_its_only_engine_takes_long_and_memory_is_f
     assert (shop.engine.state, shop.other.state, shop.maker.busy) == (S.READY, S.READY, frozenset())
 
 
-async def test_how_often_an_engine_may_fail_is_configured(tmp_path: Path, clock: Clock) -> None:
-    shop = Workshop(tmp_path, clock, attempts=1)
-    assert (await shop.make(BuildFailed("no memory"))).state is S.QUARANTINED
-
-
 async def test_no_engine_is_tried_with_less_than_the_least_effort(tmp_path: Path, clock: Clock) -> None:
     shop = Workshop(tmp_path, clock, attempts=9)
     for _ in range(6):
         await shop.make(BuildFailed("no memory"))
     assert shop.builder.efforts[3:] == ["least"] * 3
-
-
-async def test_a_success_and_a_command_forgive_what_failed_before(shop: Workshop) -> None:
-    for _ in range(2):
-        await shop.make(BuildFailed("no memory"))
-    shop.maker.forgive(shop.engine)
-    assert (shop.engine.failures, shop.engine.retry_at, shop.attempts()) == (0, 0.0, Attempts())
-    await shop.make(BuildFailed("no memory"))
-    await shop.make()
-    assert shop.attempts() == Attempts()
-    assert shop.builder.efforts == ["full"] * 4
 
 
 async def test_an_engine_that_a_backend_cannot_make_is_not_tried_again_and_did_not_fail(shop: Workshop) -> None:
@@ -327,13 +311,6 @@ async def test_an_error_that_nobody_expected_leaves_a_good_engine_as_it_was(shop
     assert engine.request is Request.NONE, "it is not tried for ever"
 
 
-async def test_an_error_that_nobody_expects_again_and_again_is_a_failure_like_any_other(shop: Workshop) -> None:
-    for _ in range(4):
-        engine = await shop.make(Unexpected("a bug"))
-    assert engine.state is S.QUARANTINED
-    assert shop.attempts().failures == 4
-
-
 async def test_a_model_that_is_refused_before_its_engine_has_begun_leaves_the_device_free(shop: Workshop) -> None:
     shop.start()
     shop.planned.model, shop.planned.engines = None, {}
@@ -365,14 +342,6 @@ async def test_a_forced_rebuild_that_comes_to_nothing_leaves_the_engine_that_was
     assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
     assert (engine.request, shop.store.records()[engine.digest]) == (Request.NONE, before)
     assert engine.reason
-
-
-async def test_a_forced_rebuild_that_is_accepted_is_another_edition(shop: Workshop) -> None:
-    before = (await shop.make()).edition
-    shop.builder.content, shop.engine.request = b"another", Request.BUILD
-    engine = await shop.make()
-    assert (engine.state, bool(engine.last_attempt_failed), engine.request) == (S.READY, False, Request.NONE)
-    assert engine.edition != before
 
 
 async def test_an_engine_that_is_good_stays_usable_while_it_is_made_anew(shop: Workshop) -> None:
@@ -544,14 +513,6 @@ async def test_what_is_cancelled_while_it_is_made_is_not_tried_again_and_did_not
     assert (await shop.make()).state is S.READY, "the device is free again"
 
 
-async def test_what_is_cancelled_before_it_has_begun_is_not_tried_again_and_frees_the_device(shop: Workshop) -> None:
-    shop.start()
-    shop.maker.cancel(shop.engine, "cancelled by a test")
-    await settle()
-    assert shop.maker.busy == frozenset()
-    assert (shop.engine.state, shop.engine.making) == (S.QUARANTINED, None)
-
-
 @pytest.mark.parametrize("when", ["while it waits", "before it began", "while it is made"])
 async def test_cancel_engine_that_is_not_there_survives_a_restart_until_it_is_commanded(
     shop: Workshop, tmp_path: Path, when: str
@@ -563,6 +524,7 @@ async def test_cancel_engine_that_is_not_there_survives_a_restart_until_it_is_co
     shop.maker.cancel(shop.engine, "cancelled by a test")
     await until(lambda: AttemptLog(tmp_path).of(shop.engine.digest).stopped == "cancelled", "it is on disk")
     await shop.idle()
+    assert (shop.engine.state, shop.engine.making, shop.maker.busy) == (S.QUARANTINED, None, frozenset())
     assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts(0, "cancelled by a test", stopped="cancelled")
     shop.maker.forgive(shop.engine)
     assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
@@ -574,28 +536,12 @@ async def test_stop_of_the_daemon_cancels_nothing_for_the_next_one(shop: Worksho
     assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
 
 
-@pytest.mark.parametrize("state", [S.ABSENT, S.FAILED])
-async def test_what_is_cancelled_while_it_waits_is_not_tried(shop: Workshop, state: EngineState) -> None:
-    if state is S.FAILED:
-        await shop.make(BuildFailed("no memory"))
-    shop.maker.cancel(shop.engine, "cancelled by a test")
-    assert (shop.engine.state, shop.engine.reason) == (S.QUARANTINED, "cancelled by a test")
-
-
 @pytest.mark.parametrize("outcome", [True, False])
 async def test_what_has_an_outcome_keeps_it_when_a_wish_is_cancelled(shop: Workshop, outcome: bool) -> None:
     state = (await shop.make(outcome)).state
     shop.engine.request = Request.BUILD
     shop.maker.cancel(shop.engine, "cancelled by a test")
     assert (shop.engine.state, shop.engine.request) == (state, Request.NONE)
-
-
-async def test_cancelling_one_engine_does_not_end_another(shop: Workshop) -> None:
-    await shop.at_work()
-    shop.maker.cancel(shop.other, "cancelled by a test")
-    shop.builder.gate.set()
-    await shop.idle()
-    assert (shop.engine.state, shop.other.state) == (S.READY, S.QUARANTINED)
 
 
 async def test_what_no_model_wants_any_more_is_ended_so_that_others_get_their_turn(shop: Workshop) -> None:

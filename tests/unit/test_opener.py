@@ -230,13 +230,6 @@ async def test_an_engine_that_is_not_wanted_any_more_when_it_is_open_is_closed(g
     assert told(gate.events, EngineServes) == []
 
 
-async def test_a_success_forgives_what_went_wrong_before(gate: Gate) -> None:
-    gate.engine.failures = 3
-    await gate.open(HostLost("it died"))
-    await gate.open()
-    assert (gate.engine.failures, gate.engine.open_at) == (0, 0.0)
-
-
 # -- what cannot be opened ------------------------------------------------------------------------------------------
 
 
@@ -250,13 +243,6 @@ async def test_what_cannot_be_opened_now_is_opened_later(gate: Gate, clock: Cloc
     await gate.open(error)
     assert clock.now < engine.open_at < clock.now + 5
     assert gate.read_again == ([gate.planned] * 2 if isinstance(error, Superseded) else [])
-
-
-async def test_what_serves_goes_on_when_another_cannot_be_opened(gate: Gate) -> None:
-    await gate.open(engine=gate.other)
-    for error in (HostLost("it died"), EngineUnusable("it is refused"), Unexpected("a bug")):
-        await gate.open(error)
-        assert gate.serving == gate.other.digest
 
 
 async def test_a_reference_that_is_refused_stays_refused(gate: Gate) -> None:
@@ -607,14 +593,6 @@ async def test_it_serves_where_nothing_else_can_and_that_is_told(gate: Gate) -> 
     assert gate.planned.serving == gate.engine.digest
     (alarm,) = gate.alarms()
     assert "does not serve" not in alarm.message
-
-
-async def test_the_alarm_is_over_when_it_comes_up_as_it_was_verified(gate: Gate) -> None:
-    await gate.prove(gate.engine, ELSEWHERE)
-    assert gate.alarms()
-    await gate.prove(gate.engine)
-    assert gate.planned.serving == gate.engine.digest
-    assert not gate.alarms()
 
 
 async def test_or_when_it_is_thrown_away_to_be_built_for_what_the_box_is_now(gate: Gate) -> None:

@@ -84,47 +84,45 @@ def test_reconcile_rejected_optimised_engine_plans_the_model_again() -> None:
 # -- what serves ----------------------------------------------------------------------------------------------------
 
 
-def test_the_reference_answers_before_anything_is_built() -> None:
-    assert opened(view("ref"), view("a")) == [Open("m", "ref")]
+REF, WRONG = ready("ref", 1.0), view("a", S.REJECTED, 0.5)
+OPENED: dict[str, tuple[tuple[EngineView, ...], dict[str, Any], str]] = {
+    "nothing is built yet": ((view("ref"), view("a")), {}, "ref"),
+    "several are ready": ((REF, ready("a"), ready("b", 0.3), view("c", S.REJECTED)), {}, "b"),
+    "the speed of one is known": ((view("ref"), ready("a", 5.0)), {}, "a"),
+    "one is faster": ((REF, ready("a")), {"serving": "ref"}, "a"),
+    "one is faster by noise": ((REF, ready("a", 0.98)), {"serving": "ref"}, ""),
+    "the speed of what serves is unknown": ((view("ref"), ready("a", 5.0)), {"serving": "ref"}, "a"),
+    "one is clearly faster, one not": ((ready("ref", 0.98), ready("a", 1.0), ready("b", 0.94)), {"serving": "a"}, "b"),
+    "one is slower": ((REF, ready("a", 5.0)), {"serving": "ref"}, ""),
+    "what serves is of an older model": ((view("ref"),), {"serving": "older"}, "ref"),
+    "one is being opened": ((view("ref"),), {"opening": True}, ""),
+    "it serves while it is read": ((REF, ready("a")), {"serving": "ref", "reading": True, "holds": True}, ""),
+    "opening failed and has to wait": ((view("ref", open_at=NOW + 1),), {}, ""),
+    "opening failed and may be tried": ((view("ref", open_at=NOW),), {}, "ref"),
+    "opening was refused for good": ((view("ref", open_at=math.inf), ready("a", open_at=NOW + 1)), {}, ""),
+    "the fastest has to wait": ((REF, ready("a", open_at=NOW + 1)), {}, "ref"),
+    "the reference differs from run to run": ((view("ref", S.REJECTED),), {}, "ref"),
+    "such a reference serves": ((view("ref", S.REJECTED), view("a", S.REJECTED)), {"serving": "ref"}, ""),
+    "one is timed and such a reference is not": ((view("ref", S.REJECTED), ready("a", 5.0)), {"serving": "ref"}, "a"),
+    "what serves answers wrongly": ((REF, WRONG), {"serving": "a"}, "ref"),
+    "what serves answers wrongly, one is slower": ((REF, WRONG, ready("b", 0.7)), {"serving": "a"}, "b"),
+    "what serves answers wrongly, others wait": ((ready("ref", open_at=NOW + 1), WRONG), {"serving": "a"}, ""),
+    "what serves was built again": ((REF, ready("a", edition="new")), {"serving": "a", "edition": "old"}, "a"),
+    "what serves is the new build": ((REF, ready("a", edition="new")), {"serving": "a", "edition": "new"}, ""),
+    "what serves was built again, one is faster": (
+        (ready("a", edition="new"), ready("b", 0.3)),
+        {"serving": "a", "edition": "old"},
+        "b",
+    ),
+    "what serves is not in the store": ((view("a"),), {"serving": "a", "edition": "old"}, ""),
+    "what serves belongs in a host for suspects": ((ready("a", apart="1"),), {"serving": "a"}, "a"),
+}
 
 
-def test_the_fastest_of_those_that_are_ready_is_opened() -> None:
-    assert opened(ready("ref", 1.0), ready("a", 0.5), ready("b", 0.3), view("c", S.REJECTED)) == [Open("m", "b")]
-
-
-def test_an_engine_of_known_speed_comes_before_one_of_unknown() -> None:
-    assert opened(view("ref"), ready("a", 5.0)) == [Open("m", "a")]
-
-
-def test_a_faster_engine_replaces_the_one_that_serves_but_not_for_noise() -> None:
-    assert opened(ready("ref", 1.0), ready("a", 0.5), serving="ref") == [Open("m", "a")]
-    assert opened(ready("ref", 1.0), ready("a", 0.98), serving="ref") == []
-    assert opened(view("ref"), ready("a", 5.0), serving="ref") == [Open("m", "a")]
-
-
-def test_an_engine_that_is_clearly_faster_is_opened_whatever_else_there_is() -> None:
-    engines = (ready("ref", 0.98), ready("a", 1.0), ready("b", 0.94))
-    assert opened(*engines[1:], serving="a") == [Open("m", "b")]
-    assert opened(*engines, serving="a") == [Open("m", "b")]
-
-
-def test_an_engine_that_is_slower_than_the_one_that_serves_is_left_alone() -> None:
-    assert opened(ready("ref", 1.0), ready("a", 5.0), serving="ref") == []
-
-
-def test_what_serves_but_is_not_wanted_any_more_is_replaced() -> None:
-    assert opened(view("ref"), serving="of an older model") == [Open("m", "ref")]
-
-
-def test_one_opening_at_a_time() -> None:
-    assert opened(view("ref"), opening=True) == []
-
-
-def test_an_engine_whose_opening_failed_is_tried_again_only_when_it_is_time() -> None:
-    assert opened(view("ref", open_at=NOW + 1)) == []
-    assert opened(view("ref", open_at=NOW)) == [Open("m", "ref")]
-    assert opened(view("ref", open_at=math.inf), ready("a", open_at=NOW + 1)) == []
-    assert opened(ready("ref", 1.0), ready("a", 0.5, open_at=NOW + 1)) == [Open("m", "ref")]
+@pytest.mark.parametrize("case", OPENED)
+def test_reconcile_opens_the_best_engine_that_can_be_opened(case: str) -> None:
+    engines, more, key = OPENED[case]
+    assert opened(*engines, **more) == ([Open("m", key)] if key else [])
 
 
 @pytest.mark.parametrize("state", [s for s in S if s is not S.READY])
@@ -133,35 +131,9 @@ def test_only_what_is_in_the_store_is_opened_whatever_its_state(state: EngineSta
     assert opened(view("a", state, 0.5, usable=True)) == [Open("m", "a")]
 
 
-def test_a_reference_is_opened_whatever_its_verdict_since_what_it_answers_is_right() -> None:
-    assert opened(view("ref", S.REJECTED)) == [Open("m", "ref")]
-    assert opened(view("ref", S.REJECTED), view("a", S.REJECTED), serving="ref") == [], "and once"
-    assert opened(view("ref", S.REJECTED), ready("a", 5.0), serving="ref") == [Open("m", "a")]
-
-
-def test_what_is_known_to_answer_wrongly_is_replaced_at_once_even_by_something_slower() -> None:
-    assert opened(ready("ref", 1.0), view("a", S.REJECTED, 0.5), serving="a") == [Open("m", "ref")]
-    assert opened(ready("ref", 1.0), view("a", S.REJECTED, 0.5), ready("b", 0.7), serving="a") == [Open("m", "b")]
-    assert opened(ready("ref", 1.0, open_at=NOW + 1), view("a", S.REJECTED), serving="a") == []
-
-
-def test_a_new_build_of_what_serves_is_opened() -> None:
-    assert opened(ready("ref", 1.0), ready("a", edition="new"), serving="a", edition="old") == [Open("m", "a")]
-    assert opened(ready("ref", 1.0), ready("a", edition="new"), serving="a", edition="new") == []
-
-
-def test_what_is_faster_than_a_new_build_comes_first() -> None:
-    engines = (ready("a", 0.5, edition="new"), ready("b", 0.3))
-    assert opened(*engines, serving="a", edition="old") == [Open("m", "b")]
-
-
 def test_an_engine_that_is_made_anew_goes_on_serving_meanwhile() -> None:
     for state in MAKING:
         assert opened(ready("ref", 1.0), view("a", state, 0.5, usable=True), serving="a") == []
-
-
-def test_an_engine_that_serves_and_is_no_longer_in_the_store_goes_on_while_nothing_is_better() -> None:
-    assert opened(view("a"), serving="a", edition="old") == []
 
 
 def test_an_engine_of_the_device_as_it_was_serves_until_all_others_are_decided() -> None:
@@ -182,18 +154,13 @@ def test_an_engine_of_the_device_as_it_was_serves_until_all_others_are_decided()
 # -- what is made ---------------------------------------------------------------------------------------------------
 
 
-def test_the_first_thing_made_is_the_reference() -> None:
+@pytest.mark.parametrize("state", S)
+def test_reconcile_makes_what_is_absent_or_failed_once_it_is_time(state: EngineState) -> None:
+    is_made = state in (S.ABSENT, S.FAILED, S.EVICTED)
+    assert made(model(view("a", state, 0.5), serving="ref")) == ([Make("m", "a")] if is_made else [])
+    later = model(view("d", S.FAILED, retry_at=NOW + 1), name="later")
+    assert made(later, model(view("a"), serving="ref")) == [Make("m", "a")]
     assert made(model(view("ref"), view("a"), serving="ref")) == [Make("m", "ref")]
-
-
-@pytest.mark.parametrize("state", [s for s in S if s not in (S.ABSENT, S.FAILED, S.EVICTED)])
-def test_what_has_an_outcome_or_is_on_its_way_to_one_is_not_made(state: EngineState) -> None:
-    assert made(model(view("a", state, 1.0), serving="ref")) == []
-
-
-def test_a_failed_build_is_tried_again_only_when_it_is_time() -> None:
-    assert made(model(view("a", S.FAILED, retry_at=NOW + 1))) == []
-    assert made(model(view("a", S.FAILED, retry_at=NOW))) == [Make("m", "a")]
 
 
 def test_an_engine_for_another_driver_is_tried_before_one_is_built() -> None:
@@ -217,12 +184,6 @@ def test_the_model_that_nothing_serves_is_built_for_first_then_the_one_with_the_
     dark = model(view("d1", S.REJECTED), view("d2", S.REJECTED), view("d3"), name="dark")
     assert made(rich, poor, dark) == [Make("dark", "d3")]
     assert made(rich, poor) == [Make("poor", "p1")]
-
-
-def test_a_model_that_must_wait_does_not_hold_up_the_others() -> None:
-    dark = model(view("d", S.FAILED, retry_at=1000.0), name="dark")
-    calm = model(view("c"), name="calm", serving="x")
-    assert made(dark, calm) == [Make("calm", "c")]
 
 
 def test_one_thing_is_made_at_a_time_in_a_lane_and_lanes_do_not_wait_for_each_other() -> None:

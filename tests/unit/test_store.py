@@ -101,20 +101,6 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def test_what_was_committed_is_found_now_and_after_a_restart(store: Store, tmp_path: Path) -> None:
-    key = put(store)
-    for each in (store, Store(tmp_path)):
-        record = each.find(key)
-        assert record is not None
-        assert record.model == "a"
-        assert record.is_usable
-        assert each.artefact(key).load("blob") == b"engine"
-        assert each.counts.hits == 1
-        assert each.counts.damaged == each.counts.strays == 0
-    assert key == EngineKey(record_of(Artefact("", {})).parts).digest
-    assert names(tmp_path / "staging") == []
-
-
 def test_what_is_not_there_is_a_counted_miss(store: Store) -> None:
     assert store.find("0" * 32) is None
     assert (store.counts.hits, store.counts.misses) == (0, 1)
@@ -150,23 +136,6 @@ def test_open_store_with_a_record_without_digest_takes_and_seals_it(store: Store
     assert [path.name for path in place.parent.iterdir() if path.name.endswith(".part")] == []
 
 
-def test_removing_takes_the_files_and_removing_again_is_nothing(store: Store, tmp_path: Path) -> None:
-    key, other = put(store), put(store, "b")
-    store.remove(key)
-    store.remove(key)
-    assert store.find(key) is None
-    assert names(tmp_path / "engines") == [other]
-    assert list(Store(tmp_path).records()) == [other]
-
-
-def test_an_engine_reported_as_damaged_is_counted_and_gone(store: Store, tmp_path: Path) -> None:
-    key = put(store)
-    store.damaged(store.artefact(key))
-    assert store.counts.damaged == 1
-    assert store.find(key) is None
-    assert names(tmp_path / "engines") == []
-
-
 def test_an_engine_reported_as_damaged_stays_when_another_took_its_place(store: Store) -> None:
     key = put(store, content=b"old")
     opened = store.artefact(key)
@@ -189,27 +158,6 @@ def test_a_pin_outlives_a_damaged_engine_since_it_is_built_again(store: Store, t
     again = Store(tmp_path)
     assert again.find(key) is None
     assert again.is_pinned(key)
-
-
-def test_pins_are_kept_through_everything_but_removal(store: Store, tmp_path: Path) -> None:
-    key, other = put(store), put(store, "b")
-    store.pin(key)
-    store.pin(key)
-    put(store, content=b"newer")
-    store.touch(key)
-    store.amend(store.records()[key])
-    store.strip(store.records()[key])
-    store = Store(tmp_path)
-    assert store.is_pinned(key)
-    assert not store.is_pinned(other)
-    store.remove(key)
-    assert not store.is_pinned(key)
-    assert names(tmp_path / "pins") == []
-    store.pin(other)
-    store.unpin(other)
-    store.unpin(other)
-    assert not store.is_pinned(other)
-    assert names(tmp_path / "pins") == []
 
 
 def test_amending_replaces_the_record_and_nothing_else(store: Store, tmp_path: Path) -> None:
@@ -238,20 +186,6 @@ def test_amending_refuses_other_files_and_what_is_not_there(store: Store) -> Non
         store.amend(record)
 
 
-def test_stripping_keeps_the_record_without_the_files(store: Store, tmp_path: Path) -> None:
-    key = put(store)
-    store.strip(msgspec.structs.replace(store.records()[key], evicted=True))
-    assert names(tmp_path / "engines" / key) == ["record.json"]
-    for each in (store, Store(tmp_path)):
-        record = each.find(key)
-        assert record is not None
-        assert record.evicted
-        assert not record.is_usable
-        assert each.size == 0
-    put(store)
-    assert content(store) == b"engine"
-
-
 # -- the order of use -----------------------------------------------------------------------------------------------
 
 
@@ -259,17 +193,6 @@ def by_use(store: Store) -> str:
     """Names of the engines, the least recently used first."""
     records = store.records()
     return "".join(record.model for key, record in sorted(records.items(), key=lambda item: store.used(item[0])))
-
-
-def test_the_order_of_use_is_kept_across_restarts(store: Store, tmp_path: Path) -> None:
-    for name in "abc":
-        put(store, name)
-    store.touch(key_of("a"))
-    put(store, "b")
-    assert by_use(store) == by_use(Store(tmp_path)) == "cab"
-    assert store.used("0" * 32) == 0.0
-    store.touch("0" * 32)  # an engine that is gone is not used
-    assert store.used("0" * 32) == 0.0
 
 
 @pytest.mark.parametrize("jump", [-40 * 365 * 86400.0, -1.0, 0.0, 1.0, 10 * 365 * 86400.0])
@@ -331,18 +254,6 @@ def test_records_are_a_copy(store: Store) -> None:
     key = put(store)
     store.records().clear()
     assert store.find(key) is not None
-
-
-def test_another_process_may_add_and_remove_and_rescanning_shows_it(store: Store, tmp_path: Path) -> None:
-    other = Store(tmp_path)
-    key = put(other)
-    assert store.find(key) is None
-    store.rescan()
-    assert store.find(key) is not None
-    other.remove(key)
-    store.rescan()
-    assert store.find(key) is None
-    assert store.counts.damaged == 0
 
 
 # -- crash residue and strangers ------------------------------------------------------------------------------------
@@ -565,10 +476,6 @@ def test_where_directories_cannot_be_exchanged_the_old_engine_goes_first(
 # -- what is wrong with the disk ------------------------------------------------------------------------------------
 
 
-def test_a_store_without_a_problem_has_none(store: Store) -> None:
-    assert store.problem == ""
-
-
 def _file(path: Path) -> Iterator[Path]:
     (path / "file").write_text("not a folder")
     yield path / "file" / "cache"
@@ -635,16 +542,6 @@ def test_a_full_disk_refuses_the_commit_and_nothing_is_left_half(
     filler.unlink()
     assert Store(small_disk).counts.damaged == 0
     assert put(store, "kept", b"after") == kept
-
-
-def test_a_read_only_disk_still_serves_what_it_holds(small_disk: Path, make_read_only: Callable[[Path], None]) -> None:
-    key = put(Store(small_disk))
-    make_read_only(small_disk)
-    store = Store(small_disk)
-    assert store.artefact(key).load("blob") == b"engine"
-    with pytest.raises(OSError), store.stage():
-        pytest.fail("nothing can be staged here")
-    assert store.find(key) is not None
 
 
 def test_a_read_only_disk_is_told_of_and_what_it_holds_may_be_dropped(
