@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
@@ -21,7 +21,7 @@ from edged.backends.artefact import Artefact
 from edged.backends.contract import REFERENCE, Composition, Effort, Recipe
 from edged.config.limits import AdmissionLimits, Limits
 from edged.engines import child_watch, trials
-from edged.engines.child import despite_cancelling, run
+from edged.engines.child import in_thread, run
 from edged.engines.child_watch import Patience
 from edged.engines.trials import Outcomes, Unread
 from edged.errors import (
@@ -52,7 +52,6 @@ from edged.verification.standard import Standard, coarser
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged.engines")
-_T = TypeVar("_T")
 _DEFAULT_ADMISSION = AdmissionLimits()
 _LEAST = 1 << 20  # free bytes below which a disk counts as full
 _READ_FORMAT = 8  # of cached inspections
@@ -164,7 +163,7 @@ class Builder:
         An accepted engine of this key that the store already holds stays if the new one is rejected. An error means
         that there is no outcome; nothing is left behind.
         """
-        async with self._storing(), _aside(self._store.stage) as out, self._storing():
+        async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
             artefact, composition, seconds, peak = None, Composition(), 0.0, 0.0
             golden, standard = await self._reference(model, recipe, on_progress)
@@ -190,7 +189,7 @@ class Builder:
         It may not serve, since its answers cannot be compared here; on its device it is tried first. Refused if the
         store already holds an accepted engine of that key.
         """
-        async with self._storing(), _aside(self._store.stage) as out, self._storing():
+        async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             await asyncio.to_thread(self._require_none, task.key.digest)
             started, begun = time.time(), time.monotonic()
             built = await self._build(task, out, on_progress, reserve, capability)
@@ -229,7 +228,7 @@ class Builder:
         If its answers are right the files are committed under the new key as well. Otherwise the engine has to be
         built: WrongAnswers or another error says why. KeyError if the store has no engine `source`.
         """
-        async with self._storing(), _aside(self._store.stage) as out, self._storing():
+        async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             old, artefact = self._store.records()[source], self._store.artefact(source)
             golden, standard = await self._reference(task.model, task.recipe, on_progress)
             timed = await self._judge(task, artefact, golden, standard, on_progress)
@@ -351,7 +350,7 @@ class Builder:
             shape_range = ShapeRange.of(model)
             patience = self._patience(model, REFERENCE.backend)
             # The child gets a folder of its own: it must not see the answers of other models.
-            async with _aside(self._making) as folder:
+            async with in_thread(self._making) as folder:
                 out = Path(folder) / place.name
                 job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, shape_range)
                 made = await run(job, jobs.MadeGolden, self._limits, on_progress=on_progress, patience=patience)
@@ -454,14 +453,3 @@ def _take(made: Path, place: Path) -> None:
     """Move golden answers into place and remove those that they replace."""
     os.replace(made, place)
     prune(place)
-
-
-@contextlib.asynccontextmanager
-async def _aside(make: Callable[[], contextlib.AbstractContextManager[_T]]) -> AsyncIterator[_T]:
-    """Enter and leave a context that waits for the disk in another thread, also if this task is cancelled."""
-    entered, given = contextlib.ExitStack(), list[_T]()
-    try:
-        await despite_cancelling(asyncio.to_thread(lambda: given.append(entered.enter_context(make()))))
-        yield given[0]
-    finally:
-        await despite_cancelling(asyncio.to_thread(entered.close))

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, TypeVar
 
@@ -48,9 +49,18 @@ _CRASH = "Fatal Python error: "  # begins the traceback of a crash, which is for
 _WORKER = (sys.executable, "-m", "edged.jobs.main")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+_T = TypeVar("_T")
 OnProgress = Callable[[jobs.Progress], None]
 # Crashed by itself; exceeded its time or its memory; was killed from outside.
 How: TypeAlias = Literal["crashed", "late", "too large", "killed"]
+
+
+class ChildLost(BuildFailed):
+    """A child that ended without an answer or had to be killed; `how` is the machine-readable reason."""
+
+    def __init__(self, message: str, how: How) -> None:
+        super().__init__(message)
+        self.how = how
 
 
 async def run(
@@ -60,41 +70,25 @@ async def run(
     *,
     on_progress: OnProgress | None = None,
     patience: Patience = NO_PATIENCE,
+    command: Sequence[str] = _WORKER,
 ) -> Answer:
     """Run a job in a child of its own. `on_progress` is called in the event loop with each progress message.
 
-    Raises the error that the child reports, or BuildFailed if it crashes or exceeds a limit. Cancelling kills it.
+    Raises the error that the child reports, ChildLost if it crashes or exceeds a limit, or BuildFailed. Cancelling
+    kills it.
     """
-    return await _run(_WORKER, job, answer, limits, on_progress, patience)
-
-
-async def _run(
-    command: Sequence[str],
-    job: jobs.Job,
-    answer: type[Answer],
-    limits: Limits,
-    on_progress: OnProgress | None = None,
-    patience: Patience = NO_PATIENCE,
-) -> Answer:
     what = f"{type(job).__name__.lower()} child"
-    made: list[Reach] = []
-    try:
+    async with contextlib.AsyncExitStack() as stack:
         try:
-            await despite_cancelling(asyncio.to_thread(lambda: made.append(_reach(job))))
-            child = _Child(command, job, limits, on_progress, patience, made[0])
-        except BaseException:
-            for reach in made:
-                await despite_cancelling(asyncio.to_thread(shutil.rmtree, reach.scratch, ignore_errors=True))
-            raise
-    except OSError as error:
-        raise BuildFailed(f"{what} could not be started: {error.strerror or error}; is the box full?") from error
-    try:
-        last = await child.last_word()
-    except _Stopped as error:
-        raise ChildLost(f"{what} {error} and was stopped", error.how) from None
-    finally:
-        child.stop()
-        await despite_cancelling(child.gone())
+            reach = await stack.enter_async_context(in_thread(partial(_reach, job)))
+            child = OneShotChild(command, job, limits, on_progress, patience, reach)
+        except OSError as error:
+            raise BuildFailed(f"{what} could not be started: {error.strerror or error}; is the box full?") from error
+        try:
+            last = await child.last_word()
+        finally:
+            child.stop()
+            await despite_cancelling(child.gone())
     if last is None:
         raise ChildLost(f"{what} {child.how_it_ended()}", child.how())
     try:
@@ -106,14 +100,14 @@ async def _run(
     raise _error(failure)
 
 
-def _reach(job: jobs.Job) -> Reach:
-    """Return what the child may access, with a new temporary folder. Reads the model's folder. OSError."""
+@contextlib.contextmanager
+def _reach(job: jobs.Job) -> Iterator[Reach]:
+    """Yield what the child may access, with a temporary folder that goes with the block. Reads the model's folder."""
     scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
     try:
-        return reach_of(job, scratch)
-    except BaseException:
+        yield reach_of(job, scratch)
+    finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        raise
 
 
 def sweep_scratch() -> None:
@@ -124,23 +118,7 @@ def sweep_scratch() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class ChildLost(BuildFailed):
-    """A child that ended without an answer or had to be killed; `how` is the machine-readable reason."""
-
-    def __init__(self, message: str, how: How) -> None:
-        super().__init__(message)
-        self.how = how
-
-
-class _Stopped(Exception):
-    """Why a child must not go on."""
-
-    def __init__(self, message: str, how: How) -> None:
-        super().__init__(message)
-        self.how = how
-
-
-class _Child:
+class OneShotChild:
     """One running child. Create it in the event loop; OSError if no process or descriptor is left."""
 
     def __init__(
@@ -153,17 +131,17 @@ class _Child:
         reach: Reach,
     ) -> None:
         self._limits, self._on_progress, self._patience = limits, on_progress, patience
+        self._what = type(job).__name__.lower()
         self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds, patience.quiet_seconds)
         self._frames, self._noise = channel.Frames(), bytearray()
         # Below warning: whether anything was wrong is judged by how the child ends.
-        self._log = ChildLogForwarder(f"child {type(job).__name__.lower()}", logging.INFO)
+        self._log = ChildLogForwarder(f"child {self._what}", logging.INFO)
         self._last: channel.Frame | None = None
         self._messages_left, self._counted_at = _MESSAGE_BURST, time.monotonic()
         self._family: set[int] = set()  # killed with it
         self._starved = 0.0  # seconds spent waiting for a processor
         self._granted = 0.0  # extra seconds for phases that it began
         self._extra_seconds = 0.0  # for reporting a fraction
-        self._scratch = reach.scratch
         niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check)) else process.BUILD
         numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
         self._process = _start([*command, *map(str, numbers), reach.argument()], job)
@@ -173,15 +151,18 @@ class _Child:
         self._stderr = PipeReader(self._process.stderr, self._collect)
         self._watching = asyncio.create_task(self._watch_over())
 
+    def _stopped(self, why: str, how: How) -> ChildLost:
+        return ChildLost(f"{self._what} child {why} and was stopped", how)
+
     async def last_word(self) -> channel.Frame | None:
-        """Wait for the child's answer or failure; None if it ends without one. _Stopped if it exceeds a limit."""
+        """Wait for the child's answer or failure; None if it ends without one. ChildLost if it exceeds a limit."""
         ends = {self._channel.ended, self._watching}
         began = time.monotonic()
         done: set[asyncio.Future[BaseException | None]] = set()
         while not done:
             left = began + self._seconds() - time.monotonic()
             if left <= 0:
-                raise _Stopped(f"took longer than {self._limits.seconds:g} s", "late")
+                raise self._stopped(f"took longer than {self._limits.seconds:g} s", "late")
             done, _ = await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if self._last is None:
             for end in done:
@@ -189,7 +170,7 @@ class _Child:
                     raise error
             # Usually the channel is closed because the child ended; then its exit status says more.
             if not await _happens(self._has_ended, _CLOSED_SECONDS):
-                raise _Stopped("closed its channel without an answer", "crashed")
+                raise self._stopped("closed its channel without an answer", "crashed")
             # Kill other processes that hold the channel, so that the rest of it can be read.
             self._family |= watch.kill(self._process.pid)
             await asyncio.wait({self._channel.ended}, timeout=_REST_SECONDS)
@@ -216,7 +197,6 @@ class _Child:
         finally:
             self._stderr.close()
             self._log.close()
-            await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     def how(self) -> How:
         """Tell a crash, for which the model may be to blame, from a kill from outside."""
@@ -244,17 +224,17 @@ class _Child:
                 if self._on_progress is not None:
                     self._on_progress(progress)
         except channel.Garbled as error:
-            raise _Stopped(f"sent {error}", "crashed") from None
+            raise self._stopped(f"sent {error}", "crashed") from None
 
     def _count_message(self) -> None:
-        """Raise _Stopped if the child sends so many messages that reading them starves the event loop."""
+        """Raise ChildLost if the child sends so many messages that reading them starves the event loop."""
         now = time.monotonic()
         self._messages_left = (
             min(_MESSAGE_BURST, self._messages_left + (now - self._counted_at) * _MESSAGES_PER_SECOND) - 1
         )
         self._counted_at = now
         if self._messages_left < 0:
-            raise _Stopped(f"reported progress more than {_MESSAGES_PER_SECOND:g} times a second", "crashed")
+            raise self._stopped(f"reported progress more than {_MESSAGES_PER_SECOND:g} times a second", "crashed")
 
     def _collect(self, data: bytes) -> None:
         self._log.feed(data)
@@ -274,7 +254,7 @@ class _Child:
             cpu_seconds = usage.cpu_seconds
             # A long pause is this process's own (frozen, or starved) and says nothing about the child.
             if reason := self._watch.judge(usage, min(now - then, _LONGEST_PAUSE)):
-                return _Stopped(reason, "too large" if usage.memory_mb > self._limits.memory_mb else "late")
+                return self._stopped(reason, "too large" if usage.memory_mb > self._limits.memory_mb else "late")
             then = now
         return None
 
@@ -314,6 +294,17 @@ async def _happens(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         await asyncio.sleep(0.005)
     return True
+
+
+@contextlib.asynccontextmanager
+async def in_thread(make: Callable[[], contextlib.AbstractContextManager[_T]]) -> AsyncIterator[_T]:
+    """Enter and leave a context that waits for the disk in another thread, also if this task is cancelled."""
+    entered, given = contextlib.ExitStack(), list[_T]()
+    try:
+        await despite_cancelling(asyncio.to_thread(lambda: given.append(entered.enter_context(make()))))
+        yield given[0]
+    finally:
+        await despite_cancelling(asyncio.to_thread(entered.close))
 
 
 async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:

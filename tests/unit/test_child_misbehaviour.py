@@ -63,7 +63,7 @@ def raw(body: str) -> list[str]:
 def do(
     command: list[str], limits: Limits = ENOUGH, tell: child.Tell | None = None, path: Path = Path("/none")
 ) -> Coroutine[Any, Any, jobs.Done]:
-    return child._run(command, jobs.Inspect(str(path)), jobs.Done, limits, tell)
+    return child.run(jobs.Inspect(str(path)), jobs.Done, limits, on_progress=tell, command=command)
 
 
 def failure(command: list[str], limits: Limits = ENOUGH, path: Path = Path("/none")) -> str:
@@ -274,11 +274,11 @@ def test_memory_that_forked_children_share_is_counted_once() -> None:
     ids=["told", "told as something else", "not told at all"],
 )
 def test_a_file_beyond_the_limit_is_a_failed_build_that_says_so(tmp_path: Path, write: str) -> None:
-    begin = "file = job.out + '/engine'"
+    command = working(f"file = job.out + '/engine'\n{write}")
     job = jobs.Build(ORDER, str(tmp_path), TENSORS)
     with pytest.raises(BuildFailed, match="wrote a file beyond its limit of 1 MiB; free some space or raise"):
-        run(child._run(working(f"{begin}\n{write}"), job, jobs.Done, Limits(seconds=30, disk_mb=1)))
-    assert run(child._run(working(f"{begin}\n{write}"), job, jobs.Done, Limits(seconds=30, disk_mb=3))) == jobs.Done()
+        run(child.run(job, jobs.Done, Limits(seconds=30, disk_mb=1), command=command))
+    assert run(child.run(job, jobs.Done, Limits(seconds=30, disk_mb=3), command=command)) == jobs.Done()
 
 
 # What it leaves.

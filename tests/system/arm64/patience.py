@@ -34,7 +34,8 @@ def lengthen_waits(factor: float) -> None:
     for call in _GRPC_CALLS:
         kind = getattr(importlib.import_module("grpc._channel"), call)
         kind.__call__ = _longer(kind.__call__, "timeout", factor, least=_BOUND)
-    child._run = _longer(child._run, "limits", factor, least=_BOUND)
+    starting: Any = child.OneShotChild
+    starting.__init__ = _longer(child.OneShotChild.__init__, "limits", factor, least=_BOUND)
 
 
 def _ask_less_often(module: Any, factor: float) -> None:
