@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
 _PATIENCE = 30.0
 
 
@@ -33,6 +37,37 @@ def run(work: Coroutine[Any, Any, Value], seconds: float = _PATIENCE) -> Value:
     result = asyncio.run(bounded())
     assert not unexpected, unexpected
     return result
+
+
+def asynchronous(test: Callable[Arguments, Coroutine[Any, Any, None]]) -> Callable[Arguments, None]:
+    """Makes a test of a coroutine function, run in a loop of its own."""
+
+    @functools.wraps(test)
+    def runs(*arguments: Arguments.args, **options: Arguments.kwargs) -> None:
+        run(test(*arguments, **options))
+
+    return runs
+
+
+def within(
+    make: Callable[..., AbstractAsyncContextManager[Any]], **options: Any
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """As `asynchronous`, for a test whose first argument is the value of `make(**options)`, entered around it."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def runs(*arguments: Any, **fixtures: Any) -> None:
+            async def play() -> None:
+                async with make(**options) as value:
+                    await test(value, *arguments, **fixtures)
+
+            run(play(), 60)
+
+        _, *others = inspect.signature(test).parameters.values()
+        runs.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+        return runs
+
+    return decorate
 
 
 async def until(condition: Callable[[], bool], what: str = "what was waited for", seconds: float = _PATIENCE) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from edged import systemd
 from edged.api.grpc.activation import Activation
-from tests.waiting import run
+from tests.waiting import asynchronous
 
 _PID = 4711
 _FIRST = 200  # descriptors, beyond those that are in use here
@@ -77,25 +77,23 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
-def test_each_is_for_the_address_of_its_path_and_no_child_hears_of_it(passing: Passing, tmp_path: Path) -> None:
-    async def check() -> None:
-        (tmp_path / "run").mkdir()
-        (tmp_path / "var").symlink_to("run")
-        with listening(tmp_path / "run/a") as first, listening(tmp_path / "run/b") as second:
-            activation = passing.take(first.fileno(), second.fileno())
-            assert passing.environment == {"HOME": "/"}
-            assert not os.get_inheritable(_FIRST)
-            assert not os.get_inheritable(_FIRST + 1)
-            found = activation.at(f"unix:{tmp_path}/var/a")
-            assert found is not None
-            assert found.path == tmp_path / "run/a"
-            assert activation.at(f"unix://{tmp_path}/run/b") not in (None, found)
-            assert activation.at(f"unix:{tmp_path}/run/c") is None
-            assert activation.at("localhost:8001") is None
-            await activation.close()
-            assert not is_open(_FIRST)
-
-    run(check())
+@asynchronous
+async def test_each_is_for_the_address_of_its_path_and_no_child_hears_of_it(passing: Passing, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "var").symlink_to("run")
+    with listening(tmp_path / "run/a") as first, listening(tmp_path / "run/b") as second:
+        activation = passing.take(first.fileno(), second.fileno())
+        assert passing.environment == {"HOME": "/"}
+        assert not os.get_inheritable(_FIRST)
+        assert not os.get_inheritable(_FIRST + 1)
+        found = activation.at(f"unix:{tmp_path}/var/a")
+        assert found is not None
+        assert found.path == tmp_path / "run/a"
+        assert activation.at(f"unix://{tmp_path}/run/b") not in (None, found)
+        assert activation.at(f"unix:{tmp_path}/run/c") is None
+        assert activation.at("localhost:8001") is None
+        await activation.close()
+        assert not is_open(_FIRST)
 
 
 def test_what_is_another_process_s_stays_and_its_variables_go(passing: Passing, tmp_path: Path) -> None:
@@ -108,22 +106,20 @@ def test_what_is_another_process_s_stays_and_its_variables_go(passing: Passing, 
 
 
 @pytest.mark.parametrize("kind", ["tcp", "bound", "datagram", "packets", "abstract", "file"])
-def test_what_cannot_be_used_is_told_in_a_line(
+@asynchronous
+async def test_what_cannot_be_used_is_told_in_a_line(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    async def check() -> None:
-        with passed(kind, tmp_path) as other, listening(tmp_path / "good") as good:
-            activation = passing.take(other.fileno(), good.fileno())
-            assert activation.at(f"unix:{tmp_path}/good") is not None
-            assert activation.at(f"unix:{tmp_path}/a") is None
-            activation.start()
-            assert caplog.records[0].message.endswith("it is closed" if kind != "file" else "it is ignored")
-            assert is_open(_FIRST) == (kind == "file")
-            if kind == "file":
-                assert not os.get_inheritable(_FIRST)
-            await activation.close()
-
-    run(check())
+    with passed(kind, tmp_path) as other, listening(tmp_path / "good") as good:
+        activation = passing.take(other.fileno(), good.fileno())
+        assert activation.at(f"unix:{tmp_path}/good") is not None
+        assert activation.at(f"unix:{tmp_path}/a") is None
+        activation.start()
+        assert caplog.records[0].message.endswith("it is closed" if kind != "file" else "it is ignored")
+        assert is_open(_FIRST) == (kind == "file")
+        if kind == "file":
+            assert not os.get_inheritable(_FIRST)
+        await activation.close()
 
 
 def passed(kind: str, folder: Path) -> socket.socket | TextIO:
@@ -143,38 +139,34 @@ def passed(kind: str, folder: Path) -> socket.socket | TextIO:
     return found
 
 
-def test_a_count_beyond_what_there_is_costs_one_line(
+@asynchronous
+async def test_a_count_beyond_what_there_is_costs_one_line(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def check() -> None:
-        with listening(tmp_path / "a") as good:
-            activation = passing.take(good.fileno(), more=500)
-            assert activation.at(f"unix:{tmp_path}/a") is not None
-            activation.start()
-            assert [record.message for record in caplog.records if "LISTEN_FDS" in record.message] == [
-                f"descriptor {_FIRST + 1} of LISTEN_FDS (unknown) is not a socket; it is ignored"
-            ]
-            await activation.close()
-
-    run(check())
+    with listening(tmp_path / "a") as good:
+        activation = passing.take(good.fileno(), more=500)
+        assert activation.at(f"unix:{tmp_path}/a") is not None
+        activation.start()
+        assert [record.message for record in caplog.records if "LISTEN_FDS" in record.message] == [
+            f"descriptor {_FIRST + 1} of LISTEN_FDS (unknown) is not a socket; it is ignored"
+        ]
+        await activation.close()
 
 
-def test_where_no_address_is_configured_clients_are_turned_away(
+@asynchronous
+async def test_where_no_address_is_configured_clients_are_turned_away(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def check() -> None:
-        with listening(tmp_path / "a") as unnamed:
-            activation = passing.take(unnamed.fileno())
-            activation.start()
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "a")
-            assert await reader.read() == b""
-            writer.close()
-            assert f"systemd listens on {tmp_path}/a, which is not configured" in caplog.text
-            activation.rest()
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "a")
-            with pytest.raises(asyncio.TimeoutError):  # who comes now waits for the next daemon
-                await asyncio.wait_for(reader.read(), 0.2)
-            writer.close()
-            await activation.close()
-
-    run(check())
+    with listening(tmp_path / "a") as unnamed:
+        activation = passing.take(unnamed.fileno())
+        activation.start()
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "a")
+        assert await reader.read() == b""
+        writer.close()
+        assert f"systemd listens on {tmp_path}/a, which is not configured" in caplog.text
+        activation.rest()
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "a")
+        with pytest.raises(asyncio.TimeoutError):  # who comes now waits for the next daemon
+            await asyncio.wait_for(reader.read(), 0.2)
+        writer.close()
+        await activation.close()

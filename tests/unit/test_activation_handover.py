@@ -12,10 +12,10 @@ import grpc
 import pytest
 
 from edged.api.grpc import grpc_limits
-from edged.api.grpc.activation import Activation, Handover, Whereabouts, whereabouts
+from edged.api.grpc.activation import Activation, Handover
 from edged.api.grpc.server import Listener
 from edged.errors import ConfigError
-from tests.waiting import run, until
+from tests.waiting import asynchronous, until
 
 
 def listen(path: Path) -> socket.socket:
@@ -70,103 +70,77 @@ class Taken:
         await self.handover.relay.close()
 
 
-@pytest.mark.parametrize(
-    ("is_answered", "beside", "are_one", "found"),
-    [
-        (True, False, False, Whereabouts.PATH),  # before the first start, or after an end in order
-        (True, True, True, Whereabouts.PATH),  # a daemon that was killed before it had begun
-        (False, True, False, Whereabouts.BESIDE),
-        (True, True, False, Whereabouts.OTHER),
-        (False, False, False, Whereabouts.LOST),
-    ],
-)
-def test_where_systemds_socket_is(is_answered: bool, beside: bool, are_one: bool, found: Whereabouts) -> None:
-    assert whereabouts(is_answered, beside, are_one) is found
+@asynchronous
+async def test_the_path_is_lent_and_given_back(path: Path, inherited: socket.socket) -> None:
+    mode = path.stat().st_mode
+    taken = Taken(path, inherited)
+    assert reaches(path, inherited), "nothing has changed before it enters"
+    await taken.enter()
+    assert reaches(path, taken.own)
+    taken.handover.leave()
+    reader, writer = await asyncio.open_unix_connection(path)
+    await asyncio.sleep(0.05)
+    inherited.accept()[0].close()  # nobody else has
+    assert await reader.read() == b""
+    writer.close()
+    await taken.end()
+    assert path.stat().st_mode == mode
+    assert os.listdir(path.parent) == [path.name]
 
 
-def test_the_path_is_lent_and_given_back(path: Path, inherited: socket.socket) -> None:
-    async def check() -> None:
-        mode = path.stat().st_mode
-        taken = Taken(path, inherited)
-        assert reaches(path, inherited), "nothing has changed before it enters"
-        await taken.enter()
-        assert reaches(path, taken.own)
-        taken.handover.leave()
-        reader, writer = await asyncio.open_unix_connection(path)
-        await asyncio.sleep(0.05)
-        inherited.accept()[0].close()  # nobody else has
-        assert await reader.read() == b""
-        writer.close()
-        await taken.end()
-        assert path.stat().st_mode == mode
-        assert os.listdir(path.parent) == [path.name]
-
-    run(check())
-
-
-def test_what_was_never_entered_leaves_all_as_it_was(path: Path, inherited: socket.socket) -> None:
-    async def check() -> None:
-        taken = Taken(path, inherited)
-        await taken.end()
-        assert reaches(path, inherited)
-
-    run(check())
+@asynchronous
+async def test_what_was_never_entered_leaves_all_as_it_was(path: Path, inherited: socket.socket) -> None:
+    taken = Taken(path, inherited)
+    await taken.end()
+    assert reaches(path, inherited)
 
 
 @pytest.mark.parametrize("had_entered", [True, False])
-def test_what_a_killed_daemon_left_is_taken_up(path: Path, inherited: socket.socket, had_entered: bool) -> None:
-    async def check() -> None:
-        killed = Taken(path, inherited)
-        if had_entered:
-            await killed.enter()
-        await killed.die()
-        taken = await Taken(path, inherited).enter()
+@asynchronous
+async def test_what_a_killed_daemon_left_is_taken_up(path: Path, inherited: socket.socket, had_entered: bool) -> None:
+    killed = Taken(path, inherited)
+    if had_entered:
+        await killed.enter()
+    await killed.die()
+    taken = await Taken(path, inherited).enter()
+    assert reaches(path, taken.own)
+    await taken.end()
+    assert reaches(path, inherited)
+    assert os.listdir(path.parent) == [path.name]
+
+
+@asynchronous
+async def test_a_socket_unit_that_was_started_anew_counts_and_not_what_an_older_one_left(path: Path) -> None:
+    with listen(path) as older:
+        await (await Taken(path, older).enter()).die()
+    path.unlink()
+    with listen(path) as newer:
+        taken = await Taken(path, newer).enter()
         assert reaches(path, taken.own)
         await taken.end()
-        assert reaches(path, inherited)
-        assert os.listdir(path.parent) == [path.name]
-
-    run(check())
+        assert reaches(path, newer)
 
 
-def test_a_socket_unit_that_was_started_anew_counts_and_not_what_an_older_one_left(path: Path) -> None:
-    async def check() -> None:
-        with listen(path) as older:
-            await (await Taken(path, older).enter()).die()
-        path.unlink()
-        with listen(path) as newer:
-            taken = await Taken(path, newer).enter()
-            assert reaches(path, taken.own)
-            await taken.end()
-            assert reaches(path, newer)
-
-    run(check())
+@asynchronous
+async def test_another_daemon_at_the_path_is_not_pushed_aside(path: Path, inherited: socket.socket) -> None:
+    await (await Taken(path, inherited).enter()).die()
+    path.unlink()
+    with listen(path) as other:
+        with pytest.raises(ConfigError, match="another daemon listens on"):
+            Handover(path, inherited).prepare()
+        assert reaches(path, other)
 
 
-def test_another_daemon_at_the_path_is_not_pushed_aside(path: Path, inherited: socket.socket) -> None:
-    async def check() -> None:
-        await (await Taken(path, inherited).enter()).die()
-        path.unlink()
-        with listen(path) as other:
-            with pytest.raises(ConfigError, match="another daemon listens on"):
-                Handover(path, inherited).prepare()
-            assert reaches(path, other)
-
-    run(check())
-
-
-def test_where_the_names_of_systemds_socket_are_gone_it_says_so_and_listens(
+@asynchronous
+async def test_where_the_names_of_systemds_socket_are_gone_it_says_so_and_listens(
     path: Path, inherited: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def check() -> None:
-        path.unlink()
-        taken = await Taken(path, inherited).enter()
-        assert "restart its unit" in caplog.text
-        assert reaches(path, taken.own)
-        await taken.end()
-        assert os.listdir(path.parent) == []
-
-    run(check())
+    path.unlink()
+    taken = await Taken(path, inherited).enter()
+    assert "restart its unit" in caplog.text
+    assert reaches(path, taken.own)
+    await taken.end()
+    assert os.listdir(path.parent) == []
 
 
 def test_a_socket_of_another_user_is_refused_with_what_to_do(
@@ -208,93 +182,84 @@ async def echo(channel: grpc.aio.Channel) -> bytes:
     return answer
 
 
-def test_who_called_before_there_was_a_server_is_answered_and_then_sent_to_it(
+@asynchronous
+async def test_who_called_before_there_was_a_server_is_answered_and_then_sent_to_it(
     path: Path, inherited: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_limits, "_BRIEF", (grpc_limits._BRIEF[0], 1000))
-
-    async def check() -> None:
-        served = Served(path, inherited)
-        async with grpc.aio.insecure_channel(served.target) as channel:
-            early = asyncio.create_task(echo(channel))
-            await asyncio.sleep(0.05)
-            assert not early.done()
-            listener = served.listener()
-            await listener.start()
-            assert await early == b"it"
-            while served.handover.relay.carried:  # it goes on all the time; `run` bounds how long
-                assert await echo(channel) == b"it"
-            assert await echo(channel) == b"it"
-            assert not served.handover.relay.carried
-            await listener.stop(0)
-        await served.activation.close()
-        assert reaches(path, inherited)
-        assert os.listdir(path.parent) == [path.name]
-
-    run(check())
-
-
-def test_a_server_that_ends_by_itself_is_followed_by_another(path: Path, inherited: socket.socket) -> None:
-    async def check() -> None:
-        served = Served(path, inherited)
+    served = Served(path, inherited)
+    async with grpc.aio.insecure_channel(served.target) as channel:
+        early = asyncio.create_task(echo(channel))
+        await asyncio.sleep(0.05)
+        assert not early.done()
         listener = served.listener()
         await listener.start()
-        for server in list(served.servers):  # that of those who were early, too
-            await server.stop(0)
-        await until(lambda: len(served.servers) == 4)
-        async with grpc.aio.insecure_channel(served.target) as channel:
+        assert await early == b"it"
+        while served.handover.relay.carried:  # it goes on all the time; `run` bounds how long
             assert await echo(channel) == b"it"
+        assert await echo(channel) == b"it"
+        assert not served.handover.relay.carried
         await listener.stop(0)
-        await served.activation.close()
-        assert reaches(path, inherited)
+    await served.activation.close()
+    assert reaches(path, inherited)
+    assert os.listdir(path.parent) == [path.name]
 
-    run(check())
+
+@asynchronous
+async def test_a_server_that_ends_by_itself_is_followed_by_another(path: Path, inherited: socket.socket) -> None:
+    served = Served(path, inherited)
+    listener = served.listener()
+    await listener.start()
+    for server in list(served.servers):  # that of those who were early, too
+        await server.stop(0)
+    await until(lambda: len(served.servers) == 4)
+    async with grpc.aio.insecure_channel(served.target) as channel:
+        assert await echo(channel) == b"it"
+    await listener.stop(0)
+    await served.activation.close()
+    assert reaches(path, inherited)
 
 
-def test_while_no_server_follows_clients_wait(
+@asynchronous
+async def test_while_no_server_follows_clients_wait(
     path: Path, inherited: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def check() -> None:
-        served = Served(path, inherited)
-        listener = served.listener()
-        await listener.start()
-        prepare, tries = Handover.prepare, 0
+    served = Served(path, inherited)
+    listener = served.listener()
+    await listener.start()
+    prepare, tries = Handover.prepare, 0
 
-        def failing(handover: Handover) -> Path:
-            nonlocal tries
-            tries += 1
-            if tries == 1:
-                raise ConfigError("not now")
-            return prepare(handover)
+    def failing(handover: Handover) -> Path:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ConfigError("not now")
+        return prepare(handover)
 
-        monkeypatch.setattr(Handover, "prepare", failing)
-        await served.servers[0].stop(0)
-        await until(lambda: tries == 1)
-        async with grpc.aio.insecure_channel(served.target) as channel:
-            assert await echo(channel) == b"it"
-        await listener.stop(0)
-        await served.activation.close()
-
-    run(check())
+    monkeypatch.setattr(Handover, "prepare", failing)
+    await served.servers[0].stop(0)
+    await until(lambda: tries == 1)
+    async with grpc.aio.insecure_channel(served.target) as channel:
+        assert await echo(channel) == b"it"
+    await listener.stop(0)
+    await served.activation.close()
 
 
-def test_an_address_that_is_given_up_is_turned_away_and_can_be_taken_again(
+@asynchronous
+async def test_an_address_that_is_given_up_is_turned_away_and_can_be_taken_again(
     path: Path, inherited: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def check() -> None:
-        served = Served(path, inherited)
-        for _ in range(2):
-            listener = served.listener()
-            await listener.start()
-            async with grpc.aio.insecure_channel(served.target) as channel:
-                assert await echo(channel) == b"it"
-            listener.leave()
-            served.activation.turn_away()
-            await listener.stop(0)
-            reader, writer = await asyncio.open_unix_connection(path)
-            assert await reader.read() == b""
-            writer.close()
-        assert caplog.text.count("connections are closed") == 1
-        await served.activation.close()
-
-    run(check())
+    served = Served(path, inherited)
+    for _ in range(2):
+        listener = served.listener()
+        await listener.start()
+        async with grpc.aio.insecure_channel(served.target) as channel:
+            assert await echo(channel) == b"it"
+        listener.leave()
+        served.activation.turn_away()
+        await listener.stop(0)
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert await reader.read() == b""
+        writer.close()
+    assert caplog.text.count("connections are closed") == 1
+    await served.activation.close()

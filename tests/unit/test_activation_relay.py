@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edged.api.grpc.activation import Relay
-from tests.waiting import run, until
+from tests.waiting import asynchronous, until
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -52,41 +52,38 @@ async def said(path: Path, text: bytes) -> bytes:
     return answer
 
 
-def test_an_end_on_one_side_leaves_the_other_way_open(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with relaying(tmp_path, echo) as relay:
-            assert await said(tmp_path / "early", b"x" * 300_000) == b"heard " + b"x" * 300_000
-            await until(lambda: not relay.carried)
-
-    run(check())
-
-
-def test_many_who_waited_before_it_began_are_all_answered(tmp_path: Path) -> None:
-    async def check() -> None:
-        waiting = []
-        early = listening(tmp_path / "early")
-        for number in range(100):
-            client = socket.socket(socket.AF_UNIX)
-            client.connect(str(tmp_path / "early"))
-            client.sendall(b"%d" % number)
-            client.shutdown(socket.SHUT_WR)
-            client.setblocking(False)
-            waiting.append(client)
-        server = await asyncio.start_unix_server(echo, tmp_path / "late")
-        relay = Relay(early)
-        relay.to(tmp_path / "late")
-        loop = asyncio.get_running_loop()
-        for number, client in enumerate(waiting):
-            with client:
-                assert await loop.sock_recv(client, 99) == b"heard %d" % number
+@asynchronous
+async def test_an_end_on_one_side_leaves_the_other_way_open(tmp_path: Path) -> None:
+    async with relaying(tmp_path, echo) as relay:
+        assert await said(tmp_path / "early", b"x" * 300_000) == b"heard " + b"x" * 300_000
         await until(lambda: not relay.carried)
-        await relay.close()
-        server.close()
-
-    run(check())
 
 
-def test_who_reads_slowly_holds_up_the_one_that_writes(tmp_path: Path) -> None:
+@asynchronous
+async def test_many_who_waited_before_it_began_are_all_answered(tmp_path: Path) -> None:
+    waiting = []
+    early = listening(tmp_path / "early")
+    for number in range(100):
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(tmp_path / "early"))
+        client.sendall(b"%d" % number)
+        client.shutdown(socket.SHUT_WR)
+        client.setblocking(False)
+        waiting.append(client)
+    server = await asyncio.start_unix_server(echo, tmp_path / "late")
+    relay = Relay(early)
+    relay.to(tmp_path / "late")
+    loop = asyncio.get_running_loop()
+    for number, client in enumerate(waiting):
+        with client:
+            assert await loop.sock_recv(client, 99) == b"heard %d" % number
+    await until(lambda: not relay.carried)
+    await relay.close()
+    server.close()
+
+
+@asynchronous
+async def test_who_reads_slowly_holds_up_the_one_that_writes(tmp_path: Path) -> None:
     written, whole = 0, 64 << 20
 
     async def flood(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,25 +95,23 @@ def test_who_reads_slowly_holds_up_the_one_that_writes(tmp_path: Path) -> None:
             written += 65536
         writer.close()
 
-    async def check() -> None:
-        async with relaying(tmp_path, flood):
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "early", limit=1024)
-            before = -1
-            while before != written:  # until nothing moves any more
-                before = written
-                await asyncio.sleep(0.1)
-            assert 0 < written < 4 << 20
-            count = 0
-            while piece := await reader.read(1 << 20):
-                count += len(piece)
-            assert count == whole
-            writer.close()
-
-    run(check())
+    async with relaying(tmp_path, flood):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "early", limit=1024)
+        before = -1
+        while before != written:  # until nothing moves any more
+            before = written
+            await asyncio.sleep(0.1)
+        assert 0 < written < 4 << 20
+        count = 0
+        while piece := await reader.read(1 << 20):
+            count += len(piece)
+        assert count == whole
+        writer.close()
 
 
 @pytest.mark.parametrize("goes", ["client", "server"])
-def test_where_one_breaks_off_the_other_hears_of_it(tmp_path: Path, goes: str) -> None:
+@asynchronous
+async def test_where_one_breaks_off_the_other_hears_of_it(tmp_path: Path, goes: str) -> None:
     ended = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -129,24 +124,22 @@ def test_where_one_breaks_off_the_other_hears_of_it(tmp_path: Path, goes: str) -
         ended.set()
         writer.close()
 
-    async def check() -> None:
-        async with relaying(tmp_path, handler) as relay:
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "early")
-            writer.write(b"x")
-            if goes == "client":
-                await until(lambda: bool(relay.carried))
-                writer.transport.abort()
-                await ended.wait()
-            else:
-                with contextlib.suppress(ConnectionError):
-                    assert await reader.read() == b""
-                writer.close()
-            await until(lambda: not relay.carried)
-
-    run(check())
+    async with relaying(tmp_path, handler) as relay:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "early")
+        writer.write(b"x")
+        if goes == "client":
+            await until(lambda: bool(relay.carried))
+            writer.transport.abort()
+            await ended.wait()
+        else:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+        await until(lambda: not relay.carried)
 
 
-def test_who_leaves_without_reading_ends_both_ways(tmp_path: Path) -> None:
+@asynchronous
+async def test_who_leaves_without_reading_ends_both_ways(tmp_path: Path) -> None:
     """The system tells the relay of an error then, rather than of an end."""
     ended = asyncio.Event()
 
@@ -157,51 +150,46 @@ def test_who_leaves_without_reading_ends_both_ways(tmp_path: Path) -> None:
         ended.set()
         writer.close()
 
-    async def check() -> None:
-        async with relaying(tmp_path, handler) as relay:
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(str(tmp_path / "early"))
-                client.setblocking(False)
-                arrived = asyncio.Event()
-                asyncio.get_running_loop().add_reader(client, arrived.set)
-                await arrived.wait()
-                asyncio.get_running_loop().remove_reader(client)
-            await ended.wait()
-            await until(lambda: not relay.carried)
-            await until(lambda: not any("_pump" in repr(task) for task in asyncio.all_tasks()))
-
-    run(check())
+    async with relaying(tmp_path, handler) as relay:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "early"))
+            client.setblocking(False)
+            arrived = asyncio.Event()
+            asyncio.get_running_loop().add_reader(client, arrived.set)
+            await arrived.wait()
+            asyncio.get_running_loop().remove_reader(client)
+        await ended.wait()
+        await until(lambda: not relay.carried)
+        await until(lambda: not any("_pump" in repr(task) for task in asyncio.all_tasks()))
 
 
-def test_who_cannot_be_carried_yet_waits_and_is_carried_then(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def check() -> None:
-        relay = Relay(listening(tmp_path / "early"))
+@asynchronous
+async def test_connection_waits_until_the_server_can_be_reached(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    relay = Relay(listening(tmp_path / "early"))
+    relay.to(tmp_path / "late")
+    asking = asyncio.create_task(said(tmp_path / "early", b"it"))
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    assert 0 < len(caplog.records) < 5
+    server = await asyncio.start_unix_server(echo, tmp_path / "late")
+    assert await asking == b"heard it"
+    await relay.close()
+    server.close()
+
+
+@asynchronous
+async def test_at_rest_it_leaves_who_comes_to_the_next_one_and_carries_on_what_it_has(tmp_path: Path) -> None:
+    async with relaying(tmp_path, echo) as relay:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "early")
+        await until(lambda: relay.carried == 1)
+        relay.rest()
+        late = asyncio.create_task(said(tmp_path / "early", b"late"))
+        writer.write(b"early")
+        writer.write_eof()
+        assert await reader.read() == b"heard early"
+        writer.close()
+        assert not late.done()
         relay.to(tmp_path / "late")
-        asking = asyncio.create_task(said(tmp_path / "early", b"it"))
-        await asyncio.sleep(0.1)
-        assert not asking.done()
-        assert 0 < len(caplog.records) < 5
-        server = await asyncio.start_unix_server(echo, tmp_path / "late")
-        assert await asking == b"heard it"
-        await relay.close()
-        server.close()
-
-    run(check())
-
-
-def test_at_rest_it_leaves_who_comes_to_the_next_one_and_carries_on_what_it_has(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with relaying(tmp_path, echo) as relay:
-            reader, writer = await asyncio.open_unix_connection(tmp_path / "early")
-            await until(lambda: relay.carried == 1)
-            relay.rest()
-            late = asyncio.create_task(said(tmp_path / "early", b"late"))
-            writer.write(b"early")
-            writer.write_eof()
-            assert await reader.read() == b"heard early"
-            writer.close()
-            assert not late.done()
-            relay.to(tmp_path / "late")
-            assert await late == b"heard late"
-
-    run(check())
+        assert await late == b"heard late"

@@ -21,7 +21,7 @@ from edged.api.grpc.call_guard import CallGuard, end
 from edged.api.grpc.rpc import Context, Method
 from edged.config import Access, Tls
 from edged.errors import ClientLimited, InvalidInput
-from tests.waiting import run, until
+from tests.waiting import asynchronous, run, until
 
 API = Path(edged.api.__file__).parent
 # What gRPC gives to handlers, and how handlers are made known to it.
@@ -124,42 +124,38 @@ def guard(tmp_path: Path) -> Guard:
 
 @pytest.mark.parametrize("gives_many", [False, True])
 @pytest.mark.parametrize("takes_many", [False, True])
-def test_call_guard_cancelled_call_ends_handler_first_and_uses_no_freed_call(
+@asynchronous
+async def test_call_guard_cancelled_call_ends_handler_first_and_uses_no_freed_call(
     guard: Guard, takes_many: bool, gives_many: bool
 ) -> None:
-    async def work() -> None:
-        call, handlers = Call(), Handlers()
-        task = asyncio.create_task(guarded(guard, handlers, takes_many, gives_many)(None, call))
-        await until(lambda: bool(call.written) or not gives_many)
-        if takes_many:
-            await handlers.read.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        call.is_freed = True
-        assert handlers.ended == ["unix:"] or not gives_many
-        await asyncio.gather(*handlers.readers)  # which end by themselves
-        gc.collect()
-        await asyncio.sleep(0.05)
-        assert call.crashes == []
-        assert guard.limits.usage("test", "test", 0.0).is_idle
-
-    run(work())
+    call, handlers = Call(), Handlers()
+    task = asyncio.create_task(guarded(guard, handlers, takes_many, gives_many)(None, call))
+    await until(lambda: bool(call.written) or not gives_many)
+    if takes_many:
+        await handlers.read.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    call.is_freed = True
+    assert handlers.ended == ["unix:"] or not gives_many
+    await asyncio.gather(*handlers.readers)  # which end by themselves
+    gc.collect()
+    await asyncio.sleep(0.05)
+    assert call.crashes == []
+    assert guard.limits.usage("test", "test", 0.0).is_idle
 
 
-def test_call_guard_error_of_handler_becomes_status_of_call(guard: Guard) -> None:
+@asynchronous
+async def test_call_guard_error_of_handler_becomes_status_of_call(guard: Guard) -> None:
     class Failing(Handlers):
         async def many(self, asked: Any, context: Context) -> AsyncIterator[bytes]:
             yield b"answer"
             raise RuntimeError("no")
 
-    async def work() -> None:
-        call = Call()
-        with pytest.raises(grpc.aio.AbortError):
-            await guarded(guard, Failing(), gives_many=True)(None, call)
-        assert (call.status, call.written) == (grpc.StatusCode.INTERNAL, [b"answer"])
-
-    run(work())
+    call = Call()
+    with pytest.raises(grpc.aio.AbortError):
+        await guarded(guard, Failing(), gives_many=True)(None, call)
+    assert (call.status, call.written) == (grpc.StatusCode.INTERNAL, [b"answer"])
 
 
 @pytest.mark.parametrize(
@@ -170,18 +166,16 @@ def test_call_guard_error_of_handler_becomes_status_of_call(guard: Guard) -> Non
         (False, grpc.aio.EOF, grpc.StatusCode.INVALID_ARGUMENT),  # of a message that gRPC refuses for its size
     ],
 )
-def test_call_guard_refused_call_accounts_for_its_message(
+@asynchronous
+async def test_call_guard_refused_call_accounts_for_its_message(
     guard: Guard, takes_many: bool, message: Any, status: grpc.StatusCode
 ) -> None:
-    async def work() -> None:
-        guard.limits.bounds = Bounds(streams=0, requests=0, size=1 << 20, rate=1000.0)
-        call = Call(TCP, message)
-        with pytest.raises(grpc.aio.AbortError):
-            await guarded(guard, Handlers(), takes_many)(None, call)
-        assert call.status == status
-        assert guard.traffic.begin(TCP).accounted(max_message=MOST) > MOST
-
-    run(work())
+    guard.limits.bounds = Bounds(streams=0, requests=0, size=1 << 20, rate=1000.0)
+    call = Call(TCP, message)
+    with pytest.raises(grpc.aio.AbortError):
+        await guarded(guard, Handlers(), takes_many)(None, call)
+    assert call.status == status
+    assert guard.traffic.begin(TCP).accounted(max_message=MOST) > MOST
 
 
 # -- rules of the source -----------------------------------------------------------------------------------------------
@@ -267,14 +261,12 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_end_keeps_nothing_of_the_call_with_the_error() -> None:
-    async def work() -> None:
-        call, request = AbortedCall(), Request()
-        there = weakref.ref(request)
-        with pytest.raises(grpc.aio.AbortError):
-            await refuse(call, request, InvalidInput("no"))
-        del request
-        await until(lambda: there() is None)
-        assert call.raised is not None
-
-    run(work())
+@asynchronous
+async def test_end_keeps_nothing_of_the_call_with_the_error() -> None:
+    call, request = AbortedCall(), Request()
+    there = weakref.ref(request)
+    with pytest.raises(grpc.aio.AbortError):
+        await refuse(call, request, InvalidInput("no"))
+    del request
+    await until(lambda: there() is None)
+    assert call.raised is not None

@@ -20,7 +20,7 @@ from edged.serving.camera import Cameras
 from edged.serving.slot import Slot
 from edged.vision.detections import Detections
 from tests.fake_link import FakeLink
-from tests.waiting import run
+from tests.waiting import asynchronous, run
 
 _PICTURE = Detections.empty().pack()  # which the fake engine finds in it
 CONTEXT = Context("unix:")
@@ -102,53 +102,44 @@ def test_detect_tracking_without_its_library_later_answers_that_frame_so() -> No
     assert [bool(result.error.message) for result in results] == [False, True]
 
 
-def test_one_camera_too_many_ends_the_call_once_the_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_one_camera_too_many_ends_the_call_once_the_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "_MOST_CAMERAS", 2)
-
-    async def work() -> None:
-        room = Room()
-        with pytest.raises(Overloaded, match="2 cameras"):
-            await room.detect(sent(*(pb.Frame(camera=camera, model="m", encoded=_PICTURE) for camera in "abc")))
-        assert [(each.camera, each.connections, each.answered) for each in room.cameras.reports()] == [
-            ("a", 0, 1),
-            ("b", 0, 1),
-        ]
-
-    run(work())
+    room = Room()
+    with pytest.raises(Overloaded, match="2 cameras"):
+        await room.detect(sent(*(pb.Frame(camera=camera, model="m", encoded=_PICTURE) for camera in "abc")))
+    assert [(each.camera, each.connections, each.answered) for each in room.cameras.reports()] == [
+        ("a", 0, 1),
+        ("b", 0, 1),
+    ]
 
 
-def test_a_call_for_a_model_that_does_not_exist_ends_and_a_later_frame_for_one_is_answered_so() -> None:
-    async def work() -> None:
-        with pytest.raises(NotFound):
-            await Room().detect(sent(pb.Frame(camera="a", model="x", encoded=_PICTURE)))
-        frames = [pb.Frame(camera="a", model=model, sequence=n, encoded=_PICTURE) for n, model in enumerate("mx")]
-        first, second = await Room().detect(sent(*frames))
-        assert (first.error.message, second.error.message) == ("", "there is no model 'x'")
-
-    run(work())
+@asynchronous
+async def test_a_call_for_a_model_that_does_not_exist_ends_and_a_later_frame_for_one_is_answered_so() -> None:
+    with pytest.raises(NotFound):
+        await Room().detect(sent(pb.Frame(camera="a", model="x", encoded=_PICTURE)))
+    frames = [pb.Frame(camera="a", model=model, sequence=n, encoded=_PICTURE) for n, model in enumerate("mx")]
+    first, second = await Room().detect(sent(*frames))
+    assert (first.error.message, second.error.message) == ("", "there is no model 'x'")
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_the_error_of_a_refused_picture_does_not_keep_it() -> None:
-    async def work() -> None:
-        frames = (pb.Frame(camera="a", model="m", encoded=_PICTURE, rotation=45) for _ in range(3))
-        results = await Room().detect(sent(*frames))
-        assert ["rotation" in result.error.message for result in results] == [True] * 3
-        assert kept() == []
-
-    run(work())
+@asynchronous
+async def test_the_error_of_a_refused_picture_does_not_keep_it() -> None:
+    frames = (pb.Frame(camera="a", model="m", encoded=_PICTURE, rotation=45) for _ in range(3))
+    results = await Room().detect(sent(*frames))
+    assert ["rotation" in result.error.message for result in results] == [True] * 3
+    assert kept() == []
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_the_error_of_a_call_of_one_picture_does_not_keep_it() -> None:
-    async def work() -> None:
-        room = Room()
-        frame = pb.Frame(camera="a", model="m", encoded=_PICTURE)
-        asyncio.get_running_loop().call_soon(lambda: room.link.fail(InvalidInput("no picture")))
-        with contextlib.suppress(InvalidInput):
-            await room.service.answer(frame)
-            raise AssertionError("it was answered")
-        await asyncio.sleep(0)
-        assert kept() == []
-
-    run(work())
+@asynchronous
+async def test_the_error_of_a_call_of_one_picture_does_not_keep_it() -> None:
+    room = Room()
+    frame = pb.Frame(camera="a", model="m", encoded=_PICTURE)
+    asyncio.get_running_loop().call_soon(lambda: room.link.fail(InvalidInput("no picture")))
+    with contextlib.suppress(InvalidInput):
+        await room.service.answer(frame)
+        raise AssertionError("it was answered")
+    await asyncio.sleep(0)
+    assert kept() == []

@@ -6,7 +6,7 @@ import pytest
 
 from edged.api.endpoints.endpoints import Endpoint, Opened
 from edged.errors import ConfigError
-from tests.waiting import run
+from tests.waiting import asynchronous, run
 
 
 class FakeListener:
@@ -53,29 +53,24 @@ def test_change_closes_before_it_opens() -> None:
     assert listener.did == ["open a", "close a 2", "open b", "close b 1", "open c", "close c 0"]
 
 
-def test_change_that_fails_opens_the_previous_setting() -> None:
-    async def work() -> None:
-        endpoint = await started(FakeListener("b"), "a")
-        for _ in range(2):
-            with pytest.raises(ConfigError):
-                await endpoint.change("b", 0.0)
-            assert endpoint.addresses == ("a",)
-
-    run(work())
+@asynchronous
+async def test_change_that_fails_opens_the_previous_setting() -> None:
+    endpoint = await started(FakeListener("b"), "a")
+    for _ in range(2):
+        with pytest.raises(ConfigError):
+            await endpoint.change("b", 0.0)
+        assert endpoint.addresses == ("a",)
 
 
 @pytest.mark.parametrize(("before", "failures", "after"), [("a", 3, ("b",)), ("", 1, None)])
-def test_change_tries_again_only_if_it_was_open(before: str, failures: int, after: tuple[str, ...] | None) -> None:
+@asynchronous
+async def test_change_tries_again_if_it_was_open(before: str, failures: int, after: tuple[str, ...] | None) -> None:
     listener = FakeListener()
-
-    async def work() -> None:
-        endpoint = await started(listener, before)
-        listener.failures = failures
-        if after is not None:
+    endpoint = await started(listener, before)
+    listener.failures = failures
+    if after is not None:
+        await endpoint.change("b", 0.0)
+    else:
+        with pytest.raises(ConfigError):
             await endpoint.change("b", 0.0)
-        else:
-            with pytest.raises(ConfigError):
-                await endpoint.change("b", 0.0)
-        assert endpoint.addresses == (after or ())
-
-    run(work())
+    assert endpoint.addresses == (after or ())

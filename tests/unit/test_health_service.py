@@ -14,7 +14,7 @@ from edged.config import Health
 from edged.engines.plan import PlannedModel
 from edged.errors import NotFound, NotReady
 from tests.unit.control_room import model, planned_model, serve, settle
-from tests.waiting import run
+from tests.waiting import asynchronous
 
 Status = health_pb2.HealthCheckResponse
 NONE: Any = None
@@ -49,61 +49,53 @@ class World:
         return told, asyncio.get_running_loop().create_task(read())
 
 
-def test_the_daemon_and_its_services_serve_whatever_its_models_do() -> None:
-    async def story() -> None:
-        world = World()
-        world.add("m", ready=False).problem = NotReady("it is no model")
-        assert [await world.check(name) for name in ("", "edged.v1.Cameras")] == [Status.SERVING] * 2
-        assert await world.check("m") == Status.NOT_SERVING
-        with pytest.raises(NotFound, match="'nobody'"):
-            await world.check("nobody")
-
-    run(story())
+@asynchronous
+async def test_the_daemon_and_its_services_serve_whatever_its_models_do() -> None:
+    world = World()
+    world.add("m", ready=False).problem = NotReady("it is no model")
+    assert [await world.check(name) for name in ("", "edged.v1.Cameras")] == [Status.SERVING] * 2
+    assert await world.check("m") == Status.NOT_SERVING
+    with pytest.raises(NotFound, match="'nobody'"):
+        await world.check("nobody")
 
 
-def test_a_model_that_is_called_as_a_service_does_not_hide_it() -> None:
-    async def story() -> None:
-        world = World()
-        world.add("edged.v1.Cameras", ready=False)
-        assert await world.check("edged.v1.Cameras") == Status.SERVING
-
-    run(story())
+@asynchronous
+async def test_a_model_that_is_called_as_a_service_does_not_hide_it() -> None:
+    world = World()
+    world.add("edged.v1.Cameras", ready=False)
+    assert await world.check("edged.v1.Cameras") == Status.SERVING
 
 
-def test_a_watcher_is_told_each_change_once_and_of_nothing_else() -> None:
-    async def story() -> None:
-        world = World()
-        told, watching = world.watch("m")
-        await settle()
-        assert told == [Status.SERVICE_UNKNOWN]
-        world.add("m", ready=False)
-        world.add("other", ready=True)
-        for _ in range(3):
-            world.service.look()
-            await settle()
-        assert told[1:] == [Status.NOT_SERVING]
-        serve(world.models["m"], "key")
+@asynchronous
+async def test_a_watcher_is_told_each_change_once_and_of_nothing_else() -> None:
+    world = World()
+    told, watching = world.watch("m")
+    await settle()
+    assert told == [Status.SERVICE_UNKNOWN]
+    world.add("m", ready=False)
+    world.add("other", ready=True)
+    for _ in range(3):
         world.service.look()
         await settle()
-        assert told[2:] == [Status.SERVING]
-        del world.models["m"]
-        world.service.look()
-        await settle()
-        assert told[3:] == [Status.SERVICE_UNKNOWN]
-        watching.cancel()
+    assert told[1:] == [Status.NOT_SERVING]
+    serve(world.models["m"], "key")
+    world.service.look()
+    await settle()
+    assert told[2:] == [Status.SERVING]
+    del world.models["m"]
+    world.service.look()
+    await settle()
+    assert told[3:] == [Status.SERVICE_UNKNOWN]
+    watching.cancel()
 
-    run(story())
 
-
-def test_when_the_daemon_stops_watchers_are_told_and_let_go() -> None:
-    async def story() -> None:
-        world = World()
-        world.add("m", ready=True)
-        watchers = [world.watch(name) for name in ("", "m", "nobody")]
-        await settle()
-        world.service.stop()
-        await asyncio.wait_for(asyncio.gather(*(task for _, task in watchers)), 5)
-        assert [told[-1] for told, _ in watchers] == [Status.NOT_SERVING, Status.NOT_SERVING, Status.SERVICE_UNKNOWN]
-        assert await world.check("") == Status.NOT_SERVING
-
-    run(story())
+@asynchronous
+async def test_when_the_daemon_stops_watchers_are_told_and_let_go() -> None:
+    world = World()
+    world.add("m", ready=True)
+    watchers = [world.watch(name) for name in ("", "m", "nobody")]
+    await settle()
+    world.service.stop()
+    await asyncio.wait_for(asyncio.gather(*(task for _, task in watchers)), 5)
+    assert [told[-1] for told, _ in watchers] == [Status.NOT_SERVING, Status.NOT_SERVING, Status.SERVICE_UNKNOWN]
+    assert await world.check("") == Status.NOT_SERVING

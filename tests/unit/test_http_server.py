@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -19,23 +20,20 @@ from edged.api.http.server import Connection
 from edged.config import Http
 from edged.errors import ConfigError, ErrorCode
 from tests.unit.http_world import World, answer_of, get, inference, post, world
-from tests.waiting import run, until
+from tests.waiting import run, until, within
 
 LIVE = get("/v2/health/live")
 CHUNKED = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n"
 
 
-def play(scene: Callable[[World], Awaitable[None]]) -> None:
-    """Run a scene with a listener; afterwards it still answers."""
-
-    async def main() -> None:
-        async with world() as there:
-            await scene(there)
-            if there.path.exists():
-                status, _, body = await there.ask(post(inference()))
-                assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [0, 1])
-
-    run(main(), 60)
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[World]:
+    """A listener, which still answers afterwards."""
+    async with world() as there:
+        yield there
+        if there.path.exists():
+            status, _, body = await there.ask(post(inference()))
+            assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [0, 1])
 
 
 def code_of(body: bytes) -> str:
@@ -63,15 +61,13 @@ def padded() -> bytes:
     return post(inference() + b" " * (900 << 10))
 
 
-def test_requests_on_one_connection_are_answered_in_their_order() -> None:
-    async def scene(there: World) -> None:
-        reader, writer = await there.connect()
-        writer.write(b"".join(post(inference(id=str(number))) for number in range(20)))  # pipelined
-        ids = [json.loads((await answer_of(reader))[2])["id"] for _ in range(20)]
-        assert ids == [str(number) for number in range(20)]
-        writer.close()
-
-    play(scene)
+@within(serving)
+async def test_requests_on_one_connection_are_answered_in_their_order(there: World) -> None:
+    reader, writer = await there.connect()
+    writer.write(b"".join(post(inference(id=str(number))) for number in range(20)))  # pipelined
+    ids = [json.loads((await answer_of(reader))[2])["id"] for _ in range(20)]
+    assert ids == [str(number) for number in range(20)]
+    writer.close()
 
 
 @pytest.mark.parametrize(
@@ -99,40 +95,37 @@ def test_requests_on_one_connection_are_answered_in_their_order() -> None:
         (CHUNKED + b"\r\n" + chunks(bytes(3 << 20)), 413),
     ],
 )
-def test_request_that_cannot_be_answered_gets_a_status_and_a_code(sent: bytes, status: int) -> None:
-    async def scene(there: World) -> None:
-        found, headers, body = await there.ask(sent)
-        assert (found, headers["content-type"]) == (status, "application/json"), body
-        assert code_of(body)
-        assert b"a secret" not in body
-
-    play(scene)
+@within(serving)
+async def test_request_that_cannot_be_answered_gets_a_status_and_a_code(there: World, sent: bytes, status: int) -> None:
+    found, headers, body = await there.ask(sent)
+    assert (found, headers["content-type"]) == (status, "application/json"), body
+    assert code_of(body)
+    assert b"a secret" not in body
 
 
-def test_head_and_options_describe_get() -> None:
-    async def scene(there: World) -> None:
-        reader, writer = await there.connect()
-        writer.write(get("/v2/health/live", method="HEAD") + get("/v2/health/live", method="OPTIONS"))
-        assert (await answer_of(reader))[0] == 200
-        status, headers, _ = await answer_of(reader)
-        assert (status, headers["allow"]) == (204, "HEAD, GET, OPTIONS")
-        writer.close()
-
-    play(scene)
+@within(serving)
+async def test_head_and_options_describe_get(there: World) -> None:
+    reader, writer = await there.connect()
+    writer.write(get("/v2/health/live", method="HEAD") + get("/v2/health/live", method="OPTIONS"))
+    assert (await answer_of(reader))[0] == 200
+    status, headers, _ = await answer_of(reader)
+    assert (status, headers["allow"]) == (204, "HEAD, GET, OPTIONS")
+    writer.close()
 
 
-def test_body_in_chunks_and_packed_is_answered_packed() -> None:
-    async def scene(there: World) -> None:
-        packed = gzip.compress(inference(2000))
-        head = CHUNKED + b"content-encoding: gzip\r\naccept-encoding: gzip\r\n\r\n"
-        status, headers, body = await there.ask(head + chunks(packed[:50], packed[50:]))
-        assert (status, headers["content-encoding"]) == (200, "gzip")
-        assert json.loads(gzip.decompress(body))["outputs"][0]["data"] == list(range(2000))
-
-    play(scene)
+@within(serving)
+async def test_body_in_chunks_and_packed_is_answered_packed(there: World) -> None:
+    packed = gzip.compress(inference(2000))
+    head = CHUNKED + b"content-encoding: gzip\r\naccept-encoding: gzip\r\n\r\n"
+    status, headers, body = await there.ask(head + chunks(packed[:50], packed[50:]))
+    assert (status, headers["content-encoding"]) == (200, "gzip")
+    assert json.loads(gzip.decompress(body))["outputs"][0]["data"] == list(range(2000))
 
 
-def test_unpack_of_a_small_body_that_grows_large_is_not_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+@within(serving)
+async def test_unpack_of_a_small_body_that_grows_large_is_not_on_the_event_loop(
+    there: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads: list[threading.Thread] = []
     unpacked = bodies.unpacked
 
@@ -140,120 +133,103 @@ def test_unpack_of_a_small_body_that_grows_large_is_not_on_the_event_loop(monkey
         threads.append(threading.current_thread())
         return unpacked(body, encoding, limit)
 
-    async def scene(there: World) -> None:
-        for size in (100, 3 << 20):
-            await there.ask(encoded(gzip.compress(bytes(size))))
-
     monkeypatch.setattr(bodies, "unpacked", watched)
-    play(scene)
+    for size in (100, 3 << 20):
+        await there.ask(encoded(gzip.compress(bytes(size))))
     assert [each is threading.main_thread() for each in threads] == [True, False]
 
 
-def test_nothing_is_read_after_a_body_with_two_lengths() -> None:
-    async def scene(there: World) -> None:
-        reader, writer = await there.connect()
-        writer.write(CHUNKED + b"content-length: 9\r\n\r\n" + chunks(inference()) + LIVE)
-        status, headers, _ = await answer_of(reader)
-        assert (status, headers["connection"]) == (200, "close")
-        assert await asyncio.wait_for(reader.read(), 20) == b""
+@within(serving)
+async def test_nothing_is_read_after_a_body_with_two_lengths(there: World) -> None:
+    reader, writer = await there.connect()
+    writer.write(CHUNKED + b"content-length: 9\r\n\r\n" + chunks(inference()) + LIVE)
+    status, headers, _ = await answer_of(reader)
+    assert (status, headers["connection"]) == (200, "close")
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+
+
+@within(serving)
+async def test_expect_continue_is_answered_before_the_body(there: World) -> None:
+    reader, writer = await there.connect()
+    head, _, body = post(inference(), headers="expect: 100-continue\r\n").partition(b"\r\n\r\n")
+    writer.write(head + b"\r\n\r\n")
+    assert b"100 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    writer.write(body)
+    assert (await answer_of(reader))[0] == 200
+    writer.close()
+    too_large = post(b"", headers="expect: 100-continue\r\n").replace(b"length: 0", b"length: 9999999")
+    status, headers, _ = await there.ask(too_large)  # without the body
+    assert (status, headers["connection"]) == (413, "close")
+
+
+@within(serving)
+async def test_all_bodies_together_are_bounded_until_they_are_answered(there: World) -> None:
+    there.echo.gate.clear()
+    many = [asyncio.create_task(there.ask(padded())) for _ in range(4)]
+    await until(lambda: there.echo.waiting == 4)
+    status, _, body = await there.ask(padded())
+    assert (status, code_of(body)) == (503, "OVERLOADED")
+    there.echo.gate.set()
+    assert [(await task)[0] for task in many] == [200] * 4
+    assert (await there.ask(padded()))[0] == 200
+
+
+@within(serving)
+async def test_announced_bodies_take_no_room(there: World) -> None:
+    silent = [await there.connect() for _ in range(8)]
+    for _, writer in silent:
+        writer.write(b"POST /v2/models/m/infer HTTP/1.1\r\nhost: here\r\ncontent-length: 1000000\r\n\r\n[")
+    await asyncio.gather(*(writer.drain() for _, writer in silent))
+    assert (await there.ask(padded()))[0] == 200
+    for _, writer in silent:
         writer.close()
 
-    play(scene)
 
-
-def test_expect_continue_is_answered_before_the_body() -> None:
-    async def scene(there: World) -> None:
-        reader, writer = await there.connect()
-        head, _, body = post(inference(), headers="expect: 100-continue\r\n").partition(b"\r\n\r\n")
-        writer.write(head + b"\r\n\r\n")
-        assert b"100 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
-        writer.write(body)
-        assert (await answer_of(reader))[0] == 200
+@within(serving)
+async def test_slowest_body_gives_way_if_no_room_is_left(there: World) -> None:
+    stopped = [await there.connect() for _ in range(4)]
+    for _, writer in stopped:
+        writer.write(padded()[:-5])
+        await writer.drain()
+    await asyncio.sleep(1.0)  # so that the next one is faster
+    assert (await there.ask(padded()))[0] == 200
+    ended = [asyncio.create_task(answer_of(reader)) for reader, _ in stopped]
+    done, others = await asyncio.wait(ended, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result()[0] for task in done] == [503]
+    for task in others:
+        task.cancel()
+    for _, writer in stopped:
         writer.close()
-        too_large = post(b"", headers="expect: 100-continue\r\n").replace(b"length: 0", b"length: 9999999")
-        status, headers, _ = await there.ask(too_large)  # without the body
-        assert (status, headers["connection"]) == (413, "close")
-
-    play(scene)
 
 
-def test_all_bodies_together_are_bounded_until_they_are_answered() -> None:
-    async def scene(there: World) -> None:
-        there.echo.gate.clear()
-        many = [asyncio.create_task(there.ask(padded())) for _ in range(4)]
-        await until(lambda: there.echo.waiting == 4)
-        status, _, body = await there.ask(padded())
-        assert (status, code_of(body)) == (503, "OVERLOADED")
-        there.echo.gate.set()
-        assert [(await task)[0] for task in many] == [200] * 4
-        assert (await there.ask(padded()))[0] == 200
-
-    play(scene)
-
-
-def test_announced_bodies_take_no_room() -> None:
-    async def scene(there: World) -> None:
-        silent = [await there.connect() for _ in range(8)]
-        for _, writer in silent:
-            writer.write(b"POST /v2/models/m/infer HTTP/1.1\r\nhost: here\r\ncontent-length: 1000000\r\n\r\n[")
-        await asyncio.gather(*(writer.drain() for _, writer in silent))
-        assert (await there.ask(padded()))[0] == 200
-        for _, writer in silent:
-            writer.close()
-
-    play(scene)
-
-
-def test_slowest_body_gives_way_if_no_room_is_left() -> None:
-    async def scene(there: World) -> None:
-        stopped = [await there.connect() for _ in range(4)]
-        for _, writer in stopped:
-            writer.write(padded()[:-5])
-            await writer.drain()
-        await asyncio.sleep(1.0)  # so that the next one is faster
-        assert (await there.ask(padded()))[0] == 200
-        ended = [asyncio.create_task(answer_of(reader)) for reader, _ in stopped]
-        done, others = await asyncio.wait(ended, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-        assert [task.result()[0] for task in done] == [503]
-        for task in others:
-            task.cancel()
-        for _, writer in stopped:
-            writer.close()
-
-    play(scene)
-
-
-def test_call_whose_token_is_revoked_ends_as_unauthenticated() -> None:
-    async def scene(there: World) -> None:
-        token, secret = make("doomed", ALL, 0.0)
-        there.tokens.add(token)
+@within(serving)
+async def test_call_whose_token_is_revoked_ends_as_unauthenticated(there: World) -> None:
+    token, secret = make("doomed", ALL, 0.0)
+    there.tokens.add(token)
+    there.guard.look()
+    there.echo.gate.clear()
+    asked = asyncio.create_task(there.ask(post(inference(), headers=f"authorization: Bearer {secret}\r\n")))
+    await until(lambda: there.echo.waiting == 1)
+    there.tokens.revoke("doomed")
+    while not asked.done():
         there.guard.look()
-        there.echo.gate.clear()
-        asked = asyncio.create_task(there.ask(post(inference(), headers=f"authorization: Bearer {secret}\r\n")))
-        await until(lambda: there.echo.waiting == 1)
-        there.tokens.revoke("doomed")
-        while not asked.done():
-            there.guard.look()
-            await asyncio.sleep(0.05)
-        assert (await asked)[0] == 401
-        assert there.echo.cancelled == 1
-        there.echo.gate.set()
-
-    play(scene)
+        await asyncio.sleep(0.05)
+    assert (await asked)[0] == 401
+    assert there.echo.cancelled == 1
+    there.echo.gate.set()
 
 
-def test_request_of_a_client_that_disconnects_is_cancelled() -> None:
-    async def scene(there: World) -> None:
-        there.echo.gate.clear()
-        for sent in (post(inference()), post(inference())[:-5]):
-            _, writer = await there.connect()
-            writer.write(sent)
-            await until(lambda: there.echo.waiting + there.echo.cancelled == 1)
-            writer.close()
-            await until(lambda: there.echo.cancelled == 1)
-        there.echo.gate.set()
-
-    play(scene)
+@within(serving)
+async def test_request_of_a_client_that_disconnects_is_cancelled(there: World) -> None:
+    there.echo.gate.clear()
+    for sent in (post(inference()), post(inference())[:-5]):
+        _, writer = await there.connect()
+        writer.write(sent)
+        await until(lambda: there.echo.waiting + there.echo.cancelled == 1)
+        writer.close()
+        await until(lambda: there.echo.cancelled == 1)
+    there.echo.gate.set()
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
@@ -263,77 +239,63 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-def test_connection_whose_head_takes_too_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@within(serving)
+async def test_connection_whose_head_takes_too_long_is_closed(there: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "head_seconds", 0.3)
-
-    async def scene(there: World) -> None:
-        used = await there.connect()
-        used[1].write(LIVE)
-        assert (await answer_of(used[0]))[0] == 200
-        for reader, writer in (await there.connect(), used, await there.connect()):
-            writer.write(b"GET /v2/health/live HTTP/1.1\r\nx: ")
-            assert await is_closed(reader)
-            writer.close()
-
-    play(scene)
-
-
-def test_body_that_stops_ends_with_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies.Bodies, "idle_seconds", 0.2)
-
-    async def scene(there: World) -> None:
-        assert (await there.ask(post(inference())[:-5]))[0] == 408
-
-    play(scene)
-
-
-def test_response_that_is_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "unread_seconds", 0.2)
-
-    async def scene(there: World) -> None:
-        reader, writer = await asyncio.open_unix_connection(there.path, limit=1024)
-        for _ in range(30):
-            writer.write(post(inference(100_000)))
-        await until(lambda: writer.is_closing() or reader.at_eof() or reader.exception() is not None)
+    used = await there.connect()
+    used[1].write(LIVE)
+    assert (await answer_of(used[0]))[0] == 200
+    for reader, writer in (await there.connect(), used, await there.connect()):
+        writer.write(b"GET /v2/health/live HTTP/1.1\r\nx: ")
+        assert await is_closed(reader)
         writer.close()
 
-    play(scene)
+
+@within(serving)
+async def test_body_that_stops_ends_with_a_timeout(there: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies.Bodies, "idle_seconds", 0.2)
+    assert (await there.ask(post(inference())[:-5]))[0] == 408
 
 
-def test_connection_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@within(serving)
+async def test_response_that_is_not_read_is_dropped(there: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "unread_seconds", 0.2)
+    reader, writer = await asyncio.open_unix_connection(there.path, limit=1024)
+    for _ in range(30):
+        writer.write(post(inference(100_000)))
+    await until(lambda: writer.is_closing() or reader.at_eof() or reader.exception() is not None)
+    writer.close()
+
+
+@within(serving)
+async def test_connection_beyond_the_limit_is_refused(there: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "most", 3)
-
-    async def scene(there: World) -> None:
-        kept = [await there.connect() for _ in range(3)]
-        for reader, writer in kept:
-            writer.write(LIVE)
-            assert (await answer_of(reader))[0] == 200
-        status, _, body = await there.ask(LIVE)
-        assert (status, code_of(body)) == (503, "OVERLOADED")
-        for reader, writer in kept:
-            writer.close()
-            await is_closed(reader)
-
-    play(scene)
+    kept = [await there.connect() for _ in range(3)]
+    for reader, writer in kept:
+        writer.write(LIVE)
+        assert (await answer_of(reader))[0] == 200
+    status, _, body = await there.ask(LIVE)
+    assert (status, code_of(body)) == (503, "OVERLOADED")
+    for reader, writer in kept:
+        writer.close()
+        await is_closed(reader)
 
 
 @pytest.mark.parametrize(("grace", "status"), [(20.0, 200), (0.2, 503)])
-def test_stop_answers_running_requests_within_its_grace(grace: float, status: int) -> None:
-    async def scene(there: World) -> None:
-        there.echo.gate.clear()
-        running = asyncio.create_task(there.ask(post(inference())))
-        await until(lambda: there.echo.waiting == 1)
-        _, idle = await there.connect()
-        stopping = asyncio.create_task(there.listener.stop(grace))
-        await asyncio.sleep(0.3)
-        if status == 200:
-            there.echo.gate.set()
-        assert (await running)[0] == status
-        await stopping
-        assert not there.path.exists()
-        idle.close()
-
-    play(scene)
+@within(serving)
+async def test_stop_answers_running_requests_within_its_grace(there: World, grace: float, status: int) -> None:
+    there.echo.gate.clear()
+    running = asyncio.create_task(there.ask(post(inference())))
+    await until(lambda: there.echo.waiting == 1)
+    _, idle = await there.connect()
+    stopping = asyncio.create_task(there.listener.stop(grace))
+    await asyncio.sleep(0.3)
+    if status == 200:
+        there.echo.gate.set()
+    assert (await running)[0] == status
+    await stopping
+    assert not there.path.exists()
+    idle.close()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from edged.serving.slot import Slot
 from edged.serving.trace import Tracing
 from edged.tensors import TensorSpec
 from tests.fake_link import FakeLink, engine_ref
-from tests.waiting import run
+from tests.waiting import asynchronous
 
 CALLER = Caller("unix:")
 
@@ -87,93 +87,81 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_strings_of_two_clients_are_never_put_into_one_tensor() -> None:
-    async def work() -> None:
-        world = World("BYTES", gives="UINT8")
-        mine = struct.pack("<I", 6) + b"secret"
-        greedy = struct.pack("<I", len(mine))  # its string would be the bytes of whatever comes behind it
-        first, second = world.ask(greedy, [1, 1]), world.ask(mine, [1, 1])
-        await turn()
-        world.serve()
-        assert world.link.sent() == [greedy, mine]
-        while world.link.jobs:
-            world.link.answer()
-            await turn()
-        assert await second == [mine]
-        await first
-
-    run(work())
-
-
-def test_rows_that_go_alone_are_counted_all_the_same() -> None:
-    async def work() -> None:
-        world = World("BYTES")
-        world.serve()
-        task = world.ask(struct.pack("<I", 0) * 3, [3, 1])
-        await turn()
+@asynchronous
+async def test_the_strings_of_two_clients_are_never_put_into_one_tensor() -> None:
+    world = World("BYTES", gives="UINT8")
+    mine = struct.pack("<I", 6) + b"secret"
+    greedy = struct.pack("<I", len(mine))  # its string would be the bytes of whatever comes behind it
+    first, second = world.ask(greedy, [1, 1]), world.ask(mine, [1, 1])
+    await turn()
+    world.serve()
+    assert world.link.sent() == [greedy, mine]
+    while world.link.jobs:
         world.link.answer()
-        await task
-        figures = world.slot.statistics
-        assert (figures.inference_count, figures.execution_count, list(figures.batches)) == (3, 1, [3])
-
-    run(work())
-
-
-def test_a_request_that_nobody_waits_for_is_in_line_without_its_bytes() -> None:
-    async def work() -> None:
-        world = World("UINT8")
-        contents = memoryview(bytes(1000))
-        kept = weakref.ref(contents)
-        task = world.ask(contents, [1, 1000])
-        del contents
         await turn()
-        assert world.slot.waiting == 1
-        assert kept() is not None
-        task.cancel()
-        await turn()
-        del task
-        gc.collect()
-        assert kept() is None
+    assert await second == [mine]
+    await first
 
-    run(work())
+
+@asynchronous
+async def test_rows_that_go_alone_are_counted_all_the_same() -> None:
+    world = World("BYTES")
+    world.serve()
+    task = world.ask(struct.pack("<I", 0) * 3, [3, 1])
+    await turn()
+    world.link.answer()
+    await task
+    figures = world.slot.statistics
+    assert (figures.inference_count, figures.execution_count, list(figures.batches)) == (3, 1, [3])
+
+
+@asynchronous
+async def test_a_request_that_nobody_waits_for_is_in_line_without_its_bytes() -> None:
+    world = World("UINT8")
+    contents = memoryview(bytes(1000))
+    kept = weakref.ref(contents)
+    task = world.ask(contents, [1, 1000])
+    del contents
+    await turn()
+    assert world.slot.waiting == 1
+    assert kept() is not None
+    task.cancel()
+    await turn()
+    del task
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_a_model_says_whether_a_request_may_have_a_limit_of_its_own(is_allowed: bool) -> None:
-    async def work() -> None:
-        world = World("UINT8", policy=QueuePolicy(timeout=3600, allow_override=is_allowed))
-        task = world.ask(b"a", [1, 1], timeout=1)
-        await asyncio.sleep(0.01)
-        world.serve()
-        assert len(world.link.jobs) == (not is_allowed)
-        world.slot.refuse(EngineUnusable("the test is over"))
-        task.cancel()
-
-    run(work())
+@asynchronous
+async def test_a_model_says_whether_a_request_may_have_a_limit_of_its_own(is_allowed: bool) -> None:
+    world = World("UINT8", policy=QueuePolicy(timeout=3600, allow_override=is_allowed))
+    task = world.ask(b"a", [1, 1], timeout=1)
+    await asyncio.sleep(0.01)
+    world.serve()
+    assert len(world.link.jobs) == (not is_allowed)
+    world.slot.refuse(EngineUnusable("the test is over"))
+    task.cancel()
 
 
-def test_a_far_deadline_is_no_way_round_a_models_own_limit() -> None:
-    async def work() -> None:
-        world = World("UINT8", policy=QueuePolicy(timeout=0.005, allow_override=True))
-        task = world.ask(b"a", [1, 1], timeout=1 << 40)
-        await asyncio.sleep(0.03)
-        world.serve()
-        assert not world.link.jobs
-        await turn()
-        assert task.done()
-        assert "deadline" in str(task.exception())
-
-    run(work())
+@asynchronous
+async def test_a_far_deadline_is_no_way_round_a_models_own_limit() -> None:
+    world = World("UINT8", policy=QueuePolicy(timeout=0.005, allow_override=True))
+    task = world.ask(b"a", [1, 1], timeout=1 << 40)
+    await asyncio.sleep(0.03)
+    world.serve()
+    assert not world.link.jobs
+    await turn()
+    assert task.done()
+    assert "deadline" in str(task.exception())
 
 
-def test_requests_that_wait_for_a_model_that_is_refused_are_counted_as_failed() -> None:
-    async def work() -> None:
-        world = World("UINT8")
-        task = world.ask(b"a", [1, 1])
-        await turn()
-        world.slot.refuse(EngineUnusable("it is gone"))
-        await turn()
-        assert isinstance(task.exception(), EngineUnusable)
-        assert world.slot.statistics.fail.count == world.slot.failed == 1
-
-    run(work())
+@asynchronous
+async def test_requests_that_wait_for_a_model_that_is_refused_are_counted_as_failed() -> None:
+    world = World("UINT8")
+    task = world.ask(b"a", [1, 1])
+    await turn()
+    world.slot.refuse(EngineUnusable("it is gone"))
+    await turn()
+    assert isinstance(task.exception(), EngineUnusable)
+    assert world.slot.statistics.fail.count == world.slot.failed == 1

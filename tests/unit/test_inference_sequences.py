@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
 from edged.api.inference.requests import Options
 from edged.api.inference.sequences import Sequences, StateTensor
 from edged.errors import DeadlineExceeded, InvalidInput, Overloaded
-from tests.waiting import run, until
+from tests.waiting import asynchronous, until, within
 
 FOREVER = float("inf")
 
@@ -39,203 +40,175 @@ class Book:
             return turn.state
 
 
-def play(scene: Callable[[Book], Awaitable[None]], **limits: int) -> None:
-    async def main() -> None:
-        book = Book(**limits)
-        await scene(book)
-        book.sequences.close()
-
-    run(main())
+@contextlib.asynccontextmanager
+async def counting(**limits: int) -> AsyncIterator[Book]:
+    book = Book(**limits)
+    yield book
+    book.sequences.close()
 
 
-def test_request_begins_with_the_state_of_the_one_before() -> None:
-    async def scene(book: Book) -> None:
-        assert await book.answer(1, starts=True) is None
-        assert await book.answer(1.5) == state(4, b"1")
-        assert await book.answer(2, starts=True) is None
-        assert await book.answer(2.5) == state(4, b"2")
-
-    play(scene)
+@within(counting)
+async def test_request_begins_with_the_state_of_the_one_before(book: Book) -> None:
+    assert await book.answer(1, starts=True) is None
+    assert await book.answer(1.5) == state(4, b"1")
+    assert await book.answer(2, starts=True) is None
+    assert await book.answer(2.5) == state(4, b"2")
 
 
-def test_request_of_a_sequence_that_is_not_begun_or_has_ended_is_refused() -> None:
-    async def scene(book: Book) -> None:
-        with pytest.raises(InvalidInput, match="'7'"):
-            await book.answer(1)
-        await book.answer(1, starts=True, ends=True)
-        assert len(book.sequences) == book.sequences.size == 0
-        with pytest.raises(InvalidInput):
-            await book.answer(1)
-
-    play(scene)
+@within(counting)
+async def test_request_of_a_sequence_that_is_not_begun_or_has_ended_is_refused(book: Book) -> None:
+    with pytest.raises(InvalidInput, match="'7'"):
+        await book.answer(1)
+    await book.answer(1, starts=True, ends=True)
+    assert len(book.sequences) == book.sequences.size == 0
+    with pytest.raises(InvalidInput):
+        await book.answer(1)
 
 
-def test_sequence_that_is_idle_too_long_is_forgotten() -> None:
-    async def scene(book: Book) -> None:
-        await book.answer(1, starts=True)
-        book.now = 1.9
-        assert book.sequences.expire() == 2.0
-        await book.answer(1.99)
-        book.now = 2.5
-        assert book.sequences.expire() == 2.99
-        book.now = 3.0
-        assert book.sequences.expire() is None
-        assert len(book.sequences) == book.sequences.size == 0
-        await book.answer(4, starts=True)
-        with pytest.raises(InvalidInput):
-            await book.answer(5)  # also before it is looked for
-
-    play(scene)
+@within(counting)
+async def test_sequence_that_is_idle_too_long_is_forgotten(book: Book) -> None:
+    await book.answer(1, starts=True)
+    book.now = 1.9
+    assert book.sequences.expire() == 2.0
+    await book.answer(1.99)
+    book.now = 2.5
+    assert book.sequences.expire() == 2.99
+    book.now = 3.0
+    assert book.sequences.expire() is None
+    assert len(book.sequences) == book.sequences.size == 0
+    await book.answer(4, starts=True)
+    with pytest.raises(InvalidInput):
+        await book.answer(5)  # also before it is looked for
 
 
-def test_sequence_with_a_running_request_is_not_forgotten() -> None:
-    async def scene(book: Book) -> None:
-        async with book.sequences.turn("model", asked(starts=True), 1.0, FOREVER) as turn:
-            book.now = 100.0
-            assert book.sequences.expire() == 101.0
-            turn.commit(state())
-        assert await book.answer(100.5) == state()
-
-    play(scene)
+@within(counting)
+async def test_sequence_with_a_running_request_is_not_forgotten(book: Book) -> None:
+    async with book.sequences.turn("model", asked(starts=True), 1.0, FOREVER) as turn:
+        book.now = 100.0
+        assert book.sequences.expire() == 101.0
+        turn.commit(state())
+    assert await book.answer(100.5) == state()
 
 
-def test_failed_request_changes_nothing() -> None:
+@within(counting)
+async def test_failed_request_changes_nothing(book: Book) -> None:
     async def fail(book: Book, options: Options) -> None:
         with pytest.raises(RuntimeError):
             async with book.sequences.turn("model", options, 1.0, FOREVER):
                 raise RuntimeError
 
-    async def scene(book: Book) -> None:
-        await fail(book, asked(starts=True))
-        assert len(book.sequences) == 0
-        await book.answer(1, starts=True)
-        await fail(book, asked(ends=True))
-        assert await book.answer(1) == state(4, b"1")
-
-    play(scene)
+    await fail(book, asked(starts=True))
+    assert len(book.sequences) == 0
+    await book.answer(1, starts=True)
+    await fail(book, asked(ends=True))
+    assert await book.answer(1) == state(4, b"1")
 
 
-def test_sequences_beyond_the_limit_are_refused_and_idle_ones_give_way() -> None:
-    async def scene(book: Book) -> None:
-        for number in (1, 2):
-            await book.answer(1, starts=True, of=number)
-        with pytest.raises(Overloaded):
-            await book.answer(1.5, starts=True, of=3)
-        await book.answer(2.5, starts=True, of=3)
-        assert len(book.sequences) == 1
-
-    play(scene, most=2)
+@within(counting, most=2)
+async def test_sequences_beyond_the_limit_are_refused_and_idle_ones_give_way(book: Book) -> None:
+    for number in (1, 2):
+        await book.answer(1, starts=True, of=number)
+    with pytest.raises(Overloaded):
+        await book.answer(1.5, starts=True, of=3)
+    await book.answer(2.5, starts=True, of=3)
+    assert len(book.sequences) == 1
 
 
-def test_states_beyond_the_limit_are_refused_and_the_previous_stays() -> None:
-    async def scene(book: Book) -> None:
-        await book.answer(1, starts=True, size=1 << 20)
-        with pytest.raises(Overloaded):
-            await book.answer(1.5, size=(1 << 20) + 1)
-        assert book.sequences.size == 1 << 20
-        assert await book.answer(1.6, size=8) == state(1 << 20, b"1")
-        assert book.sequences.size == 8
-
-    play(scene)
+@within(counting)
+async def test_states_beyond_the_limit_are_refused_and_the_previous_stays(book: Book) -> None:
+    await book.answer(1, starts=True, size=1 << 20)
+    with pytest.raises(Overloaded):
+        await book.answer(1.5, size=(1 << 20) + 1)
+    assert book.sequences.size == 1 << 20
+    assert await book.answer(1.6, size=8) == state(1 << 20, b"1")
+    assert book.sequences.size == 8
 
 
-def test_requests_of_one_sequence_run_in_order_of_arrival() -> None:
-    async def scene(book: Book) -> None:
-        seen: list[int] = []
-        busy = 0
+@within(counting)
+async def test_requests_of_one_sequence_run_in_order_of_arrival(book: Book) -> None:
+    seen: list[int] = []
+    busy = 0
 
-        async def ask(number: int) -> None:
-            nonlocal busy
-            expires = FOREVER if number % 3 else time.monotonic() + 60
-            async with book.sequences.turn("model", asked(starts=number == 0), 60.0, expires) as turn:
-                busy += 1
-                assert busy == 1
-                assert turn.state == (state(number) if number else None)
-                await asyncio.sleep(0.002 * (number % 2))
-                turn.commit(state(number + 1))
-                seen.append(number)
-                busy -= 1
+    async def ask(number: int) -> None:
+        nonlocal busy
+        expires = FOREVER if number % 3 else time.monotonic() + 60
+        async with book.sequences.turn("model", asked(starts=number == 0), 60.0, expires) as turn:
+            busy += 1
+            assert busy == 1
+            assert turn.state == (state(number) if number else None)
+            await asyncio.sleep(0.002 * (number % 2))
+            turn.commit(state(number + 1))
+            seen.append(number)
+            busy -= 1
 
-        await asyncio.gather(*map(ask, range(20)))
-        assert seen == list(range(20))
-
-    play(scene)
+    await asyncio.gather(*map(ask, range(20)))
+    assert seen == list(range(20))
 
 
-def test_sequences_of_other_names_and_models_do_not_wait_for_each_other() -> None:
-    async def scene(book: Book) -> None:
-        async with (
-            book.sequences.turn("model", asked(1, starts=True), 60.0, FOREVER),
-            book.sequences.turn("model", asked("1", starts=True), 60.0, FOREVER),
-            book.sequences.turn("other", asked(1, starts=True), 60.0, FOREVER),
-        ):
-            pass
-
-    play(scene)
+@within(counting)
+async def test_sequences_of_other_names_and_models_do_not_wait_for_each_other(book: Book) -> None:
+    async with (
+        book.sequences.turn("model", asked(1, starts=True), 60.0, FOREVER),
+        book.sequences.turn("model", asked("1", starts=True), 60.0, FOREVER),
+        book.sequences.turn("other", asked(1, starts=True), 60.0, FOREVER),
+    ):
+        pass
 
 
-def test_cancelled_or_late_request_gives_its_turn_to_the_next() -> None:
-    async def scene(book: Book) -> None:
-        order: list[str] = []
+@within(counting)
+async def test_cancelled_or_late_request_gives_its_turn_to_the_next(book: Book) -> None:
+    order: list[str] = []
 
-        async def ask(name: str, expires: float = FOREVER) -> None:
-            async with book.sequences.turn("model", asked(), 60.0, expires):
-                order.append(name)
+    async def ask(name: str, expires: float = FOREVER) -> None:
+        async with book.sequences.turn("model", asked(), 60.0, expires):
+            order.append(name)
 
-        async with book.sequences.turn("model", asked(starts=True), 60.0, FOREVER) as turn:
-            gone = asyncio.create_task(ask("gone"))
-            late = asyncio.create_task(ask("late", time.monotonic() + 0.01))
-            last = asyncio.create_task(ask("last"))
-            with pytest.raises(DeadlineExceeded):
-                await late
-            gone.cancel()
-            turn.commit(state())
-        await last
-        assert order == ["last"]
-        # Cancelled just after it got the turn.
-        async with book.sequences.turn("model", asked(), 60.0, FOREVER):
-            gone, last = asyncio.create_task(ask("gone")), asyncio.create_task(ask("last"))
-            await asyncio.sleep(0)
+    async with book.sequences.turn("model", asked(starts=True), 60.0, FOREVER) as turn:
+        gone = asyncio.create_task(ask("gone"))
+        late = asyncio.create_task(ask("late", time.monotonic() + 0.01))
+        last = asyncio.create_task(ask("last"))
+        with pytest.raises(DeadlineExceeded):
+            await late
         gone.cancel()
-        await last
-        assert order == ["last", "last"]
+        turn.commit(state())
+    await last
+    assert order == ["last"]
+    # Cancelled just after it got the turn.
+    async with book.sequences.turn("model", asked(), 60.0, FOREVER):
+        gone, last = asyncio.create_task(ask("gone")), asyncio.create_task(ask("last"))
+        await asyncio.sleep(0)
+    gone.cancel()
+    await last
+    assert order == ["last", "last"]
 
-    play(scene)
+
+@within(counting)
+async def test_request_that_waits_behind_the_end_of_its_sequence_is_refused(book: Book) -> None:
+    async with book.sequences.turn("model", asked(starts=True, ends=True), 60.0, FOREVER) as turn:
+        behind = asyncio.create_task(book.answer(1))
+        await asyncio.sleep(0)
+        turn.commit(state())
+    with pytest.raises(InvalidInput):
+        await behind
 
 
-def test_request_that_waits_behind_the_end_of_its_sequence_is_refused() -> None:
-    async def scene(book: Book) -> None:
-        async with book.sequences.turn("model", asked(starts=True, ends=True), 60.0, FOREVER) as turn:
-            behind = asyncio.create_task(book.answer(1))
-            await asyncio.sleep(0)
+@within(counting)
+async def test_requests_that_wait_beyond_the_limit_are_refused(book: Book) -> None:
+    async with book.sequences.turn("model", asked(starts=True), 60.0, FOREVER):
+        waiting = [asyncio.create_task(book.answer(1)) for _ in range(63)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await book.answer(1)
+        for task in waiting:
+            task.cancel()
+
+
+@asynchronous
+async def test_memory_of_forgotten_sequences_is_freed_in_time() -> None:
+    sequences = Sequences()
+    for number in range(3):
+        async with sequences.turn("model", asked(number + 1, starts=True), 0.01, FOREVER) as turn:
             turn.commit(state())
-        with pytest.raises(InvalidInput):
-            await behind
-
-    play(scene)
-
-
-def test_requests_that_wait_beyond_the_limit_are_refused() -> None:
-    async def scene(book: Book) -> None:
-        async with book.sequences.turn("model", asked(starts=True), 60.0, FOREVER):
-            waiting = [asyncio.create_task(book.answer(1)) for _ in range(63)]
-            await asyncio.sleep(0)
-            with pytest.raises(Overloaded):
-                await book.answer(1)
-            for task in waiting:
-                task.cancel()
-
-    play(scene)
-
-
-def test_memory_of_forgotten_sequences_is_freed_in_time() -> None:
-    async def main() -> None:
-        sequences = Sequences()
-        for number in range(3):
-            async with sequences.turn("model", asked(number + 1, starts=True), 0.01, FOREVER) as turn:
-                turn.commit(state())
-        await until(lambda: not len(sequences))
-        assert sequences.size == 0
-        sequences.close()
-
-    run(main())
+    await until(lambda: not len(sequences))
+    assert sequences.size == 0
+    sequences.close()

@@ -10,7 +10,7 @@ from edged.api.grpc.rpc import Context
 from edged.api.grpc.wire import Request
 from edged.api.inference.service import InferHandlers
 from edged.proto import open_inference_pb2 as pb
-from tests.waiting import run
+from tests.waiting import asynchronous
 
 
 class Slow:
@@ -24,48 +24,44 @@ class Slow:
         return [write(pb.ModelInferResponse(id=request.message.id), ())]
 
 
-def test_every_request_that_was_read_is_answered_in_order_when_the_daemon_stops() -> None:
-    async def work() -> None:
-        inference, read = Slow(), []
+@asynchronous
+async def test_every_request_that_was_read_is_answered_in_order_when_the_daemon_stops() -> None:
+    inference, read = Slow(), []
 
-        async def requests() -> AsyncIterator[bytes]:
-            for number in range(100):
-                read.append(str(number))
-                yield pb.ModelInferRequest(id=str(number)).SerializeToString()
+    async def requests() -> AsyncIterator[bytes]:
+        for number in range(100):
+            read.append(str(number))
+            yield pb.ModelInferRequest(id=str(number)).SerializeToString()
 
-        handlers = InferHandlers(cast(Any, inference))
-        stream = handlers.model_stream_infer_bytes(requests(), Context("unix:"))
-        answered = asyncio.create_task(collect(stream))
-        for _ in range(200):
-            await asyncio.sleep(0)
-        assert len(read) == 16
-        handlers.stop()
-        inference.gate.set()
-        assert await answered == read
-
-    run(work())
+    handlers = InferHandlers(cast(Any, inference))
+    stream = handlers.model_stream_infer_bytes(requests(), Context("unix:"))
+    answered = asyncio.create_task(collect(stream))
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert len(read) == 16
+    handlers.stop()
+    inference.gate.set()
+    assert await answered == read
 
 
-def test_large_requests_are_read_no_further_ahead_than_their_bytes_allow() -> None:
-    async def work() -> None:
-        inference, read = Slow(), []
+@asynchronous
+async def test_large_requests_are_read_no_further_ahead_than_their_bytes_allow() -> None:
+    inference, read = Slow(), []
 
-        async def requests() -> AsyncIterator[bytes]:
-            for number in range(10):
-                read.append(str(number))
-                request = pb.ModelInferRequest(id=str(number), raw_input_contents=[bytes(24 << 20)])
-                yield request.SerializeToString()
+    async def requests() -> AsyncIterator[bytes]:
+        for number in range(10):
+            read.append(str(number))
+            request = pb.ModelInferRequest(id=str(number), raw_input_contents=[bytes(24 << 20)])
+            yield request.SerializeToString()
 
-        stream = InferHandlers(cast(Any, inference)).model_stream_infer_bytes(requests(), Context("unix:"))
-        answered = asyncio.create_task(collect(stream))
-        for _ in range(200):
-            await asyncio.sleep(0)
-        assert len(read) == 3  # 64 MiB are reached with the third
-        inference.gate.set()
-        assert await answered == read
-        assert len(read) == 10
-
-    run(work())
+    stream = InferHandlers(cast(Any, inference)).model_stream_infer_bytes(requests(), Context("unix:"))
+    answered = asyncio.create_task(collect(stream))
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert len(read) == 3  # 64 MiB are reached with the third
+    inference.gate.set()
+    assert await answered == read
+    assert len(read) == 10
 
 
 async def collect(stream: AsyncIterator[bytes]) -> list[str]:

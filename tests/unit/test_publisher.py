@@ -24,7 +24,7 @@ from edged.vision.detections import Classes, Detections
 from edged.vision.family import Recognition, recognise
 from tests.unit.zmq_peers import folder as folder
 from tests.unit.zmq_peers import peer
-from tests.waiting import run, until
+from tests.waiting import asynchronous, run, until
 
 ECHO = Echo("door", 7, "yolo", 123)
 OBJECT = Detections.of([[10, 20, 30, 60]], [0.5], [1])
@@ -117,55 +117,49 @@ async def received(link: zmq.asyncio.Socket) -> tuple[bytes, dict[str, Any]]:
     return topic, json.loads(payload)
 
 
-def test_result_without_subscriber_is_not_built(folder: Path) -> None:
+@asynchronous
+async def test_result_without_subscriber_is_not_built(folder: Path) -> None:
     def never() -> Fields:
         raise AssertionError("no subscriber")
 
-    async def main() -> None:
-        async with published(folder) as (publisher, _), peer(folder, zmq.SUB, "events") as link:
-            publisher.result("m", "c", never)
-            await subscribed(link, publisher, "results/m/door")
-            publisher.result("m", "window", never)
-            publisher.result("m", "door", lambda: {"n": 1})
-            assert await received(link) == (b"results/m/door", {"n": 1})
-            link.unsubscribe(b"results/m/door")
-            await until(lambda: not publisher.wants("results/m/door"), "the subscription ends")
-            publisher.result("m", "door", never)
-
-    run(main())
+    async with published(folder) as (publisher, _), peer(folder, zmq.SUB, "events") as link:
+        publisher.result("m", "c", never)
+        await subscribed(link, publisher, "results/m/door")
+        publisher.result("m", "window", never)
+        publisher.result("m", "door", lambda: {"n": 1})
+        assert await received(link) == (b"results/m/door", {"n": 1})
+        link.unsubscribe(b"results/m/door")
+        await until(lambda: not publisher.wants("results/m/door"), "the subscription ends")
+        publisher.result("m", "door", never)
 
 
-def test_wants_ends_with_the_last_subscriber(folder: Path) -> None:
-    async def main() -> None:
-        async with published(folder) as (publisher, _):
-            async with peer(folder, zmq.SUB, "events") as one, peer(folder, zmq.SUB, "events") as two:
-                await subscribed(one, publisher, "results/")
-                two.subscribe(b"results/")
-                await subscribed(two, publisher, "both/")  # after the one before
-                one.close()
-                await asyncio.sleep(0.1)
-                assert publisher.wants("results/m/c"), "the other one still subscribes"
-            await until(lambda: not publisher.wants("results/m/c"), "no subscriber is left")
-
-    run(main())
+@asynchronous
+async def test_wants_ends_with_the_last_subscriber(folder: Path) -> None:
+    async with published(folder) as (publisher, _):
+        async with peer(folder, zmq.SUB, "events") as one, peer(folder, zmq.SUB, "events") as two:
+            await subscribed(one, publisher, "results/")
+            two.subscribe(b"results/")
+            await subscribed(two, publisher, "both/")  # after the one before
+            one.close()
+            await asyncio.sleep(0.1)
+            assert publisher.wants("results/m/c"), "the other one still subscribes"
+        await until(lambda: not publisher.wants("results/m/c"), "no subscriber is left")
 
 
-def test_events_are_published_as_they_happen(folder: Path) -> None:
-    async def main() -> None:
-        async with published(folder) as (publisher, events), peer(folder, zmq.SUB, "events") as link:
-            await subscribed(link, publisher, "events/model_read")
-            events.emit(ModelRemoved(), "another kind")
-            events.emit(ModelRead("digest"), "yolo")
-            topic, fields = await received(link)
-            assert topic == b"events/model_read"
-            assert (fields["model"], fields["kind"], fields["model_read"]) == (
-                "yolo",
-                "model_read",
-                {"digest": "digest"},
-            )
-            assert (fields["sequence"], fields["epoch"]) == (3, events.epoch)
-
-    run(main())
+@asynchronous
+async def test_events_are_published_as_they_happen(folder: Path) -> None:
+    async with published(folder) as (publisher, events), peer(folder, zmq.SUB, "events") as link:
+        await subscribed(link, publisher, "events/model_read")
+        events.emit(ModelRemoved(), "another kind")
+        events.emit(ModelRead("digest"), "yolo")
+        topic, fields = await received(link)
+        assert topic == b"events/model_read"
+        assert (fields["model"], fields["kind"], fields["model_read"]) == (
+            "yolo",
+            "model_read",
+            {"digest": "digest"},
+        )
+        assert (fields["sequence"], fields["epoch"]) == (3, events.epoch)
 
 
 def test_slow_subscriber_misses_results_and_delays_nothing(folder: Path) -> None:
@@ -187,11 +181,9 @@ def test_slow_subscriber_misses_results_and_delays_nothing(folder: Path) -> None
     run(main(), 60)
 
 
-def test_publisher_that_is_not_started_drops_messages() -> None:
-    async def main() -> None:
-        publisher = Publisher(EventLog())
-        assert not publisher.wants("")
-        publisher.send("results/m/c", b"lost")
-        await publisher.stop()
-
-    run(main())
+@asynchronous
+async def test_publisher_that_is_not_started_drops_messages() -> None:
+    publisher = Publisher(EventLog())
+    assert not publisher.wants("")
+    publisher.send("results/m/c", b"lost")
+    await publisher.stop()

@@ -32,7 +32,7 @@ from edged.vision.placement import Region, Roi
 from tests.fake_link import FakeLink
 from tests.unit.zmq_peers import folder as folder
 from tests.unit.zmq_peers import peer
-from tests.waiting import run, until
+from tests.waiting import asynchronous, run, until
 
 PICTURE = Detections.of([[0, 0, 2, 2]], [0.5], [3]).pack()  # what the link hands back
 
@@ -44,7 +44,8 @@ def parse(header: Any, *data: bytes) -> zmq_frames.Message:
     return zmq_frames.parse([memoryview(text), *map(memoryview, data)])
 
 
-def test_parse_full_header_gives_the_work_and_the_options() -> None:
+@asynchronous
+async def test_parse_full_header_gives_the_work_and_the_options() -> None:
     header = {
         "camera": "door",
         "sequence": 7,
@@ -59,18 +60,14 @@ def test_parse_full_header_gives_the_work_and_the_options() -> None:
         "rotation": 270,
         "options": {"mode": "every_frame", "max_fps": 5, "max_staleness_ms": 250, "weight": 2, "priority": -3},
     }
-
-    async def check() -> None:
-        found = parse(header, b"x").header
-        made, plain = found.work(b"x", None), parse({}, b"x").header.work(b"x", None)
-        assert (made.pixel_format, made.width, made.height, made.stride) == ("nv12", 64, 48, 80)
-        assert made.roi == Roi(Region(1, 2, 3, 4), 270)
-        assert found.thresholds == zmq_frames.Limits(score=0.4, iou=0.5, max_detections=9, class_agnostic=True)
-        assert found.options is not None
-        assert found.options.checked() == StreamOptions("every_frame", 5, 0.25, Share(2, -3), False)
-        assert (plain.data, plain.pixel_format, plain.roi, plain.thresholds) == (b"x", "", None, None)
-
-    run(check())
+    found = parse(header, b"x").header
+    made, plain = found.work(b"x", None), parse({}, b"x").header.work(b"x", None)
+    assert (made.pixel_format, made.width, made.height, made.stride) == ("nv12", 64, 48, 80)
+    assert made.roi == Roi(Region(1, 2, 3, 4), 270)
+    assert found.thresholds == zmq_frames.Limits(score=0.4, iou=0.5, max_detections=9, class_agnostic=True)
+    assert found.options is not None
+    assert found.options.checked() == StreamOptions("every_frame", 5, 0.25, Share(2, -3), False)
+    assert (plain.data, plain.pixel_format, plain.roi, plain.thresholds) == (b"x", "", None, None)
 
 
 SHARED = {"segment": "/edged-x", "offset": 0, "stamp": 1, "size": 1}

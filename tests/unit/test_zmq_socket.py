@@ -12,7 +12,7 @@ import zmq
 from edged.api.endpoints.zmq_socket import BoundSocket, place
 from edged.errors import ConfigError
 from tests.unit.zmq_peers import folder as folder
-from tests.waiting import run
+from tests.waiting import asynchronous
 
 
 @pytest.mark.parametrize(
@@ -54,23 +54,21 @@ def test_place_invalid_address_is_refused_in_one_line(remote: bool | None, addre
     assert "\n" not in str(raised.value)
 
 
-def test_bound_socket_replaces_a_dead_socket_and_no_living_one_or_other_file(folder: Path) -> None:
-    async def main() -> None:
-        path = folder / "sub" / "socket"
-        listen = partial(BoundSocket, zmq.ROUTER, f"ipc://{path}", "[x] y", lambda _: None, hwm=1, max_message=100)
-        first = listen()
-        assert oct(path.stat().st_mode)[-3:] == "660"
-        with pytest.raises(ConfigError):
-            listen()
-        first.close()
-        first.close()
-        assert not list(path.parent.iterdir())
-        path.write_bytes(b"")
-        with pytest.raises(ConfigError):
-            listen()
-        path.unlink()
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(path))  # and never listens
-        listen().close()
-
-    run(main())
+@asynchronous
+async def test_bound_socket_replaces_a_dead_socket_and_no_living_one_or_other_file(folder: Path) -> None:
+    path = folder / "sub" / "socket"
+    listen = partial(BoundSocket, zmq.ROUTER, f"ipc://{path}", "[x] y", lambda _: None, hwm=1, max_message=100)
+    first = listen()
+    assert oct(path.stat().st_mode)[-3:] == "660"
+    with pytest.raises(ConfigError):
+        listen()
+    first.close()
+    first.close()
+    assert not list(path.parent.iterdir())
+    path.write_bytes(b"")
+    with pytest.raises(ConfigError):
+        listen()
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))  # and never listens
+    listen().close()

@@ -1,17 +1,16 @@
 """systemd socket activation: sockets that systemd opened before the daemon ran, each matched to the address of its
 path.
 
-gRPC's Python library cannot take over an open socket. So the daemon binds its own socket beside systemd's and renames
-it over the path: there is a listener at the path at every moment, and new clients reach gRPC itself. systemd's socket
-keeps a second name, from which it is renamed back when the daemon stops. Connections that had come to it before are
-relayed byte for byte to a server that asks clients to reconnect: their next call goes to the path. After a kill, the
-next start finds out by these names where systemd's socket is."""
+gRPC's Python library cannot take over an open socket. So the daemon binds its own socket under another name and renames
+it over the path: the path has a listener at every moment, and new clients reach gRPC itself. systemd's socket keeps a
+second name, from which it is renamed back when the daemon stops. Connections that had come to it before are relayed
+byte for byte to a server that asks clients to reconnect: their next call goes to the path. After a kill, the next start
+finds systemd's socket by these names."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import errno
 import logging
 import os
@@ -143,27 +142,8 @@ async def _pump(source: socket.socket, sink: socket.socket) -> None:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-class Whereabouts(enum.Enum):
-    """Where systemd's socket is."""
-
-    PATH = "at its path"
-    BESIDE = "at its second name, where a killed daemon left it"
-    LOST = "nowhere: its names were removed"
-    OTHER = "at its second name, and another daemon is at the path"
-
-
-def whereabouts(is_answered: bool, is_second_answered: bool, are_one: bool) -> Whereabouts:
-    """Where systemd's socket is, by whether the path and its second name are listened on, and are the same file.
-    Pure."""
-    if is_answered and is_second_answered and not are_one:
-        return Whereabouts.OTHER
-    if is_answered:
-        return Whereabouts.PATH
-    return Whereabouts.BESIDE if is_second_answered else Whereabouts.LOST
-
-
 class Handover:
-    """The handover of one path. `listening` is systemd's socket, as it was passed."""
+    """The handover of one path. `listening` is the socket that systemd passed."""
 
     def __init__(self, path: Path, listening: socket.socket) -> None:
         self.path = path
@@ -171,7 +151,7 @@ class Handover:
         self.is_lent = False  # from `enter` to `leave`
         self.early = path.with_name(f".{path.name}.early")  # the target of connections to systemd's socket
         self._aside = path.with_name(f".{path.name}.new")
-        self._kept = path.with_name(f".{path.name}.systemd")
+        self._second = path.with_name(f".{path.name}.systemd")
 
     def prepare(self) -> Path:
         """Return where to bind the server's socket; clients see no change yet.
@@ -179,19 +159,19 @@ class Handover:
         ConfigError if another daemon is at the path; OSError if systemd's socket cannot have a second name.
         """
         require_socket(self.path)
-        found = whereabouts(_is_answered(self.path), _is_answered(self._kept), _are_one(self.path, self._kept))
-        if found is Whereabouts.OTHER:
+        is_at_path, is_at_second = _is_answered(self.path), _is_answered(self._second)
+        if is_at_path and is_at_second and not _are_one(self.path, self._second):
             raise ConfigError(f"another daemon listens on {self.path}; stop it or listen elsewhere")
-        if found is Whereabouts.PATH:
-            self._kept.unlink(missing_ok=True)
+        if is_at_path:
+            self._second.unlink(missing_ok=True)
             try:
-                os.link(self.path, self._kept)
+                os.link(self.path, self._second)
             except PermissionError as error:  # Linux protects hard links to files of others
                 raise ConfigError(
                     f"cannot listen on {self.path}: systemd's socket belongs to another user;"
                     " set SocketUser= of its unit to the daemon's user"
                 ) from error
-        elif found is Whereabouts.LOST:
+        elif not is_at_second:  # where a killed daemon leaves it
             _LOG.warning(
                 "systemd lost its socket at %s: nothing listens there after the daemon stops; restart its unit",
                 self.path,
@@ -211,14 +191,14 @@ class Handover:
         try:
             if self.is_lent:
                 self._restore()
-            self._kept.unlink(missing_ok=True)
+            self._second.unlink(missing_ok=True)
         except OSError as error:
             _LOG.error("cannot give %s back to systemd: %s", self.path, error.strerror or error)
         self.is_lent = False
 
     def _restore(self) -> None:
         try:
-            os.rename(self._kept, self.path)
+            os.rename(self._second, self.path)
         except FileNotFoundError:
             self.path.unlink(missing_ok=True)
 
