@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import tempfile
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,9 +31,8 @@ from edged.serving.slot import Slot
 from edged.vision.detections import Detections
 from edged.vision.placement import Region, Roi
 from tests.fake_link import FakeLink
-from tests.unit.zmq_peers import folder as folder
 from tests.unit.zmq_peers import peer
-from tests.waiting import asynchronous, run, until
+from tests.waiting import asynchronous, until, within
 
 PICTURE = Detections.of([[0, 0, 2, 2]], [0.5], [3]).pack()  # what the link hands back
 
@@ -128,8 +128,10 @@ def test_parse_any_bytes_are_taken_or_refused(frames: list[bytes]) -> None:
 class Box:
     """A daemon's parts around the endpoint: one model, `door`, behind a link that answers on command."""
 
+    peer: zmq.asyncio.Socket
+
     def __init__(self, folder: Path, **limits: Any) -> None:
-        self.link = FakeLink()
+        self.folder, self.link = folder, FakeLink()
         self.slot = Slot("door")
         self.slot.install(self.link.session())
         self.cameras = Cameras()
@@ -185,74 +187,65 @@ async def result(link: zmq.asyncio.Socket) -> dict[str, Any]:
     return fields
 
 
-Scene = Callable[[Box, zmq.asyncio.Socket], Awaitable[None]]
-
-
-def play(folder: Path, scene: Scene, answers: bool = True, kind: int = zmq.DEALER, **limits: Any) -> None:
-    """Run a scene with one peer."""
-
-    async def main() -> None:
-        async with served(folder, answers, **limits) as box, peer(folder, kind) as link:
-            await scene(box, link)
-
-    run(main(), 60)
+@asynccontextmanager
+async def played(answers: bool = True, kind: int = zmq.DEALER, **limits: Any) -> AsyncIterator[Box]:
+    """An endpoint with one peer."""
+    with tempfile.TemporaryDirectory(prefix="edz-") as name:  # a socket's path is short
+        async with served(Path(name), answers, **limits) as box, peer(box.folder, kind) as box.peer:
+            yield box
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ])
-def test_frames_are_answered_in_their_order(folder: Path, kind: int) -> None:
-    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
+@asynchronous
+async def test_frames_are_answered_in_their_order(kind: int) -> None:
+    async with played(kind=kind) as box:
         for number in range(20):
-            await link.send_multipart([frame(number, captured_unix_ns=5), PICTURE])
-            found = await result(link)
+            await box.peer.send_multipart([frame(number, captured_unix_ns=5), PICTURE])
+            found = await result(box.peer)
             assert (found["camera"], found["sequence"], found["model"]) == ("c", number, "door")
             assert (found["captured_unix_ns"], found["skipped"]) == (5, 0)
             assert found["predictions"][0]["class_id"] == 3
 
-    play(folder, scene, kind=kind)
+
+@within(played, answers=False)
+async def test_frames_of_a_camera_that_is_too_fast_are_answered_or_reported_as_skipped(box: Box) -> None:
+    for number in range(1, 51):
+        await box.peer.send_multipart([frame(number), PICTURE])
+    await until(lambda: [each.received for each in box.cameras.reports()] == [50])
+    box.answer_all()
+    seen: list[int] = []
+    while len(seen) < 50:
+        found = await result(box.peer)
+        for skips in found["skips"]:
+            seen += range(skips["first"], skips["last"] + 1)
+            assert skips["reason"] == "overtaken"
+        seen += [found["sequence"]] if "sequence" in found else []
+    assert sorted(seen) == list(range(1, 51))
+    assert seen[-1] == 50, "the newest was answered"
 
 
-def test_frames_of_a_camera_that_is_too_fast_are_answered_or_reported_as_skipped(folder: Path) -> None:
-    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
-        for number in range(1, 51):
-            await link.send_multipart([frame(number), PICTURE])
-        await until(lambda: [each.received for each in box.cameras.reports()] == [50])
+@within(played, answers=False)
+async def test_picture_in_shared_memory_is_read_when_its_turn_comes(box: Box) -> None:
+    with SharedRing(2, 1000) as ring:
+        for number in range(1, 9):
+            place = ring.put(Detections.of([[0, 0, 1, 1]], [0.5], [number]).pack())
+            shared = {"segment": place.segment, "offset": place.offset, "stamp": place.stamp, "size": place.size}
+            await box.peer.send_multipart([frame(number, shared=shared, options={"mode": "every_frame"})])
+        await until(lambda: [each.received for each in box.cameras.reports()] == [8])
         box.answer_all()
-        seen: list[int] = []
-        while len(seen) < 50:
-            found = await result(link)
-            for skips in found["skips"]:
-                seen += range(skips["first"], skips["last"] + 1)
-                assert skips["reason"] == "overtaken"
-            seen += [found["sequence"]] if "sequence" in found else []
-        assert sorted(seen) == list(range(1, 51))
-        assert seen[-1] == 50, "the newest was answered"
-
-    play(folder, scene, answers=False)
+        answered, skipped = {}, []
+        while len(answered) + len(skipped) < 8:
+            found = await result(box.peer)
+            skipped += [skips["reason"] for skips in found["skips"] for _ in range(skips["count"])]
+            if "sequence" in found:
+                answered[found["sequence"]] = found["predictions"][0]["class_id"]
+        assert all(number == content for number, content in answered.items())
+        assert set(skipped) == {"overwritten"}
+        assert {7, 8} <= set(answered)
 
 
-def test_picture_in_shared_memory_is_read_when_its_turn_comes(folder: Path) -> None:
-    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
-        with SharedRing(2, 1000) as ring:
-            for number in range(1, 9):
-                place = ring.put(Detections.of([[0, 0, 1, 1]], [0.5], [number]).pack())
-                shared = {"segment": place.segment, "offset": place.offset, "stamp": place.stamp, "size": place.size}
-                await link.send_multipart([frame(number, shared=shared, options={"mode": "every_frame"})])
-            await until(lambda: [each.received for each in box.cameras.reports()] == [8])
-            box.answer_all()
-            answered, skipped = {}, []
-            while len(answered) + len(skipped) < 8:
-                found = await result(link)
-                skipped += [skips["reason"] for skips in found["skips"] for _ in range(skips["count"])]
-                if "sequence" in found:
-                    answered[found["sequence"]] = found["predictions"][0]["class_id"]
-            assert all(number == content for number, content in answered.items())
-            assert set(skipped) == {"overwritten"}
-            assert {7, 8} <= set(answered)
-
-    play(folder, scene, answers=False)
-
-
-def test_error_of_a_frame_is_its_result(folder: Path) -> None:
+@within(played)
+async def test_error_of_a_frame_is_its_result(box: Box) -> None:
     wrong: list[tuple[list[bytes], ErrorCode]] = [
         ([b"{}", PICTURE, b"more"], InvalidInput.code),
         ([b"nonsense", PICTURE], InvalidInput.code),
@@ -263,91 +256,74 @@ def test_error_of_a_frame_is_its_result(folder: Path) -> None:
         ([frame(1, shared={**SHARED, "segment": "/edged-none"})], SegmentUnusable.code),
         ([frame(1, shared={**SHARED, "segment": "/passwd"})], SegmentUnusable.code),
     ]
-
-    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
-        for parts, code in wrong:
-            await link.send_multipart(parts)
-            error = (await result(link))["error"]
-            assert error["reason"] == code.value, parts
-            assert error["code"] > 0
-        await link.send_multipart([frame(2), PICTURE])
-        assert (await result(link))["sequence"] == 2
-        assert box.endpoint.warnings.counts["refused"] >= 3
-
-    play(folder, scene)
+    for parts, code in wrong:
+        await box.peer.send_multipart(parts)
+        error = (await result(box.peer))["error"]
+        assert error["reason"] == code.value, parts
+        assert error["code"] > 0
+    await box.peer.send_multipart([frame(2), PICTURE])
+    assert (await result(box.peer))["sequence"] == 2
+    assert box.endpoint.warnings.counts["refused"] >= 3
 
 
-def test_peer_that_does_not_read_delays_no_other_and_loses_its_stream(folder: Path) -> None:
+@within(played, unread_seconds=0.5)
+async def test_peer_that_does_not_read_delays_no_other_and_loses_its_stream(box: Box) -> None:
     large = Detections.of(np.zeros((2000, 4)), np.zeros(2000), np.zeros(2000)).pack()
-
-    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
-        async with peer(folder) as deaf:
-            deaf.setsockopt(zmq.RCVHWM, 1)
-            for number in range(3000):
-                await deaf.send_multipart([frame(number, "deaf"), large])
-                if number % 10 == 0:
-                    await link.send_multipart([frame(number), PICTURE])
-                    assert (await result(link))["sequence"] == number
-            await until(lambda: box.endpoint.warnings.counts["unread"] > 0, "its stream is ended")
-            await until(lambda: not box.slot.waiting and not box.link.arena.taken, "it holds nothing")
-
-    play(folder, scene, unread_seconds=0.5)
+    async with peer(box.folder) as deaf:
+        deaf.setsockopt(zmq.RCVHWM, 1)
+        for number in range(3000):
+            await deaf.send_multipart([frame(number, "deaf"), large])
+            if number % 10 == 0:
+                await box.peer.send_multipart([frame(number), PICTURE])
+                assert (await result(box.peer))["sequence"] == number
+        await until(lambda: box.endpoint.warnings.counts["unread"] > 0, "its stream is ended")
+        await until(lambda: not box.slot.waiting and not box.link.arena.taken, "it holds nothing")
 
 
-def test_peers_that_have_gone_leave_no_stream_and_no_connection(folder: Path) -> None:
-    async def scene(box: Box, _: zmq.asyncio.Socket) -> None:
-        for number in range(5):
-            async with peer(folder) as link:
-                await link.send_multipart([frame(number, f"camera {number}"), PICTURE])
-                await result(link)
-        assert box.endpoint.peers > 0
-        await until(lambda: not box.endpoint.peers, "the idle streams end")
-        await until(lambda: not any(each.connections for each in box.cameras.reports()), "no camera is connected")
-
-    play(folder, scene, idle_seconds=0.4)
+@within(played, idle_seconds=0.4)
+async def test_peers_that_have_gone_leave_no_stream_and_no_connection(box: Box) -> None:
+    for number in range(5):
+        async with peer(box.folder) as gone:
+            await gone.send_multipart([frame(number, f"camera {number}"), PICTURE])
+            await result(gone)
+    assert box.endpoint.peers > 0
+    await until(lambda: not box.endpoint.peers, "the idle streams end")
+    await until(lambda: not any(each.connections for each in box.cameras.reports()), "no camera is connected")
 
 
-def test_idle_peer_continues_its_camera(folder: Path) -> None:
-    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
-        for number in range(3):
-            await link.send_multipart([frame(number), PICTURE])
-            assert (await result(link))["sequence"] == number
-            await until(lambda: not box.endpoint.peers, "its stream ends")
-        assert [each.answered for each in box.cameras.reports()] == [3]
-
-    play(folder, scene, idle_seconds=0.2)
+@within(played, idle_seconds=0.2)
+async def test_idle_peer_continues_its_camera(box: Box) -> None:
+    for number in range(3):
+        await box.peer.send_multipart([frame(number), PICTURE])
+        assert (await result(box.peer))["sequence"] == number
+        await until(lambda: not box.endpoint.peers, "its stream ends")
+    assert [each.answered for each in box.cameras.reports()] == [3]
 
 
-def test_frame_that_waits_long_for_an_engine_is_answered(folder: Path) -> None:
-    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
-        await link.send_multipart([frame(1), PICTURE])
-        await until(lambda: bool(box.link.jobs))
-        await until(lambda: not box.endpoint.peers, "the peer is idle")
-        box.link.answer()
-        assert (await result(link))["sequence"] == 1
-
-    play(folder, scene, answers=False, idle_seconds=0.1)
+@within(played, answers=False, idle_seconds=0.1)
+async def test_frame_that_waits_long_for_an_engine_is_answered(box: Box) -> None:
+    await box.peer.send_multipart([frame(1), PICTURE])
+    await until(lambda: bool(box.link.jobs))
+    await until(lambda: not box.endpoint.peers, "the peer is idle")
+    box.link.answer()
+    assert (await result(box.peer))["sequence"] == 1
 
 
-def test_stop_answers_received_frames_and_removes_the_socket(folder: Path) -> None:
-    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
-        await link.send_multipart([frame(1), PICTURE])
-        await until(lambda: bool(box.link.jobs))
-        stopping = asyncio.create_task(box.endpoint.stop(20))
-        await asyncio.sleep(0)
-        box.link.answer()
-        assert (await result(link))["sequence"] == 1
-        await stopping
-        assert not (folder / "frames").exists()
-
-    play(folder, scene, answers=False)
+@within(played, answers=False)
+async def test_stop_answers_received_frames_and_removes_the_socket(box: Box) -> None:
+    await box.peer.send_multipart([frame(1), PICTURE])
+    await until(lambda: bool(box.link.jobs))
+    stopping = asyncio.create_task(box.endpoint.stop(20))
+    await asyncio.sleep(0)
+    box.link.answer()
+    assert (await result(box.peer))["sequence"] == 1
+    await stopping
+    assert not (box.folder / "frames").exists()
 
 
-def test_peer_beyond_the_limit_is_refused(folder: Path) -> None:
-    async def scene(box: Box, link: zmq.asyncio.Socket) -> None:
-        async with peer(folder) as second, peer(folder) as third:
-            for each, is_refused in ((link, False), (second, False), (third, True)):
-                await each.send_multipart([frame(1), PICTURE])
-                assert ("error" in await result(each)) is is_refused
-
-    play(folder, scene, most_peers=2)
+@within(played, most_peers=2)
+async def test_peer_beyond_the_limit_is_refused(box: Box) -> None:
+    async with peer(box.folder) as second, peer(box.folder) as third:
+        for each, is_refused in ((box.peer, False), (second, False), (third, True)):
+            await each.send_multipart([frame(1), PICTURE])
+            assert ("error" in await result(each)) is is_refused

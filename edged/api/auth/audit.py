@@ -13,9 +13,10 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from google.protobuf.message import Message
@@ -42,6 +43,14 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     about: dict[str, str] = {}
     message: str = ""
     milliseconds: float = 0.0
+
+    @classmethod
+    def of(
+        cls, who: str, roles: Iterable[str], method: str, peer: str, outcome: str, message: str, **more: Any
+    ) -> Line:
+        """A line of now."""
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return cls(now, who, method, outcome, tuple(sorted(roles)), peer, message=message, **more)
 
 
 class AuditLog:
@@ -118,11 +127,6 @@ class AuditLog:
             before = self._path.with_name(f"{FILE}.{number - 1}") if number > 1 else self._path
             with contextlib.suppress(FileNotFoundError):
                 os.replace(before, self._path.with_name(f"{FILE}.{number}"))
-
-
-def utc_now() -> str:
-    """The time, as in a line."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # Fields that hold a name, in any message of an operator's method.

@@ -13,7 +13,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError, Message
 
 from edged.api.auth import policy, tls
-from edged.api.auth.audit import AuditLog, Line, about, utc_now
+from edged.api.auth.audit import AuditLog, Line, about
 from edged.api.auth.limits import Bounds, Budget, ClientLimits
 from edged.api.auth.policy import Caller, ListenerPolicy
 from edged.api.auth.tls import Certificate
@@ -42,7 +42,7 @@ class Guard:
         self.audit = AuditLog(state / "audit", access.audit_mb << 20)
         self.refused: Counter[str] = Counter()  # by the name of a gRPC status
         self.generation = 0  # changes when callers may have other roles
-        self._book = TokenBook(self._file(access))
+        self._book = TokenBook(TokenFile(tokens_path(access, state)))
         self._requests: dict[str, type[Message]] = {}
         self._open: dict[Caller, set[asyncio.Task[object]]] = {}  # running calls of callers with credentials
 
@@ -65,7 +65,7 @@ class Guard:
         policy.require_known(access, self.tls, [*addresses, *others])
         for address in addresses:
             policy.listener_policy(address, access, self.tls, self._defaults)
-        self._book = await asyncio.to_thread(TokenBook, self._file(access))
+        self._book = await asyncio.to_thread(TokenBook, TokenFile(tokens_path(access, self._state)))
         self.access = access
         self.limits.bounds = Bounds.of(access)
         self.audit.size = access.audit_mb << 20
@@ -147,7 +147,7 @@ class Guard:
         """Count a refusal, and record it."""
         code = status_of(error).name
         self.refused[code] += 1
-        line = Line(utc_now(), who.name, method, code, tuple(sorted(who.roles)), peer, message=str(error))
+        line = Line.of(who.name, who.roles, method, peer, code, str(error))
         self.audit.refused(line, policy.host_of(peer) or who.key)
 
     def record(
@@ -156,8 +156,7 @@ class Guard:
         """Record a command; `what` is its message, or the bytes, or its names; `began` of perf_counter."""
         names = what if isinstance(what, dict) else self._about(method, what)
         took = round((time.perf_counter() - began) * 1e3, 1)
-        roles = tuple(sorted(who.roles))
-        self.audit.write(Line(utc_now(), who.name, method, outcome, roles, peer, names, message, took))
+        self.audit.write(Line.of(who.name, who.roles, method, peer, outcome, message, about=names, milliseconds=took))
 
     @contextlib.contextmanager
     def under_way(self, who: Caller) -> Iterator[None]:
@@ -199,9 +198,6 @@ class Guard:
     def _changed(self) -> None:
         self.generation += 1
         self._expel()
-
-    def _file(self, access: Access) -> TokenFile:
-        return TokenFile(tokens_path(access, self._state))
 
     def _about(self, method: str, what: object) -> dict[str, str]:
         if isinstance(what, Message):

@@ -135,11 +135,7 @@ class Endpoints:
         if settings is None:
             return None
         endpoint = FrigateEndpoint(self._controller, settings, self._publisher)
-
-        async def close(grace: float) -> None:
-            await endpoint.stop()
-
-        return Opened((endpoint.start(),), close)
+        return Opened((endpoint.start(),), endpoint.stop)
 
     async def _open_http(self, http: Http) -> Opened | None:
         if not http.listen:
@@ -150,7 +146,7 @@ class Endpoints:
         except BaseException:
             await listener.stop(0.0)
             raise
-        return Opened(tuple(listener.addresses), listener.stop)
+        return Opened((listener.address,), listener.stop)
 
     async def _open_metrics(self, metrics: Metrics) -> Opened | None:
         if not metrics.listen:

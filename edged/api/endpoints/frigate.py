@@ -63,8 +63,8 @@ class FrigateEndpoint:
         )
         return self._socket.address
 
-    async def stop(self) -> None:
-        """Cancel running requests: Frigate waits at most 200 ms for an answer."""
+    async def stop(self, grace: float) -> None:
+        """Cancel running requests without any grace: Frigate waits at most 200 ms for an answer."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

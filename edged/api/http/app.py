@@ -143,32 +143,31 @@ _BACKLOG = 128
 
 
 class HttpListener:
-    """Listens at the configured address. Without one it does nothing, and loads nothing."""
+    """Listens at the configured address from `start` until `stop`; `address` is as clients name it."""
 
     def __init__(self, http: Http, calls: Calls, guard: Guard) -> None:
-        self._address = http.listen
-        self._limit = http.body_mb * _MIB
+        self._listen, self._limit = http.listen, http.body_mb * _MIB
         self._dispatcher = Dispatcher(calls, guard, http.listen)
         self._server: Server | None = None
         self._path: Path | None = None
-        self.addresses: list[str] = []
+        self.address = ""
 
     async def start(self) -> None:
         """Answer from now on. After a ConfigError `stop` closes the sockets that are open."""
-        if not self._address:
-            return
-        is_unix = self._address.startswith("unix:")
-        bodies = Bodies(self._limit, self._limit * _BODIES_AT_ONCE)
-        server = _server(App(self._dispatcher, bodies, is_unix))
-        sockets = [self._unix(unix_path(self._address))] if is_unix else _tcp(self._address)
+        is_unix = self._listen.startswith("unix:")
+        app = App(self._dispatcher, Bodies(self._limit, self._limit * _BODIES_AT_ONCE), is_unix)
+        server = _server(app)
+        if is_unix:
+            path = unix_path(self._listen)
+            sockets, self.address = [_unix(path)], f"http+unix:{path}"
+            self._path = path
+        else:
+            sockets = _tcp(self._listen)
+            host, port = sockets[0].getsockname()[:2]
+            name = "localhost" if self._listen.startswith(("localhost:", ":")) else f"[{host}]" if ":" in host else host
+            self.address = f"http://{name}:{port}"
         await server.start(sockets)
         self._server = server
-        if self._path is not None:
-            self.addresses.append(f"http+unix:{self._path}")
-            return
-        host, port = sockets[0].getsockname()[:2]
-        named = "localhost" if self._address.startswith(("localhost:", ":")) else f"[{host}]" if ":" in host else host
-        self.addresses.append(f"http://{named}:{port}")
 
     async def stop(self, grace: float) -> None:
         """Take no more requests; running ones may end within `grace` seconds."""
@@ -177,8 +176,11 @@ class HttpListener:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def _unix(self, path: Path) -> socket.socket:
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+def _unix(path: Path) -> socket.socket:
+    """A listening unix socket. ConfigError."""
+    with contextlib.ExitStack() as undo:
+        listening = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
             make_way(path)
@@ -186,13 +188,9 @@ class HttpListener:
             path.chmod(0o660)
             listening.listen(_BACKLOG)
         except OSError as error:
-            listening.close()
             raise ConfigError(f"[http] cannot listen on {path}: {error.strerror or error}; choose another") from error
-        except ConfigError:
-            listening.close()
-            raise
-        self._path = path
-        return listening
+        undo.pop_all()
+    return listening
 
 
 def _server(app: App) -> Server:
