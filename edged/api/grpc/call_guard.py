@@ -196,8 +196,9 @@ class _Requests:
             await self._large.begin(len(data))
         self._size = len(data)
         usage.size += self._size
-        if self._call is None:
-            raise self._over()
+        if self._has_ended():
+            self._give_back()
+            raise StopAsyncIteration
         request = self._read(data)
         if self._is_first and isinstance(request, Message):
             self._is_first = False
@@ -209,10 +210,8 @@ class _Requests:
         self._call = None
         self._give_back()
 
-    def _over(self) -> StopAsyncIteration:
-        """The end of iteration, for a call that has ended."""
-        self._give_back()
-        return StopAsyncIteration()
+    def _has_ended(self) -> bool:
+        return self._call is None
 
     def _give_back(self) -> None:
         self._usage.size -= self._size

@@ -7,7 +7,6 @@ import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import BinaryIO
 
 from edged.backends import registry
@@ -30,7 +29,7 @@ from edged.proto import operations_pb2 as pb
 async def upload_folder(repository: Repository, what: str) -> AsyncIterator[Path]:
     """A temporary folder for the files of a model; another thread waits for the disk. EdgedError, about `what`.
 
-    It lies beside the models, where the bytes have to fit, and is removed even if the caller is cancelled.
+    It is in the repository, whose disk has to hold the model, and is removed even if the caller is cancelled.
     """
     made: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -82,7 +81,7 @@ async def receive_upload(
 ) -> tuple[pb.ModelHeader, Upload]:
     """Write an upload into `folder`; the first file is the model. InvalidInput if the parts are out of order."""
     header, upload = pb.ModelHeader(), Upload(folder)
-    async with upload:
+    try:
         async for part in parts:
             kind = part.WhichOneof("part")
             if kind == "header":
@@ -94,6 +93,9 @@ async def receive_upload(
                 await upload.begin(part.file)
             elif kind == "chunk":
                 await upload.write(part.chunk)
+        await upload.finish()
+    finally:
+        await upload.close()
     if not header.name or not upload.files:
         raise InvalidInput("the upload has no header or no file; send the model's name and its bytes")
     return header, upload
@@ -113,7 +115,7 @@ class Upload:
         self._missing = 0
 
     async def begin(self, announced: pb.ModelFile) -> None:
-        await self._finish()
+        await self.finish()
         name = _relative(announced.path)
         if announced.sample:
             self._admit_sample(name, announced.size)
@@ -147,25 +149,15 @@ class Upload:
         await asyncio.to_thread(self._file.write, chunk)
         self._missing -= len(chunk)
 
-    async def _finish(self) -> None:
-        """Check the size: a client that disconnects ends its stream just as one that is done."""
-        await self._close()
+    async def finish(self) -> None:
+        """Check the size: the stream of a client that disconnects ends as that of one that has sent all."""
+        await self.close()
         if self._missing:
             raise InvalidInput(f"the upload is {self._missing} bytes shorter than announced; send it again")
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
         if self._file is not None:
             await asyncio.to_thread(self._file.close)
-
-    async def __aenter__(self) -> Upload:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._close()
-        if error is None:
-            await self._finish()
 
 
 def _relative(path: str) -> str:
