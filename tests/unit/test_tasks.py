@@ -20,7 +20,7 @@ _OTHERS = {
     "demo": "a program of its own",
     "tasks.py": "one-shot tasks, counted there",
     "engines/loader.py": "shielded, awaited by its command",
-    "doctor/examination.py": "a program of its own",
+    "doctor/check.py": "a program of its own",
     "api/grpc/cameras.py": "the reader of a call, awaited with it",
     "api/endpoints/frigate.py": "one request; logs what nobody expected",
     "api/inference/service.py": "one request of a call",
