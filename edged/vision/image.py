@@ -114,11 +114,7 @@ _JPEG_END = re.compile(rb"\xff\xd9")
 _AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 _STILL_BRANDS = (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")  # pictures in the container of MP4
 # JPEG blocks can be decoded to fewer pixels for a fraction of the work. The largest steps come first.
-_REDUCED = (
-    (8, cv2.IMREAD_REDUCED_COLOR_8 | cv2.IMREAD_IGNORE_ORIENTATION),
-    (4, cv2.IMREAD_REDUCED_COLOR_4 | cv2.IMREAD_IGNORE_ORIENTATION),
-    (2, cv2.IMREAD_REDUCED_COLOR_2 | cv2.IMREAD_IGNORE_ORIENTATION),
-)
+_REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
 
 # How many times smaller than width x height a picture may be decoded, as a number from 1 up; below 1 means 1.
 Reduction: TypeAlias = Callable[[int, int], float]
@@ -134,8 +130,13 @@ class PixelFormat(enum.Enum):
     I420 = "i420"
 
 
-_PIXEL_BYTES = {PixelFormat.BGR: 3, PixelFormat.RGB: 3}  # of the first plane; 1 for the others
 _SUBSAMPLED = (PixelFormat.NV12, PixelFormat.I420)
+_TO_BGR = {
+    PixelFormat.RGB: cv2.COLOR_RGB2BGR,
+    PixelFormat.GRAY: cv2.COLOR_GRAY2BGR,
+    PixelFormat.NV12: cv2.COLOR_YUV2BGR_NV12,
+    PixelFormat.I420: cv2.COLOR_YUV2BGR_I420,
+}
 
 
 class Decoded(msgspec.Struct, frozen=True):
@@ -171,12 +172,11 @@ def decode_reduced(encoded: Encoded, reduction: Reduction) -> Decoded:
     header = _header(encoded)
     most = reduction(header.width, header.height)
     if header.format == "JPEG" and most >= 2:
-        for step, flags in _REDUCED:
-            if step <= most:
-                image = _decode(encoded, header, flags)
-                if image.shape[:2] == (-(-header.height // step), -(-header.width // step)):
-                    return Decoded(image, header.width, header.height, step)
-                break  # a decoder that rounds otherwise: better slow than shifted
+        step = next(step for step in _REDUCED if step <= most)
+        image = _decode(encoded, header, _REDUCED[step] | cv2.IMREAD_IGNORE_ORIENTATION)
+        if image.shape[:2] == (-(-header.height // step), -(-header.width // step)):
+            return Decoded(image, header.width, header.height, step)
+        # A decoder that rounds otherwise: better slow than shifted.
     return Decoded(_decode(encoded, header, _AS_STORED), header.width, header.height)
 
 
@@ -231,59 +231,39 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
 
     InvalidInput for an impossible size or stride, or if `data` is not exactly as long as the picture.
     """
-    row = width * _PIXEL_BYTES.get(pixel_format, 1)
-    stride = stride or row
-    rows = height * 3 // 2 if pixel_format in _SUBSAMPLED else height
-    _check_geometry(pixel_format, width, height, row, stride)
-    _check_length(memoryview(data).nbytes, pixel_format, width, height, row, stride, rows)
-    match pixel_format:
-        case PixelFormat.BGR:
-            return cast(Image, np.ndarray((height, width, 3), np.uint8, data, strides=(stride, 3, 1)))
-        case PixelFormat.RGB:
-            rgb = np.ndarray((height, width, 3), np.uint8, data, strides=(stride, 3, 1))
-            return cast(Image, cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR))
-        case PixelFormat.GRAY:
-            gray = np.ndarray((height, width), np.uint8, data, strides=(stride, 1))
-            return cast(Image, cv2.cvtColor(gray, cv2.COLOR_GRAY2BGR))
-        case PixelFormat.NV12:
-            # Luma and chroma rows have the same stride, so both planes are one matrix of 3/2 the height.
-            nv12 = np.ndarray((rows, width), np.uint8, data, strides=(stride, 1))
-            return cast(Image, cv2.cvtColor(nv12, cv2.COLOR_YUV2BGR_NV12))
-        case PixelFormat.I420:
-            i420 = _packed_i420(data, width, height, stride)
-            return cast(Image, cv2.cvtColor(i420, cv2.COLOR_YUV2BGR_I420))
-
-
-def _check_geometry(pixel_format: PixelFormat, width: int, height: int, row: int, stride: int) -> None:
     what = f"a raw {pixel_format.value} picture of {width}x{height} pixels"
+    depth, subsampled = (3 if pixel_format in (PixelFormat.BGR, PixelFormat.RGB) else 1), pixel_format in _SUBSAMPLED
+    row = width * depth
+    stride = stride or row
     if width < 1 or height < 1:
         raise InvalidImage(f"{what} is invalid; give a positive width and height")
     if width * height > MAX_PIXELS:
         raise InvalidImage(f"{what} is over the limit of {MAX_PIXELS} pixels")
     if stride < row:
         raise InvalidImage(f"{what} needs a stride of at least {row} bytes, got {stride}; give 0 for packed rows")
-    if pixel_format in _SUBSAMPLED and (width % 2 or height % 2):
+    if subsampled and (width % 2 or height % 2):
         raise InvalidImage(f"{what} is invalid; {pixel_format.value} needs an even width and height")
-    if pixel_format is PixelFormat.I420 and stride % 2:
-        raise InvalidImage(f"{what} needs an even stride, got {stride}")
-
-
-def _check_length(
-    got: int, pixel_format: PixelFormat, width: int, height: int, row: int, stride: int, rows: int
-) -> None:
-    padding = (stride - row) // 2 if pixel_format is PixelFormat.I420 else stride - row
-    need = stride * rows
+    padding = stride - row
+    if pixel_format is PixelFormat.I420:
+        if stride % 2:
+            raise InvalidImage(f"{what} needs an even stride, got {stride}")
+        padding //= 2
+    # Luma and chroma rows have the same stride, so the planes are one matrix of 3/2 the height.
+    rows = height * 3 // 2 if subsampled else height
+    need, got = stride * rows, memoryview(data).nbytes
     if not need - padding <= got <= need:
-        raise InvalidImage(
-            f"a raw {pixel_format.value} picture of {width}x{height} pixels with a stride of {stride} bytes"
-            f" needs {need} bytes, got {got}"
-        )
+        raise InvalidImage(f"{what} with a stride of {stride} bytes needs {need} bytes, got {got}")
+    if pixel_format is PixelFormat.I420 and stride != width:
+        pixels = _packed_i420(data, width, height, stride)
+    else:
+        shape, strides = ((rows, width, 3), (stride, 3, 1)) if depth == 3 else ((rows, width), (stride, 1))
+        pixels = cast(Image, np.ndarray(shape, np.uint8, data, strides=strides))
+    code = _TO_BGR.get(pixel_format)
+    return pixels if code is None else cast(Image, cv2.cvtColor(pixels, code))
 
 
 def _packed_i420(data: Encoded, width: int, height: int, stride: int) -> Image:
     """Return the three planes without padding, one after the other, as OpenCV expects: [height * 3/2, width]."""
-    if stride == width:
-        return cast(Image, np.ndarray((height * 3 // 2, width), np.uint8, data))
     half_w, half_h, half_stride = width // 2, height // 2, stride // 2
     packed = np.empty(width * height * 3 // 2, np.uint8)
     luma, chroma = packed[: width * height], packed[width * height :]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edged.vision.families.ultralytics import CELLS, ROWS, UltralyticsObb
 from edged.vision.family import Family, Reading, Thresholds
-from edged.vision.nms import corners_of, hull_of, rotated_nms
+from edged.vision.nms import corners_of, hull_of, nms
 from edged.vision.placement import Fit, Placement, Region, Roi
 from edged.vision.preprocess import Preprocess
 from tests.unit.shown import placed
@@ -27,7 +27,7 @@ def boxes(*rows: tuple[float, ...]) -> np.ndarray:
 
 def keep(rows: np.ndarray, scores: list[float], iou: float = 0.5, limit: int = 300, agnostic: bool = False, ids=None):
     class_ids = np.array(ids or [0] * len(rows), np.int32)
-    return rotated_nms(rows, np.array(scores, np.float32), class_ids, iou, limit, agnostic).tolist()
+    return nms(rows, np.array(scores, np.float32), class_ids, iou, limit, agnostic).tolist()
 
 
 def likeness(one: np.ndarray, other: np.ndarray) -> float:

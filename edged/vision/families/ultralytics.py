@@ -35,7 +35,7 @@ from edged.vision.families.decoding import (
     to_picture,
     with_area,
 )
-from edged.vision.nms import best_first, corners_of, hull_of, rotated_nms
+from edged.vision.nms import best_first, corners_of, hull_of, nms
 from edged.vision.placement import Placement
 
 # Three scales are usual; -p6, -p2 and the tiny v3 heads differ.
@@ -336,7 +336,7 @@ class UltralyticsObb(UltralyticsTask, frozen=True):
     def _kept(self, found: Detections, oriented: Floats, thresholds: Thresholds) -> Rows:
         most, agnostic = thresholds.max_detections, thresholds.class_agnostic
         if self.needs_nms or agnostic:
-            return rotated_nms(oriented, found.scores, found.class_ids, thresholds.iou, most, agnostic)
+            return nms(oriented, found.scores, found.class_ids, thresholds.iou, most, agnostic)
         return best_first(found.scores, most)
 
     @classmethod
