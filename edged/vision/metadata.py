@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
-from typing import TypeGuard
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
+
+_T = TypeVar("_T")
 
 MAX_TEXT = 1 << 19
 MAX_ITEMS = 20_000  # commas; the parser needs half a kilobyte for each item
@@ -54,18 +56,29 @@ class ExportMetadata(msgspec.Struct, frozen=True):
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportMetadata:
     """Read metadata; never raises. Keys whose value cannot be read are listed in `unreadable`."""
-    reader = _Reader(metadata)
+    unreadable: list[str] = []
+
+    def read(key: str, convert: Callable[[object], _T], parse: Callable[[object], object] = literal) -> _T | None:
+        if key not in metadata:
+            return None
+        try:
+            value = parse(metadata[key])
+            return None if value is None else convert(value)
+        except ValueError:
+            unreadable.append(key)
+            return None
+
     return ExportMetadata(
-        task=reader.word("task"),
-        head=reader.word("head"),
-        names=reader.names(),
-        stride=reader.size("stride"),
-        imgsz=reader.pair("imgsz"),
-        end2end=reader.flag("end2end"),
-        nms=reader.nms(),
-        version=reader.version(),
-        kpt_shape=reader.pair("kpt_shape"),
-        unreadable=tuple(reader.unreadable),
+        task=read("task", _word, _text),
+        head=read("head", _word, _text),
+        names=read("names", _names) or (),
+        stride=read("stride", _size),
+        imgsz=read("imgsz", _pair),
+        end2end=read("end2end", _flag),
+        nms=read("args", _nms),
+        version=_version(metadata.get("version")),
+        kpt_shape=read("kpt_shape", _pair),
+        unreadable=tuple(unreadable),
     )
 
 
@@ -100,88 +113,52 @@ def _depth(skeleton: str) -> int:
     return deepest
 
 
-class _Reader:
-    """Reads values by key and collects the keys of unusable ones."""
-
-    def __init__(self, metadata: Mapping[str, str]) -> None:
-        self._metadata = metadata
-        self.unreadable: list[str] = []
-
-    def _value(self, key: str) -> object:
-        """The literal; None if it is absent, None or unreadable."""
-        if key not in self._metadata:
-            return None
-        try:
-            return literal(self._metadata[key])
-        except ValueError:
-            self._bad(key)
-            return None
-
-    def _bad(self, key: str) -> None:
-        self.unreadable.append(key)
-
-    def word(self, key: str) -> str | None:
-        text: object = self._metadata.get(key)
-        if text is None or (isinstance(text, str) and re.fullmatch(r"[A-Za-z][\w.-]{0,63}", text, re.ASCII)):
-            return text
-        self._bad(key)
-        return None
-
-    def version(self) -> tuple[int, int, int] | None:
-        """None for other forms: many packages write such a key."""
-        text: object = self._metadata.get("version")
-        found = re.match(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)", text, re.ASCII) if isinstance(text, str) else None
-        if found is None:
-            return None
-        major, minor, patch = map(int, found.groups())
-        return major, minor, patch
-
-    def flag(self, key: str) -> bool | None:
-        value = self._value(key)
-        if value is None or isinstance(value, bool):
-            return value
-        self._bad(key)
-        return None
-
-    def size(self, key: str) -> int | None:
-        value = self._value(key)
-        if value is None or _is_size(value):
-            return value
-        self._bad(key)
-        return None
-
-    def pair(self, key: str) -> tuple[int, int] | None:
-        value = self._value(key)
-        if value is None:
-            return None
-        sides = list(value) if isinstance(value, (list, tuple)) else [value, value]
-        if len(sides) == 2 and _is_size(sides[0]) and _is_size(sides[1]):
-            return sides[0], sides[1]
-        self._bad(key)
-        return None
-
-    def names(self) -> tuple[str, ...]:
-        value = self._value("names")
-        if value is None:
-            return ()
-        if isinstance(value, dict) and list(value) == list(range(len(value))):
-            value = list(value.values())
-        if isinstance(value, (list, tuple)) and all(isinstance(n, str) and len(n) <= MAX_NAME for n in value):
-            return tuple(" ".join(name.split()) for name in value)  # names appear in log lines
-        self._bad("names")
-        return ()
-
-    def nms(self) -> bool | None:
-        """Whether the export put an NMS into the graph; `args` repeats the arguments of the export."""
-        arguments = self._value("args")
-        if arguments is None:
-            return None
-        if not isinstance(arguments, dict) or not isinstance(arguments.get("nms"), (bool, type(None))):
-            self._bad("args")
-            return None
-        nms: bool | None = arguments.get("nms")
-        return nms
+def _text(value: object) -> object:
+    return value
 
 
-def _is_size(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIDE
+def _word(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.-]{0,63}", value, re.ASCII):
+        return value
+    raise ValueError("not a word")
+
+
+def _version(text: object) -> tuple[int, int, int] | None:
+    """None for other forms: many packages write such a key."""
+    found = re.match(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)", text, re.ASCII) if isinstance(text, str) else None
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ValueError("neither True nor False")
+
+
+def _size(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIDE:
+        return value
+    raise ValueError("not a size")
+
+
+def _pair(value: object) -> tuple[int, int]:
+    sides = value if isinstance(value, (list, tuple)) else (value, value)
+    if len(sides) != 2:
+        raise ValueError("not a pair")
+    return _size(sides[0]), _size(sides[1])
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if isinstance(value, dict) and list(value) == list(range(len(value))):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)) and all(isinstance(n, str) and len(n) <= MAX_NAME for n in value):
+        return tuple(" ".join(name.split()) for name in value)  # names appear in log lines
+    raise ValueError("not names")
+
+
+def _nms(arguments: object) -> bool | None:
+    """Whether the export put an NMS into the graph; `args` repeats the arguments of the export."""
+    if not isinstance(arguments, dict):
+        raise ValueError("not arguments")
+    nms = arguments.get("nms")
+    return None if nms is None else _flag(nms)

@@ -19,6 +19,9 @@ import numpy.typing as npt
 
 from edged.errors import InvalidInput
 
+Boxes = npt.NDArray[np.float32]
+Points = npt.NDArray[np.float32]
+
 
 class Region(msgspec.Struct, frozen=True, array_like=True):
     """Part of a picture, in pixels of the picture as sent; a width or height of 0 extends to the edge."""
@@ -70,11 +73,10 @@ class CropWindow(msgspec.Struct, frozen=True):
         """Convert x, y [..., 2] in the turned window, float32, to the picture; a new array, not clipped."""
         sign_x, sign_y = _SIGNS[self.rotation]
         ordered = points[..., ::-1] if self.is_sideways else points
-        found: Points = ordered * np.array((sign_x, sign_y), np.float32) + np.array(self._far, np.float32)
-        return found
+        return ordered * np.array((sign_x, sign_y), np.float32) + np.array(self._far, np.float32)
 
     def from_picture(self) -> npt.NDArray[np.float64]:
-        """The other way round as an affine matrix [2, 3]: x, y of the turned window = matrix @ (x, y, 1)."""
+        """The inverse as an affine matrix [2, 3]: x, y of the turned window = matrix @ (x, y, 1)."""
         sign_x, sign_y = _SIGNS[self.rotation]
         far_x, far_y = self._far
         rows = np.array(((sign_x, 0, -sign_x * far_x), (0, sign_y, -sign_y * far_y)), np.float64)
@@ -96,8 +98,7 @@ class CropWindow(msgspec.Struct, frozen=True):
         # an inverted box stays inverted and counts as empty.
         swapped = np.array(_SIGNS[self.rotation]) < 0
         upper, lower = np.where(swapped, second, first), np.where(swapped, first, second)
-        found: Points = np.concatenate((np.clip(upper, low, high), np.clip(lower, low, high)), axis=1, dtype=np.float32)
-        return found
+        return np.concatenate((np.clip(upper, low, high), np.clip(lower, low, high)), axis=1, dtype=np.float32)
 
 
 def crop_window(roi: Roi | None, width: int, height: int, step: int = 1) -> CropWindow | None:
@@ -127,10 +128,6 @@ def _cut(region: Region | None, width: int, height: int) -> tuple[int, int, int,
         what = f"x {region.x}, y {region.y}, width {region.width}, height {region.height}"
         raise InvalidInput(f"the region ({what}) is outside the picture of {width}x{height} pixels; move it inside")
     return x1, y1, x2, y2
-
-
-Boxes = npt.NDArray[np.float32]
-Points = npt.NDArray[np.float32]
 
 
 class Fit(enum.Enum):
@@ -213,16 +210,16 @@ def place(width: int, height: int, input_width: int, input_height: int, fit: Fit
         shown = crop_window(center_region(None, width, height, (input_width, input_height), zoom), width, height)
         if shown is not None:
             return place_window(shown, width, height, input_width, input_height, fit)
-    match fit:
-        case Fit.STRETCH | Fit.CENTER_CROP:
-            inner_w, inner_h = input_width, input_height
-        case Fit.TOP_LEFT:
-            inner_w, inner_h = _at_least_one(int(width * ratio)), _at_least_one(int(height * ratio))
-        case Fit.LETTERBOX:
-            inner_w, inner_h = _at_least_one(round(width * ratio)), _at_least_one(round(height * ratio))
-            # The -0.1 puts an odd pixel on the right and bottom, as Ultralytics does.
-            pad_x = round((input_width - inner_w) / 2 - 0.1)
-            pad_y = round((input_height - inner_h) / 2 - 0.1)
+    if fit in (Fit.STRETCH, Fit.CENTER_CROP):
+        inner_w, inner_h = input_width, input_height
+    else:
+        rounded = int if fit is Fit.TOP_LEFT else round
+        # A picture thousands of times wider than high still gets a row of pixels.
+        inner_w, inner_h = max(1, rounded(width * ratio)), max(1, rounded(height * ratio))
+    if fit is Fit.LETTERBOX:
+        # The -0.1 puts an odd pixel on the right and bottom, as Ultralytics does.
+        pad_x = round((input_width - inner_w) / 2 - 0.1)
+        pad_y = round((input_height - inner_h) / 2 - 0.1)
     return Placement(inner_w / width, inner_h / height, pad_x, pad_y, width, height)
 
 
@@ -243,10 +240,6 @@ def place_window(
     return msgspec.structs.replace(
         fitted, scale_x=inner_w / turned_w, scale_y=inner_h / turned_h, width=width, height=height, window=window
     )
-
-
-def _at_least_one(size: int) -> int:
-    return max(1, size)  # a picture thousands of times wider than high still gets a row of pixels
 
 
 def center_region(roi: Roi | None, width: int, height: int, shape: tuple[int, int], zoom: float = 1.0) -> Roi:

@@ -67,16 +67,12 @@ def roboflow(
     x and y are the box's centre; lengths are pixels of the original picture. `ids` are the detection ids, by default
     new uuid4s. A keypoint without a name is named by its number. ValueError for masks of a picture of another size.
     """
-    labels = [str(uuid.uuid4()) for _ in range(len(detections))] if ids is None else ids
-    rows = zip(
-        detections.boxes.tolist(),
-        detections.scores.tolist(),
-        detections.class_ids.tolist(),
-        labels,
-        strict=True,
-    )
-    predictions: list[RoboflowPrediction] = [
-        {
+    trackers = detections.tracker_ids
+    predictions: list[RoboflowPrediction] = []
+    for i, ((x1, y1, x2, y2), score, class_id) in enumerate(
+        zip(detections.boxes.tolist(), detections.scores.tolist(), detections.class_ids.tolist(), strict=True)
+    ):
+        prediction: RoboflowPrediction = {
             "x": (x1 + x2) / 2,
             "y": (y1 + y2) / 2,
             "width": x2 - x1,
@@ -84,23 +80,17 @@ def roboflow(
             "confidence": score,
             "class": class_name(names, class_id),
             "class_id": class_id,
-            "detection_id": label,
+            "detection_id": str(uuid.uuid4()) if ids is None else ids[i],
         }
-        for (x1, y1, x2, y2), score, class_id, label in rows
-    ]
-    if detections.masks is not None:
-        for prediction, mask in zip(predictions, detections.masks, strict=True):
-            prediction["points"] = _points(polygon(mask, width, height).tolist())
-    elif detections.corners is not None:
-        for prediction, corners in zip(predictions, detections.corners.tolist(), strict=True):
-            prediction["points"] = _points(corners)
-    if detections.keypoints is not None:
-        for prediction, keypoints in zip(predictions, detections.keypoints.tolist(), strict=True):
-            prediction["keypoints"] = _keypoints(keypoints, keypoint_names)
-    if detections.tracker_ids is not None:
-        for prediction, tracker_id in zip(predictions, detections.tracker_ids.tolist(), strict=True):
-            if tracker_id >= 0:
-                prediction["tracker_id"] = tracker_id
+        if detections.masks is not None:
+            prediction["points"] = _points(polygon(detections.masks[i], width, height).tolist())
+        elif detections.corners is not None:
+            prediction["points"] = _points(detections.corners[i].tolist())
+        if detections.keypoints is not None:
+            prediction["keypoints"] = _keypoints(detections.keypoints[i].tolist(), keypoint_names)
+        if trackers is not None and trackers[i] >= 0:
+            prediction["tracker_id"] = int(trackers[i])
+        predictions.append(prediction)
     return {"image": {"width": width, "height": height}, "predictions": predictions}
 
 

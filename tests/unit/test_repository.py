@@ -41,6 +41,9 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
+RECORD = repair.Record("a" * 64, "b" * 64, "/home/me/m.onnx", "2026-01-02T03:04:05+00:00", ())
+
+
 def lay(root: Path, name: str, *versions: str, settings: str | None = None) -> Path:
     for version in versions:
         (root / name / version).mkdir(parents=True)
@@ -50,7 +53,7 @@ def lay(root: Path, name: str, *versions: str, settings: str | None = None) -> P
     return root / name
 
 
-def test_tritons_layout_is_read_as_it_is(root: Path) -> None:
+def test_entries_read_tritons_layout(root: Path) -> None:
     folder = lay(root, "yolo", "1", settings='threads = 2\n[thresholds]\nscore = "0.3"\n')
     (entry,) = Repository(root).entries().values()
     assert (entry.name, entry.version, entry.path) == ("yolo", "1", str(folder / "1" / "model.onnx"))
@@ -58,29 +61,36 @@ def test_tritons_layout_is_read_as_it_is(root: Path) -> None:
     assert entry.problem == ""
 
 
-def test_a_plain_file_serves_under_its_name(root: Path) -> None:
-    (root / "face.v2.onnx").write_bytes(b"x")
+def test_entries_plain_file_has_its_own_name_and_stamp(root: Path) -> None:
+    path = root / "face.v2.onnx"
+    missing = plain_entry("face.v2", path, {})
+    path.write_bytes(b"x")
     (entry,) = Repository(root).entries().values()
     assert (entry.name, entry.version, entry.settings) == ("face.v2", "1", {})
-
-
-def test_the_highest_number_serves_and_not_the_last_name(root: Path) -> None:
-    lay(root, "yolo", "9", "10", "2")
-    assert Repository(root).entries()["yolo"].version == "10"
+    assert entry.stamp != missing.stamp
 
 
 @pytest.mark.parametrize("other", ["latest", "v11", "-1", "1.5", "", "²", "٤", "11x", "04", "03", "9" * 19])
-def test_folders_that_are_no_version_are_passed_over(root: Path, other: str) -> None:
-    lay(root, "yolo", "3", *([other] if other else []))
+def test_entries_folders_without_version_number_are_ignored(root: Path, other: str) -> None:
+    (lay(root, "yolo", "3", *([other] if other else [])) / "4").write_text("not a folder")
     assert Repository(root).entries()["yolo"].version == "3"
 
 
-def test_a_file_named_like_a_version_is_none(root: Path) -> None:
-    (lay(root, "yolo", "3") / "4").write_text("not a folder")
-    assert Repository(root).entries()["yolo"].version == "3"
+@pytest.mark.parametrize(
+    "text", ["threads =", 'backends = "x"', f'threads = "{"9" * 5000}"', "a = " + "[" * 5000, None]
+)
+def test_entries_invalid_settings_are_the_problem_of_their_model(root: Path, text: str | None) -> None:
+    folder = lay(root, "bad", "1", settings=text)
+    if text is None:
+        (folder / "edged.toml").mkdir()
+    lay(root, "good", "1")
+    entries = Repository(root).entries()
+    assert entries["bad"].problem.startswith("edged.toml")
+    assert entries["good"].problem == ""
 
 
-def test_what_is_no_model_is_passed_over(root: Path) -> None:
+def test_entries_other_files_are_ignored(root: Path) -> None:
+    assert Repository(root / "none").entries() == {}
     (root / "empty").mkdir()
     (root / "notes.txt").write_text("x")
     (root / ".hidden.onnx").write_text("x")
@@ -91,43 +101,15 @@ def test_what_is_no_model_is_passed_over(root: Path) -> None:
     assert Repository(root).entries() == {}
 
 
-def test_a_root_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
-    assert Repository(tmp_path / "none").entries() == {}
-
-
-def test_a_version_without_a_model_says_so(root: Path) -> None:
+def test_entries_version_without_model_is_a_problem(root: Path) -> None:
     (root / "yolo" / "2").mkdir(parents=True)
     assert Repository(root).entries()["yolo"].problem == "version 2 has no model.onnx"
 
 
-@pytest.mark.parametrize("settings", ["threads =", "thread = 1", 'backends = "x"', "threads = -1"])
-def test_settings_that_are_wrong_are_the_models_problem_and_not_the_repositorys(root: Path, settings: str) -> None:
-    lay(root, "bad", "1", settings=settings)
-    lay(root, "good", "1")
-    entries = Repository(root).entries()
-    assert entries["bad"].problem.startswith("edged.toml: ")
-    assert entries["good"].problem == ""
-
-
-def test_settings_that_are_a_folder_are_the_models_problem(root: Path) -> None:
-    (lay(root, "bad", "1") / "edged.toml").mkdir()
-    assert "cannot be read" in Repository(root).entries()["bad"].problem
-
-
-def test_settings_that_are_a_fifo_do_not_hold_up_the_daemon(root: Path) -> None:
+def test_entries_settings_that_are_a_fifo_return(root: Path) -> None:
     fifo = lay(root, "bad", "1") / "edged.toml"
     os.mkfifo(fifo)
     assert ends_despite_fifo(Repository(root).entries, fifo)
-
-
-def test_settings_with_endless_digits_do_not_end_the_daemon(root: Path) -> None:
-    lay(root, "bad", "1", settings=f'threads = "{"9" * 5000}"')
-    assert Repository(root).entries()["bad"].problem
-
-
-def test_settings_nested_without_end_do_not_end_the_daemon(root: Path) -> None:
-    lay(root, "bad", "1", settings="a = " + "[" * 5000)
-    assert Repository(root).entries()["bad"].problem
 
 
 @pytest.fixture
@@ -139,14 +121,14 @@ def open_root() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-def test_a_folder_that_may_not_be_read_is_passed_over(open_root: Path, as_nobody: Callable[[], None]) -> None:
+def test_entries_unreadable_folder_is_skipped(open_root: Path, as_nobody: Callable[[], None]) -> None:
     lay(open_root, "good", "1")
     lay(open_root, "secret", "1").chmod(0)
     as_nobody()
     assert "good" in Repository(open_root).entries()
 
 
-def test_a_model_that_goes_while_it_is_looked_at_is_passed_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_model_removed_meanwhile_is_skipped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay(root, "good", "1")
     going = lay(root, "going", "1")
     real = Path.is_dir
@@ -164,7 +146,7 @@ def test_a_model_that_goes_while_it_is_looked_at_is_passed_over(root: Path, monk
 # -- the sign of change ---------------------------------------------------------------------------------------------
 
 
-def test_the_stamp_is_the_same_while_nothing_changes(root: Path) -> None:
+def test_entries_without_a_change_are_equal(root: Path) -> None:
     lay(root, "yolo", "1", settings="threads = 1")
     assert Repository(root).entries() == Repository(root).entries()
 
@@ -182,7 +164,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_the_entry_changes_with_every_file_of_the_model(root: Path, what: str) -> None:
+def test_entries_change_with_every_file(root: Path, what: str) -> None:
     folder = lay(root, "yolo", "1", settings="threads = 1")
     (folder / "1" / "data").mkdir()
     for name in ("weights.bin", "data/more.bin"):
@@ -192,7 +174,7 @@ def test_the_entry_changes_with_every_file_of_the_model(root: Path, what: str) -
     assert Repository(root).entries()["yolo"] != before
 
 
-def test_a_file_that_was_replaced_by_one_of_equal_size_and_time_is_another(root: Path) -> None:
+def test_stamp_changes_with_a_file_of_equal_size_and_time(root: Path) -> None:
     path = lay(root, "yolo", "1") / "1" / "model.onnx"
     before, status = Repository(root).entries()["yolo"].stamp, path.stat()
     fresh = path.with_name("fresh")
@@ -202,17 +184,10 @@ def test_a_file_that_was_replaced_by_one_of_equal_size_and_time_is_another(root:
     assert Repository(root).entries()["yolo"].stamp != before
 
 
-def test_a_plain_entry_changes_with_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    missing = plain_entry("m", path, {})
-    path.write_bytes(b"1")
-    assert plain_entry("m", path, {}).stamp != missing.stamp
-
-
 # -- adding and removing --------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_added_with_its_weights_and_settings(root: Path, source: Path, tmp_path: Path) -> None:
+def test_add_copies_weights_and_settings(root: Path, source: Path, tmp_path: Path) -> None:
     weights = tmp_path / "w"
     weights.write_bytes(b"weights")
     repository = Repository(root)
@@ -225,7 +200,7 @@ def test_a_model_is_added_with_its_weights_and_settings(root: Path, source: Path
     assert [p.name for p in root.iterdir()] == ["yolo"]
 
 
-def test_only_what_was_examined_is_taken_in(root: Path, source: Path, tmp_path: Path) -> None:
+def test_add_other_digest_is_superseded(root: Path, source: Path, tmp_path: Path) -> None:
     weights, repository = tmp_path / "w.bin", Repository(root)
     weights.write_bytes(b"weights")
     files = {"some.onnx": source, "w.bin": weights}
@@ -240,7 +215,7 @@ def test_only_what_was_examined_is_taken_in(root: Path, source: Path, tmp_path: 
     assert repository.add("yolo", files, {}, digest=digest).read_bytes() == source.read_bytes()
 
 
-def test_a_name_that_is_taken_is_refused_and_nothing_changes(root: Path, source: Path) -> None:
+def test_add_taken_name_is_refused(root: Path, source: Path) -> None:
     lay(root, "yolo", "1")
     (root / "face.onnx").write_bytes(b"x")
     (root / "gone").symlink_to("nowhere")
@@ -254,7 +229,7 @@ HOSTILE = ["", ".", "..", ".hidden", "a/b", "../up", "/etc", "a\n", "a\0", "-x",
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_is_refused_everywhere(root: Path, source: Path, name: str) -> None:
+def test_hostile_name_is_refused_everywhere(root: Path, source: Path, name: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         check_name(name)
     assert "\n" not in str(raised.value)
@@ -265,24 +240,25 @@ def test_a_hostile_name_is_refused_everywhere(root: Path, source: Path, name: st
     assert list(root.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["a", "yolo11n", "A-b_c.d", "7", "x" * 128])
-def test_ordinary_names_are_accepted(name: str) -> None:
-    check_name(name)
-
-
-def test_wrong_settings_are_refused_before_anything_is_copied(root: Path, source: Path) -> None:
-    with pytest.raises(ConfigError):
-        Repository(root).add("yolo", {"m": source}, {"thread": "1"})
+@pytest.mark.parametrize(
+    ("files", "settings", "error"),
+    [
+        (("w.bin",), {}, InvalidInput),
+        ((), {"thread": "1"}, ConfigError),
+        ((repair.FILE,), {}, InvalidInput),
+    ],
+    ids=["missing file", "invalid setting", "data named as the record"],
+)
+def test_add_that_fails_leaves_nothing(
+    root: Path, source: Path, tmp_path: Path, files: tuple[str, ...], settings: dict[str, str], error: type[Exception]
+) -> None:
+    data = {name: source if name == repair.FILE else tmp_path / "gone" for name in files}
+    with pytest.raises(error):
+        Repository(root).add("yolo", {"m": source, **data}, settings, record=RECORD)
     assert list(root.iterdir()) == []
 
 
-def test_an_add_that_fails_leaves_nothing(root: Path, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="could not be stored"):
-        Repository(root).add("yolo", {"m": source, "w.bin": tmp_path / "gone"}, {})
-    assert list(root.iterdir()) == []
-
-
-def test_an_add_onto_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
+def test_add_onto_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(2 << 20))
     with pytest.raises(OutOfSpace, match="No space"):
@@ -290,9 +266,7 @@ def test_an_add_onto_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path
     assert list((small_disk / "models").iterdir()) == []
 
 
-def test_a_model_is_seen_whole_or_not_at_all_while_it_is_added(
-    root: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_add_shows_the_model_whole_or_not_at_all(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository, seen = Repository(root), []
     real = shutil.copyfile
 
@@ -306,7 +280,7 @@ def test_a_model_is_seen_whole_or_not_at_all_while_it_is_added(
     assert list(repository.entries()) == ["yolo"]
 
 
-def test_removing_takes_the_folder_or_the_plain_file(root: Path) -> None:
+def test_remove_delete_takes_the_folder_or_the_plain_file(root: Path) -> None:
     lay(root, "yolo", "1", "2", settings="threads = 1")
     (root / "face.onnx").write_bytes(b"x")
     repository = Repository(root)
@@ -318,7 +292,7 @@ def test_removing_takes_the_folder_or_the_plain_file(root: Path) -> None:
             repository.remove(name)
 
 
-def test_remove_keeps_what_the_user_dropped_and_it_can_be_moved_back(root: Path) -> None:
+def test_remove_moves_to_the_trash(root: Path) -> None:
     lay(root, "yolo", "1", settings="threads = 1")
     (root / "face.onnx").write_bytes(b"the only copy")
     repository = Repository(root)
@@ -354,7 +328,7 @@ def test_remove_what_cannot_be_kept_says_how_to_delete_it(root: Path) -> None:
     assert set(Repository(root).entries()) == {"yolo"}
 
 
-def test_what_an_interrupted_add_or_remove_left_is_swept_and_nothing_else(root: Path) -> None:
+def test_sweep_removes_remains_and_nothing_else(root: Path) -> None:
     lay(root, "yolo", "1")
     for name in (".adding-1", ".removing-2", ".other"):
         (root / name / "1").mkdir(parents=True)
@@ -363,31 +337,20 @@ def test_what_an_interrupted_add_or_remove_left_is_swept_and_nothing_else(root: 
     Repository(root / "none").sweep()
 
 
-def test_a_record_of_repairs_is_kept_beside_the_model(tmp_path: Path) -> None:
+def test_add_stores_the_record_of_repairs(tmp_path: Path) -> None:
     repository, source = Repository(tmp_path / "models"), tmp_path / "m.onnx"
     source.write_bytes(b"model")
-    record = repair.Record("a" * 64, "b" * 64, "/home/me/m.onnx", "2026-01-02T03:04:05+00:00", ())
-    repository.add("m", {"m.onnx": source}, {}, record=record)
+    repository.add("m", {"m.onnx": source}, {}, record=RECORD)
     entry = repository.entries()["m"]
-    assert entry.repair == record
+    assert entry.repair == RECORD
     assert (tmp_path / "models" / "m" / "1" / repair.FILE).is_file()
     assert "repaired from this very file on 2026-01-02" in entry.already_there("b" * 64)
     assert "remove it first" in entry.already_there("c" * 64)
     assert "remove it first" in entry.already_there("")
 
 
-def test_external_data_may_not_take_the_place_of_the_record(tmp_path: Path) -> None:
-    repository, source = Repository(tmp_path / "models"), tmp_path / "m.onnx"
-    source.write_bytes(b"model")
-    record = repair.Record("a" * 64, "b" * 64, "m.onnx", "2026-01-02T03:04:05+00:00", ())
-    with pytest.raises(InvalidInput, match=r"repair\.json"):
-        repository.add("m", {"m.onnx": source, repair.FILE: source}, {}, record=record)
-    assert repository.entries() == {}
-
-
-def test_files_that_look_like_settings_and_are_not_are_told(root: Path) -> None:
-    version = lay(root, "m", "1")
-    folder = version.parent if version.name == "1" else version
+def test_entries_report_files_that_look_like_settings(root: Path) -> None:
+    folder = lay(root, "m", "1")
     (folder / "edged.toml").write_text("threads = 2")
     assert Repository(root).entries()["m"].unread == ()
     (folder / "settings.toml").touch()
@@ -402,7 +365,7 @@ def test_files_that_look_like_settings_and_are_not_are_told(root: Path) -> None:
     assert note == "plain.toml is not read: a model with settings has a folder, plain/1/model.onnx and plain/edged.toml"
 
 
-def test_of_two_adds_of_one_name_at_once_one_is_told_that_it_is_taken(
+def test_add_of_one_name_twice_at_once_is_refused_once(
     root: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish = atomic.publish

@@ -37,27 +37,23 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_pictures_of_a_folder_count_by_their_names_and_nothing_else_does(folder: Path) -> None:
+def test_listed_takes_samples_by_name_only(folder: Path) -> None:
     for other in ("notes.txt", ".hidden.jpg", "jpg", "film.jpg.mp4", "line\nbreak.jpg"):
         (folder / other).write_bytes(b"x")
     (folder / "dir.jpg").mkdir()
     os.mkfifo(folder / "pipe.png")
     (folder / "dangling.png").symlink_to("nowhere")
     assert [path.name for path in samples.listed(folder)] == ["a.PNG", "b.jpg", "c.jpeg"]
+    assert samples.listed(folder / "gone") == samples.listed(folder / "notes.txt") == ()
 
 
-def test_of_many_the_first_by_name_count(tmp_path: Path) -> None:
+def test_listed_takes_the_first_by_name(tmp_path: Path) -> None:
     for number in reversed(range(100)):
         (tmp_path / f"{number:03}.jpg").touch()
     assert [path.name for path in samples.listed(tmp_path)] == [f"{n:03}.jpg" for n in range(samples.MOST)]
 
 
-def test_a_folder_that_is_none_holds_none(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert samples.listed(tmp_path / "gone") == samples.listed(tmp_path / "file") == ()
-
-
-def test_files_and_folders_are_given_together_or_alone(folder: Path, tmp_path: Path) -> None:
+def test_find_takes_files_and_folders(folder: Path, tmp_path: Path) -> None:
     single = tmp_path / "single.png"
     single.touch()
     assert list(samples.find([single, folder])) == ["single.png", "a.PNG", "b.jpg", "c.jpeg"]
@@ -65,7 +61,7 @@ def test_files_and_folders_are_given_together_or_alone(folder: Path, tmp_path: P
     assert samples.find([]) == samples.find(()) == {}
 
 
-def test_what_cannot_be_samples_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_find_refuses_other_paths_in_one_line(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.PNG").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "film.mp4").touch()
@@ -101,7 +97,7 @@ def lay(root: Path, name: str = "yolo") -> Path:
     return root / name
 
 
-def test_samples_beside_a_model_are_its_samples(tmp_path: Path) -> None:
+def test_entries_have_the_samples_of_their_folder(tmp_path: Path) -> None:
     folder = lay(tmp_path)
     entry = Repository(tmp_path).entries()["yolo"]
     assert entry.samples == (str(folder / "samples" / "hall.jpg"),)
@@ -110,22 +106,24 @@ def test_samples_beside_a_model_are_its_samples(tmp_path: Path) -> None:
     assert Repository(tmp_path).entries()["yolo"].samples == ()
 
 
-def test_the_entry_changes_with_every_sample(tmp_path: Path) -> None:
+def test_entries_change_with_every_sample(tmp_path: Path) -> None:
     folder = lay(tmp_path) / "samples"
-    seen = [Repository(tmp_path).entries()["yolo"]]
-    picture(folder / "hall.jpg", 1)
-    seen.append(Repository(tmp_path).entries()["yolo"])
-    picture(folder / "door.png")
-    seen.append(Repository(tmp_path).entries()["yolo"])
-    (folder / "hall.jpg").unlink()
-    seen.append(Repository(tmp_path).entries()["yolo"])
+    seen = []
+    for change in (
+        lambda: None,
+        lambda: picture(folder / "hall.jpg", 1),
+        lambda: picture(folder / "door.png"),
+        (folder / "hall.jpg").unlink,
+    ):
+        change()
+        seen.append(Repository(tmp_path).entries()["yolo"])
     assert all(one != other for index, one in enumerate(seen) for other in seen[:index])
     (folder / "notes.txt").touch()
     assert Repository(tmp_path).entries()["yolo"] == seen[-1]
 
 
 @pytest.mark.parametrize("move", [False, True])
-def test_a_model_is_added_with_its_samples(tmp_path: Path, move: bool) -> None:
+def test_add_takes_samples(tmp_path: Path, move: bool) -> None:
     source, hall = tmp_path / "source", picture(tmp_path / "hall.jpg")
     source.write_bytes(b"model")
     content = hall.read_bytes()
@@ -139,7 +137,7 @@ def test_a_model_is_added_with_its_samples(tmp_path: Path, move: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["../up.jpg", "a/b.jpg", "/etc/x.jpg", ".hidden.jpg", "model.onnx", "", "a\0.jpg"])
-def test_a_sample_with_a_hostile_name_is_refused_and_nothing_is_left(tmp_path: Path, name: str) -> None:
+def test_add_hostile_sample_name_is_refused(tmp_path: Path, name: str) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"x")
     with pytest.raises(InvalidInput, match="not named as a picture"):
@@ -155,13 +153,8 @@ def admitted(tmp_path: Path, path: Path, given: list[Path]) -> None:
     run(admit(builder, path, {}, registry.installed(probe().facts), given))
 
 
-def test_a_model_is_admitted_with_pictures_that_can_be_read(tmp_path: Path) -> None:
-    path = models.save(models.conv(), tmp_path / "model.onnx")
-    admitted(tmp_path, path, [picture(tmp_path / "a.jpg"), picture(tmp_path / "b.png")])
-
-
 @pytest.mark.parametrize("what", ["text", "half"])
-def test_a_picture_that_cannot_be_read_is_refused_by_its_name(tmp_path: Path, what: str) -> None:
+def test_admit_unreadable_picture_is_refused_by_name(tmp_path: Path, what: str) -> None:
     path = models.save(models.conv(), tmp_path / "model.onnx")
     bad = picture(tmp_path / "bad.jpg")
     bad.write_bytes(b"not a picture" if what == "text" else bad.read_bytes()[:400])
@@ -171,7 +164,7 @@ def test_a_picture_that_cannot_be_read_is_refused_by_its_name(tmp_path: Path, wh
     assert str(tmp_path) not in str(raised.value)
 
 
-def test_pictures_for_a_model_that_takes_none_are_refused(tmp_path: Path) -> None:
+def test_admit_pictures_for_model_without_pictures_are_refused(tmp_path: Path) -> None:
     path = models.save(models.matmul(), tmp_path / "model.onnx")
     with pytest.raises(EdgedError, match="takes no pictures"):
         admitted(tmp_path, path, [picture(tmp_path / "a.jpg")])

@@ -10,7 +10,7 @@ import pytest
 from edged.engines.loader import ModelSelection
 from edged.errors import ConfigError, InvalidInput, NotFound
 from edged.models.repository import Overrides, Repository
-from edged.models.triton_config import VersionPolicy, parse_versions
+from edged.models.triton_config import parse_versions
 from tests.unit.test_repository import lay
 
 
@@ -27,19 +27,19 @@ from tests.unit.test_repository import lay
         ("7", ()),
     ],
 )
-def test_a_policy_chooses_versions_the_highest_first(text: str, chosen: tuple[int, ...]) -> None:
+def test_choose_returns_versions_highest_first(text: str, chosen: tuple[int, ...]) -> None:
     assert parse_versions(text).choose((3, 10, 1)) == chosen
 
 
 @pytest.mark.parametrize("text", ["latest:2", "all", "1,3"])
-def test_a_policy_is_written_as_it_is_read(text: str) -> None:
+def test_policy_text_is_parsed_again(text: str) -> None:
     assert str(parse_versions(text)) == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "latest:0", "latest:-1", "newest", "1;2", "1,", "-1", "²", "9" * 30, "1," * 99 + "1"]
 )
-def test_what_is_no_policy_is_refused(text: str) -> None:
+def test_parse_versions_refuses_other_text(text: str) -> None:
     with pytest.raises(ConfigError, match="versions="):
         parse_versions(text)
 
@@ -48,13 +48,13 @@ def names(root: Path) -> dict[str, str]:
     return {name: entry.version for name, entry in Repository(root).entries().items()}
 
 
-def test_the_newest_answers_for_the_model_and_others_have_their_number(tmp_path: Path) -> None:
+def test_entries_newest_version_has_the_models_name(tmp_path: Path) -> None:
     lay(tmp_path, "yolo", "9", "10", "2", settings='versions = "latest:2"')
     assert names(tmp_path) == {"yolo": "10", "yolo:9": "9"}
     assert {entry.model for entry in Repository(tmp_path).entries().values()} == {"yolo"}
 
 
-def test_a_configuration_says_which_versions_and_the_setting_overrules_it(tmp_path: Path) -> None:
+def test_entries_versions_by_configuration_then_by_setting(tmp_path: Path) -> None:
     folder = lay(tmp_path, "yolo", "1", "2", "3")
     (folder / "config.pbtxt").write_text("version_policy { specific { versions: [ 1, 2 ] } }")
     assert names(tmp_path) == {"yolo": "2", "yolo:1": "1"}
@@ -64,20 +64,29 @@ def test_a_configuration_says_which_versions_and_the_setting_overrules_it(tmp_pa
     assert names(tmp_path) == {"yolo": "3", "yolo:1": "1"}
 
 
-def test_versions_that_are_not_there_are_the_models_problem(tmp_path: Path) -> None:
-    lay(tmp_path, "yolo", "1", settings='versions = "7"')
-    assert "versions=7" in Repository(tmp_path).entries()["yolo"].problem
+LONG = "é" * 200
 
 
-def test_a_configuration_that_cannot_be_used_is_the_models_problem_and_not_the_repositorys(tmp_path: Path) -> None:
-    (lay(tmp_path, "bad", "1") / "config.pbtxt").write_text("max_batch_size: many")
+@pytest.mark.parametrize(
+    ("config", "settings", "problem"),
+    [
+        ("max_batch_size: many", None, "config.pbtxt: "),
+        ("", 'versions = "7"', "versions=7"),
+        (f'output {{ name: "y" label_filename: "{LONG}" }}', None, "is not the name of a file"),
+        (f'default_model_filename: "{LONG}"', None, "is not the name of a file"),
+    ],
+)
+def test_entries_invalid_configuration_is_the_problem_of_its_model(
+    tmp_path: Path, config: str, settings: str | None, problem: str
+) -> None:
+    (lay(tmp_path, "bad", "1", settings=settings) / "config.pbtxt").write_text(config)
     lay(tmp_path, "good", "1")
     entries = Repository(tmp_path).entries()
-    assert entries["bad"].problem.startswith("config.pbtxt: ")
+    assert problem in entries["bad"].problem
     assert entries["good"].problem == ""
 
 
-def test_a_configuration_names_the_models_file_its_labels_and_other_files(tmp_path: Path) -> None:
+def test_entries_read_the_files_that_the_configuration_names(tmp_path: Path) -> None:
     folder = lay(tmp_path, "m", "1")
     (folder / "1" / "net.onnx").write_text("x")
     (folder / "labels.txt").write_text("cat\ndog\n")
@@ -94,15 +103,7 @@ def test_a_configuration_names_the_models_file_its_labels_and_other_files(tmp_pa
     assert Repository(tmp_path).entries()["m"].problem == ""
 
 
-@pytest.mark.parametrize("config", ['output { name: "y" label_filename: "%s" }', 'default_model_filename: "%s"'])
-def test_a_name_that_no_file_can_have_is_the_models_problem(tmp_path: Path, config: str) -> None:
-    (lay(tmp_path, "m", "1") / "config.pbtxt").write_text(config % ("é" * 200))
-    assert "is not the name of a file" in Repository(tmp_path).entries()["m"].problem
-
-
-def test_a_folder_of_its_files_that_may_not_be_read_is_the_models_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_unreadable_named_file_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = lay(tmp_path, "m", "1")
     (folder / "config.pbtxt").write_text(
         'model_warmup { name: "w" inputs { key: "x" value { dims: 1 input_data_file: "x.raw" } } }'
@@ -119,7 +120,7 @@ def test_a_folder_of_its_files_that_may_not_be_read_is_the_models_problem(
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "labels.txt", "warmup/x.raw"])
-def test_a_change_of_any_of_its_files_is_a_change_of_the_model(tmp_path: Path, name: str) -> None:
+def test_stamp_changes_with_every_named_file(tmp_path: Path, name: str) -> None:
     folder = lay(tmp_path, "m", "1")
     text = (
         'output { name: "y" label_filename: "labels.txt" }'
@@ -136,15 +137,11 @@ def test_a_change_of_any_of_its_files_is_a_change_of_the_model(tmp_path: Path, n
 # -- modes of control -----------------------------------------------------------------------------------------------
 
 
-def test_polling_follows_the_disk(tmp_path: Path) -> None:
-    selection = ModelSelection(Repository(tmp_path), "poll")
-    assert selection.entries() == {}
+def test_selection_none_keeps_the_models_of_the_start_and_poll_follows(tmp_path: Path) -> None:
+    polling = ModelSelection(Repository(tmp_path), "poll")
+    assert polling.entries() == {}
     lay(tmp_path, "m", "1")
-    assert list(selection.entries()) == ["m"]
-
-
-def test_without_polling_what_was_there_at_the_start_stays(tmp_path: Path) -> None:
-    lay(tmp_path, "m", "1")
+    assert list(polling.entries()) == ["m"]
     selection = ModelSelection(Repository(tmp_path), "none")
     before = selection.entries()
     lay(tmp_path, "m", "2")
@@ -154,7 +151,7 @@ def test_without_polling_what_was_there_at_the_start_stays(tmp_path: Path) -> No
     assert set(selection.entries()) == {"m", "other"}
 
 
-def test_by_command_only_what_is_named_is_there_at_the_start(tmp_path: Path) -> None:
+def test_selection_explicit_has_only_named_models(tmp_path: Path) -> None:
     lay(tmp_path, "m", "1", "2", settings='versions = "all"')
     lay(tmp_path, "other", "1")
     assert ModelSelection(Repository(tmp_path), "explicit").entries() == {}
@@ -162,7 +159,7 @@ def test_by_command_only_what_is_named_is_there_at_the_start(tmp_path: Path) -> 
     assert set(ModelSelection(Repository(tmp_path), "explicit", ["*"]).entries()) == {"m", "m:1", "other"}
 
 
-def test_what_is_dropped_is_there_no_more(tmp_path: Path) -> None:
+def test_selection_drop_and_hold(tmp_path: Path) -> None:
     lay(tmp_path, "m", "1", "2", settings='versions = "all"')
     selection = ModelSelection(Repository(tmp_path), "explicit", ["*"])
     held = selection.held("m")
@@ -179,7 +176,7 @@ def overrides(tmp_path: Path) -> Overrides:
     return Overrides(tmp_path / "overrides", Repository(tmp_path / "models"))
 
 
-def test_a_model_is_made_of_the_files_that_come_with_the_command_alone(tmp_path: Path) -> None:
+def test_overrides_with_files_ignore_the_repository(tmp_path: Path) -> None:
     lay(tmp_path / "models", "m", "1", "5")
     files = {"2/model.onnx": b"two", "3/model.onnx": b"three", "labels.txt": b"cat\n"}
     config = '{"version_policy": {"all": {}}, "output": [{"name": "y", "label_filename": "labels.txt"}]}'
@@ -192,7 +189,7 @@ def test_a_model_is_made_of_the_files_that_come_with_the_command_alone(tmp_path:
     assert list(made.root.iterdir()) == []
 
 
-def test_a_configuration_alone_goes_with_the_files_on_disk(tmp_path: Path) -> None:
+def test_overrides_with_configuration_use_files_on_disk(tmp_path: Path) -> None:
     folder = lay(tmp_path / "models", "m", "1", "5")
     (folder / "config.pbtxt").write_text("max_batch_size: 2")
     found = overrides(tmp_path).entries("m", '{"max_batch_size": 7}', {})
@@ -203,7 +200,7 @@ def test_a_configuration_alone_goes_with_the_files_on_disk(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "path", ["../x", "/etc/passwd", "1/../../x", "", ".", "a/" * 20 + "b", "1/a\nb", "1/" + "x" * 300, "config.pbtxt"]
 )
-def test_a_file_that_does_not_belong_into_the_models_folder_is_refused(tmp_path: Path, path: str) -> None:
+def test_overrides_hostile_path_is_refused(tmp_path: Path, path: str) -> None:
     made = overrides(tmp_path)
     with pytest.raises(InvalidInput):
         made.entries("m", "{}", {path: b"x"})
@@ -221,21 +218,15 @@ def test_a_file_that_does_not_belong_into_the_models_folder_is_refused(tmp_path:
         ("{}", {"1/model.onnx": b"x", "1//model.onnx": b"x"}),
     ],
 )
-def test_overrides_that_make_no_model_leave_nothing_behind(
-    tmp_path: Path, config: str | None, files: dict[str, bytes]
-) -> None:
+def test_overrides_invalid_leave_nothing(tmp_path: Path, config: str | None, files: dict[str, bytes]) -> None:
     made = overrides(tmp_path)
     with pytest.raises((InvalidInput, NotFound)):
         made.entries("m", config, files)
     assert not made.root.exists() or list(made.root.iterdir()) == []
 
 
-def test_what_a_daemon_before_left_is_swept_away(tmp_path: Path) -> None:
+def test_overrides_sweep_removes_everything(tmp_path: Path) -> None:
     made = overrides(tmp_path)
     made.entries("m", "{}", {"1/model.onnx": b"x"})
     made.sweep()
     assert not made.root.exists()
-
-
-def test_a_policy_that_nobody_gave_is_the_newest_version() -> None:
-    assert VersionPolicy().choose((1, 2)) == (2,)
