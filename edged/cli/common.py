@@ -37,7 +37,7 @@ Score = Annotated[
 
 FAILED, USAGE = 1, 2
 _INTERRUPTED = 128 + signal.SIGINT
-_NOBODY_READS = 128 + signal.SIGPIPE
+_BROKEN_PIPE = 128 + signal.SIGPIPE
 _UNFOLDED = 1 << 20  # columns: wider than anything printed
 
 
@@ -92,7 +92,7 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        _unwind_when_told_to_leave()
+        _unwind_on_sigterm()
         try:
             function(*args, **kwargs)
             sys.stdout.flush()  # a closed pipe is met here, not while the interpreter exits
@@ -105,7 +105,7 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
             raise typer.Exit(_INTERRUPTED) from None
         except BrokenPipeError:
             _discard_output()
-            raise typer.Exit(_NOBODY_READS) from None
+            raise typer.Exit(_BROKEN_PIPE) from None
         except OSError as error:
             if error.filename is None:  # such as standard output on a full disk
                 _discard_output()
@@ -115,30 +115,30 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     return wrapped
 
 
-def _unwind_when_told_to_leave() -> None:
+def _unwind_on_sigterm() -> None:
     """SIGTERM, and a terminal that goes away, end a command as an error does: children are stopped and folders removed.
 
     What is handled or ignored already (nohup) stays so; a command with ways of its own sets them later.
     """
     if threading.current_thread() is not threading.main_thread():
-        return  # of a test
+        return  # in a test
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _leave)
+            signal.signal(number, _exit)
 
 
-def _leave(number: int, _: object) -> NoReturn:
+def _exit(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
 def refused_by_system(error: OSError, what: object = None) -> str:
-    """One line: what the system did not let be used, and why."""
+    """Return a line that says what the system refused, and why."""
     name, why = what or error.filename, error.strerror or str(error) or type(error).__name__
     return f"cannot use {os.fsdecode(name) if isinstance(name, bytes) else name}: {why}" if name else why
 
 
 def show(renderable: RenderableType) -> None:
-    """A table or a text on standard output; as wide as it is where no terminal limits it, since nothing may be lost."""
+    """Print a table or text on standard output; without a terminal as wide as it is, so that nothing is cut."""
     if out.is_terminal:
         out.print(renderable, soft_wrap=isinstance(renderable, str))
         return
@@ -151,13 +151,13 @@ def show(renderable: RenderableType) -> None:
 
 
 def say(line: str) -> None:
-    """A line on standard error. What a box says is in it, which may be anything."""
+    """Print a line on standard error, with control characters escaped: it may quote a box."""
     typer.echo(harmless(line), err=True)
 
 
 @contextlib.contextmanager
 def working(on: str) -> Iterator[None]:
-    """Tells a terminal what takes its time; a log or a pipe is told nothing."""
+    """Show a spinner on a terminal while something takes its time; nothing in a log or pipe."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         progress.add_task(on)
@@ -165,7 +165,7 @@ def working(on: str) -> Iterator[None]:
 
 
 def print_json(encoded: bytes) -> None:
-    """One line of JSON, at once: the reader may be a pipe that waits for it."""
+    """Print one line of JSON and flush: the reader may be waiting."""
     sys.stdout.write(encoded.decode() + "\n")
     sys.stdout.flush()
 
@@ -178,7 +178,7 @@ def _print_error(error: EdgedError) -> None:
 
 
 def _discard_output() -> None:
-    """What is still buffered goes nowhere; the interpreter would complain about it at exit."""
+    """Discard what is buffered, which the interpreter would complain about at exit."""
     with contextlib.suppress(OSError, ValueError):  # a test's standard output is no file
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`edged config`: the configuration file: a commented one to begin with, what is wrong with one, what is in force."""
+"""`edged config`: write a commented configuration file, check one, show what is in force."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edged.config import Reading
     from edged.config.template import Row
 
-_MODE = 0o640  # who may use the daemon need not know how it is set up
+_MODE = 0o640  # users of the daemon need not see its configuration
 _GROUP = "edged"  # the service's, which has to read what root writes
 
 group = typer.Typer(no_args_is_help=True, help="The configuration file: write, check and show one.")
@@ -33,12 +33,13 @@ _File = Annotated[
 
 def init(
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file.", show_default=False)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Print a configuration file with every key and its default.
 
-    Each key has a comment that says what it means and how its environment variable is called. With --out the file is
-    written, readable by its owner and group; an existing file is kept unless --force is given."""
+    A comment says what each key means and names its environment variable. With --out the file is written, readable by
+    its owner and group; an existing file is kept unless --force is given.
+    """
     from edged.config.template import template
 
     if out is None:
@@ -51,8 +52,9 @@ def init(
 def check(file: _File = None) -> None:
     """Check a configuration: print one line for each mistake.
 
-    Beside the file that is what the environment of this command says, and whether the user who asks could use the
-    paths and addresses. For scripts: the exit status is 0 where nothing is wrong, otherwise 2.
+    It also checks the environment of this command, and whether this user could use the paths and addresses.
+
+    Exit status: 0 no mistakes, 2 mistakes.
     """
     from edged.config.checking import Problem
     from edged.config.keys import dotted
@@ -79,14 +81,14 @@ def show(
             show_default=False,
         ),
     ] = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Add where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     json: common.Json = False,
 ) -> None:
     """Print every key with the value that a daemon would use.
 
     The values come from the file and from the environment of this command.
 
-    Options of edged serve, which go before both, are not known here.
+    Options of edged serve, which override both, are not known here.
     """
     from edged.config import template
 
@@ -107,7 +109,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _read(file: Path | None) -> tuple[Reading, str]:
-    """What a file and the environment say, and what to call that. A file that nobody named need not be there."""
+    """Read a file and the environment; also return their name. The default file need not exist."""
     from edged import config as configuration
 
     own = paths.default_config()
@@ -139,17 +141,17 @@ def _write(path: Path, data: bytes, force: bool) -> None:
     from edged.store import atomic
 
     try:
-        path = path.resolve() if force else path  # of a link, what it leads to is replaced and not the link
+        path = path.resolve() if force else path  # replace a link's target, not the link
         before = path.stat() if path.exists() else None
         if before is not None and not stat.S_ISREG(before.st_mode):  # root could replace /dev/null
-            raise InvalidInput(f"{path} is not a regular file; give another to --out")
+            raise InvalidInput(f"{path} is not a regular file; give --out another name")
         if force:
             atomic.sweep(path.parent)
             atomic.write_file(path, data, _MODE)
         else:
             _write_new(path, data)
         if os.geteuid() == 0:
-            # The service is not root; one who replaces a file leaves it whose it was.
+            # The service is not root; a replaced file keeps its owner.
             owner, members = (before.st_uid, before.st_gid) if before is not None else (0, _group())
             os.chown(path, owner, members)
     except OSError as error:
@@ -160,7 +162,7 @@ def _write_new(path: Path, data: bytes) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
     except FileExistsError as error:
-        raise AlreadyExists(f"{path} is there already; --force replaces it") from error
+        raise AlreadyExists(f"{path} already exists; use --force to replace it") from error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

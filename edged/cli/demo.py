@@ -1,4 +1,4 @@
-"""`edged demo`: everything at once, in a scratch folder that is gone afterwards."""
+"""`edged demo`: the whole system in a temporary folder."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 def demo(
     seconds: Annotated[
-        float, typer.Option("--seconds", min=1.0, help="Stream so long before the restart; 4 s more follow it.")
+        float, typer.Option("--seconds", min=1.0, help="Streaming time before the restart; 4 s more follow it.")
     ] = 14.0,
-    cameras: Annotated[int, typer.Option("--cameras", min=1, max=64, help="Cameras at once.")] = 4,
+    cameras: Annotated[int, typer.Option("--cameras", min=1, max=64, help="Number of cameras.")] = 4,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.", show_default=False)
     ] = None,
@@ -52,15 +52,15 @@ def demo(
 
     Starts a daemon in a temporary folder, streams cameras through it, and prints what happens.
 
-    It answers at once, builds and verifies faster engines beneath, swaps them in, is restarted, and finds its engine
-    in the store. Engines that are still being built are waited for, up to a quarter of an hour longer than --seconds.
-    Nothing is left behind but the files named by --json and --snapshot. Exit status 1 when something did not hold.
+    The daemon answers at once, builds and verifies faster engines, swaps them in, is restarted, and finds its engine in
+    the store. The demo waits for engines that are still being built, up to 15 minutes longer than --seconds. Only the
+    files named by --json and --snapshot are kept. Exit status: 0 all checks passed, 1 one failed.
     """
     from edged.demo.runner import Plan
     from edged.demo.view import render
 
     if model is not None and not model.is_file():
-        raise InvalidInput(f"there is no model file {str(model)!r}")
+        raise InvalidInput(f"model file {str(model)!r} does not exist")
     if snapshot is not None and snapshot.suffix.lower() not in (".jpg", ".jpeg"):
         raise InvalidInput(f"{str(snapshot)!r} will be a JPEG; name it .jpg")
     for path in (json, snapshot):
@@ -109,10 +109,10 @@ def _heading(plan: Plan) -> str:
 
 
 def _require_writable(path: Path) -> None:
-    """Before anything runs: whoever waits for a picture gets one."""
+    """InvalidInput if a file could not be written at the end."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInput(f"the folder {str(path.parent)!r} cannot be made: {error.strerror}") from None
+        raise InvalidInput(f"cannot create folder {str(path.parent)!r}: {error.strerror}") from None
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InvalidInput(f"{str(path)!r} cannot be written; name a file in a folder that is yours")
+        raise InvalidInput(f"{str(path)!r} cannot be written; name a file in a folder that you own")

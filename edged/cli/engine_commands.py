@@ -28,19 +28,19 @@ Key = Annotated[
     typer.Option(
         "--engine",
         metavar="KEY",
-        help="The one with this key, or its beginning: 6 characters at least.",
+        help="The engine with this key, or its first 6 or more characters.",
         show_default=False,
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="All engines of all models.")]
 
 _NOTHING = {
-    "rebuild": "nothing to rebuild: no engine is missing; --force rebuilds those that are there",
+    "rebuild": "nothing to rebuild: no engine is missing; use --force to rebuild existing ones",
     "verify": "nothing to verify",
     "cancel": "nothing to cancel: no build of these engines is running or queued",
     "pin": "nothing to pin: the store holds no engine",
     "unpin": "nothing to unpin: the store holds no engine",
-    "evict": "nothing to evict: these engines are in use, or are evicted already",
+    "evict": "nothing to evict: these engines are in use or already evicted",
 }
 _DONE = {"cancel": "cancelled", "pin": "pinned", "unpin": "unpinned", "evict": "evicted"}
 
@@ -49,7 +49,7 @@ def rebuild(
     model: Model = None,
     engine: Key = None,
     everything: All = False,
-    force: Annotated[bool, typer.Option("--force", help="Also engines that are fine, or were rejected.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also rebuild engines that are accepted or rejected.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show progress until all is done.")] = False,
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
@@ -80,7 +80,7 @@ def verify(
 ) -> None:
     """Compare engines with the reference again, and time them again.
 
-    For use after a doubtful update.
+    Use it after a doubtful update.
 
     An engine whose answers are wrong now is rejected and no longer serves. The exit status is 1 if any engine did not
     pass. With --json one object a line for every change.
@@ -104,7 +104,7 @@ def cancel(
 
     These engines are not built again until `edged engines rebuild`.
 
-    An engine that was there before stays as it was.
+    An existing engine stays as it was.
     """
     _require_selection("cancel", model, engine, everything)
     _select("cancel", lambda client: client.cancel(model, engine=engine, everything=everything), targets, json)
@@ -159,19 +159,19 @@ def register(engines: typer.Typer) -> None:
 
 
 def _require_selection(verb: str, model: str | None, engine: str | None, everything: bool) -> None:
-    """InvalidInput where nothing is selected, or both something and all."""
+    """InvalidInput unless either something or all is selected."""
     some = bool(model or engine)
     if some and everything:
-        raise InvalidInput(f"{verb} either a MODEL or an engine, or --all, not both")
+        raise InvalidInput(f"--all excludes MODEL and --engine; {verb} one or the other")
     if not some and not everything:
         rest = "--all for those that are not needed" if verb == "evict" else "--all"
-        raise InvalidInput(f"{verb} what? name a MODEL, an engine with --engine KEY, or {rest}")
+        raise InvalidInput(f"nothing selected to {verb}; give MODEL, --engine KEY, or {rest}")
 
 
 def _order(
     order: Callable[[Client], Updates[EngineProgress]], verb: str, done: str, targets: Targets, follow: bool, json: bool
 ) -> None:
-    """What was ordered, and if it is followed, how it ends."""
+    """Give an order, and follow it to its end if asked to."""
     if follow:
         follow_progress(order, targets, json, done, _NOTHING[verb])
     elif targets.is_fleet or not json:
@@ -203,7 +203,7 @@ _Which: TypeAlias = tuple[str, str]  # model and key: models of one content shar
 
 Show: TypeAlias = Callable[[str, EngineProgress], None]  # of which box; "" where there is only one
 
-GOES_ON = "the work goes on; see: edged status; end it: edged engines cancel"
+GOES_ON = "the daemon goes on; see: edged status; to stop it: edged engines cancel"
 
 
 def follow_progress(order: Order, targets: Targets, json: bool, done: str, nothing: str) -> None:
@@ -221,7 +221,7 @@ def follow_progress(order: Order, targets: Targets, json: bool, done: str, nothi
                 last[update.model, update.key] = update
                 show("", update)
     engines = list(last.values())
-    _tell_ends("", engines, json)
+    _print_outcomes("", engines, json)
     if not engines and not json:
         common.show(nothing)
     if wrong := trouble(engines, done):
@@ -229,7 +229,7 @@ def follow_progress(order: Order, targets: Targets, json: bool, done: str, nothi
 
 
 def trouble(engines: Collection[EngineProgress], done: str) -> str:
-    """Names those that were not `done`, such as "rebuilt"; empty where all were."""
+    """Name the engines that were not `done`, such as "rebuilt"; empty if all were."""
     wrong = [engine for engine in engines if not engine.succeeded]
     if not wrong:
         return ""
@@ -247,7 +247,7 @@ def _follow_fleet(order: Order, boxes: Sequence[Box], json: bool, done: str, not
 
     ended: dict[str, str] = {}
     ends: dict[str, list[EngineProgress]] = {}
-    # All of them at once: they work, not we, and one that waits for others would not even begin.
+    # All at once: the boxes do the work, and one that waits for others would not begin.
     heard = remote.call_all(boxes, work, len(boxes))
     with _watching(lambda: remote.print_interrupted(ended, boxes, GOES_ON)), _display(json) as show:
         for each in heard:
@@ -263,7 +263,7 @@ def _follow_fleet(order: Order, boxes: Sequence[Box], json: bool, done: str, not
     for box in boxes:
         engines = ends.get(box.name)
         if engines is not None:
-            _tell_ends(box.name, engines, json)
+            _print_outcomes(box.name, engines, json)
             if not engines and not json:
                 common.show(f"{box.name}: {nothing}")
     remote.print_summary(ended, boxes, json)
@@ -271,7 +271,7 @@ def _follow_fleet(order: Order, boxes: Sequence[Box], json: bool, done: str, not
 
 @contextlib.contextmanager
 def _watching(leave: Callable[[], None]) -> Iterator[None]:
-    """`leave` is called where somebody stops watching."""
+    """Call `leave` after Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
@@ -287,8 +287,8 @@ def _display(json: bool) -> contextlib.AbstractContextManager[Show]:
     return _json_lines() if json else _bars() if _draws() else _lines()
 
 
-def _tell_ends(box: str, engines: Sequence[EngineProgress], json: bool) -> None:
-    """What bars have shown is gone by now."""
+def _print_outcomes(box: str, engines: Sequence[EngineProgress], json: bool) -> None:
+    """Print the outcomes, which vanished with the bars."""
     if _draws() and not json:
         for engine in engines:
             common.show(_of(box, formatting.line(engine)))
@@ -309,7 +309,7 @@ def _json_lines() -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _lines() -> Iterator[Show]:
-    """One for each step, however often the seconds change."""
+    """One line for each step, not for each second."""
     steps: dict[tuple[str, _Which], tuple[object, ...]] = {}
 
     def show(box: str, update: EngineProgress) -> None:

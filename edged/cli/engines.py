@@ -1,4 +1,4 @@
-"""`edged engines`: which engines there are, and why. The commands on them are in `engine_commands`."""
+"""`edged engines`: list, explain and show engines, and build them for other boxes; `engine_commands` changes them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def list_(
     compared with. SPEED is relative to it.
 
     State: absent, queued, building, verifying, ready, serving; failed (tried again later), rejected (wrong answers),
-    unsuitable (the backend cannot do it), quarantined (no longer tried by itself), evicted (gave way to others), stale
-    (nothing wants it on this device as it is now).
+    unsuitable (the backend cannot do it), quarantined (no longer tried by itself), evicted (to make room), stale
+    (not needed on this device as it is now).
     """
     command = RemoteCommand(
         call=lambda client: list(client.engines(model or None)),
@@ -82,7 +82,7 @@ def why(
 
 
 def show(
-    key: Annotated[str, typer.Argument(help="The engine's key, or its beginning: 6 characters at least.")],
+    key: Annotated[str, typer.Argument(help="The engine's key, or its first 6 or more characters.")],
     targets: Targets = DEFAULT_TARGETS,
     state: StateOption = None,
     cache: CacheOption = None,
@@ -90,9 +90,9 @@ def show(
 ) -> None:
     """Show one engine: key, verification figures, build, timing."""
     if len(key) < _SHORTEST:
-        raise InvalidInput(f"{key!r} is too short for the beginning of a key; give {_SHORTEST} characters at least")
+        raise InvalidInput(f"{key!r} is too short for a key; give at least {_SHORTEST} characters")
     command = RemoteCommand(
-        call=lambda client: _keyed(client.engines(), key), render=lambda engines: [_sheet(engines)], to_json=_plain
+        call=lambda client: _keyed(client.engines(), key), render=lambda engines: [_details(engines)], to_json=_plain
     )
     if is_daemon_addressed(targets.named, state, cache):
         remote.run(command, targets, json)
@@ -115,9 +115,11 @@ def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
     found = [engine for engine in engines if engine.key.startswith(start)]
     keys = sorted({engine.key for engine in found})
     if not keys:
-        raise NotFound(f"no engine has a key that begins with {start!r}; see: edged engines list")
+        raise NotFound(f"no engine with key {start!r}; see: edged engines list")
     if len(keys) > 1:
-        raise EdgedError(f"{len(keys)} keys begin with {start!r}, such as {keys[0]} and {keys[1]}; give more of it")
+        raise EdgedError(
+            f"{len(keys)} keys begin with {start!r}, such as {keys[0]} and {keys[1]}; give more characters"
+        )
     return found
 
 
@@ -125,7 +127,7 @@ def _plain(engines: list[EngineInfo]) -> dict[str, Any]:
     return engines[0].json() | {"models": [engine.model for engine in engines]}
 
 
-def _sheet(engines: list[EngineInfo]) -> Table:
+def _details(engines: list[EngineInfo]) -> Table:
     engine, verdict = engines[0], engines[0].verdict
     rows = {
         "key": engine.key,
@@ -136,7 +138,7 @@ def _sheet(engines: list[EngineInfo]) -> Table:
         "speed": _timed(engine),
         "built": _built(engine),
         "used": formatting.moment(engine.used_unix_s) if engine.used_unix_s else "not known",
-        "pinned": "yes: it is never evicted" if engine.pinned else "no",
+        "pinned": "yes, never evicted" if engine.pinned else "no",
     }
     if engine.load is not None:
         rows["load"] = f"{engine.load:.0%} of the processors were used by others while it was timed"
@@ -185,11 +187,11 @@ def _built(engine: EngineInfo) -> str:
 
 
 def _list(engines: Sequence[tuple[str, EngineInfo]]) -> RenderableType:
-    return _table(engines) if engines else "no engines: no model wants any"
+    return _table(engines) if engines else "no engines; add a model: edged models add NAME FILE"
 
 
 def _table(engines: Sequence[tuple[str, EngineInfo]]) -> Table:
-    """Each with the name of its box, empty where there is only one."""
+    """One row for each engine; the box's name is empty if there is only one box."""
     titles = ("model", "engine", "backend", "precision", "state", "speed", "size", "")
     table = Table(*remote.box_column(engines), *titles, box=None, pad_edge=False)
     for box, engine in engines:
@@ -252,10 +254,10 @@ def build(
 ) -> None:
     """Build engines for another box's GPU, with TensorRT for RTX.
 
-    They are not used here. Copied to the same folder of the other box (CACHE/engines/KEY) they are tried there first:
-    compared with the reference, timed, and served if their answers are right, without an hour of building. With a file
-    of the other box's facts the keys are exactly those that it looks for; with a compute capability alone, facts that
-    are not known match anything.
+    They are not used here. Copy them to the same folder of the other box (CACHE/engines/KEY). That box compares them
+    with the reference, times them, and serves them if their answers are right, without building. With a file of the
+    other box's facts the keys are exactly those that it looks for; with a compute capability alone, unknown facts
+    match anything.
 
     The exit status is 1 if any engine could not be built. With --json one object a line for each engine.
     """
@@ -307,7 +309,7 @@ def _target(text: str, box: LocalBox) -> offline.Target:
 
 
 def _quietly(progress: Progress) -> None:
-    """A spinner turns meanwhile."""
+    """No output: a spinner turns meanwhile."""
 
 
 def _tell(json: bool, plain: dict[str, Any], record: EngineRecord | None) -> None:

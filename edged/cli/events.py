@@ -24,12 +24,10 @@ _LONGEST = 19  # digits of a number that fits into 64 bits
 
 def events(
     targets: Targets = DEFAULT_TARGETS,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new events, until Ctrl-C.")] = False,
     after: Annotated[
         str,
-        typer.Option(
-            "--after", metavar="[EPOCH:]N", help="Only events later than number N, in the run of the daemon EPOCH."
-        ),
+        typer.Option("--after", metavar="[EPOCH:]N", help="Only events after number N of the daemon run EPOCH."),
     ] = "0",
     json: common.Json = False,
 ) -> None:
@@ -41,7 +39,7 @@ def events(
     epoch, number = position(after)
     if targets.is_fleet:
         if number or epoch:
-            raise InvalidInput("each box numbers its own events; give --after with one box only")
+            raise InvalidInput("--after works with one box only; each box numbers its own events")
         _watch_fleet(targets.boxes(), follow, json)
         return
     with targets.client() as client:
@@ -71,7 +69,7 @@ def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
                 ended[each.box] = each.error
                 if json:
                     remote.print_json_line(each, "", lambda _: None)
-                elif follow and each.error:  # others go on, and somebody waits for this one
+                elif follow and each.error:  # the other boxes go on
                     common.say(f"{each.box}: {each.error}")
             elif json:
                 common.print_json(msgspec.json.encode({"box": each.box, "update": each.update.json()}))
@@ -92,7 +90,7 @@ def position(text: str) -> tuple[str, int]:
     """Epoch, or empty, and number of N or EPOCH:N; InvalidInput for anything else."""
     epoch, colon, number = text.strip().rpartition(":")
     if not (number.isascii() and number.isdecimal()) or len(number) > _LONGEST or (colon and not epoch):
-        raise InvalidInput(f"{text!r} is not the number of an event; give N or EPOCH:N, as in --json")
+        raise InvalidInput(f"{text!r} is not an event number; give N or EPOCH:N, as in --json")
     return epoch, int(number)
 
 
@@ -107,7 +105,7 @@ def told(event: EventInfo) -> str:
         case happened.ModelRemoved():
             return f"model {event.model} was removed"
         case happened.ModelRepaired():
-            return f"model {event.model} was repaired from {what.original[:12]} and taken in: {what.steps}"
+            return f"model {event.model} was repaired from {what.original[:12]} and added: {what.steps}"
         case happened.EngineMoved():
             return _because(f"{engine} ({what.backend}) is {what.state}", what.reason)
         case happened.EngineProgress():
@@ -123,11 +121,11 @@ def told(event: EventInfo) -> str:
         case happened.AlarmRaised():
             return f"alarm {what.alarm}: {what.message}"
         case happened.AlarmCleared():
-            return f"alarm {what.alarm} is over: {what.message}"
+            return f"alarm {what.alarm} cleared: {what.message}"
         case happened.Commanded():
-            return f"an operator commanded: {what.verb} {_about(event) or 'all'}"
+            return f"operator command: {what.verb} {_about(event) or 'all'}"
         case None:
-            return " ".join(filter(None, ("something that this edged is too old to know", _about(event))))
+            return " ".join(filter(None, ("event unknown to this version of edged", _about(event))))
 
 
 def _about(event: EventInfo) -> str:
@@ -138,8 +136,8 @@ def _engine(event: EventInfo) -> str:
     return f"engine {event.engine[:12]}{f' of {event.model}' if event.model else ''}"
 
 
-def _because(told: str, reason: str) -> str:
-    return f"{told}: {reason}" if reason else told
+def _because(text: str, reason: str) -> str:
+    return f"{text}: {reason}" if reason else text
 
 
 def _change(change: happened.FactChange) -> str:

@@ -1,4 +1,4 @@
-"""`edged infer`: one picture, its detections."""
+"""`edged infer`: detections of one picture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def infer(
 ) -> None:
     """Send one picture to the daemon; print what the model finds.
 
-    With --json in the form of Roboflow's inference API: image, and predictions with box centres in pixels.
+    --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels.
     """
     from edged.client.client import Client
     from edged.client.frames import read_picture
@@ -86,6 +86,6 @@ def _save(path: Path, encoded: bytes, result: Result) -> None:
     try:
         written = cv2.imwrite(str(path), painted)
     except cv2.error:  # a suffix that no encoder knows
-        raise InvalidInput(f"{str(path)!r} has no suffix of a picture; write to a .jpg or .png") from None
+        raise InvalidInput(f"{str(path)!r} is not an image file name; use .jpg or .png") from None
     if not written:
-        raise InvalidInput(f"{str(path)!r} cannot be written; choose a folder that exists and is yours")
+        raise InvalidInput(f"{str(path)!r} cannot be written; choose a folder that exists and that you own")

@@ -33,7 +33,7 @@ def inspect(
         typer.Option(
             "--draw",
             metavar="PICTURE",
-            help="Run the model once on this picture, paint what it finds, and count it by class.",
+            help="Run the model once on this picture, draw what it finds, and count it by class.",
             show_default=False,
         ),
     ] = None,
@@ -41,7 +41,7 @@ def inspect(
         Path | None,
         typer.Option(
             "--out",
-            help="Where the painted picture goes; otherwise PICTURE.MODEL.jpg in this folder.",
+            help="File for the drawn picture; default: PICTURE.MODEL.jpg in this folder.",
             show_default=False,
         ),
     ] = None,
@@ -54,29 +54,28 @@ def inspect(
 ) -> None:
     """Show what is in an ONNX file and if this box can serve it.
 
-    It names the detector family, and for each backend here that it can serve the model, or why not.
+    It names the detector family, and says for each backend here whether it can serve the model, or why not.
 
-    With --draw the model is run once, as edged would serve it, and a painted picture shows whether it was understood:
-    boxes in the wrong place, or none, mean that family, preprocess.* or thresholds.* have to be set. Try settings with
-    --set until it is right, and give the same to edged models add. Of a model of no known family the shapes and ranges
-    of its outputs are shown instead.
+    --draw runs the model once, as edged would serve it, and draws what it finds. If boxes are missing or in the wrong
+    place, set family, preprocess.* or thresholds.*: try settings with --set, then give the same to edged models add.
+    For a model of no known family the shapes and ranges of its outputs are shown instead.
 
     edged inspect yolo.onnx --draw street.jpg
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    With --convert it is shown what edged models add --convert would do to the file, whether that answers as the file
-    does, and whether it can be served then. Nothing is kept.
+    --convert shows what edged models add --convert would do to the file, whether the result gives the same answers, and
+    whether it can be served. Nothing is kept.
 
-    The model goes through every stage that a daemon would put it through, each in a child with limits of time and
-    memory: a file that means harm ends there.
+    The model passes every stage that it would pass in a daemon, each in a child process with limits of time and memory,
+    so that a hostile file does no harm.
 
-    Exit status: 0 it can be served, 1 edged itself or the picture failed, 2 it cannot be served.
+    Exit status: 0 the model can be served, 1 edged or the picture failed, 2 it cannot be served.
     """
     from edged.models.settings import parse_assignments
 
     if out is not None and draw is None:
-        raise InvalidInput("--out says where the painted picture goes; give --draw PICTURE as well")
+        raise InvalidInput("--out needs --draw PICTURE")
     settings, wish = parse_assignments(setting or []), Wish.parse(convert, convert_steps or [])
     if wish.is_any and draw is not None:
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
@@ -90,7 +89,7 @@ def inspect(
     seen = None
     if draw is not None and place is not None and admission.model is not None and not admission.refusal:
         with common.working(f"running {file.name} on {draw.name}"):
-            seen = sample_run.look(file, settings, draw, place, admission.model.recognition.family)
+            seen = sample_run.run_on_picture(file, settings, draw, place, admission.model.recognition.family)
     _show(file, admission, record, seen, json)
     if admission.refusal:
         raise typer.Exit(common.USAGE)
@@ -99,14 +98,16 @@ def inspect(
 def _examined(
     box: LocalBox, file: Path, settings: Mapping[str, str], wish: Wish, samples: Sequence[Path]
 ) -> tuple[Admission, Record | None]:
-    """What comes of a model as it is, or of what the repairs that are wished for make of it."""
+    """Examine a model as it is, or with the requested repairs."""
     with common.working(f"{'repairing' if wish.is_any else 'examining'} {file.name}"):
         if wish.is_any:
             return box.examine_repaired(file, settings, wish, samples)
         return box.examine(file, settings, samples), None
 
 
-def _show(file: Path, admission: Admission, record: Record | None, seen: sample_run.Look | None, json: bool) -> None:
+def _show(
+    file: Path, admission: Admission, record: Record | None, seen: sample_run.PictureResult | None, json: bool
+) -> None:
     if not json:
         common.show(_table(file, admission, seen))
         for line in model_options.told(record):
@@ -125,7 +126,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _refuse(file: Path, error: EdgedError, json: bool) -> None:
-    """A file of which nothing is known but why it is refused."""
+    """Show why a file is refused, of which nothing else is known."""
     if not json:
         common.say(f"edged: {error}")
         return
@@ -219,7 +220,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape, "dims": spec.dims}
 
 
-def _table(file: Path, admission: Admission, seen: sample_run.Look | None) -> Table:
+def _table(file: Path, admission: Admission, seen: sample_run.PictureResult | None) -> Table:
     inspection, model = admission.inspection, admission.model
     table = Table(show_header=False, box=None, pad_edge=False)
     opsets = ", ".join(f"{domain} {version}" for domain, version in inspection.opsets.items())
@@ -243,7 +244,7 @@ def _table(file: Path, admission: Admission, seen: sample_run.Look | None) -> Ta
     rows |= {
         **{f"on {name}": why or "can be served" for name, why in admission.backends.items()},
         **_outcome(admission),
-        **({} if seen is None else _seen(seen)),
+        **({} if seen is None else _run_rows(seen)),
     }
     for name, value in rows.items():
         table.add_row(name, formatting.shown(value))
@@ -262,7 +263,7 @@ def _outcome(admission: Admission) -> dict[str, str]:
     return {**warnings, **rows, "remedy": finding.remedy}
 
 
-def _seen(seen: sample_run.Look) -> dict[str, str]:
+def _run_rows(seen: sample_run.PictureResult) -> dict[str, str]:
     how = f"in {seen.total_ms:.1f} ms by {seen.backend}"
     if not seen.drawn:
         return {f"output {output.name}": _range(output) for output in seen.outputs} | {"ran": how}
@@ -270,7 +271,7 @@ def _seen(seen: sample_run.Look) -> dict[str, str]:
         found = ", ".join(f"{label} {score:.0%}" for label, score in seen.classes)
     else:
         found = ", ".join(f"{count} {label}" for label, count in seen.counts.items())
-    nothing = "nothing; a lower --set thresholds.score=0.05 shows what is less certain"
+    nothing = "nothing; --set thresholds.score=0.05 shows less certain detections"
     return {"found": f"{found or nothing} ({how})", "drawn": seen.drawn}
 
 

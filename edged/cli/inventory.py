@@ -8,7 +8,7 @@
     target = "tls:dock1.example:8001"
     groups = ["dock", "north"]
 
-Secrets stand in files of their own. What neither a box nor the defaults say comes from the environment.
+Secrets are in files of their own. What neither a box nor the defaults set comes from the environment.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 
 
 class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What holds for every box that says nothing else: paths of PEM files and of a file with a token, whom the
-    daemon's certificate is for, how long a call may take."""
+    """Defaults of all boxes: paths of PEM files and a token file, the name in the certificate, a time limit."""
 
     ca: str = ""
     certificate: str = ""
@@ -89,8 +88,7 @@ class Inventory(msgspec.Struct, frozen=True):
         return tuple(sorted({group for box in self.boxes for group in box.groups}))
 
     def select(self, groups: Sequence[str] = (), names: Sequence[str] = ()) -> tuple[Box, ...]:
-        """Those of any of the groups, or of these names; all where neither is given. InvalidInput for what is not
-        there."""
+        """Return the boxes of any of the groups or names; all if neither is given. InvalidInput for unknown ones."""
         for group in groups:
             _require_known(group, self.groups, "group")
         for name in names:
@@ -100,7 +98,7 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 def load(path: Path) -> Inventory:
-    """Reads an inventory. ConfigError, in one line, for anything wrong with it."""
+    """Read an inventory. ConfigError, in one line, for anything wrong with it."""
     try:
         plain = msgspec.toml.decode(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
@@ -121,7 +119,7 @@ def parse(plain: object, folder: Path) -> Inventory:
     defaults = _typed(file.defaults, Defaults, "[defaults]")
     boxes = tuple(_box(name, given, defaults, folder) for name, given in file.boxes.items())
     if not boxes:
-        raise ConfigError('there is no box in it; add one: [boxes.NAME] with target = "tls:HOST:PORT"')
+        raise ConfigError('no box in it; add one: [boxes.NAME] with target = "tls:HOST:PORT"')
     seen: dict[str, str] = {}
     for box in boxes:
         where = address.resolve(box.target)
@@ -134,7 +132,7 @@ def parse(plain: object, folder: Path) -> Inventory:
 def _box(name: str, given: dict[str, Any], defaults: Defaults, folder: Path) -> Box:
     where = f"[boxes.{name}]"
     if not name.strip() or not name.isprintable():
-        raise ConfigError(f"{name!r} is no name for a box; take letters and digits")
+        raise ConfigError(f"{name!r} is not a box name; use letters and digits")
     entry = _typed(given, _Entry, where)
     if not entry.target.strip():
         raise ConfigError(f"{where} has no target; give tls:HOST:PORT or unix:/PATH")
@@ -156,7 +154,7 @@ def _place(folder: Path, written: str, where: str) -> str:
     try:
         return str(folder / Path(written).expanduser())
     except RuntimeError as error:
-        raise ConfigError(f"{where} {written!r} begins with the folder of a user whom there is not here") from error
+        raise ConfigError(f"{where} {written!r} begins with the folder of an unknown user") from error
 
 
 _Known = TypeVar("_Known", bound=msgspec.Struct)
@@ -196,7 +194,7 @@ def check(
 
     No box is contacted.
 
-    The exit status is 0 when all could be asked, 1 when one could not, 2 when the file is wrong.
+    Exit status: 0 all boxes can be called, 1 some cannot, 2 the file is wrong.
     """
     found = [_checked(box) for box in load(file).boxes]
     if json:

@@ -15,8 +15,8 @@ Convert: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--convert",
-        help="Repair what keeps it from being served as it is meant: an opset or IR version too new for the runtimes "
-        "here, inputs declared otherwise than what they take.",
+        help="Repair what keeps the model from being served: an opset or IR version too new for the runtimes here, "
+        "inputs declared differently from what they take.",
     ),
 ]
 Steps: TypeAlias = Annotated[
@@ -31,12 +31,12 @@ Steps: TypeAlias = Annotated[
 
 
 def told(record: Record | None) -> tuple[str, ...]:
-    """What was done, for whoever asked for it; nothing for others."""
+    """Return the repairs as lines; none if no repair was requested."""
     if record is None:
         return ()
     left_out = (f"left out: {line}" for line in record.left_out)
     if not record.steps:
-        return ("nothing had to be repaired", *left_out)
+        return ("no repair was needed", *left_out)
     return (*(done.line() for done in record.steps), *left_out)
 
 
@@ -45,7 +45,7 @@ Seconds = Annotated[
     typer.Option(
         "--seconds",
         envvar=limits.ADMISSION_SECONDS,
-        help="How long examining a model of up to 100 MiB may take; larger ones get more.",
+        help="Time limit for examining a model of up to 100 MiB; larger ones get more.",
         show_default=False,
     ),
 ]
@@ -54,7 +54,7 @@ MemoryMb = Annotated[
     typer.Option(
         "--memory-mb",
         envvar=limits.ADMISSION_MEMORY_MB,
-        help="MiB that examining a model may take, besides three times its own size.",
+        help="Memory limit in MiB for examining a model, besides three times its size.",
         show_default=False,
     ),
 ]
@@ -72,8 +72,7 @@ Samples = Annotated[
 
 
 def require_no_limits(context: typer.Context) -> None:
-    """InvalidInput where a daemon is asked and the command line says how long or how much examining may take; what the
-    environment says is for commands that find none."""
+    """InvalidInput if the command line limits examining although a daemon does it, with its own limits."""
     for name in ("seconds", "memory_mb"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

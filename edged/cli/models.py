@@ -53,10 +53,10 @@ def add(
 ) -> None:
     """Add a model, if this box can serve it.
 
-    It goes to the running daemon, or into the folder of models if no daemon runs.
+    It is sent to the running daemon, or copied to the folder of models if no daemon runs.
 
-    One that cannot be served as it is may be repaired: what comes out is compared with the original and only taken in
-    if it answers alike; the file that was given stays as it is. What was done is shown by edged models show.
+    --convert repairs a model that cannot be served as it is. The result is compared with the original and added only
+    if its answers agree; your file stays as it is. edged models show lists the repairs.
 
     edged models add yolo yolo.onnx --convert
 
@@ -76,7 +76,7 @@ def add(
 
     def told(added: tuple[str, Record | None]) -> list[str]:
         digest, record = added
-        lines = model_options.told(record) or (("nothing had to be repaired",) if wish.is_any else ())
+        lines = model_options.told(record) or (("no repair was needed",) if wish.is_any else ())
         return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in lines)]
 
     def plain(added: tuple[str, Record | None]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def add(
             uploaded = client.upload(package, timeout=targets.timeout or _UPLOAD_S)
             return uploaded.digest, uploaded.repair
 
-        lasting = "an upload that was cut off leaves nothing behind; see: edged models list"
+        lasting = "an interrupted upload leaves nothing behind; see: edged models list"
         command = RemoteCommand(upload, told, plain, if_interrupted=lasting)
         remote.run(command, targets, json, doing)
     else:
@@ -197,7 +197,7 @@ def _list(models: Sequence[tuple[str, ModelInfo]]) -> RenderableType:
 
 
 def _table(models: Sequence[tuple[str, ModelInfo]]) -> Table:
-    """Each with the name of its box, empty where there is only one."""
+    """One row for each model; the box's name is empty if there is only one box."""
     titles = ("model", "state", "family", "backend", "precision", "engine", "inputs")
     noting = any(model.notes for _, model in models)
     alarming = any(_alarms(model) for _, model in models)

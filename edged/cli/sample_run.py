@@ -1,6 +1,6 @@
-"""Runs a model once on a picture and paints what it finds: does edged understand the model as it was meant?
+"""Runs a model once on a picture and draws what it finds, to show whether edged understands the model.
 
-In a child process, so that a runtime that crashes on the model is one line for who asked.
+In a child process, so that a crash of the runtime is one line for the user.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class RawOutput(msgspec.Struct, frozen=True):
     not_finite: int = 0
 
 
-class Look(msgspec.Struct, frozen=True):
-    """What a model said of one picture. `drawn` is the file it was painted to, empty for a model of no family.
+class PictureResult(msgspec.Struct, frozen=True):
+    """A model's answer for one picture. `drawn` is the annotated file, empty for a model of no family.
 
     `counts` are detections by label, the most frequent first; `classes` the best labels of a classifier and their
     scores.
@@ -62,13 +62,15 @@ def place_for(picture: Path, model: Path, out: Path | None) -> Path:
     """
     place = out or Path(f"{picture.stem}.{model.stem}.jpg")
     if place.suffix.lower() not in _SUFFIXES:
-        raise InvalidInput(f"{str(place)!r} has no suffix of a picture; write to a .jpg or .png")
+        raise InvalidInput(f"{str(place)!r} is not an image file name; use .jpg or .png")
     if place.exists() and picture.exists() and place.samefile(picture):
-        raise InvalidInput(f"{str(place)!r} is the picture itself; give --out another name")
+        raise InvalidInput(f"{str(place)!r} is the input picture; give --out another name")
     return place
 
 
-def look(model: Path, settings: Mapping[str, str], picture: Path, place: Path, family: str | None) -> Look:
+def run_on_picture(
+    model: Path, settings: Mapping[str, str], picture: Path, place: Path, family: str | None
+) -> PictureResult:
     """Opens the model as edged would serve it, without building anything, and infers once.
 
     The errors of `edged.load` and `LoadedModel.infer`; EngineUnusable where the child did not live to answer.
@@ -86,10 +88,10 @@ def look(model: Path, settings: Mapping[str, str], picture: Path, place: Path, f
     finally:
         ours.close()
     child.join()
-    if kind != Look.__name__:
+    if kind != PictureResult.__name__:
         known = getattr(errors, kind, EdgedError)
         raise known(payload)
-    return msgspec.json.decode(payload, type=ready(Look))
+    return msgspec.json.decode(payload, type=ready(PictureResult))
 
 
 def _ended(status: int | None) -> str:
@@ -101,8 +103,8 @@ def _ended(status: int | None) -> str:
 def _look(
     answer: Connection, model: Path, settings: Mapping[str, str], picture: Path, place: Path, family: str | None
 ) -> None:
-    """The child: says a Look, or the name and line of an error."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word; its parent has one
+    """The child: sends a PictureResult, or the name and line of an error."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it silently; its parent reports
     try:
         from edged import library
 
@@ -112,10 +114,10 @@ def _look(
         if family is not None:
             _paint(result, picture, place, f"{loaded.name}: {family}")
             drawn = str(place)
-        answer.send((Look.__name__, msgspec.json.encode(_told(result, drawn))))
+        answer.send((PictureResult.__name__, msgspec.json.encode(_told(result, drawn))))
     except EdgedError as error:
         answer.send((type(error).__name__, error.message))
-    except Exception as error:  # of a runtime: nobody is helped by its traceback
+    except Exception as error:  # a runtime's traceback helps no user
         answer.send((EngineUnusable.__name__, f"running {model.name} failed: {type(error).__name__}: {error}"))
 
 
@@ -135,7 +137,7 @@ def _paint(result: Result, picture: Path, place: Path, caption: str) -> None:
     )
     painted = annotate(decode(picture.read_bytes()), result.boxes(), _names(labels), caption, classes)
     if not cv2.imwrite(str(place), painted):
-        raise InvalidInput(f"{str(place)!r} cannot be written; choose a folder that exists and is yours")
+        raise InvalidInput(f"{str(place)!r} cannot be written; choose a folder that exists and that you own")
 
 
 def _names(labels: Mapping[int, str]) -> list[str]:
@@ -145,9 +147,9 @@ def _names(labels: Mapping[int, str]) -> list[str]:
     return [named.get(number, str(number)) for number in range(max(named, default=-1) + 1)]
 
 
-def _told(result: Result, drawn: str) -> Look:
+def _told(result: Result, drawn: str) -> PictureResult:
     counts = collections.Counter(found.label for found in result.detections)
-    return Look(
+    return PictureResult(
         backend=result.backend,
         total_ms=result.timings.total_ms,
         drawn=drawn,

@@ -1,4 +1,4 @@
-"""`edged status`: the box on one screen."""
+"""`edged status`, `edged cameras`, `edged device`: what a daemon is doing, and the facts of its box."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from edged.errors import InvalidInput, NotFound
 def status(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Show the daemon at a glance: models, engines, builds, alarms.
 
-    For scripts: the exit status is 0 when all is well, and 1 when an alarm is raised or no daemon answers.
+    Exit status: 0 no alarm, 1 an alarm is raised or no daemon answers.
     """
     command = RemoteCommand(
         call=lambda client: client.status(),
-        render=lambda found: [_sheet(found)],
+        render=lambda found: [_summary(found)],
         to_json=StatusInfo.json,
         failure=_trouble,
         table=_table,
@@ -49,7 +49,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _table(boxes: Mapping[str, StatusInfo]) -> Table:
-    """A line for each of several boxes, and below it what is being made and what is wrong there."""
+    """One row for each box, with its builds and alarms."""
     table = Table("BOX", "VERSION", "UP", "SERVING", "ENGINES", "MAKING", "ALARMS", box=None, pad_edge=False)
     for name, found in boxes.items():
         table.add_row(
@@ -64,7 +64,7 @@ def _table(boxes: Mapping[str, StatusInfo]) -> Table:
     return table
 
 
-def _sheet(found: StatusInfo) -> Table:
+def _summary(found: StatusInfo) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("edged", f"{found.version}, up {formatting.span(found.uptime_s)}")
     table.add_row("models", f"{found.serving} of {found.models} serve")
@@ -98,8 +98,8 @@ def cameras(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> No
 
     A camera that stopped sending is shown for a while.
 
-    AGE is from capture to answer: of half of the latest answers at most the first figure, of 99 in 100 the second.
-    A camera that reconnects goes on under its id.
+    AGE is from capture to answer: median / 99th percentile of the latest answers. A camera that reconnects keeps its
+    row.
     """
     command = RemoteCommand(
         call=lambda client: client.cameras(),
@@ -115,11 +115,11 @@ def register_cameras(app: typer.Typer) -> None:
 
 
 def _shown(found: Sequence[tuple[str, CameraInfo]]) -> RenderableType:
-    return _camera_table(found, time.time()) if found else "no camera has sent a frame lately; see: edged stream --help"
+    return _camera_table(found, time.time()) if found else "no active cameras; see: edged stream --help"
 
 
 def _camera_table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
-    """Each with the name of its box, empty where there is only one."""
+    """One row for each camera; the box's name is empty if there is only one box."""
     table = Table(*remote.box_column(found), box=None, pad_edge=False)
     for heading in ("CAMERA", "MODEL", "STATE", "FPS IN", "ANSWERED", "AGE", "SKIPPED", "FAILED", "LAST ERROR"):
         table.add_column(heading, no_wrap=heading in ("CAMERA", "MODEL"))
@@ -163,9 +163,9 @@ if TYPE_CHECKING:
 def refresh(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Have the daemon read its facts again; print what changed.
 
-    For use after a driver or library was changed.
+    Use it after a driver or library changed.
 
-    The daemon notices by itself too; a package's trigger calls this so as not to wait.
+    The daemon notices by itself too, but later; package triggers call this.
     """
     command = RemoteCommand(
         call=lambda client: client.refresh_device(),
@@ -196,7 +196,7 @@ def device(
     if targets.named is None:
         command.show(_local(root or Path("/")), json)
     elif root is not None:
-        raise InvalidInput("a recorded device needs no daemon; give --root or a daemon, not both")
+        raise InvalidInput("--root and --target exclude each other; a recorded device needs no daemon")
     else:
         remote.run(command, targets, json)
 
@@ -223,7 +223,7 @@ def _local(root: Path) -> dict[str, Any]:
     from edged.device.fingerprint import devices, probe
 
     if not root.is_dir():
-        raise NotFound(f"there is no directory {root}")
+        raise NotFound(f"directory {root} does not exist")
     fingerprint = probe(root)
     found = [msgspec.to_builtins(item) for item in devices(fingerprint)]
     return {"facts": fingerprint.facts, "devices": found, "digest": fingerprint.digest}

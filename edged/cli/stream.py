@@ -1,4 +1,4 @@
-"""`edged stream`: a camera, a video or a folder of pictures through a model, for as long as it lasts."""
+"""`edged stream`: sends a camera, a video or a folder of pictures to a model and shows the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WINDOW_S = 2.0
 
 
-class Meter:
+class StreamStats:
     """Looks at results as they pass. Rate and age are means over the last two seconds. `line` may be called by
     another thread."""
 
@@ -134,9 +134,9 @@ def stream(
 ) -> None:
     """Stream a video or camera to the daemon; print the results.
 
-    Each second one line: rate, age of the answer, skipped frames, detections.
-    A camera that goes away is opened again, and a daemon that is started again is found again. Ends with a summary;
-    Ctrl-C ends it at any time, and files are finished then.
+    Prints a line each second: rate, age of the answer, skipped frames, detections.
+    It reopens a camera that goes away, and reconnects to a restarted daemon. It ends with a summary, also after Ctrl-C,
+    which completes files.
 
     \b
     edged stream doors rtsp://user:password@camera/main --camera hall --preview 8090
@@ -172,10 +172,10 @@ def stream(
             reconnect=reconnect,
         )
         with results, _limited(frames, seconds):
-            meter = Meter()
-            _follow(results, frames, meter, sinks, json)
+            stats = StreamStats()
+            _follow(results, frames, stats, sinks, json)
     if not results.counts.answered and (results.counts.failed or not results.counts.sent):
-        raise EdgedError(f"no frame was answered: {meter.error or 'the source gave none'}")
+        raise EdgedError(f"no frame was answered: {stats.error or 'the source gave none'}")
 
 
 def register(app: typer.Typer) -> None:
@@ -192,7 +192,7 @@ def _sinks(
     camera: str,
     lossless: bool,
 ) -> Iterator[Sinks]:
-    """Those that were asked for; closed together, also when one cannot be opened."""
+    """Open the requested sinks; close them together, also if one cannot be opened."""
     from edged.client import sinks as kinds
     from edged.client.sinks.mqtt import broker
 
@@ -203,7 +203,7 @@ def _sinks(
         asked.append(lambda: kinds.JsonLines(lines))
     if save is not None:
         if save.suffix.lower() != ".mp4":
-            raise InvalidInput(f"--save {str(save)!r} does not end in .mp4; the video is written as MP4")
+            raise InvalidInput(f"--save {str(save)!r} does not end in .mp4; only MP4 is written")
         asked.append(lambda: kinds.Mp4(save, lossless=lossless))
     if preview is not None:
         host, port = options.listening(preview)
@@ -218,15 +218,15 @@ def _sinks(
         yield opened
 
 
-def _follow(results: Stream, source: Source, meter: Meter, sinks: Sinks, json: bool) -> None:
+def _follow(results: Stream, source: Source, stats: StreamStats, sinks: Sinks, json: bool) -> None:
     """To the end of the stream, however it ends. The summary is printed unless the daemon refused the stream."""
     redraws = common.out.is_terminal and not common.out.is_dumb_terminal
-    display = _nothing() if json else _live_line(meter) if redraws else _plain_lines(meter)
+    display = _nothing() if json else _live_line(stats) if redraws else _plain_lines(stats)
     is_refused = False
     try:
         with display as show:
             for result in results:
-                meter.on_result(result)
+                stats.on_result(result)
                 sinks.on_result(result)
                 show(result)
     except EdgedError:
@@ -235,7 +235,7 @@ def _follow(results: Stream, source: Source, meter: Meter, sinks: Sinks, json: b
     finally:
         if not is_refused:
             # Standard output is for results alone where a program reads it.
-            (common.err if json else common.out).print(meter.summary(results.counts, source), soft_wrap=True)
+            (common.err if json else common.out).print(stats.summary(results.counts, source), soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -244,10 +244,10 @@ def _nothing() -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _live_line(meter: Meter) -> Iterator[Show]:
+def _live_line(stats: StreamStats) -> Iterator[Show]:
     """Redrawn by its own thread, so that a camera that stops sending is seen to stop."""
     with Live(
-        get_renderable=lambda: Text(meter.line(), no_wrap=True, overflow="ellipsis"),
+        get_renderable=lambda: Text(stats.line(), no_wrap=True, overflow="ellipsis"),
         console=common.out,
         transient=True,
     ):
@@ -255,7 +255,7 @@ def _live_line(meter: Meter) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _plain_lines(meter: Meter) -> Iterator[Show]:
+def _plain_lines(stats: StreamStats) -> Iterator[Show]:
     """One line a second, for a log or a pipe."""
     due = time.monotonic() + 1.0
 
@@ -263,7 +263,7 @@ def _plain_lines(meter: Meter) -> Iterator[Show]:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + 1.0
-            common.out.print(meter.line(), soft_wrap=True)
+            common.out.print(stats.line(), soft_wrap=True)
 
     yield show
 
@@ -285,7 +285,7 @@ def _limited(frames: Source, seconds: float | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """The signal that ends a service finishes files as Ctrl-C does."""
+    """SIGTERM completes files as Ctrl-C does."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise SystemExit(_TERMINATED)

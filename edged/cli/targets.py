@@ -1,4 +1,4 @@
-"""Which daemons a command goes to: none in particular, one, or several; and the options that say so."""
+"""Which daemons or folders a command goes to, and the options that say so."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ InventoryOption = Annotated[
     typer.Option(
         "--inventory",
         metavar="FILE",
-        help="Ask the boxes of this file; --target names some of them.",
+        help="Call the boxes of this file; --target selects some by name.",
         show_default=False,
     ),
 ]
@@ -47,14 +47,14 @@ TimeoutOption = Annotated[
         "--timeout",
         metavar="SECONDS",
         min=0.001,
-        help=f"Longest that one box may take to answer; {_TIMEOUT_S:g}, or as the inventory says.",
+        help=f"Longest time for one box to answer; default {_TIMEOUT_S:g}, or the inventory's.",
         show_default=False,
     ),
 ]
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """What the options say. `targets` are addresses, or names of boxes where there is an `inventory`."""
+    """The options' values. `targets` are addresses, or names of boxes if there is an `inventory`."""
 
     targets: tuple[str, ...] = ()
     inventory: Path | None = None
@@ -63,21 +63,21 @@ class Targets(msgspec.Struct, frozen=True):
 
     @property
     def is_fleet(self) -> bool:
-        """Whether answers are told by box: several were meant, however many they turn out to be."""
+        """Whether answers are shown by box: several may be meant, even if the inventory selects one."""
         return self.inventory is not None or len(self.targets) > 1
 
     @property
     def target(self) -> str | None:
-        """The one daemon; None for that of the environment or the default socket, and for a fleet."""
+        """The one daemon; None for the environment's or default one, and for a fleet."""
         return None if self.is_fleet else next(iter(self.targets), None)
 
     @property
     def named(self) -> str | None:
-        """What the user named, as one text; None where that is nothing."""
+        """What the user named, as one text; None if nothing."""
         return str(self.inventory) if self.inventory is not None else ", ".join(self.targets) or None
 
     def boxes(self) -> tuple[Box, ...]:
-        """Of a fleet. ConfigError for an inventory that cannot be read, InvalidInput for what is not in it."""
+        """Return the boxes of a fleet. ConfigError for a bad inventory, InvalidInput for an unknown box."""
         if self.inventory is not None:
             chosen = load(self.inventory).select(self.groups, self.targets)
             return tuple(self.with_timeout(box) for box in chosen)
@@ -85,13 +85,13 @@ class Targets(msgspec.Struct, frozen=True):
         return tuple(self.with_timeout(Box(target, target)) for target in reversed(unlike.values()))
 
     def client(self) -> Client:
-        """To the one daemon."""
+        """Open a client of the one daemon."""
         from edged.client.client import Client
 
         return Client(self.target, timeout=self.timeout or _TIMEOUT_S)
 
     def with_timeout(self, box: Box) -> Box:
-        """The box with the time that the options give it, where they do."""
+        """Return the box with the timeout of the options, if they have one."""
         if self.timeout is None:
             return box
         return msgspec.structs.replace(box, settings=msgspec.structs.replace(box.settings, timeout_s=self.timeout))
@@ -101,14 +101,14 @@ DEFAULT_TARGETS = Targets()
 
 
 def client_of(box: Box) -> Client:
-    """Reads the box's credentials first. InvalidInput where they cannot be used."""
+    """Open a client of a box, with its credentials. InvalidInput if they cannot be used."""
     from edged.client.client import Client
 
     return Client(box.target, timeout=box.settings.timeout_s or _TIMEOUT_S, credentials=box.credentials())
 
 
 def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
-    """A command whose argument `targets` is made of the options above. InvalidInput where they do not go together."""
+    """Decorate a command so that its argument `targets` comes from the options above."""
     known = inspect.signature(function, eval_str=True)
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -130,7 +130,7 @@ def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
         **kwargs: Any,
     ) -> None:
         if group and inventory is None:
-            raise InvalidInput("--group chooses from an inventory; give --inventory FILE")
+            raise InvalidInput("--group needs --inventory FILE")
         function(*args, targets=Targets(tuple(target or ()), inventory, tuple(group or ()), timeout), **kwargs)
 
     parameters: list[inspect.Parameter] = []
@@ -149,14 +149,16 @@ if TYPE_CHECKING:
 StateOption = Annotated[
     Path | None,
     typer.Option(
-        "--state", help="Directory for models; no daemon is asked then, whatever EDGED_TARGET says.", show_default=False
+        "--state",
+        help="Directory for models; use it instead of a daemon, even if EDGED_TARGET is set.",
+        show_default=False,
     ),
 ]
 CacheOption = Annotated[
     Path | None,
     typer.Option(
         "--cache",
-        help="Directory for engines; no daemon is asked then, whatever EDGED_TARGET says.",
+        help="Directory for engines; use it instead of a daemon, even if EDGED_TARGET is set.",
         show_default=False,
     ),
 ]
@@ -165,11 +167,11 @@ CacheOption = Annotated[
 def is_daemon_addressed(target: str | None, *folders: Path | None) -> bool:
     """Whether a command goes to a daemon: one is named, or no folder is and one answers on the default socket.
 
-    A folder that is named comes before EDGED_TARGET. InvalidInput when a daemon and a folder are both named.
+    A named folder overrides EDGED_TARGET. InvalidInput when a daemon and a folder are both named.
     """
     if any(folders):
         if target:
-            raise InvalidInput("a daemon has its own folders: give --target, or --state and --cache, not both")
+            raise InvalidInput("--target and --state or --cache exclude each other; a daemon has its own folders")
         return False
     if target or os.environ.get("EDGED_TARGET", "").strip():
         return True

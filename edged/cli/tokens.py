@@ -1,4 +1,4 @@
-"""`edged tokens`: the secrets by which clients prove who they are."""
+"""`edged tokens`: create, list and revoke the tokens of clients."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _State = Annotated[
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, for the log and for revoking it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name, for the log and for revoking the token.")],
     role: Annotated[
         list[str] | None,
         typer.Option("--role", "-r", metavar="ROLE", help="infer, read or operate; repeatable, or with commas."),
     ] = None,
     days: Annotated[
-        float, typer.Option("--days", min=0.0, max=36500.0, help="Until it expires; 0 for never.", show_default=True)
+        float, typer.Option("--days", min=0.0, max=36500.0, help="Days until it expires; 0: never.", show_default=True)
     ] = 0.0,
     file: _File = None,
     state: _State = None,
     json: common.Json = False,
 ) -> None:
-    """Make a token and print it once.
+    """Create a token and print it once.
 
-    Only its SHA-256 is kept. A running daemon knows it within seconds.
+    Only its SHA-256 is stored. A running daemon accepts it within seconds.
 
-    Clients send it as the header "authorization: Bearer TOKEN"; edged's own take it from EDGED_TOKEN or
+    Clients send the header "authorization: Bearer TOKEN". The edged commands and client library read EDGED_TOKEN or
     EDGED_TOKEN_FILE.
     """
     from edged.api.auth import policy, tokens
@@ -59,7 +59,7 @@ def new(
         shown = {"name": name, "roles": list(token.roles), "expires": token.expires or None, "token": secret}
         common.print_json(msgspec.json.encode(shown))
     else:
-        common.err.print(f"{name} may: {policy.describe_roles(wanted)}; this is shown once:")
+        common.err.print(f"token {name} for {policy.describe_roles(wanted)}; it is shown only once:")
         common.show(secret)
 
 
@@ -79,7 +79,7 @@ def list_(file: _File = None, state: _State = None, json: common.Json = False) -
         table.add_row(
             token.name, policy.describe_roles(frozenset(token.roles)), _date(token.created), _expiry(token.expires)
         )
-    common.show(table if found else "no tokens; make one: edged tokens new NAME --role infer")
+    common.show(table if found else "no tokens; create one: edged tokens new NAME --role infer")
 
 
 def revoke(
@@ -89,13 +89,13 @@ def revoke(
 ) -> None:
     """Revoke a token.
 
-    A running daemon refuses it within seconds, and ends the streams that were started with it."""
+    A running daemon refuses it within seconds, and ends the streams that use it."""
     _kept(file, state).revoke(name)
-    common.show(f"{name} is revoked")
+    common.show(f"token {name} revoked")
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens of clients; see docs/security.md.")
+    group = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens of clients; see docs/security.md.")
     group.command("new")(common.command(new))
     group.command("list")(common.command(list_))
     group.command("revoke")(common.command(revoke))

@@ -32,7 +32,7 @@ OTHERS = frozenset(
 
 
 def variables(root: Table | None = None) -> dict[str, Path]:
-    """Every variable there is, with the key or optional table that it sets."""
+    """Return every variable with the key or optional table that it sets."""
     names: dict[str, Path] = {}
     for table in (root or tables()).walk():
         if table.is_optional:
@@ -42,9 +42,9 @@ def variables(root: Table | None = None) -> dict[str, Path]:
 
 
 def read(environment: Mapping[str, str], root: Table | None = None) -> tuple[Source, list[Problem], list[str]]:
-    """What the environment says, what is wrong with it, and warnings of names that there are not.
+    """Read the environment: its values, what is wrong with them, and warnings about unknown names.
 
-    Such a name is a warning, since everybody shares the environment, but wrong where it is a table's or begins as one.
+    An unknown name is only a warning, since other programs share the environment, unless it is or begins as a table's.
     """
     root = root or tables()
     known, hints = variables(root), _hints(root)
@@ -66,16 +66,16 @@ def read(environment: Mapping[str, str], root: Table | None = None) -> tuple[Sou
     for name in sorted(strangers):
         close = nearest(name, sorted(known))
         meant = f"; did you mean {close}?" if close else ""
-        # A table's own is among them: EDGED_ACCESS would narrow nothing, which whoever sets it has to know.
+        # A table's own name is among them: EDGED_ACCESS would restrict nothing, which its user has to know.
         if any(f"{name}_".startswith(f"{prefix}_") for prefix in _prefixes(root)):
-            problems.append(Problem(Origin("environment", _whole(name)), "", f"there is no such variable{meant}"))
+            problems.append(Problem(Origin("environment", _whole(name)), "", f"unknown variable{meant}"))
         else:
-            warnings.append(f"{_whole(name)} in the environment means nothing to edged{meant}")
+            warnings.append(f"{_whole(name)} in the environment is unknown to edged{meant}")
     return source, problems, warnings
 
 
 def _is_torn(text: str) -> bool:
-    """Whether there are bytes in it that are no UTF-8, which Python has as surrogates."""
+    """Whether it holds bytes that are not UTF-8, which Python represents as surrogates."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -84,7 +84,7 @@ def _whole(text: str) -> str:
 
 
 def parsed(text: str, hint: object) -> object:
-    """What a variable's text means for a key of a type; the text itself where it is not what that takes."""
+    """Return the value of a variable's text for a key of a type; the text itself if the type does not take it."""
     if text[0] in "\"'":
         quoted = _toml(text)
         return quoted if isinstance(quoted, str) else text
@@ -99,7 +99,7 @@ def parsed(text: str, hint: object) -> object:
 
 
 def _toml(text: str) -> object:
-    """One TOML value; None where it is none, or more than one."""
+    """Parse one TOML value; None if it is not exactly one."""
     try:
         tree = msgspec.toml.decode(f"value = {text}")
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -111,7 +111,7 @@ def _put(tree: dict[str, object], path: Path, value: object) -> None:
     *outer, last = path
     for name in outer:
         inner = tree.setdefault(name, {})
-        if not isinstance(inner, dict):  # the table as a whole is wrong already, and that is told
+        if not isinstance(inner, dict):  # the table as a whole is wrong, and reported
             return
         tree = inner
     tree[last] = value
@@ -126,7 +126,7 @@ def _hints(root: Table) -> dict[str, object]:
 
 
 def _prefixes(root: Table) -> Iterator[str]:
-    """What variables of tables begin with."""
+    """Yield the prefixes of tables' variables."""
     for table in root.walk():
         if table.path:
             yield variable(table.path)

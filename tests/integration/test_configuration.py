@@ -36,7 +36,7 @@ def test_options_go_before_variables_before_the_file_also_after_a_reload(tmp_pat
         assert f"{file}:3: engines.keep_free: unknown key; did you mean `keep_free_mb`?" in str(raised.value)
         assert f"(and 1 more: edged config check {file})" in str(raised.value)
         log = daemon.log.read_text()
-        assert "EDGED_LISTN in the environment means nothing to edged; did you mean EDGED_LISTEN?" in log
+        assert "EDGED_LISTN in the environment is unknown to edged; did you mean EDGED_LISTEN?" in log
         assert (
             f"configuration: {file}; environment: EDGED_ACCESS_LOOPBACK, EDGED_ENGINES_BUDGET_MB, EDGED_LISTEN,"
             " EDGED_STATE; command line: --cache, --listen, --state" in log

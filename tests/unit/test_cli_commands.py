@@ -130,7 +130,7 @@ def test_ctrl_c_ends_the_watching_and_says_that_the_work_goes_on(running: Runnin
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert said.decode() == "the work goes on; see: edged status; end it: edged engines cancel\n"
+    assert said.decode() == "the daemon goes on; see: edged status; to stop it: edged engines cancel\n"
 
 
 # --- what all have in common ----------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ VERBS = ("rebuild", "verify", "cancel", "pin", "unpin", "evict")
 def test_a_command_about_nothing_says_what_it_takes(running: Running, verb: str) -> None:
     result = call(running, "engines", verb)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"edged: {verb} what? name a MODEL, an engine with --engine KEY, or --all")
+    assert result.stderr.startswith(f"edged: nothing selected to {verb}; give MODEL, --engine KEY, or --all")
     both = call(running, "engines", verb, "doors", "--all")
-    assert (both.exit_code, "not both" in both.stderr) == (2, True)
+    assert (both.exit_code, "--all excludes" in both.stderr) == (2, True)
     assert running.daemon.commands.given == []
 
 
@@ -271,7 +271,7 @@ def test_events_are_lines_that_one_can_read(running: Running) -> None:
     assert result.stdout.splitlines() == [
         f"1  {formatting.clock(1.6e9)}  model doors was read, digest dddddddddddd",
         f"2  {formatting.clock(1.6e9)}  engine kkkkkkkkkkkk was evicted to make room, 5 bytes",
-        f"3  {formatting.clock(1.6e9)}  something that this edged is too old to know",
+        f"3  {formatting.clock(1.6e9)}  event unknown to this version of edged",
     ]
 
 

@@ -211,10 +211,10 @@ def test_a_box_whose_secret_cannot_be_read_is_only_its_own_trouble(boxes: Boxes)
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (("status", "--group", "x", "--target", "a:1"), "--group chooses from an inventory"),
+        (("status", "--group", "x", "--target", "a:1"), "--group needs --inventory FILE"),
         (("events", "--after", "3", "--target", "a:1", "--target", "b:1"), "each box numbers its own events"),
         (("status", "--target", "http://a", "--target", "b"), "is a URL"),
-        (("models", "list", "--state", "/tmp", "--target", "a:1", "--target", "b:1"), "not both"),
+        (("models", "list", "--state", "/tmp", "--target", "a:1", "--target", "b:1"), "exclude each other"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anybody_is_asked(line: tuple[str, ...], told: str) -> None:
@@ -324,7 +324,7 @@ def test_whoever_stops_watching_is_told_what_goes_on(boxes: Boxes) -> None:
         process.kill()
         process.wait()
     assert process.returncode == 130
-    assert told == "no answer yet from a, b; the work goes on; see: edged status; end it: edged engines cancel\n"
+    assert told == "no answer yet from a, b; the daemon goes on; see: edged status; to stop it: edged engines cancel\n"
     wait(lambda: boxes.watching() == [0, 0], "nobody watches")
 
 

@@ -79,7 +79,7 @@ def test_json_holds_what_was_seen(folder: Path) -> None:
 def test_nothing_found_says_what_to_try(folder: Path) -> None:
     cv2.imwrite("empty.png", np.full((240, 320, 3), 114, np.uint8))
     shown = rows(call(MODEL_PATH, "--draw", "empty.png"))
-    assert shown["found"].startswith("nothing; a lower --set thresholds.score=")
+    assert shown["found"].startswith("nothing; --set thresholds.score=")
     assert (folder / "empty.shapes.jpg").exists()
 
 
@@ -148,9 +148,9 @@ def test_masks_keypoints_and_oriented_boxes_are_told_and_painted(folder: Path, t
 @pytest.mark.parametrize(
     ("line", "status", "words"),
     [
-        (("--out", "x.jpg"), 2, "give --draw PICTURE as well"),
-        (("--draw", "street.png", "--out", "street.png"), 2, "is the picture itself"),
-        (("--draw", "street.png", "--out", "x.txt"), 2, "no suffix of a picture"),
+        (("--out", "x.jpg"), 2, "--out needs --draw PICTURE"),
+        (("--draw", "street.png", "--out", "street.png"), 2, "is the input picture"),
+        (("--draw", "street.png", "--out", "x.txt"), 2, "not an image file name"),
         (("--draw", "street.png", "--out", "nowhere/x.png"), 2, "cannot be written"),
         (("--draw", "missing.png"), 1, "missing.png"),
         (("--draw", "junk.png"), 2, "not a picture"),
@@ -201,7 +201,7 @@ def test_names_are_listed_as_far_as_there_are_any() -> None:
 def test_the_place_of_the_painted_picture() -> None:
     assert sample_run.place_for(Path("a/street.png"), Path("b/yolo.onnx"), None) == Path("street.yolo.jpg")
     assert sample_run.place_for(Path("street.png"), Path("yolo.onnx"), Path("x/y.PNG")) == Path("x/y.PNG")
-    with pytest.raises(InvalidInput, match="suffix"):
+    with pytest.raises(InvalidInput, match="image file name"):
         sample_run.place_for(Path("street.png"), Path("yolo.onnx"), Path("y"))
 
 

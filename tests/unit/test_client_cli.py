@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 
 from edged.api_types import Composition, EngineInfo, Verdict
 from edged.cli import common, engines, infer, local, stream
-from edged.cli.stream import Meter
+from edged.cli.stream import StreamStats
 from edged.cli.targets import is_daemon_addressed
 from edged.client.client import Client
 from edged.errors import EdgedError, InvalidInput
@@ -434,7 +434,7 @@ def test_engines_show_json(stored: list[EngineInfo]) -> None:
 @pytest.mark.parametrize(
     ("key", "status", "words"),
     [
-        ("ffffff", 1, "no engine has a key that begins with 'ffffff'"),
+        ("ffffff", 1, "no engine with key 'ffffff'"),
         ("abcdef", 1, "2 keys begin with 'abcdef', such as abcdef0011 and abcdef9911"),
         ("abcde", 2, "too short"),
     ],
@@ -496,7 +496,7 @@ def test_a_folder_that_is_named_comes_before_the_daemon_of_the_environment(
     assert is_daemon_addressed("box:2", None)
     assert not is_daemon_addressed(None, tmp_path)
     assert not is_daemon_addressed(None, None, tmp_path)
-    with pytest.raises(InvalidInput, match="not both"):
+    with pytest.raises(InvalidInput, match="exclude each other"):
         is_daemon_addressed("box:2", tmp_path)
 
 
@@ -538,4 +538,4 @@ def test_the_commands_do_not_import_grpc_before_they_run() -> None:
 
 
 def test_the_meter_before_any_result() -> None:
-    assert Meter().line() == "waiting for the first result"
+    assert StreamStats().line() == "waiting for the first result"

@@ -59,7 +59,7 @@ def test_init_writes_it_for_owner_and_group_and_leaves_alone_what_is_there(tmp_p
     assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == (template(), 0o640)
     file.write_text("stop_seconds = 1")
     status, _, said = call("init", "--out", file)
-    assert (status, said) == (1, f"edged: {file} is there already; --force replaces it\n")
+    assert (status, said) == (1, f"edged: {file} already exists; use --force to replace it\n")
     assert file.read_text() == "stop_seconds = 1"
     assert call("init", "--out", file, "--force")[0] == 0
     assert file.read_text() == template()
@@ -86,7 +86,7 @@ def test_init_replaces_nothing_that_is_no_file(tmp_path: Path, force: tuple[str,
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     status, _, said = call("init", "--out", pipe, *force)
-    assert (status, said) == (2, f"edged: {pipe} is not a regular file; give another to --out\n")
+    assert (status, said) == (2, f"edged: {pipe} is not a regular file; give --out another name\n")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
@@ -181,7 +181,7 @@ def test_check_looks_at_the_environment_as_well(box: Path, monkeypatch: pytest.M
         2,
         "EDGED_HTTP_BODY_MB: http.body_mb: expected a whole number from 1 to 1024",
     )
-    assert said == "edged: EDGED_LISTN in the environment means nothing to edged; did you mean EDGED_LISTEN?\n"
+    assert said == "edged: EDGED_LISTN in the environment is unknown to edged; did you mean EDGED_LISTEN?\n"
 
 
 def test_a_file_that_is_not_there_is_wrong_where_it_is_named(tmp_path: Path) -> None:

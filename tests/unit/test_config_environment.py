@@ -77,12 +77,12 @@ def test_what_variables_mean(environment: dict[str, str], config: Config) -> Non
         ({"EDGED_STARTUP_MODELS": "m"}, "EDGED_STARTUP_MODELS: startup_models goes with model_control"),
         (
             {"EDGED_ENGINES_BUDGET": "5"},
-            "EDGED_ENGINES_BUDGET: there is no such variable; did you mean EDGED_ENGINES_BUDGET_MB?",
+            "EDGED_ENGINES_BUDGET: unknown variable; did you mean EDGED_ENGINES_BUDGET_MB?",
         ),
-        ({"EDGED_ACCESS": "{ loopback = [] }"}, "EDGED_ACCESS: there is no such variable"),
+        ({"EDGED_ACCESS": "{ loopback = [] }"}, "EDGED_ACCESS: unknown variable"),
         ({"EDGED_STATE": "/data/\udcff"}, "EDGED_STATE: it is not UTF-8"),
-        ({"EDGED_ENGINES_\udcff": "5"}, "EDGED_ENGINES_\\udcff: there is no such variable"),
-        ({"EDGED_MODELS_DOOR": "/x"}, "EDGED_MODELS_DOOR: there is no such variable; did you mean EDGED_MODELS?"),
+        ({"EDGED_ENGINES_\udcff": "5"}, "EDGED_ENGINES_\\udcff: unknown variable"),
+        ({"EDGED_MODELS_DOOR": "/x"}, "EDGED_MODELS_DOOR: unknown variable; did you mean EDGED_MODELS?"),
     ],
 )
 def test_what_is_wrong_with_variables_names_them(environment: dict[str, str], words: str) -> None:
@@ -100,9 +100,9 @@ def test_names_that_nobody_knows_are_warnings_since_the_environment_is_everybody
     )
     assert reading.problems == ()
     assert reading.warnings == (
-        "EDGED_LISTN in the environment means nothing to edged; did you mean EDGED_LISTEN?",
-        "EDGED_QQQQQQQQQQQQ in the environment means nothing to edged",
-        "EDGED_TEST_WHATEVER_THIS_IS in the environment means nothing to edged",
+        "EDGED_LISTN in the environment is unknown to edged; did you mean EDGED_LISTEN?",
+        "EDGED_QQQQQQQQQQQQ in the environment is unknown to edged",
+        "EDGED_TEST_WHATEVER_THIS_IS in the environment is unknown to edged",
     )
 
 

@@ -68,7 +68,7 @@ def test_no_two_keys_share_a_name_in_the_environment_nor_with_what_else_is_there
 def test_every_variable_that_the_sources_read_is_a_key_or_known_to_be_none() -> None:
     found = set()
     for path in SOURCES.rglob("*.py"):
-        if path.parent.name != "proto" and path.name != "journal.py":  # whose are names of the journal's fields
+        if path.parent.name != "proto" and path.name != "formats.py":  # whose are names of the journal's fields
             found |= set(re.findall(r'"(EDGED_[A-Z0-9_]+)"', path.read_text()))
     assert "EDGED_TARGET" in found
     assert found <= set(variables()) | OTHERS, "name it in edged/config/environment.py"

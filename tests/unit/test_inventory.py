@@ -86,7 +86,7 @@ def test_groups_and_names_choose_in_the_order_of_the_file(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "there is no box in it"),
+        ("", "no box in it"),
         ("boxes = 3", "the file: boxes: expected a table, got a whole number"),
         ('[boxes]\na = "x"', r"expected a table, got a text"),
         ("[boxes.a", "is not valid TOML"),
@@ -102,7 +102,7 @@ def test_groups_and_names_choose_in_the_order_of_the_file(tmp_path: Path) -> Non
         ('[boxes.a]\ntarget = "a\\u0000"', r"target 'a\\x00' has invisible characters"),
         ('[boxes.a]\ntarget = "a"\ntoken_file = "a\\u0000"', "token_file .* has invisible characters"),
         ('[boxes.a]\ntarget = "a"\ntoken_file = "~nobody-of-here/t"', "token_file '~nobody-of-here/t' begins with"),
-        ('[boxes."a\\u001b[31m"]\ntarget = "a"', "is no name for a box"),
+        ('[boxes."a\\u001b[31m"]\ntarget = "a"', "is not a box name"),
         ('[boxes.a]\ntarget = "a:8001"\n[boxes.b]\ntarget = "a"', "boxes a and b have the same target, a:8001"),
     ],
 )
