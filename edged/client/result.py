@@ -20,6 +20,9 @@ from edged.vision import masks
 from edged.vision.detections import Classes, Detections, class_name
 from edged.vision.roboflow import RoboflowResult, roboflow
 
+# Names that supervision gives to entries of `data`; its `config` module has them.
+_CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"
+
 
 class Detection(msgspec.Struct, frozen=True):
     """One object: corners of its box in pixels of the picture as sent, origin top left; score 0..1.
@@ -128,10 +131,28 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         return plain
 
     def supervision(self) -> Any:
-        """The same as `supervision.Detections`, with masks, tracker ids (-1 where there is none) and oriented boxes;
-        Unsupported if that library is not installed."""
-
-        return to_supervision(self)
+        """The same as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes. Unsupported
+        if that library is not installed."""
+        # Made directly: supervision's reader of Roboflow's JSON loses holes in masks and has no oriented boxes.
+        try:
+            supervision: Any = importlib.import_module("supervision")
+        except ImportError:
+            raise Unsupported(f"supervision is not installed; install it: {packages.install('supervision')}") from None
+        found = self.boxes()
+        data: dict[str, Any] = {_CLASS_NAMES: np.array([d.label for d in self.detections], dtype=str)}
+        if found.corners is not None:
+            data[_ORIENTED] = found.corners
+        pixels = None
+        if found.masks is not None:
+            pixels = np.stack([masks.decode(each, self.width, self.height) for each in found.masks])
+        return supervision.Detections(
+            xyxy=found.boxes,
+            confidence=found.scores,
+            class_id=found.class_ids.astype(np.int64),
+            mask=pixels,
+            tracker_id=found.tracker_ids,
+            data=data,
+        )
 
     def mask(self, detection: Detection) -> npt.NDArray[np.bool_] | None:
         """The pixels of an object, bool [height, width] of the picture; None if the model gives no masks."""
@@ -275,29 +296,3 @@ def classes_of(found: Classes, names: Sequence[str]) -> tuple[Classification, ..
     """Return the classes, the best first."""
     rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
     return tuple(Classification(number, class_name(names, number), score) for number, score in rows)
-
-
-# Names that supervision gives to entries of `data`; its `config` module has them.
-_CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"
-
-
-def to_supervision(result: Result) -> Any:
-    """Made directly: supervision's reader of Roboflow's JSON loses holes in masks, and knows no oriented boxes."""
-    try:
-        supervision: Any = importlib.import_module("supervision")
-    except ImportError:
-        raise Unsupported(f"supervision is not installed; install it: {packages.install('supervision')}") from None
-    found = result.boxes()
-    data: dict[str, Any] = {_CLASS_NAMES: np.array([d.label for d in result.detections], dtype=str)}
-    if found.corners is not None:
-        data[_ORIENTED] = found.corners
-    return supervision.Detections(
-        xyxy=found.boxes,
-        confidence=found.scores,
-        class_id=found.class_ids.astype(np.int64),
-        mask=None
-        if found.masks is None
-        else np.stack([masks.decode(each, result.width, result.height) for each in found.masks]),
-        tracker_id=found.tracker_ids,
-        data=data,
-    )

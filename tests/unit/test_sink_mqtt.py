@@ -13,7 +13,7 @@ import pytest
 
 from edged.client.result import Detection, Result, Timings
 from edged.client.sinks import Answered, Mqtt
-from edged.client.sinks.mqtt import Topics, broker, slug
+from edged.client.sinks.mqtt import Settings, Topics, broker, slug
 from edged.errors import InvalidInput, NotFound, Unsupported
 from tests.unit.mqtt_broker import Broker
 
@@ -190,7 +190,7 @@ def test_broker_invalid_address_raises(url: str, words: str) -> None:
 def test_broker_valid_addresses() -> None:
     plain = broker("mqtt://box", {"EDGED_MQTT_PASSWORD": "x"})
     assert (plain.host, plain.port, plain.tls, plain.user, plain.password) == ("box", 1883, False, None, "x")
-    assert (plain.prefix, plain.discovery) == ("edged", "homeassistant")
+    assert (plain.prefix, plain.settings) == ("edged", Settings(2.0, "homeassistant", ""))
     assert (broker("mqtts://box", {}).port, broker("mqtts://box", {}).tls) == (8883, True)
     with pytest.raises(NotFound, match="password file"):
         broker("mqtt://box", {"EDGED_MQTT_PASSWORD_FILE": "/nowhere"})

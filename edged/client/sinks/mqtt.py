@@ -44,9 +44,9 @@ class Mqtt(Sink):
     `.../counts`, ON or OFF at `.../detected`, and online or offline at `.../availability`, which the broker sets to
     offline when this program is gone.
 
-    At most `broker.rate` times a second. A thread connects and reconnects, so that the stream never waits; results that
-    the broker does not take are left out and count in `dropped`. Unsupported if paho-mqtt is not installed,
-    InvalidInput if the certificates cannot be used.
+    At most `broker.settings.rate` times a second. A thread connects and reconnects, so that the stream never waits;
+    results that the broker does not take are left out and count in `dropped`. Unsupported if paho-mqtt is not
+    installed, InvalidInput if the certificates cannot be used.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Mqtt(Sink):
         paho = _require_paho()
         self.name = f"mqtt://{broker.host}:{broker.port}"
         self.dropped = 0
-        self._topics = Topics(broker.prefix, broker.discovery, node or socket.gethostname(), camera)
-        self._limit = RateLimit(broker.rate)
+        self._topics = Topics(broker.prefix, broker.settings.discovery, node or socket.gethostname(), camera)
+        self._limit = RateLimit(broker.settings.rate)
         self._clock = clock
         self._known: dict[str, None] = {}  # classes that have an entity, in the order they came
         self._counts: Counter[str] | None = None
@@ -72,7 +72,7 @@ class Mqtt(Sink):
         if broker.user is not None:
             self._client.username_pw_set(broker.user, broker.password)
         if broker.tls:
-            _secure(self._client, broker.ca)
+            _secure(self._client, broker.settings.ca)
         will = self._topics.available(False)
         self._client.will_set(will.topic, will.payload, qos=_AT_LEAST_ONCE, retain=True)
         self._client.max_queued_messages_set(_IN_FLIGHT + _CLASSES)
@@ -88,7 +88,7 @@ class Mqtt(Sink):
         if result.error is not None:
             return
         with self._publishing:
-            self._counts = counts_of(result)
+            self._counts = Counter(found.label for found in result.detections)
             if not self._limit.admits(self._clock()) or not self._client.is_connected():
                 return
             if not self._has_room():
@@ -102,9 +102,9 @@ class Mqtt(Sink):
         if self._client.is_connected():
             with self._publishing:
                 self._publish_counts()
-                info = self._publish(self._topics.available(False))
+                self._publish(self._topics.available(False))
             with contextlib.suppress(RuntimeError, ValueError):  # the broker went away meanwhile; it has our will
-                info.wait_for_publish(_LAST_WORDS_S)
+                self._sent[-1].wait_for_publish(_LAST_WORDS_S)
         self._client.disconnect()
         self._client.loop_stop()
 
@@ -115,16 +115,13 @@ class Mqtt(Sink):
         for label in self._counts:
             if label not in self._known and len(self._known) < _CLASSES:
                 self._known[label] = None
-                for message in self._topics.class_entity(label):
-                    self._publish(message)
-        for message in self._topics.state(self._counts):
-            self._publish(message)
+                self._publish(*self._topics.class_entity(label))
+        self._publish(*self._topics.state(self._counts))
         self._published = self._counts
 
-    def _publish(self, message: Message, qos: int = _AT_LEAST_ONCE) -> Any:
-        info = self._client.publish(message.topic, message.payload, qos=qos, retain=message.retain)
-        self._sent.append(info)
-        return info
+    def _publish(self, *messages: Message, qos: int = _AT_LEAST_ONCE) -> None:
+        for each in messages:
+            self._sent.append(self._client.publish(each.topic, each.payload, qos=qos, retain=each.retain))
 
     def _has_room(self) -> bool:
         """Whether the broker keeps up; paho would queue without a limit."""
@@ -138,12 +135,11 @@ class Mqtt(Sink):
             _log.warning("%s refuses the connection: %s", self.name, reason)
             return
         with self._publishing:
-            self._sent.clear()
-            entities = [*self._topics.camera_entities()]
+            self._publish(*self._topics.camera_entities())
             for label in self._known:
-                entities += self._topics.class_entity(label)
-            for message in [*entities, self._topics.available(True)]:
-                self._client.publish(message.topic, message.payload, qos=_AT_LEAST_ONCE, retain=message.retain)
+                self._publish(*self._topics.class_entity(label))
+            self._publish(self._topics.available(True))
+            self._sent.clear()
             self._published = None
 
     def _on_disconnect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
@@ -154,7 +150,7 @@ class Mqtt(Sink):
 def _is_over(info: Any) -> bool:
     try:
         return bool(info.is_published())
-    except (RuntimeError, ValueError):  # never sent, and never will be
+    except (RuntimeError, ValueError):  # it was never sent, and never will be
         return True
 
 
@@ -177,9 +173,9 @@ _FORM = "write mqtt://user@host:1883/prefix, or mqtts:// for TLS"
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
-class _Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`rate` is messages of results a second; `discovery` the prefix that Home Assistant listens to, empty for none;
-    `ca` a file of certificates."""
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of a broker's address: `rate` is messages of results a second; `discovery` the prefix that Home
+    Assistant listens to, empty for none; `ca` a file of certificates, by default the system's."""
 
     rate: float = 2.0
     discovery: str = "homeassistant"
@@ -187,7 +183,7 @@ class _Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Broker(msgspec.Struct, frozen=True):
-    """`tls` is with the system's certificates unless `ca` names a file."""
+    """The address of a broker, and how to log in."""
 
     host: str
     port: int
@@ -195,9 +191,7 @@ class Broker(msgspec.Struct, frozen=True):
     user: str | None
     password: str | None
     prefix: str
-    rate: float
-    discovery: str
-    ca: str
+    settings: Settings
 
 
 def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
@@ -211,27 +205,19 @@ def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
         port = parts.port
     except ValueError as error:
         raise InvalidInput(f"invalid address of a broker {redact(url)!r}: {error}; {_FORM}") from None
-    query = query_settings(url, parts.query, _Query)
+    settings = query_settings(url, parts.query, Settings)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise InvalidInput(f"invalid address of a broker {redact(url)!r}; {_FORM}")
     if parts.password is not None:
         raise InvalidInput(f"the password in the address is visible to every user; use {PASSWORD} or {PASSWORD_FILE}")
-    if query.rate <= 0:
-        raise InvalidInput(f"invalid rate={query.rate:g}; give messages a second")
+    if settings.rate <= 0:
+        raise InvalidInput(f"invalid rate={settings.rate:g}; give messages a second")
     prefix = unquote(parts.path.strip("/")) or "edged"
-    if "#" in url or any(sign in prefix + query.discovery for sign in "+#\0"):
+    if "#" in url or any(sign in prefix + settings.discovery for sign in "+#\0"):
         raise InvalidInput(f"{redact(url)!r} has an invalid topic prefix; leave out + and #")
-    return Broker(
-        host=parts.hostname,
-        port=port or _PORTS[parts.scheme],
-        tls=parts.scheme == "mqtts",
-        user=unquote(parts.username) if parts.username else None,
-        password=_password(environment),
-        prefix=prefix,
-        rate=query.rate,
-        discovery=query.discovery.strip("/"),
-        ca=query.ca,
-    )
+    user = unquote(parts.username) if parts.username else None
+    is_tls = parts.scheme == "mqtts"
+    return Broker(parts.hostname, port or _PORTS[parts.scheme], is_tls, user, _password(environment), prefix, settings)
 
 
 def _password(environment: Mapping[str, str]) -> str | None:
@@ -258,7 +244,7 @@ class Topics:
 
     def __init__(self, prefix: str, discovery: str, node: str, camera: str) -> None:
         self.camera = camera
-        self._discovery = discovery
+        self._discovery = discovery.strip("/")
         self._node = f"edged_{slug(node)}_{slug(camera)}"
         self._device = {
             "identifiers": [self._node],
@@ -283,41 +269,29 @@ class Topics:
 
     def camera_entities(self) -> tuple[Message, ...]:
         """The entities that a camera always has; none if discovery is off."""
-        if not self._discovery:
-            return ()
-        occupancy: dict[str, object] = {"state_topic": self.detected, "device_class": "occupancy", "name": "Detected"}
-        total = self._count("Objects", "{{ value_json.values() | sum }}")
-        return self._config("binary_sensor", "detected", occupancy), self._config("sensor", "objects", total)
+        occupancy = {"state_topic": self.detected, "device_class": "occupancy", "name": "Detected"}
+        return (
+            *self._entity("binary_sensor", "detected", occupancy),
+            *self._count("objects", "Objects", "{{ value_json.values() | sum }}"),
+        )
 
     def class_entity(self, label: str) -> tuple[Message, ...]:
-        """The number of objects of a class that was seen."""
+        """The number of objects of a class that was seen; no entity if discovery is off."""
+        name = msgspec.json.encode(label).decode()
+        return self._count(f"count_{slug(label)}", label, f"{{{{ value_json.get({name}, 0) }}}}")
+
+    def _count(self, what: str, name: str, template: str) -> tuple[Message, ...]:
+        unit = {"state_class": "measurement", "unit_of_measurement": "objects"}
+        return self._entity(
+            "sensor", what, {"name": name, "state_topic": self.counts, "value_template": template, **unit}
+        )
+
+    def _entity(self, component: str, what: str, config: dict[str, str]) -> tuple[Message, ...]:
         if not self._discovery:
             return ()
-        name = msgspec.json.encode(label).decode()
-        config = self._count(label, f"{{{{ value_json.get({name}, 0) }}}}")
-        return (self._config("sensor", f"count_{slug(label)}", config),)
-
-    def _count(self, name: str, template: str) -> dict[str, object]:
-        return {
-            "name": name,
-            "state_topic": self.counts,
-            "value_template": template,
-            "state_class": "measurement",
-            "unit_of_measurement": "objects",
-        }
-
-    def _config(self, component: str, what: str, config: dict[str, object]) -> Message:
-        whole = {
-            **config,
-            "unique_id": f"{self._node}_{what}",
-            "availability_topic": self.availability,
-            "device": self._device,
-        }
-        return Message(f"{self._discovery}/{component}/{self._node}/{what}/config", _json(whole), retain=True)
-
-
-def counts_of(result: Result) -> Counter[str]:
-    return Counter(found.label for found in result.detections)
+        identity = f"{self._node}_{what}"
+        whole = {**config, "unique_id": identity, "availability_topic": self.availability, "device": self._device}
+        return (Message(f"{self._discovery}/{component}/{self._node}/{what}/config", _json(whole), retain=True),)
 
 
 def slug(text: str) -> str:
@@ -326,5 +300,5 @@ def slug(text: str) -> str:
     return plain if plain == text and plain else f"{plain}_{zlib.crc32(text.encode()):08x}".lstrip("_")
 
 
-def _json(plain: dict[str, object] | dict[str, int]) -> bytes:
+def _json(plain: Mapping[str, object]) -> bytes:
     return msgspec.json.encode(plain, order="sorted")

@@ -97,8 +97,8 @@ class Newest:
 
     def _wait(self, number: int, patience: float) -> tuple[int, Answered] | None:
         with self._changed:
-            came = self._changed.wait_for(lambda: self._number > number or self._ended, patience)
-            if not came or self._ended or self._answered is None:
+            self._changed.wait_for(lambda: self._number > number or self._ended, patience)
+            if self._ended or self._answered is None or self._number <= number:
                 return None
             return self._number, self._answered
 
@@ -144,24 +144,18 @@ class _Handler(BaseHTTPRequestHandler):
                     self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "There is no picture yet")
                 else:
                     self._send("image/jpeg", found[1])
+            case "/stream.mjpg" if self.server.viewers.acquire(blocking=False):
+                try:
+                    self._stream()
+                finally:
+                    self.server.viewers.release()
             case "/stream.mjpg":
-                self._watched()
+                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "There are too many viewers")
             case _:
                 self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _watched(self) -> None:
-        if not self.server.viewers.acquire(blocking=False):
-            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "There are too many viewers")
-            return
-        try:
-            self.send_response(HTTPStatus.OK)
-            self._describe(f"multipart/x-mixed-replace; boundary={_BOUNDARY}")
-            self.end_headers()
-            self._stream()
-        finally:
-            self.server.viewers.release()
-
     def _stream(self) -> None:
+        self._begin(f"multipart/x-mixed-replace; boundary={_BOUNDARY}")
         number = 0
         while (found := self.server.newest.after(number, 3600.0)) is not None:
             number, jpeg = found
@@ -169,16 +163,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(head.encode() + jpeg + b"\r\n")
 
     def _send(self, kind: str, body: bytes) -> None:
-        self.send_response(HTTPStatus.OK)
-        self._describe(kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
+        self._begin(kind, len(body))
         self.wfile.write(body)
 
-    def _describe(self, kind: str) -> None:
-        self.send_header("Content-Type", kind)
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
+    def _begin(self, kind: str, length: int | None = None) -> None:
+        self.send_response(HTTPStatus.OK)
+        headers = {"Content-Type": kind, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        if length is not None:
+            headers["Content-Length"] = str(length)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
         _log.debug(format, *args)
