@@ -68,11 +68,9 @@ CAMERA_FAILED = _counter(
     "edged_camera_frames_failed_total", "Frames that were answered by an error.", "camera", "model"
 )
 CAMERA_DROPPED = _counter(
-    "edged_camera_frames_dropped_total", "Frames whose connection ended before.", "camera", "model"
+    "edged_camera_frames_dropped_total", "Frames whose connection ended before their answer.", "camera", "model"
 )
-CAMERA_SKIPPED = _counter(
-    "edged_camera_frames_skipped_total", "Frames that others overtook.", "camera", "model", "reason"
-)
+CAMERA_SKIPPED = _counter("edged_camera_frames_skipped_total", "Frames that were skipped.", "camera", "model", "reason")
 CAMERA_AGE = _histogram("edged_camera_age_seconds", "From capture to answer.", "camera", "model")
 
 ENGINE_STATE = _gauge(
@@ -89,12 +87,10 @@ ENGINE_BASELINE = _gauge(
     "One inference while the engine served, the lowest median since the daemon started.",
     *("model", "engine", "backend"),
 )
-ENGINE_ACCEPTED = _gauge(
-    "edged_engine_accepted", "1 where its answers are right, 0 where not.", "model", "engine", "backend"
-)
+ENGINE_ACCEPTED = _gauge("edged_engine_accepted", "1 if its answers are right, 0 if not.", "model", "engine", "backend")
 ENGINE_FALLBACK = _gauge(
     "edged_engine_fallback",
-    "Lines of what does not run on the device that it is meant for.",
+    "Findings about nodes that do not run on the engine's device.",
     "model",
     "engine",
     "backend",
@@ -112,13 +108,13 @@ BUILDS = _counter(
 BUILD_SECONDS = _histogram("edged_build_seconds", "Making, verifying or trying one engine.", "backend")
 BUILDING = _gauge("edged_builds_running", "Engines that are being made.")
 PAUSED = _gauge("edged_builds_paused", "1 while nothing can be stored and therefore nothing is built.")
-CACHE_HITS = _counter("edged_cache_hits_total", "Engines that were found in the store when they were wanted.")
+CACHE_HITS = _counter("edged_cache_hits_total", "Engines that were found in the store.")
 CACHE_MISSES = _counter(
-    "edged_cache_misses_total", "Engines that were not, by what is different from the nearest that is there.", "reason"
+    "edged_cache_misses_total", "Engines that were not found, by the difference to the nearest stored one.", "reason"
 )
 CACHE_DAMAGED = _counter("edged_cache_damaged_total", "Engines of the store that did not match their record.")
 STATE_DAMAGED = _counter(
-    "edged_state_damaged_total", "Files of the daemon's own that were damaged and are made again.", "holds"
+    "edged_state_damaged_total", "State files of the daemon that were damaged and are made again.", "holds"
 )
 STORE_ENGINES = _gauge("edged_store_engines", "Engines in the store.")
 STORE_BYTES = _gauge("edged_store_bytes", "Size of the engines in the store.")
@@ -126,13 +122,13 @@ STORE_FREE = _gauge("edged_store_free_bytes", "Free on the disk of the store.")
 
 REFUSED = _counter(
     "edged_calls_refused_total",
-    "Calls that were not let in: unauthenticated, denied, or beyond what one client may have.",
+    "Calls that were refused: unauthenticated, denied, or beyond a client's limits.",
     "reason",
 )
 CALLS_OPEN = _gauge("edged_calls_open", "Requests and streams under way.", "kind")
 CALL_BYTES = _gauge("edged_call_bytes", "Of requests and frames under way, as clients sent them.")
-TASKS = _gauge("edged_tasks", "Tasks of the event loop; more and more of them are a fault of edged.")
-AUDIT_LOST = _counter("edged_audit_lost_total", "Records of what operators did that could not be written.")
+TASKS = _gauge("edged_tasks", "Tasks of the event loop; a growing number is a fault of edged.")
+AUDIT_LOST = _counter("edged_audit_lost_total", "Audit records of operators' commands that could not be written.")
 
 ALARMS = _gauge("edged_alarms", "Alarms that are raised.", "kind")
 ALARMS_RAISED = _counter("edged_alarms_raised_total", "Alarms that were raised.", "kind")
