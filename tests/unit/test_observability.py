@@ -1,4 +1,4 @@
-"""The dashboard, the alert rules and the runbook are of the metrics and alarms that there are, and of all of them."""
+"""The dashboard, the alert rules and the runbook cover all metrics and alarms, and no others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edged.metrics.names import Metric
 from tests import observed, promql
 
 _METRICS = {metric.name: metric for metric in names.ALL}
-_SCRAPED = ("instance", "job")  # labels that whoever scrapes gives to each series
+_SCRAPED = ("instance", "job")  # labels that the scraper adds to each series
 _QUERIES = observed.queries()
 _IDS = [query.where for query in _QUERIES]
 _RULES = observed.rules()
@@ -31,9 +31,9 @@ def _metric(name: str) -> Metric | None:
     if name in _METRICS and _METRICS[name].kind != "histogram":
         return _METRICS[name]
     base, _, part = name.rpartition("_")
-    assert part in ("bucket", "sum", "count"), f"there is no metric {name}"
-    assert base in _METRICS, f"there is no metric {name}"
-    assert _METRICS[base].kind == "histogram", f"{base} is no histogram"
+    assert part in ("bucket", "sum", "count"), f"{name} is not a metric"
+    assert base in _METRICS, f"{name} is not a metric"
+    assert _METRICS[base].kind == "histogram", f"{base} is not a histogram"
     return _METRICS[base]
 
 
@@ -44,7 +44,7 @@ def _labels(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("query", _QUERIES, ids=_IDS)
-def test_every_expression_is_of_metrics_and_labels_that_there_are(query: observed.Query) -> None:
+def test_query_uses_existing_metrics_and_labels(query: observed.Query) -> None:
     expression = promql.parse(query.expression)
     assert expression.selectors
     for selector in expression.selectors:
@@ -53,8 +53,8 @@ def test_every_expression_is_of_metrics_and_labels_that_there_are(query: observe
     for _, labels in expression.groupings:
         assert set(labels) <= known
     shown = {*re.findall(r"\{\{ ?(?:\$labels\.)?([a-z_]+) ?\}\}", query.shown)}
-    kept = set(expression.result) if expression.result is not None and _is_aggregated(query) else known
-    assert shown <= kept - {"le"}, f"{shown} of {kept}"
+    remaining = set(expression.result) if expression.result is not None and _is_aggregated(query) else known
+    assert shown <= remaining - {"le"}, f"{shown} of {remaining}"
 
 
 def _is_aggregated(query: observed.Query) -> bool:
@@ -63,7 +63,7 @@ def _is_aggregated(query: observed.Query) -> bool:
 
 
 @pytest.mark.parametrize("query", _QUERIES, ids=_IDS)
-def test_every_metric_is_used_as_what_it_is(query: observed.Query) -> None:
+def test_query_uses_each_metric_by_its_kind(query: observed.Query) -> None:
     """A counter as a rate, a histogram as a quantile, a gauge as itself."""
     expression = promql.parse(query.expression)
     for selector in expression.selectors:
@@ -82,7 +82,7 @@ def test_every_metric_is_used_as_what_it_is(query: observed.Query) -> None:
 
 
 @pytest.mark.parametrize("query", _QUERIES, ids=_IDS)
-def test_every_value_that_is_named_is_one_that_there_is(query: observed.Query) -> None:
+def test_query_names_existing_label_values(query: observed.Query) -> None:
     known = {
         "kind": {kind.value for kind in AlarmKind},
         "reason": {kind.value for kind in AlarmKind} | {"rate"},
@@ -96,7 +96,7 @@ def test_every_value_that_is_named_is_one_that_there_is(query: observed.Query) -
                 assert set(value.split("|")) <= known[label], selector
 
 
-def test_nothing_that_is_measured_is_left_out() -> None:
+def test_dashboard_shows_every_metric() -> None:
     shown = {
         metric.name
         for query in _QUERIES
@@ -107,7 +107,7 @@ def test_nothing_that_is_measured_is_left_out() -> None:
     assert shown == set(_METRICS)
 
 
-def test_panels_are_told_apart_lie_side_by_side_and_ask_the_chosen_source() -> None:
+def test_dashboard_panels_are_distinct_and_do_not_overlap() -> None:
     found = observed.dashboard()
     panels = found["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -126,7 +126,7 @@ def test_panels_are_told_apart_lie_side_by_side_and_ask_the_chosen_source() -> N
     assert found["schemaVersion"] >= 39
 
 
-def test_every_panel_is_of_the_boxes_that_were_chosen() -> None:
+def test_dashboard_panels_select_the_chosen_boxes() -> None:
     for query in _QUERIES:
         if query.where.startswith("panel"):
             for selector in promql.parse(query.expression).selectors:
@@ -135,7 +135,7 @@ def test_every_panel_is_of_the_boxes_that_were_chosen() -> None:
                     assert selector.matchers.get(label) == f"${label}", query.where
 
 
-def test_variables_are_of_series_that_there_are() -> None:
+def test_dashboard_variables_use_existing_series() -> None:
     for variable in observed.dashboard()["templating"]["list"][1:]:
         asked = re.fullmatch(r"label_values\((.*), ([a-z]+)\)", variable["query"]["query"])
         assert asked is not None
@@ -144,7 +144,7 @@ def test_variables_are_of_series_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("rule", _RULES, ids=[rule["alert"] for rule in _RULES])
-def test_a_rule_says_how_bad_it_is_what_it_means_and_what_to_do(rule: dict[str, dict[str, str]]) -> None:
+def test_rule_has_severity_summary_and_runbook(rule: dict[str, dict[str, str]]) -> None:
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert set(rule["annotations"]) == {"summary", "description", "runbook"}
@@ -154,11 +154,11 @@ def test_a_rule_says_how_bad_it_is_what_it_means_and_what_to_do(rule: dict[str, 
     assert anchor in _sections(), anchor
 
 
-def test_rules_have_names_of_their_own() -> None:
+def test_rule_names_are_unique() -> None:
     assert len({rule["alert"] for rule in _RULES}) == len(_RULES)
 
 
-def test_every_kind_of_alarm_has_a_rule_and_a_section_of_the_runbook_and_nothing_else_has() -> None:
+def test_rules_and_runbook_cover_every_kind_of_alarm() -> None:
     watched = {
         value
         for rule in _RULES
@@ -182,7 +182,7 @@ def _sections() -> dict[str, str]:
     }
 
 
-def test_what_is_there_only_sometimes_is_in_the_list_of_metrics() -> None:
+def test_conditional_metrics_exist() -> None:
     assert observed.conditional()
     assert observed.conditional() <= set(_METRICS)
 
@@ -191,12 +191,12 @@ def test_what_is_there_only_sometimes_is_in_the_list_of_metrics() -> None:
     "wrong",
     ["sum(a", "a{b}", "a{b=c}", "a{b>'1'}", "rate a", "unknown(a)", "sum by a", "a @ 5"],
 )
-def test_what_is_no_promql_is_told(wrong: str) -> None:
+def test_parse_invalid_promql_raises(wrong: str) -> None:
     with pytest.raises((ValueError, IndexError, StopIteration)):
         promql.parse(wrong)
 
 
-def test_an_expression_is_taken_apart() -> None:
+def test_parse_returns_selectors_and_groupings() -> None:
     found = promql.parse('sum by (a, b) (rate(m_total{c="d", e!~"f|g"}[5m])) / on (a) n offset 1h > 1e3')
     assert [(each.name, each.matchers, each.has_range) for each in found.selectors] == [
         ("m_total", {"c": "d", "e": "f|g"}, True),
@@ -206,11 +206,11 @@ def test_an_expression_is_taken_apart() -> None:
     assert found.groupings == [("by", ("a", "b")), ("on", ("a",))]
 
 
-def test_prometheus_own_tool_finds_nothing_wrong_and_the_rules_do_what_they_say() -> None:
-    """Where it is installed, or named by PROMTOOL."""
+def test_promtool_accepts_the_rules() -> None:
+    """If it is installed, or named by PROMTOOL."""
     tool = os.environ.get("PROMTOOL") or shutil.which("promtool")
     if not tool:
-        pytest.skip("there is no promtool; it comes with Prometheus")
+        pytest.skip("promtool is not installed; it comes with Prometheus")
     scenarios = Path(__file__).parent.parent / "fixtures" / "alerts_test.yml"
     for arguments in (["check", "rules", str(observed.FOLDER / "alerts.yml")], ["test", "rules", str(scenarios)]):
         done = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=60, check=False)
