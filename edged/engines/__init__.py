@@ -1,1 +1,1 @@
-"""Control: compares what should be with what is, and does what is missing. Decisions are pure; effects come after."""
+"""Control: compare the desired state with the actual one and do what is missing. Decisions are pure."""

@@ -1,4 +1,4 @@
-"""What is wrong now. Level-triggered: each look says what is wrong, and only what begins or ends is told."""
+"""Alarms. Level-triggered: each look finds everything that is wrong, and only what begins or ends is reported."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class Builder:
         """Build and verify an engine and commit the outcome, accepted or rejected. Returns its record.
 
         An accepted engine of this key that the store already holds stays if the new one is rejected. An error means
-        that there is no outcome; nothing is left behind.
+        that the engine has no outcome; nothing is left behind.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
@@ -263,9 +263,9 @@ class Builder:
         self._later(partial(self._forget_others, frozenset(needed)))
 
     def _forget_others(self, needed: Set[str]) -> None:
-        kept = {place.name.removesuffix(SUFFIX).partition("-")[0] for place in self._golden.glob(f"*{SUFFIX}")}
+        cached = {place.name.removesuffix(SUFFIX).partition("-")[0] for place in self._golden.glob(f"*{SUFFIX}")}
         built = {record.parts.get("model", "") for record in self._store.records().values()}
-        for digest in filter(None, kept - needed - built):
+        for digest in filter(None, cached - needed - built):
             self._forget(digest)
 
     def recorded(self, model: Model) -> list[Sample]:
@@ -349,7 +349,7 @@ class Builder:
             on_progress(jobs.Progress("asking the reference"))
             shape_range = ShapeRange.of(model)
             patience = self._patience(model, REFERENCE.backend)
-            # The child gets a folder of its own: it must not see the answers of other models.
+            # The child gets a separate folder: it must not see the answers of other models.
             async with in_thread(self._making) as folder:
                 out = Path(folder) / place.name
                 job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, shape_range)
@@ -414,7 +414,7 @@ class Builder:
         except (OSError, EdgedError):
             return "", None
         known = sealed.read(self._read_place(graph), Inspection, "inspections")
-        # With external data the files beside the model decide, and they are read and checked by the child.
+        # With external data those files decide, too, and they are read and checked by the child.
         is_same = known is not None and not known.external and known.graph_digest == graph
         return graph, known if is_same else None
 

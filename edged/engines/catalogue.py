@@ -115,9 +115,9 @@ class Catalogue:
 
     def versions(self, name: str) -> list[PlannedModel]:
         """Return every version of a model that is served or about to be, the default version first."""
-        beside = (planned for planned in self.models.values() if planned.entry.model == name != planned.entry.name)
+        others = (planned for planned in self.models.values() if planned.entry.model == name != planned.entry.name)
         first = [self.models[name]] if name in self.models else []
-        return [*first, *sorted(beside, key=lambda planned: -int(planned.entry.version))]
+        return [*first, *sorted(others, key=lambda planned: -int(planned.entry.version))]
 
     def _of_version(self, name: str, planned: PlannedModel, version: str) -> PlannedModel:
         if not (version.isascii() and version.isdecimal() and len(version) <= 18):
@@ -125,9 +125,9 @@ class Catalogue:
         wanted = str(int(version))
         if wanted == planned.version:
             return planned
-        beside = self.models.get(versioned_name(name, wanted))
-        if beside is not None:
-            return beside
+        further = self.models.get(versioned_name(name, wanted))
+        if further is not None:
+            return further
         if wanted == planned.entry.version:
             why = planned.problem or "it is being loaded"
             raise NotReady(f"version {wanted} of model {name!r} does not answer yet: {why}")

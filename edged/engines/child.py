@@ -44,7 +44,7 @@ _CLOSED_SECONDS = 2.0  # for a child that closed its channel to end
 _GONE_SECONDS = 10.0  # for a killed child to give back its memory
 _REST_SECONDS = 1.0  # for reading what a dead child left in its pipes, if another process holds them open
 _MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # of progress; `channel.Teller` sends far fewer
-_NOISE_BYTES = 1 << 16  # kept of standard error; its end says why the child failed
+_NOISE_BYTES = 1 << 16  # of standard error are remembered; its end says why the child failed
 _CRASH = "Fatal Python error: "  # begins the traceback of a crash, which is for the log
 _WORKER = (sys.executable, "-m", "edged.jobs.main")
 
@@ -72,7 +72,7 @@ async def run(
     patience: Patience = NO_PATIENCE,
     command: Sequence[str] = _WORKER,
 ) -> Answer:
-    """Run a job in a child of its own. `on_progress` is called in the event loop with each progress message.
+    """Run a job in a new child. `on_progress` is called in the event loop with each progress message.
 
     Raises the error that the child reports, ChildLost if it crashes or exceeds a limit, or BuildFailed. Cancelling
     kills it.
@@ -182,7 +182,7 @@ class OneShotChild:
         return self._limits.seconds + starved + self._granted + self._extra_seconds
 
     def stop(self) -> None:
-        """Kill what is left of the child and its family. After its answer nothing more is needed of it."""
+        """Kill the rest of the child and its family. After its answer nothing more is needed of it."""
         self._family |= watch.kill(self._process.pid)
         self._watching.cancel()
         self._channel.close()
@@ -199,12 +199,12 @@ class OneShotChild:
             self._log.close()
 
     def how(self) -> How:
-        """Tell a crash, for which the model may be to blame, from a kill from outside."""
+        """Distinguish a crash, for which the model may be to blame, from a kill from outside."""
         return "killed" if self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM) else "crashed"
 
     def how_it_ended(self) -> str:
-        said = self._noise.decode(errors="replace").partition(_CRASH)[0]
-        lines = [line for line in said.splitlines() if line.strip()]
+        text = self._noise.decode(errors="replace").partition(_CRASH)[0]
+        lines = [line for line in text.splitlines() if line.strip()]
         return _ending(self._process.returncode) + (f": {lines[-1].strip()[:300]}" if lines else "")
 
     def _receive(self, data: bytes) -> None:
@@ -368,7 +368,7 @@ class PipeReader:
                 self.close()
         except BlockingIOError:  # another reader's wake-up, or none at all
             pass
-        except Exception as error:  # raised by whoever awaits `ended` instead of being lost in the loop
+        except Exception as error:  # raised where `ended` is awaited instead of being lost in the loop
             self.close(error)
 
 

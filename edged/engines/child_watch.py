@@ -20,13 +20,13 @@ from edged.config.limits import Limits
 from edged.models.model import Model
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-_TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the kernel tells processor time in these
-_SHARE = 0.005  # of one processor; the slowest build beside busy serving gets several times this
+_TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of processor time in /proc
+_SHARE = 0.005  # of one processor; the slowest build gets, while the box serves, several times this
 _LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc, a look at known ones a file each
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """What is added to a child's time: up to `starved_seconds` spent waiting for a processor, and the seconds granted
+    """Additions to a child's time: up to `starved_seconds` spent waiting for a processor, and the seconds granted
     for each phase that it reports.
 
     It may go `quiet_seconds` without a message, even while it computes; `step_seconds` once it has reported a fraction

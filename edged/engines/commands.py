@@ -80,12 +80,12 @@ class Commands:
         if hopeless and len(hopeless) == len(chosen):
             raise Refused(f"engine {hopeless[0].digest[:12]} cannot be made: {hopeless[0].problem}")
         chosen = [(planned, engine) for planned, engine in chosen if not engine.problem]
-        kept = {id(e) for _, e in chosen if e.quarantined and not force and (e.is_usable or e.recipe.is_reference)}
+        reopened = {id(e) for _, e in chosen if e.quarantined and not force and (e.is_usable or e.recipe.is_reference)}
         for planned, engine in chosen:
             self._forgive(planned.entry.name, engine.digest)
         made = _once(chosen)
         for _, engine in made.values():
-            if engine.state not in MAKING and id(engine) not in kept:
+            if engine.state not in MAKING and id(engine) not in reopened:
                 self._maker.forgive(engine)
                 engine.request, engine.trial, engine.last_attempt_failed = (
                     Request.BUILD,
@@ -142,13 +142,13 @@ class Commands:
 
     async def follow(self, ordered: tuple[Ordered, ...]) -> AsyncGenerator[EngineProgress, None]:
         """Yield the status of engines that a command has made: all at once, then every change until all are done."""
-        told: dict[tuple[str, str], EngineProgress] = {}
+        sent: dict[tuple[str, str], EngineProgress] = {}
         while True:
             for status in self.statuses(ordered):
-                if told.get((status.model, status.key)) != status:
-                    told[status.model, status.key] = status
+                if sent.get((status.model, status.key)) != status:
+                    sent[status.model, status.key] = status
                     yield status
-            if all(status.done for status in told.values()):
+            if all(status.done for status in sent.values()):
                 return
             await asyncio.sleep(_FOLLOW_SECONDS)
 

@@ -129,7 +129,7 @@ class Controller:
         )
         self.models = self.catalogue.models
         self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts, self._read_again)
-        self.learning = Learning(self._planner.book, self.catalogue.replan, self._tasks)
+        self.learning = Learning(self._planner.book, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._quarantine.forgive)
         self.overrides = Overrides(repository.root.parent / "overrides", repository)
@@ -290,7 +290,8 @@ class Controller:
         paused = self.maker.eviction.paused
         is_reboot_pending = self.surveyor.is_reboot_pending
         self.maker.abandon()
-        self.learning.look(self.models.values(), now)
+        for replan in self.learning.look(self.models.values(), now):
+            carry_out(replan, now, self.catalogue, self.opener, self.maker)
         self._quarantine.mark(self.models.values())
         for planned in self.models.values():
             planned.refuse_or_accept()

@@ -1,4 +1,4 @@
-"""One engine that a model should have: its states, the allowed transitions, and what is remembered of it."""
+"""One engine that a model should have: its states, the allowed transitions, and everything remembered of it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
 
 
 class Request(str, enum.Enum):
-    """What is requested of an engine beyond what it lacks."""
+    """A request for an engine beyond what it lacks."""
 
     NONE = ""
     BUILD = "build"  # an operator's command
@@ -120,7 +120,7 @@ class PlannedEngine:
     retry_at: float = 0.0
     open_at: float = 0.0  # infinite if its runtime refuses it for good
     refusals: int = 0  # times in a row that its host refused to open it
-    quarantined: str = ""  # why it is no longer opened: its work kept killing its host
+    quarantined: str = ""  # why it is no longer opened: its work killed its host again and again
     apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
     request: Request = Request.NONE
     reviewed_at: float = -math.inf  # when the daemon last asked for a review

@@ -94,7 +94,7 @@ class EvictionManager:
         """Remove an engine's files. Its record stays if a model wants it, so that it is not built again at once only to
         be evicted again."""
         record = self._store.records().get(key)
-        if record is None:  # it was just removed otherwise
+        if record is None:  # it was just removed by something else
             return
         wanting = [planned.engines[key] for planned in self._models.values() if key in planned.engines]
         message, about = "engine %s of model %s is evicted %s: %d bytes", {"event": "engine_evicted"}

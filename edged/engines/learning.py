@@ -2,7 +2,7 @@
 
 Level-triggered. A wider range is targeted once requests have not called for a still wider one for a while and no engine
 of the previous range is being made. What serves goes on serving; engines of the new range are built, verified in its
-shapes and timed like others. When one is ready the range is proven and kept on disk. If none can be made it is given
+shapes and timed like others. When one is ready the range is proven and stored on disk. If none can be made it is given
 up, and the engines of the previous range, which are still in the store, go on.
 
 A range never shrinks, and sizes are rounded outwards so that few new ones need another build: to powers of two below
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,6 +25,7 @@ from edged.backends.profile import Profile, Range, Shape
 from edged.engines.desired import RANGED
 from edged.engines.engine import MAKING, EngineState, PlannedEngine
 from edged.engines.plan import PlannedModel
+from edged.engines.reconcile import Replan
 from edged.engines.shape_book import ShapeBook, configured_range, largest_bytes
 from edged.errors import Unsuitable
 from edged.models.model import Model
@@ -54,15 +55,17 @@ class _Learning:
 
 
 class Learning:
-    """Learns for all models. `replan` plans a model again with the range that the book has for it."""
+    """Learns for all models."""
 
-    def __init__(self, book: ShapeBook, replan: Callable[[PlannedModel], None], tasks: TaskGroup) -> None:
-        self._book, self._replan, self._tasks = book, replan, tasks
+    def __init__(self, book: ShapeBook, tasks: TaskGroup) -> None:
+        self._book, self._tasks = book, tasks
+        self._replans: list[Replan] = []
         self._models: dict[str, _Learning] = {}
 
-    def look(self, models: Iterable[PlannedModel], now: float) -> None:
-        """Update every model, before it is decided what to make. `now` in monotonic seconds."""
-        known, self._models = self._models, {}
+    def look(self, models: Iterable[PlannedModel], now: float) -> list[Replan]:
+        """Update every model, before `reconcile` decides; return those to be planned again, since the book has another
+        range for them. `now` in monotonic seconds."""
+        known, self._models, self._replans = self._models, {}, []
         for planned in models:
             if planned.model is None or planned.model.is_static or planned.is_being_read:
                 if planned.entry.name in known:
@@ -73,6 +76,7 @@ class Learning:
             if planned.model.shape_policy.kind == "learn":
                 self._learn(planned, learning, now)
             self._note(learning, now)
+        return self._replans
 
     def state(self, name: str) -> str:
         """Return a line on what is being learnt of a model's shapes; empty if nothing is."""
@@ -143,7 +147,7 @@ class Learning:
         learning.state = f"engines of {_words(profile)} are being built"
         _LOG.info("model %s: its requests call for engines of %s", planned.entry.name, _words(profile))
         self._book.aim(learning.model, profile)
-        self._replan(planned)
+        self._replans.append(Replan(planned.entry.name))
 
     def _check_target(self, planned: PlannedModel, learning: _Learning, target: Profile, now: float) -> None:
         """Check whether the targeted range is proven or cannot be built."""
@@ -163,7 +167,7 @@ class Learning:
             learning.target, learning.looked = None, -1
             learning.state = f"no engine of {_words(target)} can be made: {why}"
             self._book.unaim(learning.model)
-            self._replan(planned)
+            self._replans.append(Replan(planned.entry.name))
 
     # -- what came --------------------------------------------------------------------------------------------------
 
@@ -261,7 +265,7 @@ def _extended(now: Range | None, spec: TensorSpec, shape: Shape) -> Range:
     high = tuple(n if still else up(n) for n, still in zip(shape, fixed, strict=True))
     if now is None:
         return Range(spec.name, low, shape, high)
-    # Rounded only where the range has to grow: what was configured stays exact.
+    # Rounded only if the range has to grow: a configured bound stays exact.
     least = tuple(n if s >= n else r for n, s, r in zip(now.minimum, shape, low, strict=True))
     most = tuple(n if s <= n else r for n, s, r in zip(now.maximum, shape, high, strict=True))
     return Range(spec.name, least, now.optimum, most)

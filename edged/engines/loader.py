@@ -216,8 +216,8 @@ class Loader:
         if len(self._why) > _MOST_REASONS:
             del self._why[next(iter(self._why))]
 
-    async def _discard(self, old: Mapping[str, ModelEntry], kept: Mapping[str, ModelEntry]) -> None:
-        folders = {entry.folder for entry in kept.values()}
+    async def _discard(self, old: Mapping[str, ModelEntry], needed: Mapping[str, ModelEntry]) -> None:
+        folders = {entry.folder for entry in needed.values()}
         gone = {name: entry for name, entry in old.items() if entry.folder not in folders}
         await asyncio.to_thread(self._overrides.discard, gone)
 

@@ -40,7 +40,7 @@ _LOG = logging.getLogger("edged.engines")
 _EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
 _AGAIN_SECONDS = 0.2  # after the model on disk turned out to be another
 _SPACE_SECONDS = 30.0  # after the disk was full
-_LONG_SECONDS = 60.0  # after which another engine may be made beside this one
+_LONG_SECONDS = 60.0  # after which another engine may be made at the same time
 _SPARE_MB = 1024  # free memory for a second child in a lane
 _EVENT_STEP = 0.1  # share of a phase between two progress events
 
@@ -87,7 +87,7 @@ class Maker:
         return frozenset(work.engine.lane for work in self._work)
 
     def slow(self, available_mb: Callable[[], int]) -> frozenset[str]:
-        """Lanes with a single job that has taken long: another may run beside it, if enough memory is free."""
+        """Lanes with a single job that has taken long: another may run at the same time, if enough memory is free."""
         lanes = Counter(work.engine.lane for work in self._work)
         alone = [work.engine for work in self._work if lanes[work.engine.lane] == 1]
         long = frozenset(e.lane for e in alone if e.making is not None and e.making.elapsed_s >= _LONG_SECONDS)

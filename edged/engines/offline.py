@@ -32,7 +32,7 @@ async def plans(repository: Repository, store: Store, builder: Builder, planner:
     return planned
 
 
-# The only backend whose builder can be told what to build for. The fact that names its version is this box's.
+# The only backend whose builder builds for another device. The fact that names its version is this box's.
 BACKEND = "tensorrt_rtx"
 _RUNTIME = "runtime.tensorrt_rtx"
 _HOST = "cpu.arch"

@@ -23,7 +23,7 @@ from edged.models.finding import Finding
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.settings import batch_wait_seconds, max_batch
-from edged.models.triton_config import QueuePolicy as SaidPolicy
+from edged.models.triton_config import QueuePolicy as ConfiguredPolicy
 from edged.serving.extents import Traffic
 from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
 from edged.serving.slot import Slot
@@ -59,7 +59,7 @@ class PlannedModel:
     _known: KnownAnswers | None = None
 
     def known_answers(self) -> KnownAnswers:
-        """What is known of the answers of the model as the disk has it, which must have been read."""
+        """Return the known answers of the model as the disk has it, which must have been read."""
         assert self.model is not None
         if self._known is None or not self._known.is_of(self.model):
             self._known = KnownAnswers(self.model)
@@ -210,18 +210,18 @@ def batching(model: Model, recipe: Recipe) -> Batching:
     A CPU gains little from batches, and every frame of one waits for the others, so only engines with a range of
     shapes, as on a GPU, batch without being configured.
     """
-    said = model.entry.settings
-    limit = _limit(model, recipe, max_batch(said))
-    return Batching(limit, batch_wait_seconds(said) if limit > 1 else 0.0)
+    settings = model.entry.settings
+    limit = _limit(model, recipe, max_batch(settings))
+    return Batching(limit, batch_wait_seconds(settings) if limit > 1 else 0.0)
 
 
 def tensor_batching(model: Model) -> TensorBatching:
     """Return the batching of tensor requests: by `dynamic_batching` of config.pbtxt, or by `batch.max` and
     `batch.wait_ms`; otherwise, as in Triton, requests run one by one."""
-    said, dynamic, most = model.entry.settings, model.triton.dynamic, model.max_batch_size
+    settings, dynamic, most = model.entry.settings, model.triton.dynamic, model.max_batch_size
     if dynamic is None:
-        is_wanted = most > 1 and max_batch(said) is not None
-        return TensorBatching(Batching(most, batch_wait_seconds(said)) if is_wanted else Batching())
+        is_wanted = most > 1 and max_batch(settings) is not None
+        return TensorBatching(Batching(most, batch_wait_seconds(settings)) if is_wanted else Batching())
     preferred = tuple(size for size in dynamic.preferred if size <= most)
     return TensorBatching(
         Batching(max(1, most), dynamic.max_delay if most > 1 else 0.0, preferred),
@@ -232,8 +232,8 @@ def tensor_batching(model: Model) -> TensorBatching:
     )
 
 
-def _policy(said: SaidPolicy) -> QueuePolicy:
-    return QueuePolicy(said.size, said.timeout, said.allow_override, said.delay)
+def _policy(policy: ConfiguredPolicy) -> QueuePolicy:
+    return QueuePolicy(policy.size, policy.timeout, policy.allow_override, policy.delay)
 
 
 def rows(recipe: Recipe) -> int:

@@ -103,7 +103,7 @@ class NoUsableProbe(EngineUnusable):
 
 @dataclass
 class KnownAnswers:
-    """What is known of a model's answers: which probe it takes and, once it was probed, the form of the reference's
+    """The known answers of a model: which probe it takes and, once it was probed, the form of the reference's
     outputs. Valid for one content and one inspection of it."""
 
     model: Model
@@ -127,7 +127,7 @@ class SessionProbe:
 
         WrongAnswers if an answer has neither the declared form nor the reference's; EngineUnusable if it refuses what
         the reference answers, NoUsableProbe if the reference refuses it, too; HostLost;
-        NotReady if there is no room for a question now.
+        NotReady if the arena has no room for a question now.
         """
         first: EdgedError | None = None
         for place, question in await asyncio.to_thread(_questions, known):
@@ -171,7 +171,7 @@ class SessionProbe:
         return first
 
     async def _fault(self, known: KnownAnswers, question: Callable[[], Probe], forms: OutputForms) -> str:
-        """Return what is wrong with an answer; empty if nothing is. Reads the reference's answer only if needed."""
+        """Return the fault of an answer; empty if it has none. Reads the reference's answer only if needed."""
         signature = known.model.inspection.signature
         found = fault(signature, forms, known.reference)
         if not found or known.reference:

@@ -1,4 +1,4 @@
-"""Engines that are not opened because their work kept killing its host, and those that get a host of their own.
+"""Engines that are not opened because their work killed its host again and again, and those that get a separate host.
 
 `serving/crash_attribution.py` decides; this module keeps it across restarts. A model whose file changes has
 engines of other keys and a clean record.
@@ -6,7 +6,6 @@ engines of other keys and a clean record.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterable
@@ -64,9 +63,9 @@ class Quarantine:
 
     def forgive(self, model: str, engine: str = "") -> None:
         """Drop the records of a model, or of one engine of it."""
-        kept = crash_attribution.forgiven(self._records, model, engine)
-        if kept != self._records:
-            self._records = kept
+        left = crash_attribution.forgiven(self._records, model, engine)
+        if left != self._records:
+            self._records = left
             self._write()
 
     def mark(self, models: Iterable[PlannedModel]) -> None:
@@ -91,7 +90,7 @@ class Quarantine:
     def _write(self) -> None:
         self._records = crash_attribution.live(self._records, time.time())
         newest = sorted(self._records.items(), key=lambda item: item[1].deaths[-1].unix_s)[-_KEPT:]
-        self._later(partial(_keep, self._place, _File(tuple(_Entry(*item) for item in newest))))
+        self._later(partial(sealed.keep, self._place, _File(tuple(_Entry(*item) for item in newest))))
 
 
 def _has_room_for(pid: int) -> bool:
@@ -101,11 +100,6 @@ def _has_room_for(pid: int) -> bool:
 
 def _named(suspect: EngineId) -> tuple[str, str]:
     return suspect.model, suspect.engine[:12]
-
-
-def _keep(place: Path, file: _File) -> None:
-    with contextlib.suppress(OSError):
-        sealed.write(place, file)
 
 
 def _read(place: Path) -> crash_attribution.Records:

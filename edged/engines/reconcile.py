@@ -278,11 +278,11 @@ def _refuse(model: ModelView, why: str) -> RefuseFallback:
     )
 
 
-# -- what is made ---------------------------------------------------------------------------------------------------
+# -- engines to make ------------------------------------------------------------------------------------------------
 
 
 def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], by_command: bool) -> list[Work]:
-    """Return the next job for every lane that is free, or in which another may run beside a slow one.
+    """Return the next job for every lane that is free, or in which another may run with a slow one.
 
     Order: commands; not failed before; models that nothing serves; verifications and trials, which take seconds, before
     builds, which take minutes; models with the fewest finished engines.
@@ -338,7 +338,7 @@ def _is_build(engine: EngineView, action: Work | None) -> bool:
 
 
 def _may_overtake(engine: EngineView, action: Work | None) -> bool:
-    """Whether a job may run beside another: builders that measure the device would disturb each other."""
+    """Whether a job may run at the same time as another: builders that measure the device would disturb each other."""
     return not isinstance(action, Make) or engine.recipe.backend not in _MEASURING
 
 

@@ -129,7 +129,7 @@ class _Work:
             named or opset > takes.opset or ir > takes.ir_version
         ):  # otherwise it is served, and other runtimes do not matter
             others = [await self._newest(name) for name in self._installed if name != REFERENCE.backend]
-            newest += [told for told in others if told is not None]
+            newest += [found for found in others if found is not None]
         opsets = self._targets(Step.OPSET, opset, takes.opset, [each.opset for each in newest])
         irs = self._targets(Step.IR, ir, takes.ir_version, [each.ir_version for each in newest])
         self._note_named(opsets, irs, opset, ir)
@@ -150,10 +150,10 @@ class _Work:
     async def _newest(self, backend: str) -> jobs.LoadedRuntime | None:
         """Return what a runtime supports; None if it does not work."""
         try:
-            told = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _READ)
+            found = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _READ)
         except EdgedError:
             return None
-        return told if told.opset and told.ir_version else None
+        return found if found.opset and found.ir_version else None
 
     def _targets(self, step: Step, version: int, reference: int, all_newest: Sequence[int]) -> list[int]:
         """Return the versions to try, in order; 0 for none. If it must be older, what every runtime supports comes
@@ -190,7 +190,7 @@ class _Work:
         self.path, self.inspection = out, after
 
     async def _proof(self, out: Path, after: Inspection, *, evaluate: bool, lowered: Lowered | None = None) -> Proof:
-        """Prove that the graph in `out` answers as the newest one; Unsuitable if it does not, or it cannot be told."""
+        """Prove that the graph in `out` answers as the newest one; Unsuitable unless that is certain."""
         job = Prove(
             self._order(self.path, self.inspection),
             self._order(out, after),
@@ -247,9 +247,9 @@ class _Work:
 
     def _asks_for_another_size(self) -> bool:
         """Whether the settings name an image size that the file does not declare."""
-        said = [self._settings.get(name, "") for name in _SIZE]
+        wanted = [self._settings.get(name, "") for name in _SIZE]
         sizes = {str(size) for spec in self.inspection.signature.inputs for size in spec.shape[1:]}
-        return any(text and text not in sizes for text in said)
+        return any(text and text not in sizes for text in wanted)
 
     # -- simplification -----------------------------------------------------------------------------------------------
 
@@ -272,8 +272,8 @@ class _Work:
             return
         before, became = f"{made.before} nodes", f"{made.after} nodes"
         self.done.append(Done(Step.SIMPLIFY.value, before, became, proof, (f"by {made.by}",)))
-        kept = {file.path for file in after.external}
-        self._scratch.extend(self._given.parent / f.path for f in self.inspection.external if f.path not in kept)
+        needed = {file.path for file in after.external}
+        self._scratch.extend(self._given.parent / f.path for f in self.inspection.external if f.path not in needed)
         self.path, self.inspection = out, after
 
     # -- what the steps share -----------------------------------------------------------------------------------------
@@ -293,12 +293,12 @@ class _Work:
         self._scratch.append(place)
         return place
 
-    def _unused(self, wish: str) -> str:
+    def _unused(self, name: str) -> str:
         """Return a name that no file of the model has."""
         names = {file.path for file in self.inspection.external} | {self._given.name}
-        while wish in names or (self._given.parent / wish).exists():
-            wish = f"_{wish}"
-        return wish
+        while name in names or (self._given.parent / name).exists():
+            name = f"_{name}"
+        return name
 
     def _order(self, path: Path, inspection: Inspection) -> Order:
         external = tuple(file.path for file in inspection.external)

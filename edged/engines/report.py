@@ -235,10 +235,10 @@ def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, Engi
 def _summary(state: str, differing: tuple[keys.PartChange, ...], near: str) -> str:
     if not near:
         return f"{state}: the store holds none of this model and backend yet"
-    told = "; ".join(str(change) for change in differing if change.part not in ("model",))
+    text = "; ".join(str(change) for change in differing if change.part not in ("model",))
     if any(change.part == "model" for change in differing):
-        told = f"the model's content changed{'; ' if told else ''}{told}"
-    return f"{state}: {told}"
+        text = f"the model's content changed{'; ' if text else ''}{text}"
+    return f"{state}: {text}"
 
 
 def shape_report(planned: PlannedModel, learning: str = "") -> Shapes | None:

@@ -149,7 +149,7 @@ def _size(size: int) -> str:
 
 _UNKNOWN = RuntimeSupport("", 0, 0, 0)  # of a runtime that ended before it reported anything
 _STARVED = 8.0  # times as long again, for a child that others on the box do not let run
-_HASHING_SECONDS = 3600.0  # weights beside a model are regular files of a known size, and disks are slow
+_HASHING_SECONDS = 3600.0  # the external data of a model are regular files of a known size, and disks are slow
 
 
 class _Stages:
@@ -264,8 +264,8 @@ class Outcomes:
                 place.unlink()
 
     def _unread_place(self, graph: str, limits: AdmissionLimits) -> Path:
-        said = "\0".join((str(_FORMAT), __version__, msgspec.json.encode(limits).decode()))
-        return self._outcomes / f"{graph}-unread-{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
+        parts = "\0".join((str(_FORMAT), __version__, msgspec.json.encode(limits).decode()))
+        return self._outcomes / f"{graph}-unread-{hashlib.sha256(parts.encode()).hexdigest()[:16]}.json"
 
     def _place(self, job: Check, limits: AdmissionLimits) -> Path | None:
         """Return the outcome's path; None if something that it depends on is unknown."""

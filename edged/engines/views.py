@@ -160,8 +160,8 @@ def precision_reason(planned: PlannedModel) -> str:
         gain = _gain(serving, planned)
         asked = not _is_unasked(serving.recipe, planned.entry.settings)
         return "as set" if asked else "decoded alike" + (f", {gain:.1f}x as fast as fp32" if gain else "")
-    said = sorted({f"{each.recipe.precision} {why}" for each in rivals if (why := _against(each, planned))})
-    return "; ".join(["exact", *said])
+    reasons = sorted({f"{each.recipe.precision} {why}" for each in rivals if (why := _against(each, planned))})
+    return "; ".join(["exact", *reasons])
 
 
 def _against(engine: PlannedEngine, planned: PlannedModel) -> str:

@@ -109,12 +109,7 @@ class AttemptLog:
         self._known[key] = attempts
         if len(self._known) > _KEPT:
             self._known.pop(next(iter(self._known)))
-        self._later(partial(_keep, self._place(key), attempts))
-
-
-def _keep(place: Path, attempts: Attempts) -> None:
-    with contextlib.suppress(OSError):
-        sealed.write(place, attempts)
+        self._later(partial(sealed.keep, self._place(key), attempts))
 
 
 def _remove(place: Path) -> None:

@@ -26,7 +26,7 @@ _NOT_FACTS = ("format", "model", "recipe.")
 
 
 class PartChange(msgspec.Struct, frozen=True):
-    """One part of a key that differs: its name, the old and the new value (None where there is none)."""
+    """One part of a key that differs: its name, the old and the new value (None if it is absent)."""
 
     part: str
     old: str | None

@@ -38,7 +38,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
     files: dict[str, FileRecord]
     build: BuildFacts
     verdict: Verdict
-    # Medians of inference of the engine and of the reference in turns, in a child of low priority beside other load:
+    # Medians of inference of the engine and of the reference in turns, in a child of low priority under other load:
     # only their ratio is meaningful.
     latency_ms: float | None = None
     reference_ms: float | None = None
@@ -47,7 +47,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
     adopted_from: str = ""  # key of the engine for another driver whose files these are
     ahead: str = ""  # the other device that it was built for; it is verified there before it serves
     composition: Composition = Composition()  # what the runtime made of the model
-    evicted: bool = False  # its files were removed to make room; verdict and times are kept
+    evicted: bool = False  # its files were removed to make room; verdict and times stay
 
     @property
     def is_usable(self) -> bool:

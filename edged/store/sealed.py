@@ -71,6 +71,12 @@ def write(path: Path, content: msgspec.Struct) -> None:
     atomic.write_file(path, seal(content))
 
 
+def keep(path: Path, content: msgspec.Struct) -> None:
+    """As `write`, for what can be found out again: a disk that cannot be written loses it."""
+    with contextlib.suppress(OSError):
+        write(path, content)
+
+
 def read(path: Path, kind: type[T], what: str) -> T | None:
     """Read a file; None if it is missing, unreadable or damaged. A damaged one is removed. `what` is the label under
     which damage is counted."""

@@ -37,7 +37,7 @@ class School:
 
     def start(self) -> None:
         self.book = ShapeBook(self.root)
-        self.learning = Learning(self.book, lambda _: self.plan(), TaskGroup(lambda: None))
+        self.learning = Learning(self.book, TaskGroup(lambda: None))
         self.plan()
 
     def plan(self) -> None:
@@ -52,9 +52,13 @@ class School:
     async def look(self, seconds: float = 0.0) -> str:
         """A look later on; the range of the engine that should be there."""
         self.clock.now += seconds
-        self.learning.look([self.planned], self.clock.now)
+        self.turn()
         await asyncio.sleep(0)
         return self.engine.recipe.profile
+
+    def turn(self) -> None:
+        for _ in self.learning.look([self.planned], self.clock.now):
+            self.plan()
 
     @property
     def engine(self) -> PlannedEngine:
@@ -182,10 +186,10 @@ async def test_other_policies_note_what_came_and_build_nothing(tmp_path: Path, c
 
 async def test_where_no_engine_has_a_range_nothing_is_aimed_at(tmp_path: Path, clock: Clock) -> None:
     school = School(tmp_path, clock, backends="onnxruntime")
-    school.learning.look([school.planned], clock.now)
+    school.turn()
     school.ask((5, 5))
     for _ in range(3):
         clock.now += 100
-        school.learning.look([school.planned], clock.now)
+        school.turn()
     assert school.plans == 1
     assert "nothing to learn" in school.learning.state("m")
