@@ -1,17 +1,25 @@
-"""Alarms are told once when something begins to be wrong, and once when it is over."""
+"""Alarms: what raises them, and that each is reported once when it begins and once when it ends."""
 
 from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edged.backends.contract import REFERENCE, Composition, Recipe
+from edged.config import Engines
 from edged.engines import alarms as alarms_module
-from edged.engines.alarms import Alarm, AlarmKind, Alarms
+from edged.engines.alarms import Alarm, AlarmKind, Alarms, Box, slow_engine, wrong
+from edged.engines.engine import EngineState, PlannedEngine
+from edged.engines.plan import PlannedModel
+from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.events import AlarmCleared, AlarmRaised, EventLog
-from tests.unit.control_room import Clock, told
+from edged.ipc.finite import QUIET_SECONDS
+from edged.serving import session as pace_module
+from tests.unit.control_room import Clock, key_of, model, planned_model, record_of, serve, told
 
 SLOW = Alarm(AlarmKind.SLOW, "inference takes 340 ms instead of 12 ms", "m", "key")
 
@@ -74,8 +82,8 @@ def test_update_event_names_model_and_engine(alarms: Alarms, events: EventLog) -
 
 def test_update_lasting_alarm_is_logged_once(alarms: Alarms, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "edged.alarms"):
-        for wrong in ([SLOW], [SLOW], [], []):
-            alarms.update(wrong)
+        for found in ([SLOW], [SLOW], [], []):
+            alarms.update(found)
     assert [record.getMessage() for record in caplog.records] == [SLOW.message, f"cleared: {SLOW.message}"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
 
@@ -87,8 +95,251 @@ WRONG = st.lists(st.builds(Alarm, st.sampled_from(AlarmKind), st.just("x"), st.s
 def test_update_raised_and_not_cleared_is_active(looks: list[list[Alarm]]) -> None:
     events = EventLog()
     alarms = Alarms(events)
-    for wrong in looks:
-        alarms.update(iter(wrong))
-        subjects = {alarm.subject for alarm in wrong}
+    for found in looks:
+        alarms.update(iter(found))
+        subjects = {alarm.subject for alarm in found}
         assert {alarm.subject for alarm in alarms.active()} == subjects
         assert len(told(events, AlarmRaised)) - len(told(events, AlarmCleared)) == len(subjects)
+
+
+SETTINGS = Engines(regression_factor=3.0, regression_seconds=30.0)
+RECIPE = Recipe("openvino")
+
+
+class Served:
+    """A model with one engine that took 12 ms while it served before, and cameras that never pause. When it was built,
+    on a busy box, it took 201 ms."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.planned = clock, planned_model()
+        self.planned.model = model()
+        key = key_of(self.planned.model, RECIPE)
+        self.engine = PlannedEngine(key, RECIPE)
+        self.engine.adopt(record_of(key, RECIPE, cost=20.1))
+        self.engine.paced(12.0)
+        self.planned.engines = {key.digest: self.engine}
+        serve(self.planned, key.digest)
+
+    def infer(self, milliseconds: float, seconds: float) -> list[AlarmKind]:
+        """Answers frame after frame for a while; what was wrong at the looks that were taken meanwhile."""
+        found, end, look = [], self.clock.now + seconds, self.clock.now
+        while self.clock.now < end:
+            self.clock.now += max(0.04, milliseconds / 1000)
+            assert self.planned.slot.current is not None
+            self.planned.slot.current.latency.add(milliseconds)
+            if self.clock.now - look >= 1.0:
+                look = self.clock.now
+                found += [alarm.kind for alarm in self.look()]
+        return found
+
+    def look(self, busy: float = 0.25) -> list[Alarm]:
+        return list(wrong([self.planned], SETTINGS, self.clock.now, Box(busy)))
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    clock = Clock()
+    monkeypatch.setattr(pace_module, "time", clock)
+    return Served(clock)
+
+
+# -- slowness -------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_went_from_12_ms_to_340_is_told_of_after_it_lasted_and_not_before(served: Served) -> None:
+    assert served.infer(12, 60) == []
+    assert served.infer(340, 29) == []
+    assert AlarmKind.SLOW in served.infer(340, 60)
+    (alarm,) = served.look()
+    assert alarm.model == "m"
+    assert alarm.engine == served.engine.digest
+    for part in ("340 ms", "12 ms", "28.3x", "25%"):
+        assert part in alarm.message
+
+
+def test_it_is_over_when_inference_is_as_fast_again(served: Served) -> None:
+    served.infer(340, 90)
+    assert served.look()
+    served.infer(12, 30)
+    assert served.look() == []
+
+
+def test_a_short_slowness_is_nothing_to_tell_of_however_often_it_comes_back(served: Served) -> None:
+    for _ in range(4):
+        assert served.infer(340, 20) == []
+        assert served.infer(12, 30) == []
+
+
+def test_an_engine_that_takes_less_than_the_factor_more_is_not_slow(served: Served) -> None:
+    assert served.infer(35, 120) == []
+    assert AlarmKind.SLOW in served.infer(37, 120)
+
+
+def test_a_tiny_engine_is_not_slow_by_the_microseconds_that_a_busy_box_costs(served: Served) -> None:
+    served.engine.served_ms.clear()
+    assert served.infer(0.11, 120) == []
+    assert AlarmKind.SLOW in served.infer(1.2, 120)
+
+
+def test_the_alarm_stays_while_nothing_is_inferred(served: Served) -> None:
+    served.infer(340, 90)
+    served.clock.now += 600
+    (alarm,) = served.look()
+    assert alarm.message.endswith("inference took much longer than 12 ms, then no inference ended for a while")
+
+
+def test_a_few_slow_answers_and_then_silence_are_nothing_to_tell_of(served: Served) -> None:
+    found = served.infer(340, 3)  # an engine that was just opened
+    for _ in range(120):
+        served.clock.now += 1
+        found += [alarm.kind for alarm in served.look()]
+    assert found == []
+
+
+def test_slow_engine_that_never_was_faster_is_none(served: Served) -> None:
+    served.engine.served_ms.clear()
+    assert served.infer(340, 120) == []
+    assert slow_engine(served.planned, SETTINGS, served.clock.now) is None
+
+
+def test_an_engine_of_the_device_as_it_was_has_no_pace_to_keep(served: Served) -> None:
+    served.planned.engines = {}
+    assert served.infer(340, 120) == []
+
+
+def test_what_serves_now_does_not_answer_for_what_served_before(served: Served) -> None:
+    served.infer(340, 90)
+    serve(served.planned, served.engine.digest)
+    assert served.look() == []
+
+
+# -- everything else ------------------------------------------------------------------------------------------------
+
+
+def kinds(*models: PlannedModel, paused: str = "", is_reboot_pending: bool = False) -> list[AlarmKind]:
+    return [alarm.kind for alarm in wrong(models, SETTINGS, 0.0, Box(0.0, paused, is_reboot_pending))]
+
+
+def test_a_disk_that_takes_nothing_is_told_of_as_it_says_itself() -> None:
+    (alarm,) = wrong([], SETTINGS, 0.0, Box(paused="the disk is full"))
+    assert alarm == Alarm(AlarmKind.BUILDS_PAUSED, "the disk is full")
+
+
+def test_a_driver_whose_halves_differ_is_told_of_with_what_to_do() -> None:
+    (alarm,) = wrong([], SETTINGS, 0.0, Box(is_reboot_pending=True))
+    assert alarm.kind is AlarmKind.REBOOT_PENDING
+    assert "rebooted" in alarm.message
+
+
+def test_tracking_that_does_not_work_is_told_with_what_to_do() -> None:
+    (alarm,) = wrong([], SETTINGS, 0.0, Box(untracked="a library is not installed: pip install it"))
+    assert (alarm.kind, alarm.model) == (AlarmKind.UNTRACKED, "")
+    assert "no tracker ids: a library is not installed: pip install it" in alarm.message
+
+
+@pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.QUARANTINED])
+def test_an_engine_that_lives_as_it_should_is_not_wrong(served: Served, state: EngineState) -> None:
+    served.engine.state = state
+    assert kinds(served.planned) == []
+
+
+def test_an_engine_that_is_no_longer_tried_is_told_of_with_its_reason_and_what_to_do(served: Served) -> None:
+    served.engine.move(EngineState.QUEUED)
+    served.engine.record = None
+    for _ in range(4):
+        served.engine.fail(BuildFailed("no memory"), most=4)
+        if served.engine.state is EngineState.FAILED:
+            served.engine.move(EngineState.QUEUED)
+    (alarm,) = served.look()
+    assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.QUARANTINED, "m", served.engine.digest)
+    assert "failed 4 times, the last time: no memory; see: edged engines rebuild" in alarm.message
+
+
+def test_an_engine_that_an_operator_cancelled_is_nothing_to_be_alarmed_at(served: Served) -> None:
+    served.engine.move(EngineState.QUEUED)
+    served.engine.quarantine("cancelled by an operator", held=True)
+    assert served.look() == []
+
+
+def test_a_model_that_cannot_be_served_is_told_of_and_one_that_was_changed_is_told_apart(served: Served) -> None:
+    served.planned.problem = NotReady("it is no model")
+    (alarm,) = served.look()
+    assert alarm.kind is AlarmKind.UNSERVED
+    assert "is not what is served: it is no model" in alarm.message
+    served.planned.slot.current = None
+    (alarm,) = served.look()
+    assert "cannot be served: it is no model" in alarm.message
+
+
+def test_a_part_that_runs_elsewhere_is_told_of_while_its_engine_serves(served: Served) -> None:
+    record = served.engine.record
+    assert record is not None
+    composition = Composition(nodes={"CPUExecutionProvider": {"Loop": 1}}, fallback=("1 Loop runs on the CPU",))
+    served.engine.record = msgspec.structs.replace(record, composition=composition)
+    (alarm,) = served.look()
+    assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.FALLBACK, "m", served.engine.digest)
+    assert "1 Loop runs on the CPU" in alarm.message
+    assert "\n" not in alarm.message
+    served.planned.engines = {"another": served.engine}  # it is there, and another serves
+    assert served.look() == []
+
+
+@pytest.mark.parametrize("settings", [{"backends": "tensorrt"}, {"precisions": "tf32"}])
+def test_settings_that_leave_this_box_nothing_to_make_are_told_of(settings: dict[str, str]) -> None:
+    planned = planned_model()
+    planned.entry = msgspec.structs.replace(planned.entry, settings=settings)
+    planned.model = model()
+    key = key_of(planned.model, REFERENCE)
+    planned.engines = {key.digest: PlannedEngine(key, REFERENCE)}
+    (alarm,) = wrong([planned], SETTINGS, 0.0, Box())
+    assert alarm.kind is AlarmKind.NO_CANDIDATE
+    ((name, value),) = settings.items()
+    assert f"{name}={value} names nothing that this box can use" in alarm.message
+    planned.entry = msgspec.structs.replace(planned.entry, settings={})
+    assert list(wrong([planned], SETTINGS, 0.0, Box())) == []
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_outputs_that_are_not_finite_are_told_of_until_they_were_finite_for_a_while(served: Served) -> None:
+    finite = served.planned.slot.finite
+    finite.answered((), served.clock.now)
+    assert served.look() == []
+    finite.answered(("y",), served.clock.now)
+    finite.answered(("h", "y"), served.clock.now)
+    (alarm,) = served.look()
+    assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.NOT_FINITE, "m", "")
+    assert "output 'y' in 2 of 2 answers" in alarm.message
+    assert "output 'h' in 1 of 1 answers" in alarm.message
+    served.clock.now += QUIET_SECONDS + 1
+    assert served.look() == []
+
+
+def test_alarms_quarantined_engines_and_their_model_are_raised(served: Served) -> None:
+    served.engine.quarantined = "its work ended its engine host 3 times, which at last died"
+    (alarm,) = served.look()
+    assert (alarm.kind, alarm.engine) == (AlarmKind.QUARANTINED, served.engine.digest)
+    assert "3 times" in alarm.message
+    assert "edged engines rebuild" in alarm.message
+    served.planned.slot.current = None
+    for engine in served.planned.engines.values():
+        engine.quarantined = served.engine.quarantined
+    found = [each for each in served.look() if each.kind is AlarmKind.QUARANTINED]
+    assert [each.engine for each in found] == [*served.planned.engines, ""]
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_does_not_answer_any_more_is_told_of_until_it_does(served: Served) -> None:
+    assert served.planned.slot.current is not None
+    health = served.planned.slot.current.health
+    for _ in range(3):
+        assert served.look() == []
+        health.missed(EngineUnusable("inference failed"))
+    (alarm,) = served.look()
+    assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.FAILING, "m", served.engine.digest)
+    assert "model m is not ready: its engine no longer answers: inference failed" in alarm.message
+    health.answered(served.clock.now)
+    assert served.look() == []

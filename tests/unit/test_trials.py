@@ -1,16 +1,21 @@
-"""Which finding comes first, what explains a refusal and what is only told, and what is remembered."""
+"""The outcomes of trials: what refuses a model, what warns, and what is remembered."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import pytest
 
 from edged.config.limits import AdmissionLimits, admission_limits
 from edged.engines import trials
 from edged.engines.child import ChildLost, How
+from edged.engines.trials import Outcomes, Unread
 from edged.errors import ConfigError, EdgedError, ModelRefused, NotFound
 from edged.ipc.job_messages import Checked, RuntimeSupport
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import Footprint
+from tests.waiting import ends_despite_fifo
 
 REACH = RuntimeSupport("1.0", 6, 26, 13)
 LIMITS = AdmissionLimits()
@@ -126,3 +131,15 @@ def test_a_finding_travels_with_its_error() -> None:
     settings = Finding.of(ConfigError("threads='x'"))
     assert settings is not None
     assert (settings.stage, settings.category) == (Stage.FILE, Category.SETTINGS)
+
+
+def test_keep_replaces_a_fifo(tmp_path: Path) -> None:
+    """To read it, so as not to write the same again, would keep the model from ever being served."""
+    outcomes, limits = Outcomes(tmp_path), AdmissionLimits()
+    unread = Unread(Finding(Stage.PARSE, Category.TIMED_OUT, "it takes too long"), 1)
+    outcomes.keep_unread("graph", limits, unread)
+    (place,) = tmp_path.rglob("graph-*.json")
+    place.unlink()
+    os.mkfifo(place)
+    assert ends_despite_fifo(lambda: outcomes.keep_unread("graph", limits, unread), place)
+    assert outcomes.unread("graph", limits) == unread
