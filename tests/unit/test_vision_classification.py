@@ -1,4 +1,4 @@
-"""Classifiers: what is recognised as one, what is fed, which classes come out."""
+"""Classifiers: recognition, preprocessing, classes and scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edged.errors import ConfigError
 from edged.tensors import TensorSpec
 from edged.vision.detections import Classes
 from edged.vision.family import Classifier, Recognition, Thresholds, open_family, recognise
-from edged.vision.placement import Fit, Region, Roi, place
+from edged.vision.placement import Fit, place
 from edged.vision.prepare import Preparer
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
@@ -29,14 +29,10 @@ def see(
     return recognise(inputs, (TensorSpec(name, "FP32", ("n", columns)),), metadata or {}, settings or {})
 
 
-def classifier(**more: object) -> Classifier:
+def classify(row: list[float], thresholds: Thresholds = ALL, dtype: type = np.float32) -> Classes:
     opened = open_family(see(4, {"family": "classification"}))
     assert isinstance(opened, Classifier)
-    return opened
-
-
-def classify(*rows: list[float], index: int = 0, thresholds: Thresholds = ALL, dtype: type = np.float32) -> Classes:
-    return classifier().classify({"output": np.array(rows, dtype)}, index, thresholds)
+    return opened.classify({"output": np.array([[0] * 4, row], dtype)}, 1, thresholds)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +48,7 @@ def classify(*rows: list[float], index: int = 0, thresholds: Thresholds = ALL, d
         (512, {"family": "classification"}, "embedding", "the setting"),
     ],
 )
-def test_a_row_is_of_classes_where_anything_says_so(
+def test_recognise_classifier_by_any_evidence(
     columns: int | str, settings: dict[str, str], name: str, word: str
 ) -> None:
     found = see(columns, settings, name=name)
@@ -65,26 +61,28 @@ def test_a_row_is_of_classes_where_anything_says_so(
 
 
 @pytest.mark.parametrize(("columns", "settings"), [(512, {}), (4, {}), (4, {"names": "a,b,c"}), ("c", {})])
-def test_an_embedding_is_not_taken_for_classes(columns: int | str, settings: dict[str, str]) -> None:
+def test_recognise_embedding_is_not_a_classifier(columns: int | str, settings: dict[str, str]) -> None:
     found = see(columns, settings)
     assert found.family is None
     assert "family=classification or family=raw" in found.reason
 
 
-def test_one_column_is_no_choice() -> None:
-    assert see(1).family is None
-    with pytest.raises(ConfigError, match="needs one output"):
-        see(1, {"family": "classification"})
+@pytest.mark.parametrize(
+    ("columns", "settings"), [(1, {}), (2, {"decode.activation": "relu"})], ids=["one column", "activation"]
+)
+def test_recognise_classifier_by_setting_that_does_not_fit_is_refused(columns: int, settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        see(columns, {"family": "classification", **settings})
 
 
-def test_ultralytics_classifiers_are_fed_as_that_package_does() -> None:
+def test_recognise_ultralytics_classifier_has_its_own_feed() -> None:
     found = see(3, metadata={"task": "classify", "names": "{0: 'a', 1: 'b', 2: 'c'}", "imgsz": "[224, 224]"})
     assert found.family == "ultralytics-classify"
     assert found.names == ("a", "b", "c")
     assert found.preprocess == Preprocess(224, 224, fit=Fit.CENTER_CROP, antialias=True)
 
 
-def test_features_that_were_not_flattened_are_classes_too() -> None:
+def test_classify_output_with_axes_of_one() -> None:
     inputs = (TensorSpec("input", "FP32", (1, 3, 224, 224)),)
     found = recognise(inputs, (TensorSpec("output", "FP32", (1, 1000, 1, 1)),), {}, {})
     assert found.family == "classification"
@@ -96,7 +94,7 @@ def test_features_that_were_not_flattened_are_classes_too() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_logits_go_through_a_softmax_and_probabilities_do_not(dtype: type) -> None:
+def test_classify_softmax_for_logits_only(dtype: type) -> None:
     found = classify([1.0, 3.0, 2.0, -1.0], dtype=dtype)
     assert found.class_ids.tolist() == [1, 2, 0, 3]
     np.testing.assert_allclose(found.scores.sum(), 1, atol=1e-5)
@@ -107,20 +105,7 @@ def test_logits_go_through_a_softmax_and_probabilities_do_not(dtype: type) -> No
     assert (found.class_ids.dtype, found.scores.dtype) == (np.int32, np.float32)
 
 
-def test_half_precision_probabilities_of_many_classes_still_sum_to_one() -> None:
-    row = np.random.default_rng(1).dirichlet(np.ones(1000)).astype(np.float16)
-    opened = open_family(see(1000))
-    assert isinstance(opened, Classifier)
-    found = opened.classify({"output": row[None]}, 0, ALL)
-    np.testing.assert_array_equal(found.scores, np.sort(row.astype(np.float32))[::-1])
-
-
-def test_each_picture_of_a_batch_has_its_own() -> None:
-    rows = [[9.0, 0, 0, 0], [0, 9.0, 0, 0], [0, 0, 9.0, 0]]
-    assert [int(classify(*rows, index=i).class_ids[0]) for i in range(3)] == [0, 1, 2]
-
-
-def test_thresholds_of_a_request() -> None:
+def test_classify_honours_thresholds() -> None:
     row = [0.5, 0.3, 0.15, 0.05]
     assert len(classify(row, thresholds=Thresholds(score=0.15, max_detections=5))) == 3
     assert classify(row, thresholds=Thresholds(score=0.0, max_detections=2)).class_ids.tolist() == [0, 1]
@@ -128,28 +113,22 @@ def test_thresholds_of_a_request() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_is_no_number_belongs_to_no_class() -> None:
+def test_classify_values_that_are_not_finite_have_no_class() -> None:
     found = classify([np.nan, 1.0, np.inf, -np.inf])
     assert found.class_ids.tolist() == [1]
     assert found.scores.tolist() == [1.0]
     assert len(classify([np.nan] * 4)) == 0
-
-
-def test_huge_logits_overflow_nothing() -> None:
     assert classify([3e38, -3e38, 0, 1.0]).scores.tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 30), st.floats(0, 1, width=32)), max_size=50))
-def test_classes_survive_the_way_between_processes(rows: list[tuple[int, float]]) -> None:
+def test_classes_unpack_equals_packed(rows: list[tuple[int, float]]) -> None:
     ids, scores = ([row[0] for row in rows], [row[1] for row in rows])
     found = Classes.unpack(Classes(np.array(ids, np.int32), np.array(scores, np.float32)).pack())
     assert (found.class_ids.tolist(), found.scores.tolist()) == (ids, scores)
-    assert (found.class_ids.dtype, found.scores.dtype) == (np.int32, np.float32)
-
-
-def test_a_torn_record_is_refused() -> None:
     with pytest.raises(ValueError, match="size"):
         Classes.unpack(b"123456789")
+    assert (found.class_ids.dtype, found.scores.dtype) == (np.int32, np.float32)
 
 
 # -- the middle of the picture --------------------------------------------------------------------------------------
@@ -166,7 +145,9 @@ def test_a_torn_record_is_refused() -> None:
         ((1000, 1), 1.0, (499, 0, 500, 1)),
     ],
 )
-def test_a_crop_shows_the_middle(size: tuple[int, int], zoom: float, edges: tuple[int, int, int, int]) -> None:
+def test_place_center_crop_shows_the_middle(
+    size: tuple[int, int], zoom: float, edges: tuple[int, int, int, int]
+) -> None:
     found = place(*size, 224, 224, Fit.CENTER_CROP, zoom)
     assert found.edges == edges
     assert found.inner == (224, 224)
@@ -174,22 +155,7 @@ def test_a_crop_shows_the_middle(size: tuple[int, int], zoom: float, edges: tupl
     np.testing.assert_allclose(corners, [edges], atol=1e-3)
 
 
-def test_a_crop_for_an_input_that_is_wider_than_high() -> None:
-    assert place(640, 480, 200, 100, Fit.CENTER_CROP).edges == (0, 80, 640, 400)
-
-
-def test_the_crop_is_of_the_region_that_is_looked_at() -> None:
-    image = np.zeros((400, 600, 3), np.uint8)
-    image[100:200, 300:500] = 50
-    image[100:200, 350:450] = 200  # the middle of the region
-    preparer = Preparer(Preprocess(32, 32, fit=Fit.CENTER_CROP, scale=1.0))
-    out = np.empty((3, 32, 32), np.float32)
-    for rotation in (0, 90, 180, 270):
-        preparer.prepare(image, out, Roi(Region(300, 100, 200, 100), rotation))
-        assert (out == 200).all(), rotation
-
-
-def test_the_middle_is_what_reaches_the_tensor() -> None:
+def test_prepare_center_crop_writes_the_middle() -> None:
     image = np.zeros((480, 640, 3), np.uint8)
     image[30:450, 110:530] = 255
     out = np.empty((3, 224, 224), np.float32)
@@ -201,7 +167,7 @@ def test_the_middle_is_what_reaches_the_tensor() -> None:
 
 
 def scores_of(row: list[float], heads: dict[str, str] | None, **settings: str) -> list[float]:
-    """What is told of one row, by the operator that makes it."""
+    """Scores of one row in the order of its columns."""
     inputs = (TensorSpec("input", "FP32", ("n", 3, 224, 224)),)
     outputs = (TensorSpec("output", "FP32", ("n", len(row))),)
     given = {"family": "classification"} | {key.replace("__", "."): value for key, value in settings.items()}
@@ -231,8 +197,3 @@ def test_classify_setting_decides_whatever_the_graph_says(
     activation: str, expected: list[float], heads: dict[str, str] | None
 ) -> None:
     assert scores_of([2.0, 0.5], heads, decode__activation=activation) == expected
-
-
-def test_recognise_unknown_activation_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"decode\.activation"):
-        scores_of([1.0, 2.0], None, decode__activation="relu")

@@ -1,16 +1,13 @@
-"""Which models are recognised, which are not, and what the reasons and settings say."""
+"""Which models are recognised by metadata, shapes and settings, and the reasons if not."""
 
 from __future__ import annotations
 
-import msgspec
-import numpy as np
 import pytest
 
 from edged.errors import ConfigError, Unsupported
 from edged.tensors import TensorSpec
-from edged.vision.detections import Detections
 from edged.vision.family import Recognition, Thresholds, open_family, recognise
-from edged.vision.placement import Fit, place
+from edged.vision.placement import Fit
 from edged.vision.preprocess import Preprocess, preprocess_for
 
 COCO = {i: f"class {i}" for i in range(80)}
@@ -47,7 +44,7 @@ def without(*keys, **more):
 
 
 @pytest.mark.parametrize("drop", [(), ("args",), ("end2end", "args"), ("imgsz",), ("stride",)])
-def test_metadata_of_a_detector(drop):
+def test_recognise_detector_by_metadata(drop):
     found = see(metadata=without(*drop))
     assert found.family == "ultralytics"
     assert "task=detect" in found.reason
@@ -62,11 +59,7 @@ def test_metadata_of_a_detector(drop):
     )
 
 
-def test_yolov9_has_names_and_stride_only():
-    assert see(metadata={"names": str(COCO), "stride": "32"}).family == "ultralytics"
-
-
-def test_dynamic_inputs_take_the_exported_size_or_the_settings():
+def test_recognise_open_input_has_size_of_metadata_or_settings():
     dynamic = image("batch", 3, "height", "width")
     outputs = (output("batch", 84, "anchors"),)
     found = see(outputs, {**DETECT, "imgsz": "[384, 672]"}, inputs=dynamic)
@@ -85,7 +78,7 @@ def test_dynamic_inputs_take_the_exported_size_or_the_settings():
 @pytest.mark.parametrize(
     ("height", "width", "cells"), [(320, 320, 2100), (640, 640, 8400), (384, 640, 5040), (736, 1280, 19320)]
 )
-def test_row_arithmetic(height, width, cells):
+def test_recognise_detector_by_number_of_cells(height, width, cells):
     found = see((output(1, 7, cells),), inputs=image(1, 3, height, width))
     assert found.family == "ultralytics"
     assert "arithmetic" in found.reason
@@ -94,30 +87,10 @@ def test_row_arithmetic(height, width, cells):
 
 
 @pytest.mark.parametrize(("datatype", "scale"), [("FP16", 1 / 255), ("UINT8", 1.0)])
-def test_datatypes_of_the_input(datatype, scale):
+def test_recognise_scales_by_datatype_of_input(datatype, scale):
     found = see(metadata=DETECT, inputs=image(1, 3, 640, 640, datatype=datatype))
     assert found.preprocess
     assert (found.preprocess.datatype, found.preprocess.scale) == (datatype, scale)
-
-
-def test_larger_heads_have_their_own_cell_counts():
-    p6 = sum((1280 // s) ** 2 for s in (8, 16, 32, 64))
-    found = see((output(1, 84, p6),), without("imgsz"), inputs=image(1, 3, 1280, 1280))
-    assert found.family == "ultralytics"
-
-
-def test_opening_and_decoding_end_to_end():
-    found = msgspec.json.decode(msgspec.json.encode(see(metadata=DETECT)), type=Recognition)
-    assert found == see(metadata=DETECT)
-    family = open_family(found)
-    assert (family.name, family.names, family.preprocess) == ("ultralytics", found.names, found.preprocess)
-    tensor = np.zeros((1, 84, 8400), np.float32)
-    tensor[0, :4, 9] = 320, 320, 100, 50
-    tensor[0, 4 + 2, 9] = 0.5
-    boxes = family.decode({"output0": tensor}, 0, place(640, 640, 640, 640, Fit.LETTERBOX), found.thresholds)
-    assert isinstance(boxes, Detections)
-    assert np.array_equal(boxes.boxes, [[270, 295, 370, 345]])
-    assert boxes.class_ids.tolist() == [2]
 
 
 # --- what is several formats at once
@@ -160,7 +133,7 @@ END2END, RTDETR, DEEPSTREAM = "family=ultralytics-end2end", "family=rtdetr-ultra
         ((output(1, 84, 8401),), DETECT, ("family=ultralytics",)),
     ],
 )
-def test_what_could_be_several_formats_is_not_guessed(outputs, metadata, words):
+def test_recognise_ambiguous_format_is_not_guessed(outputs, metadata, words):
     inputs = image(name="picture")
     if outputs[0].name in ("output", "outputs"):
         inputs = image()
@@ -172,13 +145,10 @@ def test_what_could_be_several_formats_is_not_guessed(outputs, metadata, words):
         open_family(found)
 
 
-def test_a_detector_with_a_second_input_cannot_be_fed():
+def test_recognise_second_input_or_no_picture_is_raw():
     found = see(metadata=DETECT, inputs=(*image(), TensorSpec("scale", "FP32", (1,))))
     assert found.family is None
     assert "besides images" in found.reason
-
-
-def test_models_without_pictures():
     found = see((output(1, 2),), inputs=(TensorSpec("ids", "INT64", (1, 128)),))
     assert (found.family, found.preprocess, found.input) == (None, None, "")
     assert "no input takes a picture" in found.picture
@@ -187,7 +157,7 @@ def test_models_without_pictures():
 # --- settings
 
 
-def test_family_by_setting():
+def test_recognise_family_by_setting():
     assert see(metadata=DETECT, settings={"family": "raw"}).family is None
     found = see((output(1, 56, 8400),), settings={"family": "ultralytics"})
     assert found.family == "ultralytics"
@@ -203,7 +173,7 @@ def test_family_by_setting():
         see((output(1, 4, 8400),), settings={"family": "ultralytics"})
 
 
-def test_names_by_setting():
+def test_recognise_names_by_setting():
     found = see((output(1, 6, 8400),), settings={"names": "cat, big dog"})
     assert found.names == ("cat", "big dog")
     with pytest.raises(ConfigError, match="3 classes, the model has 80"):
@@ -212,13 +182,7 @@ def test_names_by_setting():
         see(metadata=DETECT, settings={"names": "a,,c"})
 
 
-def test_thresholds_by_setting():
-    given = {"score": "0.5", "iou": "0.45", "max_detections": "10", "class_agnostic": "yes"}
-    found = see(metadata=DETECT, settings={f"thresholds.{k}": v for k, v in given.items()})
-    assert found.thresholds == Thresholds(0.5, 0.45, 10, True)
-
-
-def test_preprocess_by_setting():
+def test_recognise_preprocess_and_thresholds_by_setting():
     given = {
         "preprocess.color": "bgr",
         "preprocess.fit": "top_left",
@@ -227,11 +191,16 @@ def test_preprocess_by_setting():
         "preprocess.mean": "0.485, 0.456, 0.406",
         "preprocess.std": "0.5",
         "preprocess.width": "640",
-        "other.room": "is not looked at",
+        "thresholds.score": "0.5",
+        "thresholds.iou": "0.45",
+        "thresholds.max_detections": "10",
+        "thresholds.class_agnostic": "yes",
+        "other.key": "ignored",
     }
     for metadata in ({}, DETECT):
-        found = see(metadata=metadata, settings=given).preprocess
-        assert found == Preprocess(
+        found = see(metadata=metadata, settings=given)
+        assert found.thresholds == Thresholds(0.5, 0.45, 10, True)
+        assert found.preprocess == Preprocess(
             width=640,
             height=640,
             color="bgr",
@@ -260,24 +229,22 @@ def test_preprocess_by_setting():
         ("preprocess.std", "1,0,1", "zero"),
         ("preprocess.width", "320", "fixes it to 640"),
         ("preprocess.height", "9" * 5000, "1..16384"),
+        ("preprocess.scale", "2", "UINT8"),
         ("thresholds.score", "1.5", "0..1"),
         ("thresholds.iou", "much", "0..1"),
         ("thresholds.max_detections", "0", "1..4096"),
         ("thresholds.class_agnostic", "maybe", "neither true nor false"),
     ],
 )
-def test_bad_settings_are_named(key, value, says):
-    for metadata in ({}, DETECT):
+def test_recognise_invalid_setting_is_named(key, value, says):
+    for metadata, datatype in (({}, "FP32"), (DETECT, "FP32"), ({}, "UINT8")):
+        if (datatype == "UINT8") != ("UINT8" in says):
+            continue
         with pytest.raises(ConfigError) as error:
-            see(metadata=metadata, settings={key: value})
+            see(metadata=metadata, settings={key: value}, inputs=image(datatype=datatype))
         assert says in error.value.message
         assert key in error.value.message
         assert len(error.value.message) < 200
-
-
-def test_numbers_mean_nothing_to_uint8_inputs():
-    with pytest.raises(ConfigError, match="UINT8"):
-        preprocess_for(image(1, 3, 64, 64, datatype="UINT8"), {"preprocess.scale": "2"})
 
 
 @pytest.mark.parametrize(
@@ -293,7 +260,7 @@ def test_numbers_mean_nothing_to_uint8_inputs():
         (image(1, 28, 28, 1, datatype="FP16"), Preprocess(28, 28, 1, "NHWC", "FP16", "gray")),
     ],
 )
-def test_plain_picture_inputs(spec, expected):
+def test_preprocess_for_picture_input(spec, expected):
     found, reason = preprocess_for(spec, {})
     assert found == expected
     assert "stretch" in reason
@@ -311,7 +278,7 @@ def test_plain_picture_inputs(spec, expected):
         ((), "no input takes a picture"),
     ],
 )
-def test_no_picture_input_has_a_reason(spec, says):
+def test_preprocess_for_other_inputs_has_a_reason(spec, says):
     assert preprocess_for(spec, {})[0] is None
     assert says in preprocess_for(spec, {})[1]
 
@@ -361,7 +328,7 @@ HOSTILE = [
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_metadata_counts_as_absent(text):
+def test_recognise_hostile_metadata_counts_as_absent(text):
     for key in DETECT:
         found = see(metadata={**DETECT, key: text})
         assert len(found.reason) < 1000
@@ -373,13 +340,10 @@ def test_hostile_metadata_counts_as_absent(text):
             assert found.names == ()
 
 
-def test_unreadable_keys_are_named_in_the_reason():
+def test_recognise_metadata_of_other_forms():
     assert see(metadata={**DETECT, "names": "[["}).reason.endswith("; unreadable metadata: names")
     found = see(metadata={**DETECT, "imgsz": "[0, 99999999]", "args": "[]"})
     assert found.family == "ultralytics"
     assert "unreadable metadata: imgsz, args" in found.reason
-
-
-def test_names_may_be_a_list_and_are_flattened_to_one_line():
     found = see((output(1, 6, 8400),), {**DETECT, "names": "['a\\nb', \"it's {odd: [\"]"})
     assert found.names == ("a b", "it's {odd: [")

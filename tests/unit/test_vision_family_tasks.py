@@ -1,4 +1,4 @@
-"""Which Ultralytics segment, pose and obb models are recognised, and what is said of those that are not."""
+"""Recognition of Ultralytics segment, pose and obb models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHAPES = {
 
 @pytest.mark.parametrize(("task", "form"), SHAPES)
 @pytest.mark.parametrize("how", ["end2end", "nms", "silent"])
-def test_the_exporters_word_says_the_task_and_the_form(task, form, how):
+def test_recognise_task_and_form_by_metadata(task, form, how):
     rows = str(form == "rows")
     more = {"end2end": {"end2end": rows}, "nms": {"args": f"{{'nms': {rows}}}"}, "silent": {"end2end": ""}}[how]
     if how == "nms" and form == "rows":
@@ -63,7 +63,7 @@ def test_the_exporters_word_says_the_task_and_the_form(task, form, how):
 
 
 @pytest.mark.parametrize(("task", "form"), SHAPES)
-def test_a_recognised_model_opens_and_decodes(task, form):
+def test_open_family_of_task_decodes(task, form):
     shapes = SHAPES[task, form]
     family = open_family(see(*shapes, metadata=said(task, end2end=str(form == "rows"))))
     outputs = {f"output{i}": np.zeros(shape, np.float32) for i, shape in enumerate(shapes)}
@@ -83,7 +83,7 @@ def test_a_recognised_model_opens_and_decodes(task, form):
     assert [name for name, part in parts.items() if part is not None] == [task]
 
 
-def test_dynamic_exports_are_believed():
+def test_recognise_open_shapes_of_tasks():
     found = see(("batch", 38, "anchors"), ("batch", 32, "h", "w"), metadata=said("segment"))
     assert (found.family, found.reading.form) == ("ultralytics-segment", "cells")
     assert see(("batch", "rows", 57), metadata=said("pose", end2end="True")).reading.form == "rows"
@@ -103,7 +103,7 @@ def test_dynamic_exports_are_believed():
         ("obb", ((1, 300, 6),), {"end2end": "True"}, "but the family needs one output"),
     ],
 )
-def test_what_does_not_fit_is_served_raw_and_said(task, shapes, more, words):
+def test_recognise_task_with_other_tensors_is_raw(task, shapes, more, words):
     found = see(*shapes, metadata=said(task, **more))
     assert found.family is None
     assert words in found.reason
@@ -111,14 +111,14 @@ def test_what_does_not_fit_is_served_raw_and_said(task, shapes, more, words):
 
 
 @pytest.mark.parametrize(("task", "form"), SHAPES)
-def test_the_setting_needs_no_metadata(task, form):
+def test_recognise_task_by_setting_without_metadata(task, form):
     found = see(*SHAPES[task, form], family=f"ultralytics-{task}", names="ship,plane")
     assert found.family == f"ultralytics-{task}"
     assert (found.reading.form, found.names) == (form, ("ship", "plane"))
     assert found.reading.keypoints == ((17, 3) if task == "pose" else (0, 0))
 
 
-def test_keypoints_without_metadata_are_what_is_left_beside_one_class():
+def test_recognise_keypoints_by_setting_fill_the_table():
     assert see((1, 56, 8400), family="ultralytics-pose").reading.keypoints == (17, 3)
     assert see((1, 5 + 8, 8400), family="ultralytics-pose").reading.keypoints == (4, 2)
     assert see((1, 300, 6 + 10), family="ultralytics-pose").reading.keypoints == (5, 2)
@@ -136,6 +136,6 @@ def test_keypoints_without_metadata_are_what_is_left_beside_one_class():
         ("ultralytics-obb", ()),
     ],
 )
-def test_a_setting_that_cannot_be_says_what_it_needs(family, shapes):
+def test_recognise_task_by_setting_with_other_tensors_is_refused(family, shapes):
     with pytest.raises(ConfigError, match=f"family={family} needs one output .*; set family=raw"):
         see(*shapes, family=family)

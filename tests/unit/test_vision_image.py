@@ -36,28 +36,23 @@ def with_exif_orientation(jpeg: bytes, orientation: int) -> bytes:
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
 
 
-@pytest.mark.parametrize("extension", [".png", ".bmp"])
-@pytest.mark.parametrize("wrap", [bytes, memoryview])
-def test_lossless_pictures_come_back_exactly(extension, wrap):
-    image = picture(61, 37)
-    assert np.array_equal(decode(wrap(encode(extension, image))), image)
-
-
 @pytest.mark.parametrize("extension", [".jpg", ".png", ".webp", ".bmp"])
-def test_size_is_read_from_the_header(extension):
+def test_decode_has_the_size_of_the_header(extension):
     encoded = encode(extension, picture(61, 37))
     assert size(encoded) == (61, 37)
     assert size(memoryview(encoded)) == (61, 37)
     assert decode(encoded).shape == (37, 61, 3)
+    if extension in (".png", ".bmp"):
+        assert np.array_equal(decode(memoryview(encoded)), cv2.imdecode(np.frombuffer(encoded, np.uint8), 1))
 
 
-def test_progressive_jpeg_and_fill_bytes():
+def test_decode_progressive_jpeg_and_fill_bytes():
     encoded = cv2.imencode(".jpg", picture(40, 24), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
     assert size(encoded[:2] + b"\xff\xff" + encoded[2:]) == (40, 24)
-    assert decode(encoded).shape == (24, 40, 3)
+    assert decode(encoded + bytes(4096)).shape == (24, 40, 3)
 
 
-def test_gray_alpha_and_sixteen_bits_become_three_channels_of_eight():
+def test_decode_gray_alpha_and_16_bits_become_bgr():
     gray = picture(20, 10)[:, :, 0]
     assert np.array_equal(decode(encode(".png", gray)), cv2.cvtColor(gray, cv2.COLOR_GRAY2BGR))
     alpha = np.dstack([picture(20, 10), np.full((10, 20), 9, np.uint8)])
@@ -66,7 +61,7 @@ def test_gray_alpha_and_sixteen_bits_become_three_channels_of_eight():
     assert decode(encode(".png", deep)).dtype == np.uint8
 
 
-def test_exif_orientation_is_ignored():
+def test_decode_ignores_exif_orientation():
     jpeg = encode(".jpg", picture(64, 32))
     turned = with_exif_orientation(jpeg, 6)
     assert cv2.imdecode(np.frombuffer(turned, np.uint8), cv2.IMREAD_COLOR).shape == (64, 32, 3)
@@ -75,27 +70,22 @@ def test_exif_orientation_is_ignored():
 
 @pytest.mark.parametrize("extension", [".jpg", ".png", ".webp", ".bmp"])
 @pytest.mark.parametrize("part", [0.03, 0.3, 0.6, 0.95])
-def test_truncated_pictures_are_refused(extension, part):
+def test_decode_truncated_is_refused(extension, part):
     encoded = encode(extension, picture(320, 240))
     with pytest.raises(InvalidImage) as error:
         decode(encoded[: int(len(encoded) * part)])
     assert "\n" not in error.value.message
 
 
-def test_jpeg_cut_in_the_scan_says_truncated_even_with_a_thumbnail_end_marker_before_it():
+def test_decode_jpeg_cut_in_the_scan_is_refused_despite_a_thumbnails_end_marker():
     jpeg = encode(".jpg", picture(320, 240))
     thumbnail = b"\xff\xe1\x00\x06\xff\xd9\xff\xd9"
     with pytest.raises(InvalidImage, match="truncated"):
         decode((jpeg[:2] + thumbnail + jpeg[2:])[:-200])
 
 
-def test_padding_after_the_end_of_a_jpeg_is_allowed():
-    jpeg = encode(".jpg", picture(32, 32))
-    assert decode(jpeg + bytes(4096)).shape == (32, 32, 3)
-
-
 @pytest.mark.parametrize("junk", [b"", b"x", b"\xff\xd8\xff", b"GIF8", b"hello world" * 40, bytes(5000)])
-def test_junk_is_refused(junk):
+def test_decode_other_bytes_are_refused(junk):
     assert read_header(junk) is None
     with pytest.raises(InvalidImage, match="empty" if not junk else "not a picture"):
         decode(junk)
@@ -106,7 +96,7 @@ def test_decode_video_names_edged_stream():
         decode(b"\0\0\0\x1cftypisom" + bytes(100))
 
 
-def test_absurd_sizes_are_refused_before_decoding(monkeypatch):
+def test_decode_huge_size_is_refused_before_decoding(monkeypatch):
     monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("decoded"))
     jpeg = bytearray(encode(".jpg", picture(32, 32)))
     at = jpeg.index(b"\xff\xc0")
@@ -127,11 +117,11 @@ def test_absurd_sizes_are_refused_before_decoding(monkeypatch):
     st.binary(max_size=80),
     st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"RIFF0000WEBP"]),
 )
-def test_header_reading_never_raises(tail, magic):
+def test_read_header_never_raises(tail, magic):
     read_header(magic + tail)
 
 
-def test_a_hostile_jpeg_header_ends_soon():
+def test_read_header_hostile_jpeg_ends_soon():
     assert read_header(b"\xff\xd8\xff" + b"\xff" * 5_000_000) is None
     assert read_header(b"\xff\xd8" + b"\xff\xd0" * 2_000_000) is None
 
@@ -171,7 +161,7 @@ def raw(pixel_format: PixelFormat, image: Image, extra: int) -> tuple[bytes, int
 @pytest.mark.parametrize("pixel_format", list(PixelFormat))
 @pytest.mark.parametrize("extra", [0, 2, 34])
 @pytest.mark.parametrize("size", [(2, 2), (64, 48), (322, 182), (66, 50)])
-def test_every_raw_format_and_stride(pixel_format, extra, size):
+def test_from_raw_every_format_and_stride(pixel_format, extra, size):
     data, stride, expected = raw(pixel_format, picture(*size), extra)
     for given_stride in {stride, 0 if extra == 0 else stride}:
         assert np.array_equal(from_raw(data, pixel_format, *size, given_stride), expected)
@@ -179,7 +169,7 @@ def test_every_raw_format_and_stride(pixel_format, extra, size):
 
 
 @pytest.mark.parametrize("pixel_format", list(PixelFormat))
-def test_the_last_row_may_lack_its_padding_but_no_byte_more(pixel_format):
+def test_from_raw_last_row_may_lack_its_padding_only(pixel_format):
     data, stride, expected = raw(pixel_format, picture(64, 48), 16)
     spare = 8 if pixel_format is PixelFormat.I420 else 16
     assert np.array_equal(from_raw(data[:-spare], pixel_format, 64, 48, stride), expected)
@@ -188,7 +178,7 @@ def test_the_last_row_may_lack_its_padding_but_no_byte_more(pixel_format):
             from_raw(wrong, pixel_format, 64, 48, stride)
 
 
-def test_bgr_is_a_view_tight_or_padded():
+def test_from_raw_bgr_is_a_view():
     for stride in (0, 40):
         data = bytearray((stride or 30) * 8)
         image = from_raw(memoryview(data), PixelFormat.BGR, 10, 8, stride)
@@ -198,28 +188,24 @@ def test_bgr_is_a_view_tight_or_padded():
 
 @pytest.mark.parametrize("size", [(0, 4), (4, 0), (-2, 4), (2**31, 2**31), (2**63, 2), (100_000, 1000)])
 @pytest.mark.parametrize("pixel_format", list(PixelFormat))
-def test_impossible_sizes(pixel_format, size):
+def test_from_raw_impossible_size_is_refused(pixel_format, size):
     with pytest.raises(InvalidImage, match=r"invalid|over the limit"):
         from_raw(b"1234", pixel_format, *size)
 
 
-@pytest.mark.parametrize("pixel_format", [PixelFormat.NV12, PixelFormat.I420])
-@pytest.mark.parametrize("size", [(3, 4), (4, 3)])
-def test_odd_sizes_of_subsampled_formats(pixel_format, size):
-    with pytest.raises(InvalidImage, match="even"):
-        from_raw(bytes(100), pixel_format, *size)
-
-
-def test_bad_strides():
-    with pytest.raises(InvalidImage, match="at least 30 bytes, got 29"):
-        from_raw(bytes(1000), PixelFormat.BGR, 10, 4, 29)
-    with pytest.raises(InvalidImage, match="stride"):
-        from_raw(bytes(1000), PixelFormat.GRAY, 10, 4, -10)
-    with pytest.raises(InvalidImage, match="even stride"):
-        from_raw(bytes(1000), PixelFormat.I420, 10, 4, 11)
-    with pytest.raises(InvalidImage, match="needs"):
-        from_raw(bytes(1000), PixelFormat.GRAY, 10, 4, 2**62)
-
-
-def test_pixel_formats_are_named_as_on_the_wire():
-    assert [f.value for f in PixelFormat] == ["bgr", "rgb", "gray", "nv12", "i420"]
+@pytest.mark.parametrize(
+    ("pixel_format", "size", "stride", "words"),
+    [
+        (PixelFormat.NV12, (3, 4), 0, "even"),
+        (PixelFormat.NV12, (4, 3), 0, "even"),
+        (PixelFormat.I420, (3, 4), 0, "even"),
+        (PixelFormat.I420, (4, 3), 0, "even"),
+        (PixelFormat.BGR, (10, 4), 29, "at least 30 bytes, got 29"),
+        (PixelFormat.GRAY, (10, 4), -10, "stride"),
+        (PixelFormat.I420, (10, 4), 11, "even stride"),
+        (PixelFormat.GRAY, (10, 4), 2**62, "needs"),
+    ],
+)
+def test_from_raw_odd_size_or_wrong_stride_is_refused(pixel_format, size, stride, words):
+    with pytest.raises(InvalidImage, match=words):
+        from_raw(bytes(1000), pixel_format, *size, stride)
