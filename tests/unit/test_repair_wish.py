@@ -11,25 +11,22 @@ from edged.models import repair
 from edged.models.repair import Done, Proof, Record, Step, Wish
 
 
-def test_nothing_is_forced() -> None:
-    wish = Wish.parse(False, [])
-    assert not wish.is_any
-    assert not any(wish.wants(step) for step in Step)
+@pytest.mark.parametrize(
+    ("needed", "words", "wanted"),
+    [
+        (False, [], []),
+        (True, [], [Step.OPSET, Step.IR, Step.DIMS]),
+        (False, ["simplify"], [Step.SIMPLIFY]),
+    ],
+)
+def test_wish_wants_needed_and_chosen_steps(needed: bool, words: list[str], wanted: list[Step]) -> None:
+    wish = Wish.parse(needed, words)
+    assert [step for step in Step if wish.wants(step)] == wanted
+    assert wish.is_any == bool(wanted)
+    assert [step for step in Step if wish.insists(step)] == [Step(word) for word in words]
 
 
-def test_what_is_needed_does_not_simplify_or_free_sizes() -> None:
-    wish = Wish.parse(True, [])
-    assert [step for step in Step if wish.wants(step)] == [Step.OPSET, Step.IR, Step.DIMS]
-    assert not any(wish.insists(step) for step in Step)
-
-
-def test_a_step_alone_is_the_only_one() -> None:
-    wish = Wish.parse(False, ["simplify"])
-    assert [step for step in Step if wish.wants(step)] == [Step.SIMPLIFY]
-    assert wish.insists(Step.SIMPLIFY)
-
-
-def test_words_are_read_as_they_are_written() -> None:
+def test_parse_reads_its_own_words() -> None:
     wish = Wish.parse(True, ["simplify", "opset=17", "ir"])
     assert (wish.opset, wish.ir, wish.chosen) == (17, 0, (Step.OPSET, Step.IR, Step.SIMPLIFY))
     assert Wish.parse(True, wish.words) == wish
@@ -49,7 +46,7 @@ def test_words_are_read_as_they_are_written() -> None:
         ([""], "unknown repair ''"),
     ],
 )
-def test_a_word_that_is_no_repair_is_refused(words: list[str], message: str) -> None:
+def test_parse_invalid_word_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Wish.parse(False, words)
 
@@ -62,14 +59,14 @@ def _record() -> Record:
     )
 
 
-def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_read_returns_the_written_record(tmp_path: Path) -> None:
     place = tmp_path / repair.FILE
     place.write_bytes(repair.write(_record()))
     assert repair.read(place) == _record()
     assert '\n  "original": "bbb' in place.read_text()  # a person reads it
 
 
-def test_a_record_is_told_in_lines() -> None:
+def test_record_lines() -> None:
     assert _record().lines() == (
         "from /home/me/new.onnx, digest bbbbbbbbbbbb, on 2026-01-02",
         "opset: 28 -> 26 (answers 7 questions as the original does)",
@@ -78,13 +75,13 @@ def test_a_record_is_told_in_lines() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"digest": 1}', b"[" * 100000, b"\xff\xfe"])
-def test_what_is_no_record_is_none(tmp_path: Path, content: bytes) -> None:
+def test_read_other_content_is_none(tmp_path: Path, content: bytes) -> None:
     place = tmp_path / repair.FILE
     place.write_bytes(content)
     assert repair.read(place) is None
 
 
-def test_a_record_of_another_format_or_size_is_none(tmp_path: Path) -> None:
+def test_read_record_of_another_format_or_size_is_none(tmp_path: Path) -> None:
     place = tmp_path / repair.FILE
     place.write_bytes(repair.write(_record()).replace(b'"format": 1', b'"format": 2'))
     assert repair.read(place) is None

@@ -29,7 +29,7 @@ def torchvision(picture: Image, size: int, crop: int) -> Image:
 
 @pytest.mark.parametrize("number", range(len(PICTURES)))
 @pytest.mark.parametrize(("size", "crop"), [(256, 224), (224, 224), (232, 224), (64, 64), (700, 640)])
-def test_middle_is_what_torchvision_makes_of_the_picture(number: int, size: int, crop: int) -> None:
+def test_resize_center_equals_torchvision(number: int, size: int, crop: int) -> None:
     found = resize_center(PICTURES[number], crop, crop, size / crop)
     wanted = torchvision(PICTURES[number], size, crop)
     off = np.abs(found.astype(int) - wanted)
@@ -38,7 +38,7 @@ def test_middle_is_what_torchvision_makes_of_the_picture(number: int, size: int,
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 999), (999, 3), (225, 224), (224, 224)])
-def test_middle_of_any_shape_fills_the_input(shape: tuple[int, int]) -> None:
+def test_resize_center_any_shape_fills_the_input(shape: tuple[int, int]) -> None:
     picture = np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
     assert resize_center(picture, 32, 48, 1.2).shape == (48, 32, 3)
     if shape == (224, 224):
@@ -49,7 +49,7 @@ WANTED = Preprocess(64, 64, fit=Fit.CENTER_CROP, zoom=256 / 224, antialias=True,
 
 
 @pytest.mark.parametrize("rotation", [0, 90, 180, 270])
-def test_prepare_view_shows_the_middle_of_what_is_looked_at(rotation: int) -> None:
+def test_prepare_antialiased_shows_the_middle_of_the_region(rotation: int) -> None:
     picture = PICTURES[1]
     out = np.empty(WANTED.shape, np.float32)
     Preparer(WANTED).prepare(picture, out, Roi(Region(100, 50, 300, 400), rotation))
@@ -57,7 +57,7 @@ def test_prepare_view_shows_the_middle_of_what_is_looked_at(rotation: int) -> No
     np.testing.assert_array_equal(out.transpose(1, 2, 0), resize_center(cut, 64, 64, 256 / 224))
 
 
-def test_prepare_picture_that_was_decoded_at_half_its_size_shows_the_same_middle() -> None:
+def test_prepare_antialiased_reduced_picture_shows_the_same_middle() -> None:
     full, half = np.empty(WANTED.shape, np.float32), np.empty(WANTED.shape, np.float32)
     picture = PICTURES[0]
     quarter = picture.reshape(240, 2, 320, 2, 3).mean(axis=(1, 3)).astype(np.uint8)

@@ -145,9 +145,7 @@ def test_classes_unpack_equals_packed(rows: list[tuple[int, float]]) -> None:
         ((1000, 1), 1.0, (499, 0, 500, 1)),
     ],
 )
-def test_place_center_crop_shows_the_middle(
-    size: tuple[int, int], zoom: float, edges: tuple[int, int, int, int]
-) -> None:
+def test_place_center_crop_shows_the_middle(size: tuple[int, int], zoom: float, edges: tuple[int, ...]) -> None:
     found = place(*size, 224, 224, Fit.CENTER_CROP, zoom)
     assert found.edges == edges
     assert found.inner == (224, 224)

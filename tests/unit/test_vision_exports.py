@@ -53,7 +53,7 @@ def check(found: Detections, planted: list[Planted], pixels: float, scores: floa
 
 
 @EVERY
-def test_the_format_is_recognised_and_travels(export: Export) -> None:
+def test_recognise_export_survives_encoding(export: Export) -> None:
     found = export.recognition
     assert found.family == export.family, found.reason
     assert set(found.reading.outputs) <= {spec.name for spec in export.outputs}
@@ -66,7 +66,7 @@ def test_the_format_is_recognised_and_travels(export: Export) -> None:
 
 @EVERY
 @pytest.mark.parametrize("size", [WIDE, HIGH, ODD, TINY, (WIDTH, HEIGHT)])
-def test_planted_objects_come_back_for_each_picture_of_a_batch(export: Export, size: tuple[int, int]) -> None:
+def test_decode_planted_objects_of_each_picture(export: Export, size: tuple[int, int]) -> None:
     pictures = [things(size, seed) for seed in (1, 2)] + [[]]
     placement = export.place(*size)
     outputs = export.encode([[one.lay(placement) for one in picture] for picture in pictures])
@@ -75,7 +75,7 @@ def test_planted_objects_come_back_for_each_picture_of_a_batch(export: Export, s
 
 
 @EVERY
-def test_the_setting_names_the_same_family(export: Export) -> None:
+def test_recognise_by_setting_equals_by_evidence(export: Export) -> None:
     """Whatever was recognised can be said outright, where the tensors are all there is to know."""
     said = msgspec.structs.replace(export.recognition, reason="")
     told = dict(export.settings) | {"family": export.family}
@@ -92,20 +92,11 @@ def test_the_setting_names_the_same_family(export: Export) -> None:
 
 
 @EVERY
-def test_half_precision_outputs_cost_a_pixel_at_most(export: Export) -> None:
+def test_decode_half_precision_costs_a_pixel_at_most(export: Export) -> None:
     planted = things((WIDTH, HEIGHT), 3)
     placement = export.place(WIDTH, HEIGHT)
     outputs = as_fp16(export.encode([[one.lay(placement) for one in planted]]))
     check(decode(export, outputs, (WIDTH, HEIGHT)), planted, pixels=1.0, scores=2e-3)
-
-
-@EVERY
-def test_nothing_is_found_where_nothing_is(export: Export) -> None:
-    outputs = export.encode([[], []])
-    for index in range(2):
-        found = decode(export, outputs, WIDE, index)
-        assert len(found) == 0
-        assert found.boxes.shape == (0, 4)
 
 
 def crowd(score: float = 0.3) -> list[Planted]:
@@ -115,7 +106,7 @@ def crowd(score: float = 0.3) -> list[Planted]:
 
 
 @EVERY
-def test_a_thousand_detections_and_the_limit(export: Export) -> None:
+def test_decode_a_thousand_detections_and_the_limit(export: Export) -> None:
     size, placement = (WIDTH, HEIGHT), export.place(WIDTH, HEIGHT)
     planted = crowd()
     outputs = export.encode([[one.lay(placement) for one in planted]])
@@ -128,7 +119,7 @@ def test_a_thousand_detections_and_the_limit(export: Export) -> None:
 
 
 @EVERY
-def test_thresholds_are_honoured(export: Export) -> None:
+def test_decode_honours_thresholds(export: Export) -> None:
     planted = things(WIDE, 4)
     placement = export.place(*WIDE)
     outputs = export.encode([[one.lay(placement) for one in planted]])
@@ -139,7 +130,7 @@ def test_thresholds_are_honoured(export: Export) -> None:
 
 
 @EVERY
-def test_doubles_of_a_class_go_where_the_graph_left_them_and_of_all_classes_when_wanted(export: Export) -> None:
+def test_decode_suppresses_doubles_if_needed_or_wanted(export: Export) -> None:
     same = [Planted((100, 60, 160, 120), 2, 0.9), Planted((102, 62, 162, 122), 2, 0.8)]
     other = Planted((98, 58, 158, 118), 3, 0.7)
     placement = export.place(WIDTH, HEIGHT)
@@ -154,7 +145,7 @@ def test_doubles_of_a_class_go_where_the_graph_left_them_and_of_all_classes_when
 @EVERY
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-def test_what_is_no_number_never_comes_out(export: Export, bad: float) -> None:
+def test_decode_values_that_are_not_finite_are_dropped(export: Export, bad: float) -> None:
     outputs = export.encode([[one.lay(export.place(*WIDE)) for one in things(WIDE, 5)]])
     for name, array in outputs.items():
         if array.dtype.kind == "f":
@@ -167,7 +158,7 @@ def test_what_is_no_number_never_comes_out(export: Export, bad: float) -> None:
 
 
 @EVERY
-def test_the_outputs_are_only_read_and_never_kept(export: Export) -> None:
+def test_decode_only_reads_the_outputs(export: Export) -> None:
     outputs = export.encode([[one.lay(export.place(*WIDE)) for one in things(WIDE, 6)]])
     for array in outputs.values():
         array.flags.writeable = False
@@ -178,7 +169,7 @@ def test_the_outputs_are_only_read_and_never_kept(export: Export) -> None:
 
 
 @EVERY
-def test_what_lies_in_the_padding_goes_and_what_sticks_out_is_cut(export: Export) -> None:
+def test_decode_drops_boxes_in_the_padding_and_cuts_others(export: Export) -> None:
     placement = export.place(*ODD)
     width, height = ODD
     edge = Planted((width - 30, 100, width + 30, height / 2), 2, 0.8)
@@ -191,7 +182,7 @@ def test_what_lies_in_the_padding_goes_and_what_sticks_out_is_cut(export: Export
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 @EVERY
-def test_any_tensors_give_finite_boxes_inside_the_picture(export: Export, data: st.DataObject) -> None:
+def test_decode_any_tensors_give_boxes_inside_the_picture(export: Export, data: st.DataObject) -> None:
     """Whatever an engine answers: noise of any size, any share of it no numbers."""
     random = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
     scale, holes = data.draw(st.sampled_from([0.5, 1, 100, 1e6, 1e30])), data.draw(st.floats(0, 1))

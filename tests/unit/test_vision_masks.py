@@ -34,7 +34,7 @@ def placed_masks(draw):
 
 @settings(max_examples=300, deadline=None)
 @given(placed_masks(), st.booleans())
-def test_runs_are_those_of_the_whole_picture_and_come_back(placed, is_turned):
+def test_encode_and_decode_are_inverse(placed, is_turned):
     inside, x, y, width, height = placed
     whole = np.zeros((height, width), np.bool_)
     whole[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
@@ -53,7 +53,7 @@ def test_runs_are_those_of_the_whole_picture_and_come_back(placed, is_turned):
 
 @settings(max_examples=200, deadline=None)
 @given(placed_masks(), st.integers(1, 5), st.data())
-def test_a_coarse_mask_is_the_fine_one_of_its_squares_cut_to_the_box(placed, step, data):
+def test_encode_coarse_equals_encode_of_the_fine_mask(placed, step, data):
     coarse, x, y, *_ = placed
     rows, columns = coarse.shape
     w = max(0, columns * step - data.draw(st.integers(0, step - 1)))
@@ -66,25 +66,25 @@ def test_a_coarse_mask_is_the_fine_one_of_its_squares_cut_to_the_box(placed, ste
     assert np.array_equal(encode_coarse(coarse, step, (x, y, x + w, y + h), width, height), wanted)
 
 
-def test_a_known_mask():
+def test_encode_known_masks():
     inside = np.array([[True, False], [True, True]])
     assert encode(inside, 1, 1, 4, 3).tolist() == [4, 2, 2, 1, 3]
     assert encode(np.ones((3, 4), np.bool_), 0, 0, 4, 3).tolist() == [0, 12]
     assert encode(np.zeros((0, 0), np.bool_), 0, 0, 4, 3).tolist() == [12]
 
 
-def test_empty_runs_in_between_are_understood():
+def test_decode_empty_runs():
     assert decode(np.array([2, 2, 0, 1, 0, 0, 4], np.uint32), 3, 3).T.ravel().tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("x", "y"), [(-1, 0), (0, -1), (3, 0), (0, 2)])
-def test_a_mask_outside_of_the_picture_is_refused(x, y):
+def test_encode_mask_outside_the_picture_is_refused(x, y):
     with pytest.raises(ValueError):
         encode(np.ones((2, 2), np.bool_), x, y, 4, 3)
 
 
 @pytest.mark.parametrize("counts", [[], [11], [4, 9], [2**32 - 1, 2**32 - 1]])
-def test_runs_of_another_picture_are_refused(counts):
+def test_decode_runs_of_another_picture_are_refused(counts):
     for read in (decode, crop, polygon):
         with pytest.raises(ValueError, match="4x3"):
             read(np.array(counts, np.uint32), 4, 3)
@@ -92,7 +92,7 @@ def test_runs_of_another_picture_are_refused(counts):
 
 @settings(max_examples=100, deadline=None)
 @given(placed_masks())
-def test_a_polygon_paints_the_largest_piece_again(placed):
+def test_polygon_covers_the_largest_piece(placed):
     inside, x, y, width, height = placed
     counts = encode(inside, x, y, width, height)
     points = polygon(counts, width, height)
@@ -112,7 +112,7 @@ def test_a_polygon_paints_the_largest_piece_again(placed):
     assert len(touched) < pieces
 
 
-def test_a_polygon_of_a_solid_mask_is_exact():
+def test_polygon_of_a_solid_mask_is_exact():
     disc = cv2.circle(np.zeros((70, 90), np.uint8), (40, 35), 25, 1, cv2.FILLED)
     points = polygon(encode(disc.astype(bool), 5, 3, 120, 100), 120, 100)
     painted = cv2.fillPoly(np.zeros((100, 120), np.uint8), [points], 1)

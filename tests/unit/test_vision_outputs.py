@@ -40,7 +40,7 @@ def decode(export: Export, outputs: Outputs, index: int = 0) -> Detections:
 
 @EVERY
 @pytest.mark.parametrize("how", STRANGE)
-def test_a_tensor_that_is_not_as_the_file_says_is_one_clear_error(name: str, how: str) -> None:
+def test_decode_tensor_of_another_kind_is_refused(name: str, how: str) -> None:
     export = EXPORTS[name]
     for output in export.recognition.reading.outputs:
         outputs = export.encode(BOTH)
@@ -56,7 +56,7 @@ def test_a_tensor_that_is_not_as_the_file_says_is_one_clear_error(name: str, how
 
 
 @EVERY
-def test_a_value_more_or_less_of_each_detection_is_an_error(name: str) -> None:
+def test_decode_value_more_or_less_is_refused(name: str) -> None:
     export = EXPORTS[name]
     for output in export.recognition.reading.outputs:
         axis = 1 if export.family == "ultralytics" else -1
@@ -70,7 +70,7 @@ def test_a_value_more_or_less_of_each_detection_is_an_error(name: str) -> None:
 
 
 @EVERY
-def test_a_batch_that_came_out_short_is_an_error(name: str) -> None:
+def test_decode_short_batch_is_refused(name: str) -> None:
     export = EXPORTS[name]
     outputs = export.encode([SEEN])
     if any(array.shape[-1] == 7 for array in outputs.values()):  # lists of which none is about the second
@@ -80,7 +80,7 @@ def test_a_batch_that_came_out_short_is_an_error(name: str) -> None:
         decode(export, outputs, index=1)
 
 
-def test_sizes_that_the_file_leaves_open_are_looked_at_when_they_are_there() -> None:
+def test_decode_open_sizes_are_checked() -> None:
     table = see(EXPORTS["ultralytics"], outputs=(spec("output0", "n", "rows", "cells"),))
     assert (table.family, table.reading.classes) == ("ultralytics", CLASSES)
     family = open_family(table)
@@ -92,7 +92,7 @@ def test_sizes_that_the_file_leaves_open_are_looked_at_when_they_are_there() -> 
         family.decode(turned, 0, place, Thresholds())
 
 
-def test_a_yolox_of_other_grids_is_not_decoded_by_guesswork() -> None:
+def test_decode_yolox_of_other_grids_is_refused() -> None:
     """Rows beyond the grids have no place in the picture."""
     export = dataclasses.replace(
         EXPORTS["yolox"], outputs=(spec("output", "n", "rows", 5 + CLASSES),), settings={"family": "yolox"}
@@ -104,7 +104,7 @@ def test_a_yolox_of_other_grids_is_not_decoded_by_guesswork() -> None:
         decode(export, {"output": longer})
 
 
-def test_a_yolox_whose_input_ends_within_a_cell() -> None:
+def test_decode_yolox_with_partial_cells() -> None:
     """Grids have a cell for each begun stride."""
     width, height = 104, 72
     grids = [(-(-width // s), -(-height // s)) for s in STRIDES]
@@ -121,7 +121,7 @@ def test_a_yolox_whose_input_ends_within_a_cell() -> None:
     assert boxes.tolist() == [[24, 8, 40, 24]]
 
 
-def test_raw_heads_whose_grids_the_file_leaves_open_get_their_own_anchors() -> None:
+def test_decode_raw_heads_in_any_order() -> None:
     export = EXPORTS["yolov7, raw heads"]
     outputs = export.encode([SEEN])
     wanted = decode(export, outputs)
@@ -131,14 +131,14 @@ def test_raw_heads_whose_grids_the_file_leaves_open_get_their_own_anchors() -> N
         assert np.allclose(found.boxes, wanted.boxes)
 
 
-def test_openvinos_list_ends_at_a_negative_picture() -> None:
+def test_decode_openvino_list_ends_at_a_negative_picture() -> None:
     export = EXPORTS["ssd, openvino"]
     outputs = export.encode([SEEN])
     outputs["detection_out"][0, 0, 4] = 0, 1, 0.99, 0, 0, 1, 1  # of an earlier answer
     assert len(decode(export, outputs)) == 3
 
 
-def test_a_box_that_is_inside_out_takes_nobodys_place() -> None:
+def test_decode_inverted_box_displaces_no_other() -> None:
     export = EXPORTS["ultralytics"]
     outputs = export.encode([SEEN])
     best = int(outputs["output0"][0, 4 + SEEN[0].class_id].argmax())
@@ -151,7 +151,7 @@ def test_a_box_that_is_inside_out_takes_nobodys_place() -> None:
 
 @pytest.mark.parametrize("datatype", ["BF16", "UINT8", "INT8", "BYTES", "BOOL"])
 @pytest.mark.parametrize("settings", [{}, {"family": "ultralytics"}])
-def test_numbers_that_are_not_plain_are_not_taken_for_boxes(datatype: str, settings: dict[str, str]) -> None:
+def test_recognise_other_datatypes_are_not_decoded(datatype: str, settings: dict[str, str]) -> None:
     (output,) = EXPORTS["ultralytics"].outputs
     found = see(EXPORTS["ultralytics"], settings, outputs=(TensorSpec(output.name, datatype, output.shape),))
     assert found.family is None
@@ -159,7 +159,7 @@ def test_numbers_that_are_not_plain_are_not_taken_for_boxes(datatype: str, setti
     assert found.preprocess is not None
 
 
-def test_a_line_may_have_further_axes_of_one() -> None:
+def test_picture_vector_drops_axes_of_one() -> None:
     scores = np.arange(6, dtype=np.float32).reshape(2, 3, 1, 1)
     assert decoding.picture_vector({"s": scores}, "s", 1, 3).tolist() == [3, 4, 5]
     assert decoding.picture_scalar({"n": np.array([[4], [7]])}, "n", 1) == 7

@@ -36,25 +36,25 @@ WHOLE = st.sampled_from([fit for fit in Fit if fit is not Fit.CENTER_CROP])  # t
 
 
 @pytest.mark.parametrize(("size", "expected"), LETTERBOX.items())
-def test_letterbox_rounds_as_ultralytics(size, expected):
+def test_place_letterbox_rounds_as_ultralytics(size, expected):
     p = place(*size, 640, 640, Fit.LETTERBOX)
     assert (*p.inner, p.pad_x, p.pad_y) == expected
 
 
-def test_top_left_truncates_and_has_no_pad():
+def test_place_top_left_truncates_without_padding():
     p = place(1000, 333, 640, 640, Fit.TOP_LEFT)
     assert (p.inner, p.pad_x, p.pad_y) == ((640, 213), 0, 0)
     assert place(501, 1000, 640, 640, Fit.TOP_LEFT).inner == (320, 640)
 
 
-def test_stretch_fills_the_input():
+def test_place_stretch_fills_the_input():
     p = place(1000, 333, 320, 640, Fit.STRETCH)
     assert (p.inner, p.pad_x, p.pad_y) == ((320, 640), 0, 0)
 
 
 @settings(max_examples=300, deadline=None)
 @given(SIDE, SIDE, INPUT, INPUT, st.sampled_from(Fit))
-def test_the_picture_lies_inside_the_input(width, height, input_width, input_height, fit):
+def test_place_picture_is_inside_the_input(width, height, input_width, input_height, fit):
     p = place(width, height, input_width, input_height, fit)
     inner_w, inner_h = p.inner
     assert inner_w >= 1
@@ -71,7 +71,7 @@ def test_the_picture_lies_inside_the_input(width, height, input_width, input_hei
 
 @settings(max_examples=300, deadline=None)
 @given(SIDE, SIDE, INPUT, INPUT, WHOLE, st.lists(st.floats(0, 1), min_size=4, max_size=4))
-def test_boxes_survive_the_round_trip(width, height, input_width, input_height, fit, corners):
+def test_to_original_reverses_the_placement(width, height, input_width, input_height, fit, corners):
     p = place(width, height, input_width, input_height, fit)
     xs, ys = sorted(c * width for c in corners[:2]), sorted(c * height for c in corners[2:])
     boxes = np.array([[xs[0], ys[0], xs[1], ys[1]]], np.float32)
@@ -80,14 +80,14 @@ def test_boxes_survive_the_round_trip(width, height, input_width, input_height, 
 
 @settings(max_examples=100, deadline=None)
 @given(SIDE, SIDE, st.sampled_from(Fit), st.lists(st.floats(-1e4, 1e4), min_size=4, max_size=4))
-def test_boxes_are_clipped_to_the_picture(width, height, fit, box):
+def test_to_original_clips_boxes_to_the_picture(width, height, fit, box):
     p = place(width, height, 640, 384, fit)
     x1, y1, x2, y2 = p.to_original(np.array([box], np.float32))[0]
     assert 0 <= min(x1, x2) <= max(x1, x2) <= width
     assert 0 <= min(y1, y2) <= max(y1, y2) <= height
 
 
-def test_to_original_leaves_its_argument_alone_and_takes_none():
+def test_to_original_copies_and_accepts_no_boxes():
     p = place(100, 50, 640, 640, Fit.LETTERBOX)
     boxes = np.array([[0, 0, 640, 640]], np.float32)
     before = boxes.copy()

@@ -28,7 +28,7 @@ def family(form: str, values: int = 3) -> Family:
     return UltralyticsPose(Preprocess(width=SHAPE[0], height=SHAPE[1]), ("person",), reading)
 
 
-def outputs(form: str, placement: Placement, values: int = 3, dtype: type = np.float32) -> dict[str, np.ndarray]:
+def outputs(form: str, placement: Placement, values: int = 3) -> dict[str, np.ndarray]:
     """The people, and a double of the first in cells."""
     way = placement.to_input()
     lines = []
@@ -38,11 +38,11 @@ def outputs(form: str, placement: Placement, values: int = 3, dtype: type = np.f
         told = [v for x, y, s in points for v in (*(way @ (x, y, 1)), s)[:values]]
         lines.append((low, high, score, told))
     if form == ROWS:
-        table = np.zeros((1, 12, 6 + 3 * values), dtype)
+        table = np.zeros((1, 12, 6 + 3 * values), np.float32)
         for i, (low, high, score, told) in enumerate(lines):
             table[0, i] = (*low, *high, score, 0, *told)
     else:
-        table = np.zeros((1, 5 + 3 * values, 2100), dtype)
+        table = np.zeros((1, 5 + 3 * values, 2100), np.float32)
         for cell, (low, high, score, told) in zip((30, 1500), lines, strict=True):
             table[0, :, cell] = (*(low + high) / 2, *(high - low), score, *told)
         table[0, :, 31] = table[0, :, 30]
@@ -53,7 +53,7 @@ def outputs(form: str, placement: Placement, values: int = 3, dtype: type = np.f
 @pytest.mark.parametrize("form", [CELLS, ROWS])
 @pytest.mark.parametrize("fit", [Fit.LETTERBOX, Fit.STRETCH, Fit.TOP_LEFT])
 @pytest.mark.parametrize("roi", ROIS)
-def test_keypoints_come_back_in_pixels_of_the_picture(roi, fit, form):
+def test_decode_keypoints_in_pixels_of_the_picture(roi, fit, form):
     placement = placed(roi, SIZE, SHAPE, fit)
     found = family(form).decode(outputs(form, placement), 0, placement, Thresholds())
     assert np.allclose(found.boxes, [box for box, _ in PEOPLE], atol=1e-3)
@@ -64,20 +64,14 @@ def test_keypoints_come_back_in_pixels_of_the_picture(roi, fit, form):
 
 
 @pytest.mark.parametrize("form", [CELLS, ROWS])
-def test_keypoints_without_scores_have_one_of_one(form):
+def test_decode_keypoints_without_scores_have_score_one(form):
     placement = placed(None, SIZE, SHAPE, Fit.LETTERBOX)
     found = family(form, 2).decode(outputs(form, placement, 2), 0, placement, Thresholds())
     assert np.allclose(found.keypoints[..., :2], np.array(POINTS)[..., :2], atol=1e-3)
     assert (found.keypoints[..., 2] == 1).all()
 
 
-def test_half_precision_is_taken():
-    placement = placed(None, SIZE, SHAPE, Fit.LETTERBOX)
-    found = family(CELLS).decode(outputs(CELLS, placement, dtype=np.float16), 0, placement, Thresholds())
-    assert np.allclose(found.keypoints, POINTS, atol=0.5)
-
-
-def test_keypoints_beyond_what_is_looked_at_are_moved_to_its_edge():
+def test_decode_keypoints_outside_the_region_are_moved_to_its_edge():
     roi = Roi(Region(200, 100, 100, 100))
     placement = placed(roi, SIZE, SHAPE, Fit.LETTERBOX)
     found = family(ROWS).decode(outputs(ROWS, placement), 0, placement, Thresholds())
@@ -87,7 +81,7 @@ def test_keypoints_beyond_what_is_looked_at_are_moved_to_its_edge():
 
 @pytest.mark.parametrize("form", [CELLS, ROWS])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_a_number_never_comes_out(form, bad):
+def test_decode_values_that_are_not_finite_are_dropped(form, bad):
     placement = placed(None, SIZE, SHAPE, Fit.LETTERBOX)
     told = outputs(form, placement)
     if form == ROWS:
@@ -99,7 +93,7 @@ def test_what_is_not_a_number_never_comes_out(form, bad):
     assert np.isfinite(found.keypoints).all()
 
 
-def test_nobody_has_no_keypoints():
+def test_decode_nothing_has_no_keypoints():
     placement = placed(None, SIZE, SHAPE, Fit.LETTERBOX)
     for form in (CELLS, ROWS):
         found = family(form).decode(outputs(form, placement), 0, placement, Thresholds(score=0.95))

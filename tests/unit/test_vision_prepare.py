@@ -51,7 +51,7 @@ CASES = list(
 
 
 @pytest.mark.parametrize(("layout", "datatype", "color", "fit", "normalised", "size"), CASES)
-def test_every_combination(layout, datatype, color, fit, normalised, size):
+def test_prepare_equals_a_slow_computation(layout, datatype, color, fit, normalised, size):
     wanted = Preprocess(
         width=64,
         height=48,
@@ -73,7 +73,7 @@ def test_every_combination(layout, datatype, color, fit, normalised, size):
     assert (batch[2] == 99).all()
 
 
-def test_one_preparer_serves_pictures_of_changing_sizes():
+def test_prepare_pictures_of_changing_sizes():
     wanted = Preprocess(width=96, height=64, fit=Fit.LETTERBOX)
     preparer = Preparer(wanted)
     out = np.empty(wanted.shape, np.float32)
@@ -85,7 +85,7 @@ def test_one_preparer_serves_pictures_of_changing_sizes():
         assert np.array_equal(image, before)
 
 
-def test_views_and_read_only_pictures_are_taken_as_they_are():
+def test_prepare_views_and_read_only_pictures():
     wanted = Preprocess(width=32, height=32, fit=Fit.LETTERBOX)
     whole = RNG.integers(0, 256, (80, 90, 3), dtype=np.uint8)
     out = np.empty(wanted.shape, np.float32)
@@ -105,6 +105,6 @@ def test_views_and_read_only_pictures_are_taken_as_they_are():
         np.empty((3, 32, 64), np.float32)[:, :, ::2],
     ],
 )
-def test_a_wrong_target_is_named(out):
+def test_prepare_wrong_target_is_refused(out):
     with pytest.raises(ValueError, match=r"contiguous float32\[3, 32, 32\]"):
         Preparer(Preprocess(width=32, height=32)).prepare(np.zeros((4, 4, 3), np.uint8), out)

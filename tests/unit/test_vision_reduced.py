@@ -42,7 +42,7 @@ def step(preparer: Preparer, encoded: bytes, roi: Roi | None = None) -> int:
 @pytest.mark.parametrize("step", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", [(640, 480), (641, 479), (1, 1), (3, 17), (8, 9)])
 @pytest.mark.parametrize("more", [(), (cv2.IMWRITE_JPEG_PROGRESSIVE, 1)], ids=["baseline", "progressive"])
-def test_sizes_are_rounded_up_and_the_true_one_is_told(size, step, more):
+def test_decode_reduced_rounds_up_and_has_the_true_size(size, step, more):
     picture = np.full((size[1], size[0], 3), 90, np.uint8)
     found = decode_reduced(cv2.imencode(".jpg", picture, list(more))[1].tobytes(), lambda width, height: step)
     assert (found.width, found.height, found.step) == (*size, step)
@@ -64,11 +64,11 @@ def test_sizes_are_rounded_up_and_the_true_one_is_told(size, step, more):
         ((1280, 720), (224, 224), Fit.CENTER_CROP, 2),  # 720 pixels are left of the width
     ],
 )
-def test_the_largest_step_that_does_not_enlarge_is_taken(size, shape, fit, wanted):
+def test_reduction_is_the_largest_that_does_not_enlarge(size, shape, fit, wanted):
     assert step(preparer(*shape, fit), flat(*size)) == wanted
 
 
-def test_a_region_needs_its_own_share():
+def test_reduction_of_a_region():
     small, encoded = preparer(320, 320), flat(2560, 1440)
     assert step(small, encoded, Roi(Region(0, 0, 1280, 1280))) == 4
     assert step(small, encoded, Roi(Region(500, 300, 640, 300), 90)) == 2
@@ -78,14 +78,14 @@ def test_a_region_needs_its_own_share():
         step(small, encoded, Roi(Region(9999, 0)))
 
 
-def test_gray_becomes_three_channels_and_the_orientation_is_ignored():
+def test_decode_reduced_gray_and_oriented_pictures():
     gray = decode_reduced(jpeg(np.full((480, 640), 90, np.uint8)), lambda width, height: 4)
     assert gray.image.shape == (120, 160, 3)
     turned = with_exif_orientation(flat(640, 480), 6)
     assert decode_reduced(turned, lambda width, height: 4).image.shape == (120, 160, 3)
 
 
-def test_only_jpegs_are_reduced():
+def test_decode_reduced_other_formats_are_whole():
     picture = RNG.integers(0, 256, (480, 640, 3), dtype=np.uint8)
     for suffix in (".png", ".bmp"):
         found = decode_reduced(cv2.imencode(suffix, picture)[1].tobytes(), lambda width, height: 8)
@@ -93,7 +93,7 @@ def test_only_jpegs_are_reduced():
         assert np.array_equal(found.image, picture)
 
 
-def test_what_decode_refuses_is_refused():
+def test_decode_reduced_refuses_as_decode():
     encoded = jpeg(RNG.integers(0, 256, (480, 640, 3), dtype=np.uint8))
     for wrong in (b"", b"junk", encoded[: len(encoded) // 2]):
         with pytest.raises(InvalidImage):
@@ -108,7 +108,7 @@ def test_what_decode_refuses_is_refused():
 
 @settings(max_examples=120, deadline=None)
 @given(st.data(), st.sampled_from([2, 4, 8]), st.sampled_from([0, 90, 180, 270]), st.booleans())
-def test_a_rectangle_is_in_the_same_place_to_a_part_of_a_pixel(data, step, rotation, is_region):
+def test_decode_reduced_rectangle_stays_in_place(data, step, rotation, is_region):
     width, height = data.draw(st.integers(330, 700)), data.draw(st.integers(330, 700))
     x1, y1 = data.draw(st.integers(40, 120)), data.draw(st.integers(40, 120))
     x2, y2 = data.draw(st.integers(180, width - 40)), data.draw(st.integers(180, height - 40))
@@ -154,7 +154,7 @@ def session() -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (1922, 1082)], ids=str)
-def test_the_embedded_detector_sees_as_much_at_a_reduced_scale(session, size):
+def test_embedded_detector_finds_as_much_at_a_reduced_scale(session, size):
     metadata = session.get_modelmeta().custom_metadata_map
     specs = (TensorSpec("images", "FP32", (1, 3, SIZE, SIZE)),), (TensorSpec("output0", "FP32", (1, 9, 2100)),)
     recognition = recognise(*specs, metadata, {"preprocess.reduce": "true"})

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.errors import InvalidImage, InvalidInput
-from edged.vision.image import Decoded, PixelFormat, from_raw
+from edged.errors import InvalidInput
+from edged.vision.image import Decoded
 from edged.vision.placement import Fit, Region, Roi, crop_window, place
 from edged.vision.prepare import Preparer
 from edged.vision.preprocess import Preprocess
@@ -52,7 +52,7 @@ def bright_rectangles(draw):
 
 @settings(max_examples=300, deadline=None)
 @given(bright_rectangles(), st.integers(32, 200), st.integers(32, 200), FITS)
-def test_a_bright_rectangle_is_found_in_the_input_and_comes_back(drawn, width, height, fit):
+def test_prepare_bright_rectangle_maps_back(drawn, width, height, fit):
     picture, box, roi = drawn
     pixels, placement = prepared(picture, roi, (width, height), fit)
     assert (placement.width, placement.height) == (picture.shape[1], picture.shape[0])
@@ -69,7 +69,7 @@ def test_a_bright_rectangle_is_found_in_the_input_and_comes_back(drawn, width, h
 
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.integers(1, 300), st.integers(1, 300), st.sampled_from(Fit))
-def test_boxes_points_and_the_way_there_are_inverse(data, width, height, fit):
+def test_placement_to_input_and_back_are_inverse(data, width, height, fit):
     roi = data.draw(rois(width, height))
     _, placement = prepared(np.zeros((height, width, 3), np.uint8), roi, (160, 96), fit)
     x1, y1, x2, y2 = placement.edges
@@ -88,7 +88,7 @@ def test_boxes_points_and_the_way_there_are_inverse(data, width, height, fit):
 @pytest.mark.parametrize("rotation", ROTATIONS)
 @pytest.mark.parametrize("shape", [(300, 250), (40, 30)], ids=["enlarged", "reduced"])
 @pytest.mark.parametrize("fit", [Fit.LETTERBOX, Fit.STRETCH, Fit.TOP_LEFT])
-def test_the_input_holds_what_numpy_would_cut_out_and_turn(rotation, shape, fit):
+def test_prepare_equals_cut_and_turn_by_numpy(rotation, shape, fit):
     picture = cv2.resize(RNG.integers(0, 256, (9, 11, 3), dtype=np.uint8), (211, 133), interpolation=cv2.INTER_CUBIC)
     roi = Roi(Region(31, 17, 101, 75), rotation)
     pixels, placement = prepared(picture, roi, shape, fit)
@@ -100,7 +100,7 @@ def test_the_input_holds_what_numpy_would_cut_out_and_turn(rotation, shape, fit)
 
 @pytest.mark.parametrize("rotation", ROTATIONS)
 @pytest.mark.parametrize("size", [(213, 120), (120, 213)])
-def test_the_middle_of_a_turned_region_is_cropped(rotation, size):
+def test_prepare_crops_the_middle_of_a_turned_region(rotation, size):
     """A cross in the middle of the region stays in the middle of the input, and what is beside is cut off."""
     width, height = size
     picture = np.zeros((height, width, 3), np.uint8)
@@ -119,14 +119,14 @@ def test_the_middle_of_a_turned_region_is_cropped(rotation, size):
     assert not pixels[:20, :20].any()
 
 
-def test_inside_out_boxes_stay_so():
+def test_to_original_inverted_boxes_stay_inverted():
     for rotation in ROTATIONS:
         _, placement = prepared(np.zeros((100, 100, 3), np.uint8), Roi(rotation=rotation), (100, 100), Fit.STRETCH)
         x1, y1, x2, y2 = placement.to_original(np.array([[60, 20, 40, 80]], np.float32))[0]
         assert (x2 > x1) != (y2 > y1)
 
 
-def test_boxes_are_cut_to_the_region():
+def test_to_original_cuts_boxes_to_the_region():
     region = Region(20, 30, 50, 40)
     for rotation in ROTATIONS:
         _, placement = prepared(np.zeros((100, 100, 3), np.uint8), Roi(region, rotation), (64, 64), Fit.LETTERBOX)
@@ -135,16 +135,19 @@ def test_boxes_are_cut_to_the_region():
         assert placement.edges == (20, 30, 70, 70)
 
 
-def test_a_region_is_cut_to_the_picture_and_zero_reaches_to_the_edge():
-    def edges(region: Region) -> tuple[int, int, int, int]:
-        window = crop_window(Roi(region), 100, 80)
-        assert window
-        return window.region
-
-    assert edges(Region(10, 20)) == (10, 20, 100, 80)
-    assert edges(Region(10, 20, 5)) == (10, 20, 15, 80)
-    assert edges(Region(90, 70, 500, 500)) == (90, 70, 100, 80)
-    assert edges(Region(-5, -5, 20, 20)) == (0, 0, 15, 15)
+@pytest.mark.parametrize(
+    ("region", "edges"),
+    [
+        (Region(10, 20), (10, 20, 100, 80)),
+        (Region(10, 20, 5), (10, 20, 15, 80)),
+        (Region(90, 70, 500, 500), (90, 70, 100, 80)),
+        (Region(-5, -5, 20, 20), (0, 0, 15, 15)),
+    ],
+)
+def test_crop_window_cuts_the_region_to_the_picture(region, edges):
+    window = crop_window(Roi(region), 100, 80)
+    assert window
+    assert window.region == edges
 
 
 @pytest.mark.parametrize("roi", [None, Roi(), Roi(Region()), Roi(Region(0, 0, 100, 80)), Roi(Region(0, 0, 999, 999))])
@@ -156,13 +159,13 @@ def test_crop_window_whole_picture_is_none(roi):
 
 
 @pytest.mark.parametrize("region", [Region(100, 0, 5, 5), Region(0, 80), Region(2**32 - 1, 0), Region(-9, 0, 9, 9)])
-def test_a_region_outside_of_the_picture_is_refused(region):
+def test_prepare_region_outside_the_picture_is_refused(region):
     with pytest.raises(InvalidInput, match="100x80"):
         prepared(np.zeros((80, 100, 3), np.uint8), Roi(region), (64, 64), Fit.STRETCH)
 
 
 @pytest.mark.parametrize("rotation", [1, -90, 45, 360])
-def test_other_rotations_are_refused(rotation):
+def test_prepare_other_rotation_is_refused(rotation):
     with pytest.raises(InvalidInput, match="give 0, 90, 180 or 270"):
         prepared(np.zeros((80, 100, 3), np.uint8), Roi(rotation=rotation), (64, 64), Fit.STRETCH)
 
@@ -177,38 +180,3 @@ def test_preparer_cameras_with_different_rois_share_nothing():
         assert preparer.prepare(picture, out, roi) == Preparer(preparer.preprocess).prepare(picture, alone, roi)
         assert np.array_equal(out, alone)
         assert np.array_equal(picture, before)
-
-
-@pytest.mark.parametrize("pixel_format", list(PixelFormat))
-@pytest.mark.parametrize("extra", [0, 3, 6])
-def test_raw_pixels_with_odd_strides_odd_regions_and_turns(pixel_format, extra):
-    """A gray picture is the same in all formats: its chroma is neutral."""
-    gray = cv2.resize(RNG.integers(20, 230, (6, 8), dtype=np.uint8), (62, 46), interpolation=cv2.INTER_CUBIC)
-    data, stride = as_raw(gray, pixel_format, extra)
-    if pixel_format is PixelFormat.I420 and extra % 2:
-        with pytest.raises(InvalidImage, match="even stride"):
-            from_raw(data, pixel_format, 62, 46, stride)
-        return
-    roi = Roi(Region(7, 5, 33, 31), 90)
-    pixels, _ = prepared(from_raw(data, pixel_format, 62, 46, stride), roi, (31, 33), Fit.STRETCH)
-    wanted = shown(gray, roi)[:, :, None]
-    if pixel_format in (PixelFormat.NV12, PixelFormat.I420):
-        wanted = np.clip((wanted.astype(int) - 16) * 255 / 219, 0, 255)  # limited range
-    assert np.abs(pixels - wanted).max() <= 2
-
-
-def as_raw(gray: np.ndarray, pixel_format: PixelFormat, extra: int) -> tuple[bytes, int]:
-    height, width = gray.shape
-
-    def rows(plane: np.ndarray, padding: int) -> bytes:
-        return np.pad(plane, ((0, 0), (0, padding)), constant_values=0xA5).tobytes()
-
-    match pixel_format:
-        case PixelFormat.GRAY:
-            return rows(gray, extra), width + extra
-        case PixelFormat.NV12:
-            return rows(gray, extra) + rows(np.full((height // 2, width), 128, np.uint8), extra), width + extra
-        case PixelFormat.I420:
-            return rows(gray, extra) + rows(np.full((height, width // 2), 128, np.uint8), extra // 2), width + extra
-        case _:
-            return rows(np.repeat(gray, 3, axis=1), extra), 3 * width + extra

@@ -45,7 +45,7 @@ def likeness(one: np.ndarray, other: np.ndarray) -> float:
     return 1 - math.sqrt(max(0.0, 1 - math.exp(-distance)))
 
 
-def test_corners_are_those_of_a_turned_rectangle():
+def test_corners_of_turned_rectangle():
     found = corners_of(boxes((50, 60, 40, 20, math.radians(30))))[0]
     assert np.allclose(found.mean(axis=0), (50, 60), atol=1e-4)
     wanted = cv2.boxPoints(((50, 60), (40, 20), 30))
@@ -56,7 +56,7 @@ def test_corners_are_those_of_a_turned_rectangle():
     assert corners_of(boxes()).shape == (0, 4, 2)
 
 
-def test_a_double_goes_and_a_crossing_box_stays():
+def test_nms_drops_a_double_and_keeps_a_crossing_box():
     plank = (100, 100, 80, 10, 0.5)
     assert keep(boxes(plank, (101, 100, 80, 10, 0.52)), [0.5, 0.9]) == [1]
     crossing = (100, 100, 80, 10, 0.5 + math.pi / 2)
@@ -64,7 +64,7 @@ def test_a_double_goes_and_a_crossing_box_stays():
     assert keep(boxes(plank, (100, 100, 10, 80, 0.5 + math.pi / 2)), [0.5, 0.9]) == [1], "the same, told otherwise"
 
 
-def test_classes_limits_and_thresholds():
+def test_nms_oriented_classes_limits_and_thresholds():
     same = boxes(*[(100, 100, 80, 10, 0.5)] * 3)
     assert keep(same, [0.5, 0.9, 0.7], ids=[0, 1, 0]) == [1, 2]
     assert keep(same, [0.5, 0.9, 0.7], ids=[0, 1, 0], agnostic=True) == [1]
@@ -94,7 +94,7 @@ def test_rotated_nms_box_that_is_like_any_better_one_goes(seed, iou):
     assert keep(rows, scores.tolist(), iou) == kept
 
 
-def test_a_wall_of_noise_is_bounded():
+def test_nms_cost_of_oriented_noise_is_bounded():
     rng = np.random.default_rng(1)
     rows = np.concatenate((rng.uniform(0, 9000, (2, 20_000)), rng.uniform(2, 9, (3, 20_000)))).T.astype(np.float32)
     scores = rng.permutation(20_000) / 20_000
@@ -135,7 +135,7 @@ def in_input(placement: Placement, plank: tuple[float, ...]) -> tuple[float, ...
 
 @pytest.mark.parametrize("form", [CELLS, ROWS])
 @pytest.mark.parametrize("roi", ROIS)
-def test_corners_come_back_in_pixels_of_the_picture(roi, form):
+def test_decode_corners_in_pixels_of_the_picture(roi, form):
     placement = placed(roi, SIZE, SHAPE, Fit.LETTERBOX)
     rows = [in_input(placement, plank) for plank in PLANKS]
     found = family(form).decode(outputs(form, rows), 0, placement, Thresholds())
@@ -147,7 +147,7 @@ def test_corners_come_back_in_pixels_of_the_picture(roi, form):
     assert (found.boxes.dtype, found.corners.dtype) == (np.float32, np.float32)
 
 
-def test_a_stretched_input_gives_the_true_parallelogram():
+def test_decode_stretched_input_gives_a_parallelogram():
     placement = placed(None, (800, 320), SHAPE, Fit.STRETCH)
     found = family(ROWS).decode(outputs(ROWS, [(200, 160, 100, 100, math.pi / 4)]), 0, placement, Thresholds())
     reach = 50 * math.sqrt(2)
@@ -155,7 +155,7 @@ def test_a_stretched_input_gives_the_true_parallelogram():
     assert np.allclose(found.corners[0], wanted, atol=1e-3)
 
 
-def test_hulls_are_cut_to_the_picture_and_corners_are_not():
+def test_decode_cuts_hulls_and_not_corners():
     placement = placed(None, (400, 320), SHAPE, Fit.STRETCH)
     rows = [(0, 0, 100, 100, 0.0), (-200, 0, 100, 50, 0.3)]
     found = family(ROWS).decode(outputs(ROWS, rows), 0, placement, Thresholds())
@@ -163,7 +163,7 @@ def test_hulls_are_cut_to_the_picture_and_corners_are_not():
     assert found.corners.tolist() == [[[-50, -50], [50, -50], [50, 50], [-50, 50]]]
 
 
-def test_doubles_go_in_cells_and_stay_in_rows():
+def test_decode_suppresses_cells_and_not_rows():
     placement = placed(None, (400, 320), SHAPE, Fit.STRETCH)
     rows = [(100, 100, 80, 20, 0.3), (101, 100, 80, 20, 0.3)]
     assert len(family(CELLS).decode(outputs(CELLS, rows), 0, placement, Thresholds())) == 1
@@ -174,7 +174,7 @@ def test_doubles_go_in_cells_and_stay_in_rows():
 @pytest.mark.parametrize("form", [CELLS, ROWS])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("row", [(np.nan, 9, 9, 9, 0), (9, 9, np.inf, 9, 0), (9, 9, 9, 9, np.nan), (9, 9, -9, 9, 0)])
-def test_what_cannot_be_never_comes_out(form, dtype, row):
+def test_decode_impossible_boxes_are_dropped(form, dtype, row):
     placement = placed(None, (400, 320), SHAPE, Fit.STRETCH)
     found = family(form).decode(outputs(form, [row, (200, 160, 64, 32, 0)], dtype), 0, placement, Thresholds())
     assert found.boxes.tolist() == [[168, 144, 232, 176]]

@@ -71,7 +71,7 @@ def expected(placement: Placement, roi: Roi | None, box: np.ndarray, weights: tu
 @pytest.mark.parametrize("form", [CELLS, ROWS])
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("roi", ROIS)
-def test_masks_are_exact_wherever_the_picture_lies(roi, fit, form):
+def test_decode_masks_are_exact_for_any_placement(roi, fit, form):
     placement = placed(roi, (213, 140), SHAPE, fit)
     boxes = [(20, 25, 120, 100), (60, 50, 70, 58), (0, 0, 160, 128)]
     weights = [(1, 0.5, -95), (-1, 1, 12), (0.25, -1, 33)]
@@ -87,19 +87,8 @@ def test_masks_are_exact_wherever_the_picture_lies(roi, fit, form):
         assert np.array_equal(mask[~rim], wanted[~rim])
 
 
-def test_half_precision_is_taken():
-    placement = placed(None, (320, 256), SHAPE, Fit.STRETCH)
-    for form in (CELLS, ROWS):
-        outputs = tables(form, [(32, 32, 96, 96)], [(1, 0, -64)], np.float16)
-        found = family(form).decode(outputs, 0, placement, Thresholds())
-        mask = masks.decode(found.masks[0], 320, 256)
-        assert mask[64:192, 130:192].all()
-        assert not mask[:, :126].any()
-        assert not mask[:64].any()
-
-
 @pytest.mark.parametrize("form", [CELLS, ROWS])
-def test_a_detection_without_a_mask_is_none_and_the_others_keep_theirs(form):
+def test_decode_detection_with_empty_mask_is_dropped(form):
     placement = placed(None, (160, 128), SHAPE, Fit.STRETCH)
     boxes = [(10, 10, 50, 50), (60, 60, 100, 100), (110, 10, 150, 50)]
     weights = [(0, 0, 1), (0, 0, -1), (1, 0, -130)]
@@ -108,17 +97,8 @@ def test_a_detection_without_a_mask_is_none_and_the_others_keep_theirs(form):
     assert [masks.area(mask) for mask in found.masks] == [40 * 40, 20 * 40]
 
 
-def test_doubles_go_in_cells_and_stay_in_rows():
-    placement = placed(None, (160, 128), SHAPE, Fit.STRETCH)
-    boxes, weights = [(10, 10, 50, 50), (11, 10, 51, 50)], [(0, 0, 1)] * 2
-    assert len(family(CELLS).decode(tables(CELLS, boxes, weights), 0, placement, Thresholds())) == 1
-    assert len(family(ROWS).decode(tables(ROWS, boxes, weights), 0, placement, Thresholds())) == 2
-    agnostic = Thresholds(class_agnostic=True)
-    assert len(family(ROWS).decode(tables(ROWS, boxes, weights), 0, placement, agnostic)) == 1
-
-
 @pytest.mark.parametrize("form", [CELLS, ROWS])
-def test_nothing_found_is_no_masks(form):
+def test_decode_nothing_has_no_masks(form):
     placement = placed(None, (160, 128), SHAPE, Fit.STRETCH)
     found = family(form).decode(tables(form, [], []), 0, placement, Thresholds())
     assert (len(found), found.masks) == (0, ())
@@ -126,7 +106,7 @@ def test_nothing_found_is_no_masks(form):
     assert family(form).decode(lost, 0, placement, Thresholds()).masks == ()
 
 
-def test_what_is_not_a_number_never_comes_out():
+def test_decode_values_that_are_not_finite_are_dropped():
     placement = placed(None, (160, 128), SHAPE, Fit.STRETCH)
     outputs = tables(CELLS, [(10, 10, 50, 50), (60, 60, 100, 100)], [(0, 0, np.nan), (0, 0, 1)])
     assert family(CELLS).decode(outputs, 0, placement, Thresholds()).boxes.tolist() == [[60, 60, 100, 100]]
@@ -134,7 +114,7 @@ def test_what_is_not_a_number_never_comes_out():
     assert len(family(CELLS).decode(outputs, 0, placement, Thresholds())) == 0
 
 
-def test_boxes_alone_cost_no_masks_and_are_the_same():
+def test_boxes_are_those_of_decode_without_masks():
     placement = placed(Roi(rotation=90), (213, 140), SHAPE, Fit.LETTERBOX)
     for form in (CELLS, ROWS):
         segment = family(form)
@@ -145,7 +125,7 @@ def test_boxes_alone_cost_no_masks_and_are_the_same():
         assert np.array_equal(alone.boxes[:1], whole.boxes)
 
 
-def test_many_large_masks_are_coarser_and_small_ones_are_not(monkeypatch):
+def test_decode_many_large_masks_are_coarser(monkeypatch):
     placement = placed(None, (640, 512), SHAPE, Fit.STRETCH)
     boxes = [(0, 0, 160, 128)] * 4 + [(10, 10, 20, 20)]
     weights = [(1, 0.5, -95), (-1, 1, 12), (0.25, -1, 33), (0, 0, 1), (1, 0, -15)]
@@ -163,7 +143,7 @@ def test_many_large_masks_are_coarser_and_small_ones_are_not(monkeypatch):
     assert np.array_equal(coarse.masks[4], fine.masks[4])
 
 
-def test_masks_of_too_many_runs_are_refused(monkeypatch):
+def test_decode_too_many_runs_are_refused(monkeypatch):
     placement = placed(None, (160, 128), SHAPE, Fit.STRETCH)
     outputs = tables(ROWS, [(0, 0, 160, 128)] * 3, [(1, 1, -140)] * 3)
     monkeypatch.setattr(ultralytics_segment, "MAX_RUNS", 400)
@@ -175,7 +155,7 @@ def test_masks_of_too_many_runs_are_refused(monkeypatch):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([CELLS, ROWS]), st.sampled_from([np.float32, np.float16]))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_any_tensors_give_masks_that_fit_the_picture(seed, form, dtype):
+def test_decode_any_tensors_give_masks_inside_their_boxes(seed, form, dtype):
     rng = np.random.default_rng(seed)
     outputs = tables(form, [], [], dtype)
     for name, tensor in outputs.items():
