@@ -134,42 +134,30 @@ def test_sharing_daemon_that_cannot_read_gets_bytes(peer: tuple[Peer, str]) -> N
     assert not left()
 
 
-def test_sharing_encoded_pictures_do_not_probe(peer: tuple[Peer, str]) -> None:
+@pytest.mark.parametrize(
+    ("frames", "options", "expected"),
+    [([b"jpeg"] * 3, {}, "encoded"), (PICTURES, {"shared": False}, "raw"), (PICTURES, {"every_frame": True}, "raw")],
+    ids=["encoded", "forbidden", "every frame"],
+)
+def test_sharing_not_wanted_sends_bytes_without_a_probe(
+    peer: tuple[Peer, str], frames: list[Any], options: dict[str, bool], expected: str
+) -> None:
     daemon, target = peer
-    run(target, [b"jpeg"] * 3)
-    assert daemon.ways == ["encoded"] * 3
-    assert daemon.asked == 0
+    run(target, iter(frames), **options)
+    assert (daemon.ways, daemon.asked) == ([expected] * len(frames), 0)
 
 
-def test_sharing_forbidden_sends_bytes(peer: tuple[Peer, str]) -> None:
-    daemon, target = peer
-    run(target, iter(PICTURES), shared=False)
-    assert daemon.ways == ["raw"] * len(PICTURES)
-    assert daemon.asked == 0
-
-
-def test_sharing_every_frame_sends_bytes(peer: tuple[Peer, str]) -> None:
-    daemon, target = peer
-    run(target, iter(PICTURES), every_frame=True)
-    assert daemon.ways == ["raw"] * len(PICTURES)
-    with pytest.raises(InvalidInput, match="exclude each other"):
-        run(target, iter(PICTURES), every_frame=True, shared=True)
-
-
-def test_sharing_required_but_impossible_raises(peer: tuple[Peer, str]) -> None:
-    daemon, target = peer
-    daemon.reads = False
-    with pytest.raises(SegmentUnusable):
-        run(target, iter(PICTURES), shared=True)
-    with pytest.raises(InvalidInput, match="localhost:1"):
-        run("localhost:1", iter(PICTURES), shared=True)
-    assert not left()
-
-
-def test_sharing_required_and_possible_shares(peer: tuple[Peer, str]) -> None:
+def test_sharing_required_shares_or_raises(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     run(target, iter(PICTURES), shared=True)
     assert set(daemon.ways) == {"shared"}
+    daemon.reads = False
+    with pytest.raises(SegmentUnusable):
+        run(target, iter(PICTURES), shared=True)
+    for elsewhere, options in (("localhost:1", {}), (target, {"every_frame": True})):
+        with pytest.raises(InvalidInput):
+            run(elsewhere, iter(PICTURES), shared=True, **options)
+    assert not left()
 
 
 def confirm(_: pb.Frame) -> grpc.StatusCode:
@@ -205,15 +193,14 @@ def test_sharing_daemon_that_stops_reading_gets_bytes_from_then_on(peer: tuple[P
 def test_sharing_stream_closed_early_leaves_no_segment(peer: tuple[Peer, str]) -> None:
     _, target = peer
     with Client(target) as client:
-        stream = client.stream("m", iter(PICTURES * 100), lossless=True)
-        next(stream)
-        assert left()
-        stream.close()
-        assert not left()
-        stream = client.stream("m", iter(PICTURES * 100), lossless=True)
-        next(stream)
-        del stream
-        assert not left()
+        for close in (True, False):
+            stream = client.stream("m", iter(PICTURES * 100), lossless=True)
+            next(stream)
+            assert left()
+            if close:
+                stream.close()
+            del stream
+            assert not left()
 
 
 async def _some(pictures: list[np.ndarray]) -> AsyncIterator[np.ndarray]:

@@ -259,10 +259,7 @@ def quick(client: Client, frames: Any, **options: Any) -> Any:
     return client.stream("shapes", frames, reconnect=Backoff((0.05,)), **options)
 
 
-@pytest.mark.parametrize("lossless", [True, False])
-def test_stream_reconnected_keeps_numbers_and_options(
-    target: str, lossless: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stream_reconnected_keeps_numbers_and_options(target: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "edged.client")
     leaving = Leaving(answers=3)
 
@@ -272,19 +269,15 @@ def test_stream_reconnected_keeps_numbers_and_options(
             yield Captured.now(JPEG)
 
     with ScriptedDaemon(target, leaving) as daemon, Client(target) as client:
-        stream = quick(client, frames(), camera="door", track=True, lossless=lossless)
+        stream = quick(client, frames(), camera="door", track=True)
         sequences = [next(stream).sequence for _ in range(12)]
         stream.close()
         firsts = [frame for frame in daemon.frames if frame.HasField("options")]
-    assert leaving.calls >= 4
     assert sequences == sorted(set(sequences))
-    assert len(firsts) == leaving.calls
+    assert len(firsts) == leaving.calls >= 4
     assert {frame.camera for frame in daemon.frames} == {"door"}
-    counts = stream.counts
-    assert counts.lost == counts.failed >= 3
-    assert counts.answered == 12
-    if lossless:  # each frame was sent once, and none was left out in between
-        assert [frame.sequence for frame in daemon.frames] == list(range(1, len(daemon.frames) + 1))
+    assert stream.counts.lost == stream.counts.failed >= 3
+    assert stream.counts.answered == 12
     assert "calling again in 0.05 s" in caplog.text
 
 

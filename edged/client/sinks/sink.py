@@ -201,7 +201,6 @@ class PendingFrames(Iterator[Picture | Captured]):
     `most` and `most_bytes`."""
 
     def __init__(self, frames: Iterable[Picture | Captured], most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
-        self.forgotten = 0
         self._frames = iter(frames)
         self._most, self._most_bytes = most, most_bytes
         self._pictures: OrderedDict[int, Picture] = OrderedDict()
@@ -217,7 +216,6 @@ class PendingFrames(Iterator[Picture | Captured]):
             self._bytes += _size(picture)
             while len(self._pictures) > self._most or (self._bytes > self._most_bytes and len(self._pictures) > 1):
                 self._forget_oldest()
-                self.forgotten += 1
         return taken
 
     def take(self, sequence: int) -> Picture | None:
