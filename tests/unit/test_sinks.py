@@ -23,6 +23,7 @@ from edged.client import Captured
 from edged.client.result import Classification, Detection, Result, Skips, Timings
 from edged.client.sinks import Answered, JsonLines, Mp4, Preview, Sink, Sinks
 from edged.client.sinks.mp4 import Timeline
+from edged.client.sinks.preview import Newest
 from edged.client.sinks.sink import Background, PendingFrames
 from edged.client.sources import Source
 from edged.errors import InvalidInput, Unsupported
@@ -367,6 +368,13 @@ def test_preview_slow_viewer_skips_and_delays_no_answer(preview: Preview) -> Non
     preview.on_answer(answered(9, shade(250)))
     assert any(viewer.next() >= 245 for _ in range(100))
     viewer.close()
+
+
+def test_newest_without_a_newer_picture_gives_none_in_time() -> None:
+    newest = Newest()
+    newest.put(answered(1, shade(1)))
+    assert newest.after(0, 5.0) is not None
+    assert newest.after(1, 0.01) is None
 
 
 def test_preview_without_viewers_paints_nothing(preview: Preview) -> None:
