@@ -96,23 +96,18 @@ def test_read_a_long_list_that_is_not_of_numbers_is_refused(data: str) -> None:
         tensors.read("m", "", text, None)
 
 
-def test_inputs_in_shared_memory_have_no_contents() -> None:
-    place = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 16}
-    shared = one(parameters=place)
-    del shared["data"]
-    asked = read(shared, one(name="y"))
+def test_read_input_in_shared_memory_has_no_contents() -> None:
+    asked = read(one(data=None, parameters={"shared_memory_region": "r", "shared_memory_offset": 16}), one(name="y"))
     assert len(asked.raw) == 1
     assert asked.message.inputs[0].parameters["shared_memory_region"].string_param == "r"
     assert asked.message.inputs[0].parameters["shared_memory_offset"].int64_param == 16
 
 
-def test_parameters_keep_their_kinds() -> None:
-    said = {"a": True, "b": -5, "c": 2**63, "d": 0.5, "e": "x", "binary_data_output": True}
-    asked = read(one(), parameters=said)
+def test_read_parameters_keep_their_kinds() -> None:
+    given_ = {"bool": True, "int64": -5, "uint64": 2**63, "double": 0.5, "string": "x", "binary_data_output": True}
+    asked = read(one(), parameters=given_)
     kinds = {key: value.WhichOneof("parameter_choice") for key, value in asked.message.parameters.items()}
-    assert kinds == {
-        "a": "bool_param", "b": "int64_param", "c": "uint64_param", "d": "double_param", "e": "string_param",
-    }  # fmt: skip
+    assert kinds == {name: f"{name}_param" for name in ("bool", "int64", "uint64", "double", "string")}
     assert asked.format.is_binary("anything")
 
 
