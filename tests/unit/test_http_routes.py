@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from edged import errors
 from edged.api.auth import policy
+from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.status import http_of
 from edged.api.http import exchange, handlers, routes
 from edged.api.http.exchange import HttpRequest, HttpResponse
+from edged.api.http.handlers import Calls
 from edged.api.http.routes import Route
 from edged.errors import InvalidInput
 from edged.proto import model_config_pb2 as config_pb
 from edged.proto import open_inference_pb2 as pb
+from tests.waiting import asynchronous
 
 
 @pytest.mark.parametrize(
@@ -121,6 +128,50 @@ def test_message_fields_are_plain_values_with_their_defaults() -> None:
     assert fields["input"][0]["data_type"] == "TYPE_FP32"
     assert fields["parameters"] == {"b": {"string_value": "x"}}
     assert fields["version_policy"] == {"all": {}}
+
+
+@pytest.mark.parametrize(
+    ("method", "names", "body", "message"),
+    [
+        ("ModelMetadata", {"model": "m", "version": "3"}, b"", pb.ModelMetadataRequest(name="m", version="3")),
+        (
+            "RepositoryIndex",
+            {"repository": "r"},
+            b'{"ready": true}',
+            pb.RepositoryIndexRequest(repository_name="r", ready=True),
+        ),
+        (
+            "RepositoryModelUnload",
+            {"model": "m"},
+            b'{"parameters": {"a": true}}',
+            pb.RepositoryModelUnloadRequest(
+                model_name="m", parameters={"a": pb.ModelRepositoryParameter(bool_param=True)}
+            ),
+        ),
+        (
+            "SystemSharedMemoryRegister",
+            {"region": "r"},
+            b'{"key": "/k", "byte_size": 4}',
+            pb.SystemSharedMemoryRegisterRequest(name="r", key="/k", byte_size=4),
+        ),
+    ],
+)
+@asynchronous
+async def test_by_message_fills_the_message_with_the_path_and_the_body(
+    method: str, names: dict[str, str], body: bytes, message: Message
+) -> None:
+    found: list[Message] = []
+
+    async def handler(request: Message, context: Context) -> Message:
+        found.append(request)
+        answer: Message = getattr(pb, f"{method}Response")()
+        return answer
+
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()
+    service = Service(pb.DESCRIPTOR.services_by_name["GRPCInferenceService"], SimpleNamespace(**{name: handler}))
+    calls = Calls(service, cast(Any, None), cast(Any, None))
+    await handlers.by_message(calls, HttpRequest("POST", "/", body=body), method, names)
+    assert found == [message]
 
 
 def test_frame_of_has_the_fields_of_the_query() -> None:

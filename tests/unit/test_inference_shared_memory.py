@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -203,6 +204,9 @@ def test_register_object_that_the_client_could_not_open_is_refused(
         return
     regions.register("r", "object", 0, 64, group)
     assert regions.find("r").is_writable == is_written
+    with contextlib.nullcontext() if is_written else pytest.raises(InvalidInput):
+        write(regions, Place("r", 0, 8), b"contents")
+    assert (folder / "object").read_bytes().startswith(b"contents") == is_written
 
 
 def test_regions_client_over_tcp_is_refused_unless_allowed(folder: Path) -> None:
