@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, NoReturn, ParamSpec
 
 import msgspec
@@ -18,6 +18,7 @@ import typer
 from rich.console import Console, HighlighterType, JustifyMethod, OverflowMethod, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from edged.errors import EdgedError, InvalidInput
@@ -41,19 +42,20 @@ _BROKEN_PIPE = 128 + signal.SIGPIPE
 _UNFOLDED = 1 << 20  # columns: wider than anything printed
 
 
-_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# Control characters and line separators, except tab and line feed.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def harmless(text: str) -> str:
-    """A text that moves no cursor, with control characters written out; its lines stay lines."""
-    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Escape control characters, which could move the cursor; line feeds stay."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class DataConsole(Console):
-    """A console whose texts are neither markup nor emoji nor commands to the terminal, also those in tables."""
+    """A console that prints texts literally, also in tables: no markup, no emoji, no control characters."""
 
     def on_broken_pipe(self) -> None:
-        """Called while a BrokenPipeError is handled. It goes on to `command`, which sets the exit status."""
+        """Re-raise the BrokenPipeError that is handled: `command` sets the exit status."""
         raise
 
     def render_str(
@@ -68,7 +70,7 @@ class DataConsole(Console):
         highlight: bool | None = None,
         highlighter: HighlighterType | None = None,
     ) -> Text:
-        """Every plain text that is printed or measured passes here, before it is laid out."""
+        """Every plain text passes here before it is measured and printed."""
         return super().render_str(
             harmless(text),
             style=style,
@@ -86,16 +88,19 @@ err = DataConsole(stderr=True)
 
 
 def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """A command that ends as a shell expects: an EdgedError is one line on stderr (also JSON on stdout with --json) and
-    status 1, or 2 if the arguments, the settings or the model are at fault; what the system refuses is one line and
-    status 1; Ctrl-C is 130, SIGTERM 143, after what was begun is cleared away; a closed pipe is quiet."""
+    """Decorate a command so that it ends as a shell expects.
+
+    An EdgedError is one line on stderr (with --json also JSON on stdout) and status 1, or 2 if the arguments, the
+    settings or the model are wrong. An OSError is one line and status 1. Ctrl-C is 130 and SIGTERM 143, after cleanup.
+    A closed pipe prints nothing.
+    """
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         _unwind_on_sigterm()
         try:
             function(*args, **kwargs)
-            sys.stdout.flush()  # a closed pipe is met here, not while the interpreter exits
+            sys.stdout.flush()  # a closed pipe fails here, not while the interpreter exits
         except EdgedError as error:
             say(f"edged: {error.message}")
             if kwargs.get("json") is True:
@@ -116,9 +121,9 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 def _unwind_on_sigterm() -> None:
-    """SIGTERM, and a terminal that goes away, end a command as an error does: children are stopped and folders removed.
+    """SIGTERM and SIGHUP end a command as an error does: children are stopped and folders removed.
 
-    What is handled or ignored already (nohup) stays so; a command with ways of its own sets them later.
+    Signals that are already handled or ignored (nohup) stay so; a command can set other handlers later.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # in a test
@@ -147,7 +152,20 @@ def show(renderable: RenderableType) -> None:
         plain.print(renderable)
     for line in captured.get().removesuffix("\n").split("\n"):
         sys.stdout.write(line.rstrip() + "\n")
-    sys.stdout.flush()  # what is followed through a pipe is seen as it comes
+    sys.stdout.flush()  # a reader of the pipe sees each line at once
+
+
+def table(*headings: str) -> Table:
+    """Return an empty table without lines."""
+    return Table(*headings, box=None, pad_edge=False)
+
+
+def fact_table(facts: Mapping[str, str]) -> Table:
+    """Return names and values in two columns without headings."""
+    found = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts.items():
+        found.add_row(name, value)
+    return found
 
 
 def say(line: str) -> None:
@@ -183,6 +201,3 @@ def _discard_output() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-
-
-# All that a terminal may take for a command, or for the end of a line that is none; the ends of lines are left.

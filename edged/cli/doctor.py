@@ -127,7 +127,7 @@ def _progress() -> Iterator[Callable[[Step], None]]:
 
 
 def _table(checks: tuple[Check, ...]) -> Table:
-    table = Table("result", "check", "about", "found", box=None, pad_edge=False)
+    table = common.table("result", "check", "about", "found")
     for check in checks:
         found = f"{check.message}\n→ {check.remedy}" if check.remedy else check.message
         style = _STYLES[check.result]

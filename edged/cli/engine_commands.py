@@ -1,4 +1,4 @@
-"""The part of `edged engines` that changes something: rebuild, verify, cancel, pin, unpin, evict. All need a daemon."""
+"""The commands of `edged engines` that need a daemon: rebuild, verify, cancel, pin, unpin, evict."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Key = Annotated[
         show_default=False,
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="All engines of all models.")]
+All = Annotated[bool, typer.Option("--all", help="All engines of all models that the command applies to.")]
 
 _NOTHING = {
     "rebuild": "nothing to rebuild: no engine is missing; use --force to rebuild existing ones",
@@ -42,7 +42,6 @@ _NOTHING = {
     "unpin": "nothing to unpin: the store holds no engine",
     "evict": "nothing to evict: these engines are in use or already evicted",
 }
-_DONE = {"cancel": "cancelled", "pin": "pinned", "unpin": "unpinned", "evict": "evicted"}
 
 
 def rebuild(
@@ -93,69 +92,62 @@ def verify(
     _order(order, "verify", "verified", targets, follow, json)
 
 
-def cancel(
-    model: Model = None,
-    engine: Key = None,
-    everything: All = False,
-    targets: Targets = DEFAULT_TARGETS,
-    json: common.Json = False,
-) -> None:
-    """Cancel builds that run or wait.
+# By verb: the help, and the participle that is printed.
+_SELECTIONS = {
+    "cancel": (
+        "cancelled",
+        """Cancel builds that run or wait.
 
-    These engines are not built again until `edged engines rebuild`.
+        These engines are not built again until `edged engines rebuild`.
 
-    An existing engine stays as it was.
-    """
-    _require_selection("cancel", model, engine, everything)
-    _select("cancel", lambda client: client.cancel(model, engine=engine, everything=everything), targets, json)
+        An existing engine stays as it was.
+        """,
+    ),
+    "pin": ("pinned", "Keep engines from being evicted until they are unpinned."),
+    "unpin": ("unpinned", "Let engines be evicted again."),
+    "evict": (
+        "evicted",
+        """Remove engines that are not in use, to free disk space.
 
+        The daemon does so by itself when it needs space.
 
-def pin(
-    model: Model = None,
-    engine: Key = None,
-    everything: All = False,
-    targets: Targets = DEFAULT_TARGETS,
-    json: common.Json = False,
-) -> None:
-    """Keep engines from being evicted until they are unpinned."""
-    _require_selection("pin", model, engine, everything)
-    _select("pin", lambda client: client.pin(model, engine=engine, everything=everything), targets, json)
+        --all removes all engines that are not needed. An engine that serves, soon will, or is pinned stays; naming one
+        is refused. An evicted engine keeps its record and is made again when it is needed, or by `edged engines
+        rebuild`.
+        """,
+    ),
+}
 
 
-def unpin(
-    model: Model = None,
-    engine: Key = None,
-    everything: All = False,
-    targets: Targets = DEFAULT_TARGETS,
-    json: common.Json = False,
-) -> None:
-    """Let engines be evicted again."""
-    _require_selection("unpin", model, engine, everything)
-    _select("unpin", lambda client: client.unpin(model, engine=engine, everything=everything), targets, json)
+def _selection_command(verb: str, done: str) -> Callable[..., None]:
+    def select(
+        model: Model = None,
+        engine: Key = None,
+        everything: All = False,
+        targets: Targets = DEFAULT_TARGETS,
+        json: common.Json = False,
+    ) -> None:
+        def call(client: Client) -> list[str]:
+            calls = {"cancel": client.cancel, "pin": client.pin, "unpin": client.unpin, "evict": client.evict}
+            return calls[verb](model, engine=engine, everything=everything)
 
+        _require_selection(verb, model, engine, everything)
+        command = RemoteCommand(
+            call=call,
+            render=lambda keys: [f"{done} {key[:12]}" for key in keys] or [_NOTHING[verb]],
+            to_json=lambda keys: {"engines": keys},
+        )
+        remote.run(command, targets, json)
 
-def evict(
-    model: Model = None,
-    engine: Key = None,
-    everything: Annotated[bool, typer.Option("--all", help="All engines that are not needed.")] = False,
-    targets: Targets = DEFAULT_TARGETS,
-    json: common.Json = False,
-) -> None:
-    """Remove engines that are not in use, to free disk space.
-
-    The daemon does so by itself when it needs space.
-
-    An engine that serves, soon will, or is pinned is kept; naming one is refused. An evicted engine keeps its record
-    and is made again when it is wanted: `edged engines rebuild`.
-    """
-    _require_selection("evict", model, engine, everything)
-    _select("evict", lambda client: client.evict(model, engine=engine, everything=everything), targets, json)
+    return select
 
 
 def register(engines: typer.Typer) -> None:
-    """Adds the commands to the group."""
-    for each in (rebuild, verify, cancel, pin, unpin, evict):
+    """Add the commands to the group."""
+    for each in (rebuild, verify):
         engines.command(each.__name__)(common.command(with_target_options(each)))
+    for verb, (done, text) in _SELECTIONS.items():
+        engines.command(verb, help=text)(common.command(with_target_options(_selection_command(verb, done))))
 
 
 def _require_selection(verb: str, model: str | None, engine: str | None, everything: bool) -> None:
@@ -188,28 +180,19 @@ def _order(
                 common.print_json(msgspec.json.encode(engine.json()))
 
 
-def _select(verb: str, select: Callable[[Client], list[str]], targets: Targets, json: bool) -> None:
-    command = RemoteCommand(
-        call=select,
-        render=lambda keys: [f"{_DONE[verb]} {key[:12]}" for key in keys] or [_NOTHING[verb]],
-        to_json=lambda keys: {"engines": keys},
-    )
-    remote.run(command, targets, json)
-
-
 Order: TypeAlias = "Callable[[Client], Iterable[EngineProgress]]"
-
+Show: TypeAlias = Callable[[str, EngineProgress], None]  # the box, empty if there is only one
 _Which: TypeAlias = tuple[str, str]  # model and key: models of one content share engines
-
-Show: TypeAlias = Callable[[str, EngineProgress], None]  # of which box; "" where there is only one
 
 GOES_ON = "the daemon goes on; see: edged status; to stop it: edged engines cancel"
 
 
 def follow_progress(order: Order, targets: Targets, json: bool, done: str, nothing: str) -> None:
-    """Gives an order and shows engines until all have their outcome. Ctrl-C ends only the watching. EdgedError, or of
-    several boxes a summary and status 1, where any engine was not `done`, such as "rebuilt"; `nothing` is said where
-    none was selected."""
+    """Give an order and show engines until all have their outcome. Ctrl-C ends only the watching.
+
+    EdgedError if any engine was not `done`, such as "rebuilt"; of several boxes a summary and status 1. Prints
+    `nothing` if no engine was selected.
+    """
     if targets.is_fleet:
         _follow_fleet(order, targets.boxes(), json, done, nothing)
         return
@@ -233,24 +216,24 @@ def trouble(engines: Collection[EngineProgress], done: str) -> str:
     wrong = [engine for engine in engines if not engine.succeeded]
     if not wrong:
         return ""
-    told = "; ".join(formatting.line(engine) for engine in wrong)
-    return f"{len(wrong)} of {len(engines)} engines could not be {done}: {told}"
+    lines = "; ".join(formatting.line(engine) for engine in wrong)
+    return f"{len(wrong)} of {len(engines)} engines could not be {done}: {lines}"
 
 
 def _follow_fleet(order: Order, boxes: Sequence[Box], json: bool, done: str, nothing: str) -> None:
-    def work(client: Client, say: Callable[[EngineProgress], None]) -> list[EngineProgress]:
+    def work(client: Client, report: Callable[[EngineProgress], None]) -> list[EngineProgress]:
         last: dict[_Which, EngineProgress] = {}
         for update in order(client):
             last[update.model, update.key] = update
-            say(update)
+            report(update)
         return list(last.values())
 
     ended: dict[str, str] = {}
     ends: dict[str, list[EngineProgress]] = {}
     # All at once: the boxes do the work, and one that waits for others would not begin.
-    heard = remote.call_all(boxes, work, len(boxes))
+    received = remote.call_all(boxes, work, len(boxes))
     with _watching(lambda: remote.print_interrupted(ended, boxes, GOES_ON)), _display(json) as show:
-        for each in heard:
+        for each in received:
             if isinstance(each, remote.BoxUpdate):
                 show(each.box, each.update)
                 continue
@@ -323,12 +306,12 @@ def _lines() -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _bars() -> Iterator[Show]:
-    """On standard error, where they leave no trace; a bar whose share is not known runs to and fro."""
+    """Bars on standard error that vanish at the end; one whose share is unknown moves to and fro."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         TaskProgressColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[told]}", markup=False),
+        TextColumn("{task.fields[standing]}", markup=False),
     )
     tasks: dict[tuple[str, _Which], TaskID] = {}
     with Progress(*columns, console=common.err, transient=True) as progress:
@@ -336,19 +319,19 @@ def _bars() -> Iterator[Show]:
         def show(box: str, update: EngineProgress) -> None:
             whose = (box, (update.model, update.key))
             if whose not in tasks:
-                tasks[whose] = progress.add_task(_of(box, formatting.name(update)), told="", total=None)
+                tasks[whose] = progress.add_task(_of(box, formatting.name(update)), standing="", total=None)
             share = 1.0 if update.done else 0.0 if update.phase == "waiting" else update.fraction
             progress.update(
                 tasks[whose],
                 total=None if share is None else 1.0,
                 completed=share or 0.0,
-                told=_told(update),
+                standing=_standing(update),
             )
 
         yield show
 
 
-def _told(update: EngineProgress) -> str:
+def _standing(update: EngineProgress) -> str:
     if update.done:
         return update.state
     return "  ".join(

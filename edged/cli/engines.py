@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import RenderableType
 from rich.table import Table
 
 from edged import packages
@@ -21,13 +19,17 @@ from edged.cli.targets import (
     CacheOption,
     StateOption,
     Targets,
-    is_daemon_addressed,
     local_box,
     with_target_options,
 )
 from edged.decoding import explain, ready
 from edged.errors import EdgedError, InvalidInput, NotFound
 from edged.files import NOT_JSON
+
+if TYPE_CHECKING:
+    from edged.cli.local import LocalBox
+    from edged.engines import offline
+    from edged.ipc.job_messages import Progress
 
 _SHORTEST = 6  # characters of a key that are taken for it
 
@@ -48,16 +50,13 @@ def list_(
     unsuitable (the backend cannot do it), quarantined (no longer tried by itself), evicted (to make room), stale
     (not needed on this device as it is now).
     """
-    command = RemoteCommand(
-        call=lambda client: list(client.engines(model or None)),
-        render=lambda engines: [_list([("", engine) for engine in engines])],
-        to_json=lambda engines: {"engines": [engine.json() for engine in engines]},
-        table=lambda boxes: _list(remote.flattened(boxes)),
+    command = remote.list_command(
+        lambda client: list(client.engines(model or None)),
+        _COLUMNS,
+        lambda engines: {"engines": [engine.json() for engine in engines]},
+        empty="no engines; add a model: edged models add NAME FILE",
     )
-    if is_daemon_addressed(targets.named, state, cache):
-        remote.run(command, targets, json)
-    else:
-        command.show(local_box(state, cache).engines(model), json)
+    remote.run_or_read(command, targets, (state, cache), lambda: local_box(state, cache).engines(model), json)
 
 
 def why(
@@ -75,10 +74,7 @@ def why(
         render=lambda explanations: [_reasons(explanations)],
         to_json=lambda explanations: {"explanations": [item.json() for item in explanations]},
     )
-    if is_daemon_addressed(targets.named, state, cache):
-        remote.run(command, targets, json)
-    else:
-        command.show(local_box(state, cache).explain(model), json)
+    remote.run_or_read(command, targets, (state, cache), lambda: local_box(state, cache).explain(model), json)
 
 
 def show(
@@ -92,12 +88,9 @@ def show(
     if len(key) < _SHORTEST:
         raise InvalidInput(f"{key!r} is too short for a key; give at least {_SHORTEST} characters")
     command = RemoteCommand(
-        call=lambda client: _keyed(client.engines(), key), render=lambda engines: [_details(engines)], to_json=_plain
+        call=lambda client: _keyed(client.engines(), key), render=lambda engines: [_details(engines)], to_json=_to_json
     )
-    if is_daemon_addressed(targets.named, state, cache):
-        remote.run(command, targets, json)
-    else:
-        command.show(_keyed(local_box(state, cache).engines(""), key), json)
+    remote.run_or_read(command, targets, (state, cache), lambda: _keyed(local_box(state, cache).engines(""), key), json)
 
 
 def register(app: typer.Typer) -> None:
@@ -105,13 +98,13 @@ def register(app: typer.Typer) -> None:
     engines.command("list")(common.command(with_target_options(list_)))
     engines.command("why")(common.command(with_target_options(why)))
     engines.command("show")(common.command(with_target_options(show)))
-    register_build(engines)
+    engines.command("build")(common.command(build))
     engine_commands.register(engines)
     app.add_typer(engines, name="engines")
 
 
 def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
-    """The one engine whose key begins so, once for each model that has it: equal files have equal engines."""
+    """Return the engine whose key begins with `start`, once for each model that has it: equal files share engines."""
     found = [engine for engine in engines if engine.key.startswith(start)]
     keys = sorted({engine.key for engine in found})
     if not keys:
@@ -123,7 +116,7 @@ def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
     return found
 
 
-def _plain(engines: list[EngineInfo]) -> dict[str, Any]:
+def _to_json(engines: list[EngineInfo]) -> dict[str, Any]:
     return engines[0].json() | {"models": [engine.model for engine in engines]}
 
 
@@ -154,14 +147,12 @@ def _details(engines: list[EngineInfo]) -> Table:
         word = "accepted" if verdict.accepted else "rejected"
         rows["verdict"] = f"{word}: {verdict.reason}" if verdict.reason else word
         rows |= {f"verdict {name}": f"{value:g}" for name, value in verdict.figures.items()}
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in (rows | {f"part {name}": value for name, value in engine.parts.items()}).items():
-        table.add_row(name, value or "none")
-    return table
+    rows |= {f"part {name}": value for name, value in engine.parts.items()}
+    return common.fact_table({name: value or "none" for name, value in rows.items()})
 
 
 def _composition(composition: Composition) -> dict[str, str]:
-    """What the runtime made of the model, and where it runs; nothing where that is not known."""
+    """Describe what the runtime made of the model and where its nodes run, as far as that is known."""
     rows = {"layers": ", ".join(f"{count} in {precision}" for precision, count in composition.layers.items())}
     for provider, operators in composition.nodes.items():
         most_first = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
@@ -186,25 +177,12 @@ def _built(engine: EngineInfo) -> str:
     return f"{formatting.moment(engine.created_unix_s)} in {engine.build_s:.1f} s{effort}"
 
 
-def _list(engines: Sequence[tuple[str, EngineInfo]]) -> RenderableType:
-    return _table(engines) if engines else "no engines; add a model: edged models add NAME FILE"
-
-
-def _table(engines: Sequence[tuple[str, EngineInfo]]) -> Table:
-    """One row for each engine; the box's name is empty if there is only one box."""
-    titles = ("model", "engine", "backend", "precision", "state", "speed", "size", "")
-    table = Table(*remote.box_column(engines), *titles, box=None, pad_edge=False)
-    for box, engine in engines:
-        size = f"{engine.bytes / 1e6:.1f} MB" if engine.bytes else ""
-        backend = _how(engine)
-        state = f"{engine.state}, pinned" if engine.pinned else engine.state
-        about = (engine.model, engine.key[:12], backend, engine.precision, state, _speed(engine), size, engine.reason)
-        table.add_row(*([box] if box else []), *about)
-    return table
+def _state(engine: EngineInfo) -> str:
+    return f"{engine.state}, pinned" if engine.pinned else engine.state
 
 
 def _how(engine: EngineInfo) -> str:
-    """The backend, its device unless it is the CPU, and what else of the recipe is short enough."""
+    """The backend, its device unless it is the CPU, optimisation level and threads."""
     threads = engine.parts.get("recipe.threads", "0")  # another version's engines may have other parts
     level = engine.parts.get("recipe.optimization", "?")
     device = "" if engine.device == "cpu" else f" on {engine.device}"
@@ -212,22 +190,27 @@ def _how(engine: EngineInfo) -> str:
 
 
 def _speed(engine: EngineInfo) -> str:
-    """How many times as fast as the reference it was, timed in turns with it."""
+    """Its speed as a multiple of the reference's, timed in turns with it."""
     return "" if engine.speed is None or engine.parts.get("recipe.optimization") == "none" else f"{engine.speed:.1f}x"
 
 
+_COLUMNS: tuple[remote.Column[EngineInfo], ...] = (
+    remote.Column("model", lambda engine: engine.model),
+    remote.Column("engine", lambda engine: engine.key[:12]),
+    remote.Column("backend", _how),
+    remote.Column("precision", lambda engine: engine.precision),
+    remote.Column("state", _state),
+    remote.Column("speed", _speed),
+    remote.Column("size", lambda engine: f"{engine.bytes / 1e6:.1f} MB" if engine.bytes else ""),
+    remote.Column("", lambda engine: engine.reason),
+)
+
+
 def _reasons(explanations: list[Explanation]) -> Table:
-    table = Table("engine", "backend", "state", "because", box=None, pad_edge=False)
+    table = common.table("engine", "backend", "state", "because")
     for item in explanations:
         table.add_row(item.wanted[:12], item.backend, item.state, item.summary)
     return table
-
-
-if TYPE_CHECKING:
-    from edged.cli.local import LocalBox
-    from edged.engines import offline
-    from edged.ipc.job_messages import Progress
-    from edged.store.record import EngineRecord
 
 
 def build(
@@ -271,6 +254,7 @@ def build(
     wanted = offline.engines(found, on, tuple(precision or ()))
     failed = 0
     for engine in wanted:
+        plain: dict[str, Any] = {"key": engine.key.digest, "precision": engine.recipe.precision, "error": ""}
         try:
             if engine.problem:
                 raise InvalidInput(engine.problem)
@@ -278,47 +262,34 @@ def build(
                 record = asyncio.run(box.build_ahead(found, engine, on, _quietly))
         except EdgedError as error:
             failed += 1
-            _tell(json, {"key": engine.key.digest, "precision": engine.recipe.precision, "error": str(error)}, None)
+            plain["error"] = outcome = str(error)
         else:
-            plain = {"key": engine.key.digest, "precision": engine.recipe.precision, "error": ""}
-            _tell(json, plain, record)
+            plain |= {"bytes": record.size, "build_s": record.build.build_s, "for": record.ahead}
+            outcome = f"{record.size / 1e6:.1f} MB in {record.build.build_s:.1f} s, for {record.ahead}"
+        if json:
+            common.print_json(msgspec.json.encode(plain))
+        else:
+            common.show(f"{engine.key.digest[:12]} {engine.recipe.precision}: {outcome}")
     if failed:
         raise EdgedError(f"{failed} of {len(wanted)} engines for {on.name} could not be built")
-
-
-def register_build(engines: typer.Typer) -> None:
-    """Adds the command to the group."""
-    engines.command("build")(common.command(build))
 
 
 def _target(text: str, box: LocalBox) -> offline.Target:
     from edged.engines import offline
 
-    place = Path(text)
-    if not place.is_file():
+    file = Path(text)
+    if not file.is_file():
         return offline.target(text, box.fingerprint)
 
     class Facts(msgspec.Struct):
         facts: dict[str, str]
 
     try:
-        recorded = msgspec.json.decode(place.read_bytes(), type=ready(Facts))
+        recorded = msgspec.json.decode(file.read_bytes(), type=ready(Facts))
     except (OSError, *NOT_JSON) as error:
-        raise InvalidInput(f"{place} has no facts that `edged device --json` wrote: {explain(error)}") from error
-    return offline.recorded_target(recorded.facts, box.fingerprint, place.name)
+        raise InvalidInput(f"{file} is not the output of `edged device --json`: {explain(error)}") from error
+    return offline.recorded_target(recorded.facts, box.fingerprint, file.name)
 
 
 def _quietly(progress: Progress) -> None:
     """No output: a spinner turns meanwhile."""
-
-
-def _tell(json: bool, plain: dict[str, Any], record: EngineRecord | None) -> None:
-    if record is not None:
-        plain |= {"bytes": record.size, "build_s": record.build.build_s, "for": record.ahead}
-    if json:
-        common.print_json(msgspec.json.encode(plain))
-    elif record is None:
-        common.show(f"{plain['key'][:12]} {plain['precision']}: {plain['error']}")
-    else:
-        size, seconds = record.size / 1e6, record.build.build_s
-        common.show(f"{plain['key'][:12]} {plain['precision']}: {size:.1f} MB in {seconds:.1f} s, for {record.ahead}")

@@ -59,7 +59,7 @@ def _print(result: Result) -> None:
 
 
 def _detections(result: Result) -> Table:
-    table = Table(box=None, pad_edge=False)
+    table = common.table()
     table.add_column("label", overflow="fold")
     for name in ("score", "x1", "y1", "x2", "y2"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -70,7 +70,7 @@ def _detections(result: Result) -> Table:
 
 
 def _outputs(result: Result) -> Table:
-    table = Table("output", "type", "shape", box=None, pad_edge=False)
+    table = common.table("output", "type", "shape")
     for name, array in result.outputs.items():
         table.add_row(name, str(array.dtype), "x".join(str(size) for size in array.shape) or "scalar")
     return table

@@ -222,7 +222,6 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 def _table(file: Path, admission: Admission, seen: sample_run.PictureResult | None) -> Table:
     inspection, model = admission.inspection, admission.model
-    table = Table(show_header=False, box=None, pad_edge=False)
     opsets = ", ".join(f"{domain} {version}" for domain, version in inspection.opsets.items())
     operators = ", ".join(f"{count} {name}" for name, count in inspection.operators.items())
     rows = {
@@ -246,9 +245,7 @@ def _table(file: Path, admission: Admission, seen: sample_run.PictureResult | No
         **_outcome(admission),
         **({} if seen is None else _run_rows(seen)),
     }
-    for name, value in rows.items():
-        table.add_row(name, formatting.shown(value))
-    return table
+    return common.fact_table({name: formatting.shown(value) for name, value in rows.items()})
 
 
 def _outcome(admission: Admission) -> dict[str, str]:

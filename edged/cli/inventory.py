@@ -231,7 +231,7 @@ def _checked(box: Box) -> Checked:
 
 
 def _table(found: list[Checked]) -> Table:
-    table = Table("BOX", "TARGET", "GROUPS", "HOW", "PROBLEM", box=None, pad_edge=False)
+    table = common.table("BOX", "TARGET", "GROUPS", "HOW", "PROBLEM")
     for each in found:
         table.add_row(each.box, each.target, ", ".join(each.groups), each.how, each.problem)
     return table

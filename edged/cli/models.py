@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
 from rich.table import Table
 
 from edged.api_types import ModelInfo, ShapeRange, Shapes, TensorInfo
@@ -107,16 +106,13 @@ def add(
 
 def list_(targets: Targets = DEFAULT_TARGETS, state: StateOption = None, json: common.Json = False) -> None:
     """Show the models, what serves them, and what is wrong with them."""
-    command = RemoteCommand(
-        call=lambda client: list(client.models()),
-        render=lambda models: [_list([("", model) for model in models])],
-        to_json=lambda models: {"models": [model.json() for model in models]},
-        table=lambda boxes: _list(remote.flattened(boxes)),
+    command = remote.list_command(
+        lambda client: list(client.models()),
+        _COLUMNS,
+        lambda models: {"models": [model.json() for model in models]},
+        empty="no models yet; add one: edged models add NAME FILE.onnx",
     )
-    if is_daemon_addressed(targets.named, state):
-        remote.run(command, targets, json)
-    else:
-        command.show(_stored(state), json)
+    remote.run_or_read(command, targets, (state,), lambda: local_box(state).models(), json)
 
 
 def show(
@@ -133,10 +129,7 @@ def show(
         render=lambda model: [_facts(model)],
         to_json=ModelInfo.json,
     )
-    if is_daemon_addressed(targets.named, state):
-        remote.run(command, targets, json)
-    else:
-        command.show(_named(_stored(state), name), json)
+    remote.run_or_read(command, targets, (state,), lambda: _named(local_box(state).models(), name), json)
 
 
 def remove(
@@ -151,17 +144,12 @@ def remove(
     Its engines stay in the store until space is needed. Its files are moved to models/.removed in the state folder,
     from where they can be moved back. The last 10 are kept there, 4 GiB in all at most; --delete keeps nothing.
     """
-
-    def ask(client: Client) -> str:
-        return client.remove_model(name, delete=delete)
-
-    command = RemoteCommand(
-        ask, render=lambda kept: _removed(name, kept), to_json=lambda kept: {"name": name, "kept": kept}
+    command: RemoteCommand[str] = RemoteCommand(
+        call=lambda client: client.remove_model(name, delete=delete),
+        render=lambda kept: _removed(name, kept),
+        to_json=lambda kept: {"name": name, "kept": kept},
     )
-    if is_daemon_addressed(targets.named, state):
-        remote.run(command, targets, json)
-    else:
-        command.show(local_box(state).remove(name, delete=delete), json)
+    remote.run_or_read(command, targets, (state,), lambda: local_box(state).remove(name, delete=delete), json)
 
 
 def register(app: typer.Typer) -> None:
@@ -187,41 +175,12 @@ def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
     return found
 
 
-def _stored(state: Path | None) -> list[ModelInfo]:
-    """Those of the folder of models."""
-    return local_box(state).models()
-
-
-def _list(models: Sequence[tuple[str, ModelInfo]]) -> RenderableType:
-    return _table(models) if models else "no models yet; add one: edged models add NAME FILE.onnx"
-
-
-def _table(models: Sequence[tuple[str, ModelInfo]]) -> Table:
-    """One row for each model; the box's name is empty if there is only one box."""
-    titles = ("model", "state", "family", "backend", "precision", "engine", "inputs")
-    noting = any(model.notes for _, model in models)
-    alarming = any(_alarms(model) for _, model in models)
-    more = [*(["alarms"] if alarming else []), *(["notes"] if noting else [])]
-    table = Table(*remote.box_column(models), *titles, *more, box=None, pad_edge=False)
-    for box, model in models:
-        inputs = ", ".join(f"{formatting.shown(t.name)} {t.datatype}{list(t.shape)}" for t in model.inputs)
-        family = model.family or ("raw tensors" if model.digest else "")
-        alarms = [_alarms(model)] if alarming else []
-        told = model.reason or inputs
-        noted = f"{len(model.notes)}: edged models show {model.name}" if model.notes else ""
-        notes = [noted] if noting else []
-        about = (model.name, _state(model), family, model.backend, _precision(model), model.engine[:12], told)
-        table.add_row(*([box] if box else []), *about, *alarms, *notes)
-    return table
-
-
 def _alarms(model: ModelInfo) -> str:
     """Its alarms, without the one that only repeats why it is refused."""
     return "; ".join(a.message for a in model.alarms if not model.reason or model.reason not in a.message)
 
 
 def _facts(model: ModelInfo) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "model": model.name,
         "version": model.version,
@@ -243,9 +202,9 @@ def _facts(model: ModelInfo) -> Table:
         rows["repaired"] = "\n".join(model.repair.lines())
     if model.notes:
         rows["notes"] = "\n".join(model.notes)
-    for name, value in rows.items():
-        table.add_row(name, "\n".join(map(formatting.shown, value.split("\n"))))
-    return table
+    return common.fact_table(
+        {name: "\n".join(map(formatting.shown, value.split("\n"))) for name, value in rows.items()}
+    )
 
 
 def _precision(model: ModelInfo) -> str:
@@ -255,6 +214,27 @@ def _precision(model: ModelInfo) -> str:
 def _state(model: ModelInfo) -> str:
     """Its state, and whether it answers although something is wrong with it: the alarms say what."""
     return f"{model.state}, degraded" if model.state == "ready" and model.alarms else model.state
+
+
+def _inputs(model: ModelInfo) -> str:
+    return ", ".join(f"{formatting.shown(t.name)} {t.datatype}{list(t.shape)}" for t in model.inputs)
+
+
+_COLUMNS: tuple[remote.Column[ModelInfo], ...] = (
+    remote.Column("model", lambda model: model.name),
+    remote.Column("state", _state),
+    remote.Column("family", lambda model: model.family or ("raw tensors" if model.digest else "")),
+    remote.Column("backend", lambda model: model.backend),
+    remote.Column("precision", _precision),
+    remote.Column("engine", lambda model: model.engine[:12]),
+    remote.Column("inputs", lambda model: model.reason or _inputs(model)),
+    remote.Column("alarms", _alarms, is_optional=True),
+    remote.Column(
+        "notes",
+        lambda model: f"{len(model.notes)}: edged models show {model.name}" if model.notes else "",
+        is_optional=True,
+    ),
+)
 
 
 def _tensors(tensors: tuple[TensorInfo, ...]) -> str:

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -17,7 +18,7 @@ from rich.padding import Padding
 
 from edged.cli import common
 from edged.cli.inventory import Box
-from edged.cli.targets import Targets, client_of
+from edged.cli.targets import Targets, client_of, is_daemon_addressed
 from edged.errors import EdgedError, ErrorCode
 
 if TYPE_CHECKING:
@@ -161,14 +162,58 @@ def run(command: RemoteCommand[Answer], targets: Targets, json: bool, doing: str
         raise typer.Exit(common.FAILED)
 
 
-def flattened(answers: Mapping[str, Iterable[Item]]) -> list[tuple[str, Item]]:
-    """Pair each item with its box."""
-    return [(box, item) for box, items in answers.items() for item in items]
+def run_or_read(
+    command: RemoteCommand[Answer],
+    targets: Targets,
+    folders: Sequence[Path | None],
+    read: Callable[[], Answer],
+    json: bool,
+) -> None:
+    """Call the daemon if one is addressed, otherwise `read` the answer from this box's folders."""
+    if is_daemon_addressed(targets.named, *folders):
+        run(command, targets, json)
+    else:
+        command.show(read(), json)
 
 
-def box_column(items: Sequence[tuple[str, Item]]) -> tuple[str, ...]:
-    """Return the heading of a column for boxes, empty if no item has a box."""
-    return ("BOX",) if any(box for box, _ in items) else ()
+@dataclass(frozen=True)
+class Column(Generic[Item]):
+    """A column of a list. An optional one is left out if it has no text; a whole one is never wrapped."""
+
+    heading: str
+    text: Callable[[Item], str]
+    is_optional: bool = False
+    is_whole: bool = False
+
+
+def list_command(
+    call: Callable[[Client], list[Item]],
+    columns: Sequence[Column[Item]],
+    to_json: Callable[[list[Item]], Any],
+    empty: str,
+) -> RemoteCommand[list[Item]]:
+    """Return a command that lists items in one table, of several boxes too; `empty` replaces an empty table."""
+    return RemoteCommand(
+        call=call,
+        render=lambda items: [_item_table({"": items}, columns, empty)],
+        to_json=to_json,
+        table=lambda boxes: _item_table(boxes, columns, empty),
+    )
+
+
+def _item_table(answers: Mapping[str, Sequence[Item]], columns: Sequence[Column[Item]], empty: str) -> RenderableType:
+    """One row for each item, after its box's name if it has one."""
+    items = [(box, item) for box, items in answers.items() for item in items]
+    if not items:
+        return empty
+    shown = [column for column in columns if not column.is_optional or any(column.text(item) for _, item in items)]
+    has_boxes = any(box for box, _ in items)
+    table = common.table(*(["BOX"] if has_boxes else []))
+    for column in shown:
+        table.add_column(column.heading, no_wrap=column.is_whole)
+    for box, item in items:
+        table.add_row(*([box] if has_boxes else []), *(column.text(item) for column in shown))
+    return table
 
 
 def print_summary(ended: Mapping[str, str], boxes: Sequence[Box], json: bool) -> None:
@@ -186,8 +231,8 @@ def print_summary(ended: Mapping[str, str], boxes: Sequence[Box], json: bool) ->
 def print_interrupted(ended: Iterable[str], boxes: Sequence[Box], if_interrupted: str) -> None:
     """Print which boxes have not answered, after Ctrl-C."""
     silent = [box.name for box in boxes if box.name not in set(ended)]
-    told = f"no answer yet from {', '.join(silent)}" if silent else "all boxes have answered"
-    common.say("; ".join(filter(None, (told, if_interrupted))))
+    line = f"no answer yet from {', '.join(silent)}" if silent else "all boxes have answered"
+    common.say("; ".join(filter(None, (line, if_interrupted))))
 
 
 def print_json_line(ended: BoxOutcome[Answer], failure: str, to_json: Callable[[Answer], Any]) -> None:
@@ -221,14 +266,14 @@ def _run_on_fleet(command: RemoteCommand[Answer], boxes: Sequence[Box], json: bo
 
 
 def _waited_for(
-    heard: Iterator[BoxUpdate[None] | BoxOutcome[Answer]], boxes: Sequence[Box], ended: Mapping[str, str], doing: str
+    received: Iterator[BoxUpdate[None] | BoxOutcome[Answer]], boxes: Sequence[Box], ended: Mapping[str, str], doing: str
 ) -> Iterator[BoxOutcome[Answer]]:
     """Yield outcomes as they come; a terminal shows which boxes are missing."""
     while len(ended) < len(boxes):
         silent = [box.name for box in boxes if box.name not in ended]
         more = f" and {len(silent) - 3} more" if len(silent) > 3 else ""
         with common.working(f"{doing or 'waiting'} for {', '.join(silent[:3])}{more}"):
-            end = next(heard)
+            end = next(received)
         if isinstance(end, BoxOutcome):
             yield end
 

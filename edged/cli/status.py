@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
@@ -18,6 +17,10 @@ from edged.cli import common, formatting, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
 from edged.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from edged.client.client import Client
+    from edged.device.fingerprint import Fingerprint
 
 
 def status(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
@@ -41,16 +44,12 @@ def register(app: typer.Typer) -> None:
 
 def _trouble(found: StatusInfo) -> str:
     kinds = sorted({alarm.kind for alarm in found.alarms})
-    return f"{_count(len(found.alarms), 'alarm')}: {', '.join(kinds)}" if kinds else ""
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{len(found.alarms)} {'alarm' if len(found.alarms) == 1 else 'alarms'}: {', '.join(kinds)}" if kinds else ""
 
 
 def _table(boxes: Mapping[str, StatusInfo]) -> Table:
     """One row for each box, with its builds and alarms."""
-    table = Table("BOX", "VERSION", "UP", "SERVING", "ENGINES", "MAKING", "ALARMS", box=None, pad_edge=False)
+    table = common.table("BOX", "VERSION", "UP", "SERVING", "ENGINES", "MAKING", "ALARMS")
     for name, found in boxes.items():
         table.add_row(
             name,
@@ -65,21 +64,15 @@ def _table(boxes: Mapping[str, StatusInfo]) -> Table:
 
 
 def _summary(found: StatusInfo) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("edged", f"{found.version}, up {formatting.span(found.uptime_s)}")
-    table.add_row("models", f"{found.serving} of {found.models} serve")
-    table.add_row("engines", _engines(found))
-    if found.paused:
-        table.add_row("paused", found.paused)
-    _add(table, "making", [formatting.line(engine) for engine in found.building])
-    _add(table, "alarms", [_alarm(alarm) for alarm in found.alarms])
-    return table
-
-
-def _add(table: Table, name: str, lines: list[str]) -> None:
-    for line in lines or ["none"]:
-        table.add_row(name, line)
-        name = ""
+    rows = {
+        "edged": f"{found.version}, up {formatting.span(found.uptime_s)}",
+        "models": f"{found.serving} of {found.models} serve",
+        "engines": _engines(found),
+        **({"paused": found.paused} if found.paused else {}),
+        "making": "\n".join(formatting.line(engine) for engine in found.building) or "none",
+        "alarms": "\n".join(_alarm(alarm) for alarm in found.alarms) or "none",
+    }
+    return common.fact_table(rows)
 
 
 def _engines(found: StatusInfo) -> str:
@@ -89,8 +82,8 @@ def _engines(found: StatusInfo) -> str:
 
 def _alarm(alarm: AlarmInfo) -> str:
     about = " ".join(filter(None, (alarm.model, alarm.engine[:12])))
-    told = f"{about}: {alarm.message}" if about else alarm.message
-    return f"{alarm.kind} since {formatting.moment(alarm.since_unix_s)}: {told}"
+    text = f"{about}: {alarm.message}" if about else alarm.message
+    return f"{alarm.kind} since {formatting.moment(alarm.since_unix_s)}: {text}"
 
 
 def cameras(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
@@ -101,11 +94,11 @@ def cameras(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> No
     AGE is from capture to answer: median / 99th percentile of the latest answers. A camera that reconnects keeps its
     row.
     """
-    command = RemoteCommand(
-        call=lambda client: client.cameras(),
-        render=lambda found: [_shown([("", each) for each in found])],
-        to_json=lambda found: [each.json() for each in found],
-        table=lambda boxes: _shown(remote.flattened(boxes)),
+    command = remote.list_command(
+        lambda client: list(client.cameras()),
+        _CAMERA_COLUMNS,
+        lambda found: [each.json() for each in found],
+        empty="no active cameras; see: edged stream --help",
     )
     remote.run(command, targets, json)
 
@@ -114,40 +107,21 @@ def register_cameras(app: typer.Typer) -> None:
     app.command("cameras")(common.command(with_target_options(cameras)))
 
 
-def _shown(found: Sequence[tuple[str, CameraInfo]]) -> RenderableType:
-    return _camera_table(found, time.time()) if found else "no active cameras; see: edged stream --help"
-
-
-def _camera_table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
-    """One row for each camera; the box's name is empty if there is only one box."""
-    table = Table(*remote.box_column(found), box=None, pad_edge=False)
-    for heading in ("CAMERA", "MODEL", "STATE", "FPS IN", "ANSWERED", "AGE", "SKIPPED", "FAILED", "LAST ERROR"):
-        table.add_column(heading, no_wrap=heading in ("CAMERA", "MODEL"))
-    for box, each in found:
-        table.add_row(
-            *([box] if box else []),
-            each.camera or "-",
-            each.model,
-            _camera_state(each, now),
-            f"{each.fps_in:.1f}",
-            f"{each.fps_answered:.1f}",
-            _ages(each),
-            formatting.skipped(each.skipped, each.received),
-            str(each.failed) if each.failed else "",
-            f"{each.last_error} ({formatting.span(max(0.0, now - each.last_error_unix_s))} ago)"
-            if each.last_error
-            else "",
-        )
-    return table
-
-
-def _camera_state(each: CameraInfo, now: float) -> str:
+def _camera_state(each: CameraInfo) -> str:
     mode = "" if each.mode == "freshest" else ", every frame"
     tracked = ", tracked" if each.tracked else ""
     if not each.connections:
-        return f"gone {formatting.span(max(0.0, now - each.last_frame_unix_s))} ago"
+        return f"gone {_ago(each.last_frame_unix_s)}"
     several = f" x{each.connections}" if each.connections > 1 else ""
     return f"{each.lane}{several}{mode}{tracked}"
+
+
+def _last_error(each: CameraInfo) -> str:
+    return f"{each.last_error} ({_ago(each.last_error_unix_s)})" if each.last_error else ""
+
+
+def _ago(unix_s: float) -> str:
+    return f"{formatting.span(max(0.0, time.time() - unix_s))} ago"
 
 
 def _ages(each: CameraInfo) -> str:
@@ -156,8 +130,17 @@ def _ages(each: CameraInfo) -> str:
     return f"{each.age_p50_ms:.0f} / {each.age_p99_ms:.0f} ms"
 
 
-if TYPE_CHECKING:
-    from edged.client.client import Client
+_CAMERA_COLUMNS: tuple[remote.Column[CameraInfo], ...] = (
+    remote.Column("CAMERA", lambda each: each.camera or "-", is_whole=True),
+    remote.Column("MODEL", lambda each: each.model, is_whole=True),
+    remote.Column("STATE", _camera_state),
+    remote.Column("FPS IN", lambda each: f"{each.fps_in:.1f}"),
+    remote.Column("ANSWERED", lambda each: f"{each.fps_answered:.1f}"),
+    remote.Column("AGE", _ages),
+    remote.Column("SKIPPED", lambda each: formatting.skipped(each.skipped, each.received)),
+    remote.Column("FAILED", lambda each: str(each.failed) if each.failed else ""),
+    remote.Column("LAST ERROR", _last_error),
+)
 
 
 def refresh(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
@@ -209,29 +192,31 @@ def register_device(app: typer.Typer) -> None:
 
 
 def _fact_table(facts: dict[str, Any]) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in facts["facts"].items():
-        table.add_row(name, value)
-    for found in facts.get("devices", ()):
+    rows = dict(facts["facts"])
+    for found in facts["devices"]:
         memory = f", {found['memory_mb']} MiB" if found["memory_mb"] else ""
-        table.add_row(f"device {found['name']}", f"{found['description']}{memory}")
-    table.add_row("digest", facts["digest"])
-    return table
+        rows[f"device {found['name']}"] = f"{found['description']}{memory}"
+    return common.fact_table({**rows, "digest": facts["digest"]})
 
 
 def _local(root: Path) -> dict[str, Any]:
-    from edged.device.fingerprint import devices, probe
+    from edged.device.fingerprint import probe
 
     if not root.is_dir():
         raise NotFound(f"directory {root} does not exist")
     fingerprint = probe(root)
-    found = [msgspec.to_builtins(item) for item in devices(fingerprint)]
-    return {"facts": fingerprint.facts, "devices": found, "digest": fingerprint.digest}
+    return _described(fingerprint, fingerprint.digest)
 
 
 def _remote(client: Client) -> dict[str, Any]:
-    from edged.device.fingerprint import Fingerprint, devices
+    from edged.device.fingerprint import Fingerprint
 
-    said = client.device()
-    found = [msgspec.to_builtins(item) for item in devices(Fingerprint(said.facts))]
-    return {"facts": dict(sorted(said.facts.items())), "devices": found, "digest": said.digest}
+    found = client.device()
+    return _described(Fingerprint(found.facts), found.digest)
+
+
+def _described(fingerprint: Fingerprint, digest: str) -> dict[str, Any]:
+    from edged.device.fingerprint import devices
+
+    found = [msgspec.to_builtins(item) for item in devices(fingerprint)]
+    return {"facts": fingerprint.facts, "devices": found, "digest": digest}

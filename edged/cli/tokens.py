@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.table import Table
 
 from edged.cli import common
 
@@ -74,7 +73,7 @@ def list_(file: _File = None, state: _State = None, json: common.Json = False) -
         ]
         common.print_json(msgspec.json.encode(told))
         return
-    table = Table("NAME", "ROLES", "CREATED", "EXPIRES", box=None, pad_edge=False)
+    table = common.table("NAME", "ROLES", "CREATED", "EXPIRES")
     for token in found:
         table.add_row(
             token.name, policy.describe_roles(frozenset(token.roles)), _date(token.created), _expiry(token.expires)
