@@ -195,6 +195,7 @@ class Catalogue:
 
     def read_again(self, planned: PlannedModel) -> None:
         """Read a model that changed on disk, unless it is being read already."""
+        planned.is_superseded = False
         if not planned.is_being_read:
             self._read(planned)
 

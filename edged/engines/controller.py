@@ -39,6 +39,7 @@ from edged.engines.reconcile import (
     CloseFallback,
     Open,
     OpenFallback,
+    Read,
     Refuse,
     RefuseFallback,
     Replan,
@@ -120,7 +121,6 @@ class Controller:
             settings.attempts,
             self.events,
             self._tasks,
-            self._read_again,
             probe,
         )
         self.selection = selection or ModelSelection(repository)
@@ -128,7 +128,7 @@ class Controller:
             self.selection, named, builder, self._planner, self.events, self._tasks, self.opener.retire, self._prove
         )
         self.models = self.catalogue.models
-        self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts, self._read_again)
+        self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts)
         self.learning = Learning(self._planner.book, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._quarantine.forgive)
@@ -319,9 +319,6 @@ class Controller:
     def _readiness(self, planned: PlannedModel) -> Readiness:
         return readiness(planned, self.health)
 
-    def _read_again(self, planned: PlannedModel) -> None:
-        self.catalogue.read_again(planned)
-
     def _device_changed(self, fingerprint: Fingerprint) -> None:
         self._planner.fingerprint = fingerprint
         self.catalogue.plan_all()
@@ -353,6 +350,8 @@ def carry_out(action: Action, now: float, catalogue: Catalogue, opener: Opener, 
             opener.close_fallback(planned)
         case RefuseFallback():
             planned.refuse_fallback(action.why)
+        case Read():
+            catalogue.read_again(planned)
         case Refuse():
             catalogue.refuse(planned)
         case Replan():

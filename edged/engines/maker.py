@@ -68,12 +68,11 @@ class Maker:
         events: EventLog,
         tasks: TaskGroup,
         attempts: AttemptLog,
-        read_again: Callable[[PlannedModel], None],
     ) -> None:
         self.eviction = EvictionManager(store, settings, models, events, self._keys)
         self._builder, self._store, self._models, self._settings = builder, store, models, settings
         self._events, self._tasks = events, tasks
-        self._attempts, self._read_again = attempts, read_again
+        self._attempts = attempts
         self._work: list[_Job] = []
 
     def reconfigure(self, settings: Engines) -> None:
@@ -171,7 +170,7 @@ class Maker:
         except Superseded as error:
             engine.postpone(str(error), _AGAIN_SECONDS)
             _LOG.info("model %s: engine %s is void: %s", name, short, error)
-            self._read_again(planned)
+            planned.is_superseded = True
         except OutOfSpace as error:
             engine.met_disk(error)
             engine.postpone(str(error), _SPACE_SECONDS)

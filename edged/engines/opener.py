@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from edged.backends import registry
@@ -63,7 +63,6 @@ class Opener:
         attempts: int,
         events: EventLog,
         tasks: TaskGroup,
-        read_again: Callable[[PlannedModel], None],
         probe: SessionProbe | None = None,
     ) -> None:
         """`probe` asks every engine one question before it serves; without one none is asked."""
@@ -71,7 +70,7 @@ class Opener:
         self._proven: set[tuple[str, str]] = (
             set()
         )  # engines that answered a golden question rightly, by key and edition
-        self._events, self._tasks, self._read_again = events, tasks, read_again
+        self._events, self._tasks = events, tasks
         self._probe = probe
 
     def reconfigure(self, attempts: int) -> None:
@@ -126,7 +125,7 @@ class Opener:
             engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self._hosts.retry_in(_kind(engine)))
             if isinstance(error, Superseded):
                 engine.open_at = max(engine.open_at, time.monotonic() + _REPLACED_SECONDS)
-                self._read_again(planned)
+                planned.is_superseded = True
             _LOG.warning("engine %s of model %s cannot be opened now: %s", engine.digest[:12], model.name, error)
         except EdgedError as error:
             if planned.is_being_read:  # its file may be gone by now

@@ -53,6 +53,7 @@ class PlannedModel:
     fallback_open_at: float = 0.0  # when opening may be tried again, in monotonic seconds
     fallback_why: str = ""  # why it was not opened the last time
     reading: asyncio.Task[None] | None = None
+    is_superseded: bool = False  # its file was found to be another one while an engine was made or opened
     examined: str = ""  # digest of what was read last, with whatever outcome
     weights: tuple[Path, ...] = ()  # external data files, as the model was last read
     _weights: str = ""

@@ -71,6 +71,7 @@ class ModelView(msgspec.Struct, frozen=True):
     opening: bool = False
     reading: bool = False  # it may become another model
     holds: bool = False  # it serves while it is being read: nothing but its fallback slot changes
+    superseded: bool = False  # its file is another one by now
     outdated: bool = False  # what serves is the right model, but was built for the device before a change
     is_slow: bool = False  # what serves has been much slower than usual for a while
     lowering: bool = False  # an optimised engine was rejected, and the one optimised less is not planned yet
@@ -120,6 +121,12 @@ class Replan(msgspec.Struct, frozen=True):
     model: str
 
 
+class Read(msgspec.Struct, frozen=True):
+    """Read a model that changed on disk."""
+
+    model: str
+
+
 class Refuse(msgspec.Struct, frozen=True):
     """Refuse a model that no engine can serve."""
 
@@ -148,7 +155,7 @@ class RefuseFallback(msgspec.Struct, frozen=True):
 
 
 Work = Make | Try | Verify  # takes a child, one at a time in each lane
-Action = Open | Review | Replan | Refuse | OpenFallback | CloseFallback | RefuseFallback | Work
+Action = Open | Review | Replan | Read | Refuse | OpenFallback | CloseFallback | RefuseFallback | Work
 
 
 def reconcile(
@@ -170,7 +177,8 @@ def reconcile(
     """
     every = list(models)
     models = [model for model in every if not model.holds]
-    actions: list[Action] = [Replan(model.name) for model in models if model.lowering]
+    actions: list[Action] = [Read(model.name) for model in every if model.superseded]
+    actions += [Replan(model.name) for model in models if model.lowering]
     actions += filter(None, (_open(model, now) for model in models))
     actions += [review for model in models for review in _reviews(model, now, is_idle and not busy)]
     if not paused:

@@ -59,7 +59,7 @@ def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
 
 
 def _model(planned: PlannedModel, is_slow: bool) -> ModelView:
-    fits, current, is_read = planned.fits(), planned.slot.current, planned.is_being_read
+    fits, current, is_read = planned.fits(), planned.slot.current, planned.is_being_read or planned.is_superseded
     holds = is_read and current is not None
     return ModelView(
         name=planned.entry.name,
@@ -74,6 +74,7 @@ def _model(planned: PlannedModel, is_slow: bool) -> ModelView:
         opening=planned.opening is not None,
         reading=is_read,
         holds=holds,
+        superseded=planned.is_superseded,
         outdated=fits and planned.serving not in planned.engines,
         is_slow=is_slow,
         lowering=is_lowering_due(planned),

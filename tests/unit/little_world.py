@@ -369,18 +369,15 @@ class World:
         log = MemoryLog()
         self.planner = Planner(store, log, box(), attempts=ATTEMPTS, tries_drivers=True)
         repository: Any = self
-        self.opener = Opener(outside, store, ATTEMPTS, self.events, self.chores, self._read_again)
+        self.opener = Opener(outside, store, ATTEMPTS, self.events, self.chores)
         self.catalogue = Catalogue(repository, {}, outside, self.planner, self.events, self.chores, self.opener.retire)
         self.models = self.catalogue.models
-        self.maker = Maker(outside, store, self.models, settings, self.events, self.chores, log, self._read_again)
+        self.maker = Maker(outside, store, self.models, settings, self.events, self.chores, log)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, lambda: None)
         self.lost: set[str] = set()  # models whose host was lost since the last step
 
     def entries(self) -> dict[str, ModelEntry]:
         return dict(self.entries_now)
-
-    def _read_again(self, planned: PlannedModel) -> None:
-        self.catalogue.read_again(planned)
 
     # -- what happens -----------------------------------------------------------------------------------------------
 

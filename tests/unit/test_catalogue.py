@@ -15,7 +15,7 @@ from edged.config import Engines
 from edged.engines.catalogue import Catalogue, Prove
 from edged.engines.engine import EngineState
 from edged.engines.plan import PlannedModel, Planner
-from edged.engines.reconcile import Refuse, reconcile
+from edged.engines.reconcile import Read, Refuse, Replan, reconcile
 from edged.engines.views import actual
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, ModelNotFound, NotFound, NotReady
 from edged.errors import ModelRefused as Refusal
@@ -291,6 +291,21 @@ async def test_a_model_that_changes_while_it_is_read_is_planned_as_it_is_in_the_
     assert planned.model is not None
     assert planned.model.digest == inspection("other").digest
     assert len(told(house.events, ModelRead)) == 1
+
+
+@pytest.mark.parametrize("is_being_read", [False, True])
+async def test_superseded_model_is_read_once_and_nothing_is_opened_meanwhile(house: House, is_being_read: bool) -> None:
+    planned = await house.add("m")
+    house.readers.gate.clear()
+    if is_being_read:
+        house.catalogue.read_again(planned)
+    planned.is_superseded = True
+    actions = reconcile(actual(house.store, [planned]), 0.0, set())
+    assert [action for action in actions if not isinstance(action, Replan)] == [Read("m")]
+    house.catalogue.read_again(planned)
+    house.readers.gate.set()
+    await settle()
+    assert (house.readers.reads, planned.is_superseded) == (2, False)
 
 
 async def test_only_a_few_models_are_read_at_once(house: House) -> None:

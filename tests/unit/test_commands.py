@@ -67,7 +67,6 @@ class Desk:
             self.events,
             TaskGroup(lambda: None),
             self.log,
-            lambda planned: None,
         )
         catalogue: object = SimpleNamespace(models=self.models, find=self._find)
         self.commands = Commands(catalogue, self.store, self.maker, self.events, self._wake)  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ class Place:
         self.clock, self.wakes, self.hosts, self.main = clock, 0, Hosts(), FakeLink()
         self.store: Any = MemoryStore()
         hosts: Any = self.hosts
-        self.opener = Opener(hosts, self.store, 4, EventLog(), TaskGroup(lambda: None), lambda planned: None)
+        self.opener = Opener(hosts, self.store, 4, EventLog(), TaskGroup(lambda: None))
         self.planned = planned_model()
         self.planned.fallback.awaited = self._wake
         self.plan(shapes())

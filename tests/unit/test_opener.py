@@ -23,7 +23,6 @@ from edged.engines.alarms import Alarm, AlarmKind, Box, wrong
 from edged.engines.desired import desired
 from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.opener import Opener, misplaced_nodes
-from edged.engines.plan import PlannedModel
 from edged.engines.probe import NoUsableProbe
 from edged.engines.report import engines as reports
 from edged.errors import (
@@ -92,7 +91,6 @@ class Gate:
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self.clock, self.store, self.events, self.hosts = clock, Store(root), EventLog(), FakeHosts()
-        self.read_again: list[PlannedModel] = []
         self.looks = 0
         self.planned = planned_model()
         of = model(backends="openvino", threads="1,2")
@@ -110,7 +108,6 @@ class Gate:
             4,
             self.events,
             TaskGroup(self._look),
-            self.read_again.append,
             self.examiner,  # type: ignore[arg-type]
         )
 
@@ -246,7 +243,7 @@ async def test_what_cannot_be_opened_now_is_opened_later(gate: Gate, clock: Cloc
     gate.hosts.wait = 0.0
     await gate.open(error)
     assert clock.now < engine.open_at < clock.now + 5
-    assert gate.read_again == ([gate.planned] * 2 if isinstance(error, Superseded) else [])
+    assert gate.planned.is_superseded is isinstance(error, Superseded)
 
 
 async def test_a_reference_that_is_refused_stays_refused(gate: Gate) -> None:
@@ -411,7 +408,7 @@ async def test_a_reference_whose_file_was_replaced_while_it_was_opened_does_not_
     gate.planned.slot.current = None
     monkeypatch.setattr(opener_module, "require_same", replaced)
     await gate.open(engine=gate.reference)
-    assert (gate.serving, gate.read_again) == (None, [gate.planned])
+    assert (gate.serving, gate.planned.is_superseded) == (None, True)
     assert gate.host(gate.reference).closed == [2]
     assert clock.now < gate.reference.open_at < math.inf
 
@@ -427,7 +424,7 @@ async def test_open_reference_whose_file_was_taken_away_is_opened_later(
     gate = Gate(tmp_path, clock)
     monkeypatch.setattr(opener_module, "require_same", gone)
     await gate.open(EngineUnusable("NO_SUCHFILE"), gate.reference)
-    assert gate.read_again == [gate.planned]
+    assert gate.planned.is_superseded
     assert clock.now < gate.reference.open_at < math.inf
 
 
