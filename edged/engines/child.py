@@ -35,7 +35,7 @@ from edged.engines.child_watch import NO_PATIENCE, Patience
 from edged.errors import BuildFailed, EdgedError, ModelRefused
 from edged.ipc import job_channel as channel
 from edged.ipc import job_messages as jobs
-from edged.ipc.repair_messages import FreeDims, Lower, Prove, Simplify
+from edged.ipc.job_messages import FreeDims, Lower, Prove, Simplify
 from edged.logs.child_output import ChildLogForwarder
 
 _POLL_SECONDS = 0.25

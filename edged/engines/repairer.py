@@ -19,7 +19,7 @@ from edged.config.limits import Limits
 from edged.engines.child import run
 from edged.errors import BuildFailed, ConfigError, EdgedError, EngineUnusable, ModelRefused, Unsuitable, Unsupported
 from edged.ipc import job_messages as jobs
-from edged.ipc.repair_messages import Freed, FreeDims, Lower, Lowered, Prove, Proven, Simplified, Simplify
+from edged.ipc.job_messages import Freed, FreeDims, Lower, Lowered, Prove, Proven, Simplified, Simplify
 from edged.models.inspection import Inspection
 from edged.models.repair import Done, Proof, Record, Step, Wish
 from edged.verification.shape_range import ShapeRange

@@ -22,7 +22,7 @@ from edged.device import load
 from edged.errors import EdgedError, InvalidInput, OutOfSpace, Superseded, Unsuitable
 from edged.files import disk_fault, disk_fault_behind, read_through
 from edged.ipc import job_messages as jobs
-from edged.ipc.repair_messages import FreeDims, Lower, Prove, Simplify
+from edged.ipc.job_messages import FreeDims, Lower, Prove, Simplify
 from edged.jobs import runtimes, trial
 from edged.jobs.precision import convert_order
 from edged.models.identity import require_same

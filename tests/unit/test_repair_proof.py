@@ -11,7 +11,7 @@ from onnx import helper
 
 from edged.backends.contract import REFERENCE, Order
 from edged.errors import Unsuitable
-from edged.ipc.repair_messages import Freed, FreeDims, Prove
+from edged.ipc.job_messages import Freed, FreeDims, Prove
 from edged.jobs.inspect import inspect
 from edged.jobs.repair import dims, proof
 from edged.jobs.repair.lowering import lower

@@ -16,8 +16,7 @@ from edged.engines import repairer
 from edged.engines.child import run
 from edged.engines.repairer import Repaired, repair
 from edged.errors import BuildFailed, ModelRefused
-from edged.ipc.job_messages import LoadedRuntime
-from edged.ipc.repair_messages import Lower, Lowered, Prove
+from edged.ipc.job_messages import LoadedRuntime, Lower, Lowered, Prove
 from edged.models.identity import file_digest, model_digest
 from edged.models.repair import Wish
 from tests import repair_models as models

@@ -19,7 +19,7 @@ import onnx
 from edged.backends import registry
 from edged.backends.contract import Order, Session, Signature
 from edged.errors import EdgedError, Unsuitable
-from edged.ipc.repair_messages import Freed, FreeDims
+from edged.ipc.job_messages import Freed, FreeDims
 from edged.jobs.repair.proof import tolerance_for
 from edged.store.record import Verdict
 from edged.tensors import ANY_SHAPE, Array, Dim, TensorSpec

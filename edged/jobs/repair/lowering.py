@@ -23,7 +23,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from edged import packages
 from edged.backends.contract import one_line
 from edged.errors import ModelRefused, Unsuitable
-from edged.ipc.repair_messages import Lower, Lowered
+from edged.ipc.job_messages import Lower, Lowered
 from edged.jobs.onnx_graph import replace_nodes
 from edged.jobs.onnx_walk import Walk, all_graphs, bodies
 from edged.jobs.repair.nodes import REWRITES, Likeness, Scope, changed, likeness, schema, small_constants

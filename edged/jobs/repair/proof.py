@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from edged.backends import registry
 from edged.backends.contract import Session, Signature, one_line
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, Unsuitable
-from edged.ipc.repair_messages import Prove, Proven
+from edged.ipc.job_messages import Prove, Proven
 from edged.models.inspection import arithmetic
 from edged.store.record import Verdict
 from edged.tensors import Array, numpy_dtype

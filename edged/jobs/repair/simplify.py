@@ -14,7 +14,7 @@ import onnx
 from edged import packages
 from edged.backends.contract import one_line
 from edged.errors import Unsuitable, Unsupported
-from edged.ipc.repair_messages import Simplified, Simplify
+from edged.ipc.job_messages import Simplified, Simplify
 
 # The library holds the model in one message of protobuf, which cannot be of 2 GiB, several times over.
 _LARGEST = 1 << 30
