@@ -201,7 +201,7 @@ class Backend(Protocol):
         """The version of the runtime that this process really loaded, as its package names it."""
 
     def build(
-        self, order: Order, out: Path, tell: Callable[[float], None], graphs: Callable[[], Graphs]
+        self, order: Order, out: Path, report: Callable[[float], None], graphs: Callable[[], Graphs]
     ) -> Composition:
         """Writes the engine's files into the directory `out`, which has none yet; EngineUnusable when the runtime
         refuses.

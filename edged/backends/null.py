@@ -64,7 +64,7 @@ class _Null:
         return __version__
 
     def build(
-        self, order: Order, out: Path, tell: Callable[[float], None], graphs: Callable[[], Graphs]
+        self, order: Order, out: Path, report: Callable[[float], None], graphs: Callable[[], Graphs]
     ) -> Composition:
         self.check(Path(order.model))
         (out / _BLOB).write_bytes(order.recipe.optimization.encode())

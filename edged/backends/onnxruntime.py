@@ -58,7 +58,7 @@ class _OnnxRuntime:
         return runtime.version()
 
     def build(
-        self, order: Order, out: Path, tell: Callable[[float], None], graphs: Callable[[], Graphs]
+        self, order: Order, out: Path, report: Callable[[float], None], graphs: Callable[[], Graphs]
     ) -> Composition:
         where = runtime.provider(order.recipe)
         if not where.is_cpu:

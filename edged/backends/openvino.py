@@ -92,7 +92,7 @@ class _OpenVino:
         return str(ov.__version__).partition("-")[0]  # the build's number and branch follow
 
     def build(
-        self, order: Order, out: Path, tell: Callable[[float], None], graphs: Callable[[], Graphs]
+        self, order: Order, out: Path, report: Callable[[float], None], graphs: Callable[[], Graphs]
     ) -> Composition:
         core, recipe = ov.Core(), order.recipe
         device = find(core, recipe.device)

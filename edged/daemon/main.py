@@ -16,13 +16,12 @@ from pathlib import Path
 from edged import tasks
 from edged.api.endpoints.endpoints import Endpoints
 from edged.api.endpoints.publisher import Publisher
-from edged.api.grpc import grpc_limits as edge
+from edged.api.grpc import grpc_limits
 from edged.api.grpc.activation import Activation
-from edged.api.grpc.server import Ingress
+from edged.api.grpc.server import GrpcServers
 from edged.config import Config
 from edged.confinement import confine, settings
-from edged.daemon import locations as places
-from edged.daemon import malloc_trimmer as slack
+from edged.daemon import locations, malloc_trimmer
 from edged.daemon.heartbeat import Heartbeat
 from edged.daemon.reload import Reloader
 from edged.daemon.signals import Signals
@@ -61,7 +60,7 @@ async def serve(
     configured.
     """
     signals = Signals()
-    with _alone(places.state_dir(config)):
+    with _alone(locations.state_dir(config)):
         await _serve(config, signals, ready, read, activation)
 
 
@@ -73,31 +72,31 @@ async def _serve(
     activation: Activation | None,
 ) -> None:
     tasks.count_callbacks()
-    edge.raise_descriptor_limit()
+    grpc_limits.raise_descriptor_limit()
     # These threads wait for disks: on a slow one the few that there are by default would keep each other waiting.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "worker"))
     tell_confinement = _confine(config)
     notifier = Notifier.of(os.environ)
-    guard = places.guard_of(config)
-    models = places.repository(config)
+    guard = locations.guard_of(config)
+    models = locations.repository(config)
     models.sweep()
     await asyncio.to_thread(sweep_scratch)
     # One that cannot be used is told of, and models are served without it.
     disk = Background()
-    store = Store(places.cache_dir(config), places.accepts_foreign(config), disk.put)
-    builder = Builder(store, places.cache_dir(config), config.build, config.admission, disk.put)
+    store = Store(locations.cache_dir(config), locations.accepts_foreign(config), disk.put)
+    builder = Builder(store, locations.cache_dir(config), config.build, config.admission, disk.put)
     fingerprint = await asyncio.to_thread(probe)
     shelf = ModelSelection(models, config.model_control, config.startup_models)
     controller = Controller(
-        *(models, places.named_models(config), store, builder, fingerprint),
+        *(models, locations.named_models(config), store, builder, fingerprint),
         *(config.hosts, config.engines, shelf, config.health, disk),
     )
     controller.overrides.sweep()
     cameras, publisher = Cameras(), Publisher(controller.events)
-    tracing = Tracing(places.state_dir(config) / "traces")
-    ingress = Ingress(
+    tracing = Tracing(locations.state_dir(config) / "traces")
+    servers = GrpcServers(
         controller,
-        places.addresses(config),
+        locations.addresses(config),
         cameras,
         tracing,
         controller.tracking,
@@ -107,25 +106,25 @@ async def _serve(
         guard=guard,
         activation=activation,
     )
-    endpoints = Endpoints(controller, cameras, config, publisher, ingress)
-    reloader = Reloader(config, read, controller, builder, ingress, endpoints, notifier)
-    ingress.offer_reload(reloader.reload)
+    endpoints = Endpoints(controller, cameras, config, publisher, servers)
+    reloader = Reloader(config, read, controller, builder, servers, endpoints, notifier)
+    servers.offer_reload(reloader.reload)
     heartbeat = Heartbeat(notifier, watchdog_seconds(os.environ, os.getpid()), controller, reloader)
     # A request that comes first of all finds the models that are there.
     await controller.catalogue.look_aside()
     kept = [
         tasks.keep("control loop", controller.run),
         tasks.keep("heartbeat", heartbeat.run),
-        tasks.keep("memory trimming", slack.run),
+        tasks.keep("memory trimming", malloc_trimmer.run),
         tasks.keep("watch of libraries", controller.watch),
         tasks.keep("reload by signal", partial(reloader.run, signals.reload)),
         tasks.keep("watch of tokens and certificates", guard.run),
-        tasks.keep("watch of connections", ingress.watch),
+        tasks.keep("watch of connections", servers.watch),
     ]
     try:
-        await ingress.start()
+        await servers.start()
         await endpoints.start()
-        addresses = [*ingress.addresses, *endpoints.addresses]
+        addresses = [*servers.addresses, *endpoints.addresses]
         counts, held = store.counts, len(store.records())
         _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
         _LOG.info("edged %s answers on %s", __version__, ", ".join(addresses))
@@ -139,7 +138,7 @@ async def _serve(
         grace = reloader.config.stop_seconds
         notifier.stopping(grace + 2 * _CLOSING_SECONDS)
         end_within(grace + _CLOSING_SECONDS, _leave_behind)
-        await asyncio.gather(endpoints.stop(grace), ingress.stop(grace))
+        await asyncio.gather(endpoints.stop(grace), servers.stop(grace))
         await endpoints.publish.stop(grace)
         await tracing.close()
         await asyncio.to_thread(guard.audit.close)
@@ -153,7 +152,7 @@ def _confine(config: Config) -> Callable[[], None]:
     """Closes this process to its children, and has these confined; what it returns logs how, for when the daemon
     serves. ConfigError if the kernel cannot and has to."""
     confine.close_to_others()
-    settings.use(config.confinement, places.private(config))
+    settings.use(config.confinement, locations.private(config))
     lacking = ", ".join(confine.lacking())
     if config.confinement == "off":
         return partial(

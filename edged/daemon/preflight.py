@@ -21,7 +21,7 @@ from edged.api.endpoints.address import tcp_address, unix_path
 from edged.api.endpoints.zmq_socket import place
 from edged.config import Config
 from edged.config.keys import Path
-from edged.daemon import locations as places
+from edged.daemon import locations
 from edged.errors import EdgedError
 from edged.models.entries import check_name
 
@@ -45,9 +45,9 @@ def preflight(config: Config) -> Iterator[Finding]:
 
 def _folders(config: Config) -> Iterator[Finding]:
     if config.state:
-        yield from ((("state",), why) for why in _unwritable(places.state_dir(config)))
+        yield from ((("state",), why) for why in _unwritable(locations.state_dir(config)))
     if config.cache:
-        yield from ((("cache",), why) for why in _unwritable(places.cache_dir(config)))
+        yield from ((("cache",), why) for why in _unwritable(locations.cache_dir(config)))
     if config.state and config.state == config.cache:
         yield ("cache",), f"{config.cache} is the directory for models as well; name another"
 
@@ -100,7 +100,7 @@ def _access(config: Config) -> Iterator[Finding]:
     """What is wrong with certificates and grants; each message begins with its key."""
     if config.tls.certificate:
         yield from _told(lambda: tls.read(config.tls, time.time()))
-    guarded = [*places.addresses(config), *([config.http.listen] if config.http.listen else [])]
+    guarded = [*locations.addresses(config), *([config.http.listen] if config.http.listen else [])]
     yield from _told(lambda: policy.require_known(config.access, config.tls, guarded))
     if config.access.tokens_file:
         yield from _told(TokenFile(File(config.access.tokens_file)).read, ("access", "tokens_file"))
@@ -132,7 +132,7 @@ def _listeners(config: Config) -> Iterator[Finding]:
 
 def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Place]]]:
     """Every address with its key, and how it is read."""
-    for index, address in enumerate(places.addresses(config)):
+    for index, address in enumerate(locations.addresses(config)):
         yield (f"listen[{index}]",) if config.listen else _DEFAULT, address, lambda address: _door(address, config)
     for path, address in ((("http", "listen"), config.http.listen), (("metrics", "listen"), config.metrics.listen)):
         if address:

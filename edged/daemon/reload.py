@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from edged import logs
 from edged.api.endpoints.endpoints import Endpoints
-from edged.api.grpc.server import Ingress
+from edged.api.grpc.server import GrpcServers
 from edged.config import Config
 from edged.config.changes import Change, Outcome, Part, diff, with_value
-from edged.daemon import locations as places
+from edged.daemon import locations
 from edged.engines.builder import Builder
 from edged.engines.controller import Controller
 from edged.errors import ConfigError, EdgedError, Refused
@@ -31,14 +31,14 @@ class Reloader:
         read: Callable[[], Config] | None,
         controller: Controller,
         builder: Builder,
-        ingress: Ingress,
+        servers: GrpcServers,
         endpoints: Endpoints,
         notifier: Notifier,
     ) -> None:
         self.config = config
         self.problem = ""  # why the last configuration that was read is not in force, wholly or in parts
         self._read, self._controller, self._builder = read, controller, builder
-        self._ingress, self._endpoints, self._notifier = ingress, endpoints, notifier
+        self._ingress, self._endpoints, self._notifier = servers, endpoints, notifier
         self._turn = asyncio.Lock()
 
     async def run(self, wanted: asyncio.Event) -> None:
@@ -66,7 +66,7 @@ class Reloader:
             self._notifier.reloading()
             try:
                 wanted = await asyncio.to_thread(self._read)
-                places.named_models(wanted)
+                locations.named_models(wanted)
                 outcomes = tuple([await self._make(change, wanted) for change in diff(self.config, wanted)])
             except EdgedError as error:
                 self.problem = f"configuration refused: {error}"
@@ -99,10 +99,10 @@ class Reloader:
         elif part is Part.TLS:
             await self._ingress.guard.reconfigure_tls(wanted.tls)
         elif part is Part.ACCESS:
-            await self._ingress.guard.reconfigure(wanted.access, places.addresses(wanted), places.beside(wanted))
-            self._controller.accept_foreign(places.accepts_foreign(wanted))
+            await self._ingress.guard.reconfigure(wanted.access, locations.addresses(wanted), locations.beside(wanted))
+            self._controller.accept_foreign(locations.accepts_foreign(wanted))
         elif part is Part.MODELS:
-            self._controller.catalogue.name(places.named_models(wanted))
+            self._controller.catalogue.name(locations.named_models(wanted))
             self._controller.wake()
         elif part is Part.BUILDS:
             self._builder.reconfigure(wanted.build, wanted.admission)
@@ -134,10 +134,10 @@ class Reloader:
 
     async def _listen(self, config: Config, grace: float) -> None:
         """All of the addresses that are new, or none of them; then those that are gone are given up."""
-        wanted = places.addresses(config)
-        before = places.addresses(self.config)
+        wanted = locations.addresses(config)
+        before = locations.addresses(self.config)
         opened: list[str] = []
-        self._ingress.guard.split(places.split_sockets(config))
+        self._ingress.guard.split(locations.split_sockets(config))
         try:
             for address in dict.fromkeys(wanted):
                 if address not in before:
@@ -146,7 +146,7 @@ class Reloader:
         except ConfigError:
             for address in opened:
                 self._ingress.close(address, 0.0)
-            self._ingress.guard.split(places.split_sockets(self.config))
+            self._ingress.guard.split(locations.split_sockets(self.config))
             raise
         for address in dict.fromkeys(before):
             if address not in wanted:

@@ -227,7 +227,7 @@ class Controller:
         self._planner.reconfigure(engines)
         self.opener.reconfigure(engines.attempts)
         self.maker.reconfigure(engines)
-        self._hosts.heed(hosts)
+        self._hosts.reconfigure(hosts)
         self.health = health
         self.prober.reconfigure(health)
         self.wake()

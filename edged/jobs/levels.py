@@ -19,16 +19,16 @@ from edged.verification.standard import Tolerance
 from edged.verification.verify import Pair, judge
 
 
-def compare(job: jobs.CompareLevels, session: Session, tell: Callable[[jobs.Progress], None]) -> jobs.ComparedLevels:
+def compare(job: jobs.CompareLevels, session: Session, report: Callable[[jobs.Progress], None]) -> jobs.ComparedLevels:
     """`session` is the reference's. EngineUnusable when it answers nothing itself."""
     order = job.order
-    tell(jobs.Progress("asking the reference"))
+    report(jobs.Progress("asking the reference"))
     asked = golden.make(session, order.signature, job.recognition, job.samples, job.shape_range)
     session.close()
     matcher = matcher_for(job.recognition, job.tolerance.box_score)
     found = []
     for number, level in enumerate(ort_levels.NAMES):
-        tell(jobs.Progress(f"comparing level {level}", number / len(ort_levels.NAMES)))
+        report(jobs.Progress(f"comparing level {level}", number / len(ort_levels.NAMES)))
         found.append(jobs.LevelVerdict(level, _verdict(order, level, asked.samples, job.tolerance, matcher)))
     return jobs.ComparedLevels(tuple(found))
 

@@ -33,7 +33,7 @@ from edged.verification.boxes import matcher_for
 from edged.verification.probes import GIVEN, PICTURE, read_sample
 from edged.verification.verify import Pair, judge
 
-Tell: TypeAlias = Callable[[jobs.Progress], None]
+Report: TypeAlias = Callable[[jobs.Progress], None]
 
 _WARM_UPS = 2
 _RUNS = (5, 60)  # of a timed session, at least and at most
@@ -41,15 +41,15 @@ _SECONDS = 1.5  # of timing, unless that is too few runs
 _PROBE = 64 << 10  # bytes written to find out whether a disk takes any
 
 
-def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
+def do(job: jobs.Job, report: Report) -> msgspec.Struct:
     """Do one job in this process."""
     if isinstance(job, jobs.Inspect):
         from edged.jobs.inspect import inspect  # brings the onnx package, which the other jobs do without
 
-        return inspect(Path(job.path), lambda stage: tell(jobs.Progress(stage.value)))
+        return inspect(Path(job.path), lambda stage: report(jobs.Progress(stage.value)))
     if isinstance(job, jobs.Check):
         require_same(job.order)
-        return trial.attempt(job, registry.load(job.order.recipe.backend), tell)
+        return trial.attempt(job, registry.load(job.order.recipe.backend), report)
     if isinstance(job, jobs.CheckSamples):
         for sample in map(Path, job.samples):
             if is_tensors(sample.name):
@@ -67,7 +67,7 @@ def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
         return _repair(job)
     # The file is read by its path, now; a key says which content it must have had, before and after.
     require_same(job.order)
-    answer = _on_model(job, tell)
+    answer = _on_model(job, report)
     try:
         require_same(job.order)
     except Superseded:
@@ -87,36 +87,36 @@ def _repair(job: Lower | Prove | FreeDims | Simplify) -> msgspec.Struct:
     return simplify.simplify(job) if isinstance(job, Simplify) else lowering.write_lowered(job)
 
 
-def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Verify, tell: Tell) -> msgspec.Struct:
+def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Verify, report: Report) -> msgspec.Struct:
     if isinstance(job, jobs.MakeGolden):
-        return _make_golden(job, tell)
+        return _make_golden(job, report)
     if isinstance(job, jobs.CompareLevels):
         from edged.jobs import levels  # brings ONNX Runtime
 
-        return levels.compare(job, registry.load(job.order.recipe.backend).open(job.order), tell)
-    return _build(job, tell) if isinstance(job, jobs.Build) else _verify(job, tell)
+        return levels.compare(job, registry.load(job.order.recipe.backend).open(job.order), report)
+    return _build(job, report) if isinstance(job, jobs.Build) else _verify(job, report)
 
 
-def _build(job: jobs.Build, tell: Tell) -> jobs.Built:
+def _build(job: jobs.Build, report: Report) -> jobs.Built:
     started = time.monotonic()
     backend, out = _load(job), Path(job.out)
     if job.order.recipe.precision in backend.in_graph:
         # Within the stage, so that it goes with it when this process is killed.
         with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
-            tell(jobs.Progress("converting"))
+            report(jobs.Progress("converting"))
             order, said = convert_order(job, Path(folder))
-            made = _run(backend, order, out, tell)
+            made = _run(backend, order, out, report)
         made = msgspec.structs.replace(made, kept=said.kept + made.kept, notes=said.notes + made.notes)
     else:
-        made = _run(backend, job.order, out, tell)
+        made = _run(backend, job.order, out, report)
     seconds = time.monotonic() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return jobs.Built(Artefact.seal(out), round(seconds, 3), round(peak, 1), made)
 
 
-def _run(backend: Backend, order: Order, out: Path, tell: Tell) -> Composition:
-    tell(jobs.Progress("building"))
-    return backend.build(order, out, lambda fraction: tell(jobs.Progress("building", fraction)), load_graphs)
+def _run(backend: Backend, order: Order, out: Path, report: Report) -> Composition:
+    report(jobs.Progress("building"))
+    return backend.build(order, out, lambda fraction: report(jobs.Progress("building", fraction)), load_graphs)
 
 
 def load_graphs() -> Graphs:
@@ -126,19 +126,19 @@ def load_graphs() -> Graphs:
     return engine_graph
 
 
-def _make_golden(job: jobs.MakeGolden, tell: Tell) -> jobs.MadeGolden:
+def _make_golden(job: jobs.MakeGolden, report: Report) -> jobs.MadeGolden:
     session, out = registry.load(job.order.recipe.backend).open(job.order), Path(job.out)
-    asking = partial(tell, jobs.Progress("asking the reference"))
+    asking = partial(report, jobs.Progress("asking the reference"))
     made = golden.make(session, job.order.signature, job.recognition, job.samples, job.shape_range, asking)
     golden.save(out, made.samples, made.skipped)
     return jobs.MadeGolden(made.skipped)
 
 
-def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
+def _verify(job: jobs.Verify, report: Report) -> jobs.Timed:
     asked = golden.load(Path(job.golden))
     session = _load(job).open(job.order)
     pairs = (
-        _pair(sample, session, job.order.signature, tell) for sample in golden.deciding(asked.samples, job.arithmetic)
+        _pair(sample, session, job.order.signature, report) for sample in golden.deciding(asked.samples, job.arithmetic)
     )
     verdict = judge(pairs, job.tolerance, matcher_for(job.recognition, job.tolerance.box_score))
     if asked.skipped:
@@ -146,7 +146,7 @@ def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
         verdict = msgspec.structs.replace(verdict, figures=figures)
     if not verdict.accepted:
         return jobs.Timed(verdict, None)
-    tell(jobs.Progress("timing"))
+    report(jobs.Progress("timing"))
     inputs = _typical(asked.samples).inputs
     if job.order.recipe.is_reference:
         timing = in_turns([session], inputs)
@@ -158,8 +158,8 @@ def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
     return jobs.Timed(verdict, own, other, timing.load)
 
 
-def _pair(sample: golden.Sample, session: Session, signature: Signature, tell: Tell) -> Pair:
-    tell(jobs.Progress("verifying"))
+def _pair(sample: golden.Sample, session: Session, signature: Signature, report: Report) -> Pair:
+    report(jobs.Progress("verifying"))
     try:
         answer = session.infer(sample.inputs)
     except InvalidInput as error:  # built again it would be the same

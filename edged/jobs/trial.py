@@ -28,7 +28,7 @@ from edged.verification import boxes, user_samples
 from edged.verification.probes import GIVEN, Pictures, Probe, one_by_one
 from edged.vision.family import Recognition
 
-Tell: TypeAlias = Callable[[jobs.Progress], None]
+Report: TypeAlias = Callable[[jobs.Progress], None]
 
 _CONVERT = "or have it changed: edged models add NAME FILE --convert"
 _EXTENSIONS = (
@@ -45,20 +45,20 @@ _MOST_BYTES = 256 << 20  # of one probe
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory", "Available memory of")
 
 
-def attempt(job: jobs.Check, backend: Backend, tell: Tell) -> jobs.Checked:
+def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
     """Up to the first stage that the model does not pass."""
     known = (
         job.support if job.support is not None and job.support.version == backend.version() else find_support(backend)
     )
     title = f"{registry.TITLES.get(backend.name, backend.name)} {known.version}"
-    tell(jobs.Progress(Stage.OPSET.value))
+    report(jobs.Progress(Stage.OPSET.value))
     finding = opset(job, backend, known, title)
     if finding is None:
-        tell(jobs.Progress(Stage.OPERATORS.value))
+        report(jobs.Progress(Stage.OPERATORS.value))
         finding = operators(job, backend, title)
     if finding is not None or job.through is Stage.OPERATORS:
         return jobs.Checked(known, finding)
-    tell(jobs.Progress(Stage.SESSION.value))
+    report(jobs.Progress(Stage.SESSION.value))
     began = time.monotonic()
     try:
         session = backend.trial(job.order)
@@ -68,7 +68,7 @@ def attempt(job: jobs.Check, backend: Backend, tell: Tell) -> jobs.Checked:
         return jobs.Checked(known, refused(job, error, title))
     if session is None or job.through is Stage.SESSION or job.recognition is None:
         return jobs.Checked(known)
-    tell(jobs.Progress(Stage.INFERENCE.value))
+    report(jobs.Progress(Stage.INFERENCE.value))
     answered: list[float] = []
     finding, warnings = inference(job, job.recognition, session, lambda: answered.append(time.monotonic()))
     return jobs.Checked(known, finding, warnings, seconds=round(answered[0] - began, 3) if answered else 0.0)

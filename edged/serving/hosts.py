@@ -61,7 +61,7 @@ class Hosts:
         self._starting: dict[HostKind, asyncio.Task[HostLink]] = {}
         self._records: dict[HostKind, _Record] = {}
 
-    def heed(self, limits: HostLimits) -> None:
+    def reconfigure(self, limits: HostLimits) -> None:
         """Other limits, for hosts that start from now on."""
         self._limits = limits
 

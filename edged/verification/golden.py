@@ -81,14 +81,14 @@ def make(
     recognition: Recognition,
     samples: Sequence[str] = (),
     shape_range: ShapeRange = _ANY,
-    told: Callable[[], None] = lambda: None,
+    notify: Callable[[], None] = lambda: None,
 ) -> Golden:
     """Asks the reference everything. `samples` are paths of what the user gave; pictures are used where the model takes
     them. `told` is called before each probe.
 
     EngineUnusable, with its first reason, when the reference answers nothing.
     """
-    reference = _Reference(session, told)
+    reference = _Reference(session, notify)
     own = Pictures(signature, recognition) if recognition.preprocess is not None else None
     pictures = [partial(own.sample, Path(path)) for path in samples if not is_tensors(path)] if own is not None else []
     reference.time([*user_samples.tensor_probes(signature, samples), *pictures])
@@ -139,10 +139,10 @@ def _ask_user_samples(reference: _Reference, probes: Iterable[Callable[[], Probe
 class _Reference:
     """The reference, with what it was asked and answered so far."""
 
-    def __init__(self, session: Session, told: Callable[[], None]) -> None:
+    def __init__(self, session: Session, notify: Callable[[], None]) -> None:
         self.samples: list[Sample] = []
         self.first_error: EngineUnusable | None = None
-        self._session, self._told = session, told
+        self._session, self._told = session, notify
         self._bytes = 0  # of samples and pictures, with their answers
         self._random: set[str] = set()  # outputs that differ from run to run
         self._longest = 0.0  # seconds of an answer

@@ -135,8 +135,8 @@ def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):
         exact = TOLERANCES[arithmetic]
-        told = {figure: getattr(exact, figure) for figure in ("top1", "boxes", "box_score", "class_score")}
-        found = msgspec.structs.replace(found, **told)
+        notify = {figure: getattr(exact, figure) for figure in ("top1", "boxes", "box_score", "class_score")}
+        found = msgspec.structs.replace(found, **notify)
     return msgspec.structs.replace(found, **model_settings.verify_bounds(settings, precision))
 
 

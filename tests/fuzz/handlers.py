@@ -19,7 +19,7 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from edged.api.grpc.call_guard import GuardedMethods
-from edged.api.grpc.server import Ingress
+from edged.api.grpc.server import GrpcServers
 from edged.config import Config
 from edged.daemon import main as composition
 from edged.proto import open_inference_pb2 as pb
@@ -89,9 +89,9 @@ class _Context:
 class World:
     """Calls every method of a daemon with messages of chance, and counts what it answers."""
 
-    def __init__(self, ingress: Ingress, models: Path, tally: Tally) -> None:
-        (address,) = ingress.addresses
-        gate = GuardedMethods(ingress.guard, address, ingress.services)
+    def __init__(self, servers: GrpcServers, models: Path, tally: Tally) -> None:
+        (address,) = servers.addresses
+        gate = GuardedMethods(servers.guard, address, servers.services)
         self._models, self._tally = models, tally
         self.methods: list[Registered] = []
         for method in goods.methods():
@@ -237,9 +237,9 @@ class _Overheard(logging.Handler):
 @contextlib.asynccontextmanager
 async def world(tally: Tally) -> AsyncIterator[World]:
     """A daemon in this process, with its hosts and children, until the end of the `async with`."""
-    made: list[Ingress] = []
+    made: list[GrpcServers] = []
 
-    class Kept(Ingress):
+    class Kept(GrpcServers):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             made.append(self)
@@ -258,7 +258,7 @@ async def world(tally: Tally) -> AsyncIterator[World]:
         overheard = _Overheard(tally)
         logging.getLogger().addHandler(overheard)
         ready = asyncio.Event()
-        original, composition.Ingress = composition.Ingress, Kept  # type: ignore[attr-defined, misc]
+        original, composition.GrpcServers = composition.GrpcServers, Kept  # type: ignore[attr-defined, misc]
         try:
             serving = asyncio.create_task(composition.serve(config, lambda _: ready.set()))
             await asyncio.wait([serving, asyncio.create_task(ready.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -270,7 +270,7 @@ async def world(tally: Tally) -> AsyncIterator[World]:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.wait_for(serving, _PATIENCE)
         finally:
-            composition.Ingress = original  # type: ignore[attr-defined]
+            composition.GrpcServers = original  # type: ignore[attr-defined]
             logging.getLogger().removeHandler(overheard)
 
 

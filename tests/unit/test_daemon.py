@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from edged.api.grpc.server import Ingress
+from edged.api.grpc.server import GrpcServers
 from edged.config import Config
 from edged.daemon.main import serve
 from tests.waiting import children, run
 
 
 def test_start_that_fails_leaves_no_task_and_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(_: Ingress) -> None:
+    async def fails(_: GrpcServers) -> None:
         raise RuntimeError("no")
 
     async def story() -> None:
@@ -24,7 +24,7 @@ def test_start_that_fails_leaves_no_task_and_no_process(tmp_path: Path, monkeypa
             await serve(config)
         assert asyncio.all_tasks() <= others
 
-    monkeypatch.setattr(Ingress, "start", fails)
+    monkeypatch.setattr(GrpcServers, "start", fails)
     monkeypatch.setattr("edged.daemon.main.end_within", lambda *_: None)  # which would end this process
     before = children()
     run(story(), 60)

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from edged.api.endpoints.frigate import FrigateEndpoint
 from edged.api.endpoints.publisher import Publisher
 from edged.api.endpoints.zmq_frames import FrameEndpoint
-from edged.api.grpc.server import Ingress
+from edged.api.grpc.server import GrpcServers
 from edged.api.http.app import HttpListener
 from edged.config import Config, Frigate, Http, Metrics
 from edged.engines.controller import Controller
@@ -88,9 +88,9 @@ class Endpoints:
     """The configured endpoints. All results go to `publisher`."""
 
     def __init__(
-        self, controller: Controller, cameras: Cameras, config: Config, publisher: Publisher, ingress: Ingress
+        self, controller: Controller, cameras: Cameras, config: Config, publisher: Publisher, servers: GrpcServers
     ) -> None:
-        self._controller, self._cameras, self._publisher, self._ingress = controller, cameras, publisher, ingress
+        self._controller, self._cameras, self._publisher, self._ingress = controller, cameras, publisher, servers
         self.publish = Endpoint(config.zmq.publish, self._open_publish)
         self.frames = Endpoint(config.zmq.frames, self._open_frames)
         self.frigate = Endpoint(config.frigate, self._open_frigate)

@@ -175,7 +175,7 @@ class Listener:
 _ACCESS_LOG = logging.getLogger("edged.access")
 
 
-class Ingress:
+class GrpcServers:
     """All services at all addresses; serves once started."""
 
     def __init__(

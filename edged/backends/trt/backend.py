@@ -25,9 +25,9 @@ class TensorRt:
         return version(self._trt, self._library)
 
     def build(
-        self, order: Order, out: Path, tell: Callable[[float], None], graphs: Callable[[], Graphs]
+        self, order: Order, out: Path, report: Callable[[float], None], graphs: Callable[[], Graphs]
     ) -> Composition:
-        return build.build(self._trt, self._kind, self.version(), order, out, tell)
+        return build.build(self._trt, self._kind, self.version(), order, out, report)
 
     def open(self, order: Order) -> Session:
         from edged.backends.trt.load import open_engine  # brings what runs engines; builders do without

@@ -29,10 +29,10 @@ _MOST_WARNINGS = 5
 _CAPABILITY = re.compile(r"SM(\d+)(\d)")
 
 
-def build(trt: Trt, kind: str, version: str, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
+def build(trt: Trt, kind: str, version: str, order: Order, out: Path, report: Callable[[float], None]) -> Composition:
     """Writes the plan of an order into `out`, and says what became of the model. As `Backend.build`."""
     with _device(trt, kind, order):
-        log, progress, timings = Log(), Progress(tell), Timings(trt, order.timings, version)
+        log, progress, timings = Log(), Progress(report), Timings(trt, order.timings, version)
         plan, composition = _make(trt, kind, order, log, progress, timings)
         _write(out / load.BLOB, plan)
         timings.keep()

@@ -30,8 +30,8 @@ class _Phase(msgspec.Struct):
 class Progress:
     """Told of phases by several threads at once. `tell` is called with shares that only grow, 0 to 1."""
 
-    def __init__(self, tell: Callable[[float], None]) -> None:
-        self._tell: Callable[[float], None] | None = tell
+    def __init__(self, report: Callable[[float], None]) -> None:
+        self._report: Callable[[float], None] | None = report
         self._phases: dict[str, _Phase] = {}
         self._reported = 0.0
         self._lock = threading.Lock()
@@ -75,13 +75,13 @@ class Progress:
         return (phase.done + max(inner, default=0.0)) / phase.steps
 
     def _say(self, share: float) -> None:
-        if self._tell is None or share <= self._reported:
+        if self._report is None or share <= self._reported:
             return
         self._reported = share
         try:
-            self._tell(share)
+            self._report(share)
         except Exception:  # the parent's pipe is closed, which is no reason to lose an engine
-            self._tell = None
+            self._report = None
 
 
 def watch(trt: Trt, progress: Progress) -> object | None:

@@ -168,7 +168,7 @@ class _Floor:
         self._lowered.by_definition = False
         rewrite = REWRITES.get((node.op_type, self._version))
         if rewrite is not None:
-            self._tell(node, "rewritten")
+            self._report(node, "rewritten")
             return rewrite(node, scope, self._new_name)
         said = ""
         if not any(True for _ in bodies(node)):  # the converter does not see what a graph inside takes from outside
@@ -177,10 +177,10 @@ class _Floor:
             except Exception as error:  # of C++, without a type
                 said = _reason(error)
             else:
-                self._tell(node, "converted")
+                self._report(node, "converted")
                 return made
         if like is Likeness.ALIKE:
-            self._tell(node, "kept as they are")
+            self._report(node, "kept as they are")
             return [node]
         raise Unsuitable(f"{self._called(node)} has no way down to opset {self._version - 1}: {why or said}")
 
@@ -212,7 +212,7 @@ class _Floor:
             raise Unsuitable(f"{came}: {_reason(error)}") from error
         if any(each.op_type == node.op_type for each in made):
             raise Unsuitable(f"{came}; export it with opset {self._version - 1} or update the runtime")
-        self._tell(node, "written out")
+        self._report(node, "written out")
         typed = _part_types(made, scope, self._version)
         return [each for inner in made for each in self._node_down(inner, typed)]
 
@@ -220,7 +220,7 @@ class _Floor:
         name = f" (node {node.name[:80]!r})" if node.name else ""
         return f"operator {node.op_type}{name}"
 
-    def _tell(self, node: NodeProto, how: str) -> None:
+    def _report(self, node: NodeProto, how: str) -> None:
         self._lowered.how[f"{node.op_type} {how} for opset {self._version - 1}"] += 1
 
     def _new_name(self, wish: str) -> str:
