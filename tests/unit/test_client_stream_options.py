@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edged.client import Captured, Client, Result
+from edged.client import AsyncClient, Captured, Client, Result
 from edged.client.backoff import Backoff
 from edged.client.frames import frame_options, stream_options
 from edged.client.result import Classification, Skips, from_proto
@@ -298,6 +298,14 @@ def test_stream_reconnected_counts_are_exact(target: str) -> None:
     counts = stream.counts
     assert (counts.sent, counts.answered, counts.failed, counts.lost) == (40, 37, 3, 3)
     assert [result.sequence for result in results] == [n for n in range(1, 41) if n not in (4, 8, 12)]
+
+
+async def test_async_stream_reconnects_too(target: str) -> None:
+    with ScriptedDaemon(target, Leaving(answers=3)):
+        async with AsyncClient(target) as client:
+            stream = client.stream("shapes", [JPEG] * 40, lossless=True, reconnect=Backoff((0.05,)))
+            assert [(await anext(stream)).sequence for _ in range(5)] == [1, 2, 3, 5, 6]
+            await stream.aclose()
 
 
 def test_stream_daemon_that_never_answered_is_not_called_again(target: str) -> None:
