@@ -298,10 +298,14 @@ def test_add_model_incomplete_model_is_not_uploaded(client: Client, running: Run
         ("10.0.0.7:80", "10.0.0.7:80"),
         ("[::1]", "[::1]:8001"),
         ("[::1]:5", "[::1]:5"),
+        ("tls:box", "tls:box:8001"),
+        ("tls:[::1]:9", "tls:[::1]:9"),
+        ("grpcs://box:9000", "tls:box:9000"),
+        ("grpcs://box/", "tls:box:8001"),
     ],
 )
 def test_resolve_valid_targets(text: str, target: str) -> None:
-    assert resolve(text) == target
+    assert resolve(text) == target == resolve(target)
 
 
 def test_resolve_relative_socket_is_below_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +313,13 @@ def test_resolve_relative_socket_is_below_working_directory(tmp_path: Path, monk
     assert resolve("./x.sock") == resolve("unix:x.sock") == f"unix:{tmp_path}/x.sock"
 
 
-@pytest.mark.parametrize("text", ["http://box:1", "box:", "box:0", "box:99999", "::1:5", "unix:", "/" + "x" * 200])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("http://box:1", "box:", "box:0", "box:99999", "::1:5", "unix:", "/" + "x" * 200),
+        *("tls:", "tls::8001", "tls:8001", "tls:/run/x", "grpcs://", "grpcs:///x", "tls:a:0"),
+    ],
+)
 def test_resolve_invalid_target_raises(text: str) -> None:
     with pytest.raises(InvalidInput):
         resolve(text)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edged.client import AsyncClient, Client
-from edged.client.address import is_here, resolve
+from edged.client.address import is_here
 from edged.client.credentials import Credentials, is_secured, read_token
 from edged.errors import EdgedError, InvalidInput, NotReady
 from tests import models
@@ -111,28 +111,6 @@ def test_read_token_exposed_file_warns_once(
 
 
 # --- targets ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("written", "target"),
-    [
-        ("tls:box", "tls:box:8001"),
-        ("tls:box:9000", "tls:box:9000"),
-        ("grpcs://box:9000", "tls:box:9000"),
-        ("grpcs://box/", "tls:box:8001"),
-        ("tls:[::1]:9", "tls:[::1]:9"),
-    ],
-)
-def test_resolve_tls_target(written: str, target: str) -> None:
-    assert resolve(written) == target == resolve(target)
-
-
-@pytest.mark.parametrize(
-    "written", ["tls:", "tls::8001", "tls:8001", "tls:/run/x", "grpcs://", "grpcs:///x", "tls:a:0"]
-)
-def test_resolve_tls_target_without_host_raises(written: str) -> None:
-    with pytest.raises(InvalidInput):
-        resolve(written)
 
 
 @pytest.mark.parametrize(

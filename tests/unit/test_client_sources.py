@@ -86,6 +86,11 @@ def test_pictures_closed_source_ends(folder: Path) -> None:
         ("/dev/video987", NotFound, "video987"),
         ("webcam:987", NotFound, "/dev/video987"),
         ("webcam:x", InvalidInput, "webcam:0"),
+        ("v4l2:///dev/video987", NotFound, "video987"),
+        ("v4l2:///dev/video0?wdith=3", InvalidInput, "did you mean 'width'"),
+        ("v4l2:///dev/video0?width=3", InvalidInput, "width=3"),
+        ("csi://left", InvalidInput, "csi://0"),
+        ("shm://other", InvalidInput, "edged-"),
         ("ftp://me:secret@box/x", InvalidInput, "'ftp://box/x'"),
     ],
 )
