@@ -1,8 +1,8 @@
 """The daemon's configuration: typed, frozen, from one TOML file, the environment and the command line.
 
-`schema` says what there is. Everything else is made from it: what may be said where (`keys`, `environment`), what is
-wrong with what was said and in which line (`checking`, `nearest`, `lines`), what is in force and why (`reading`,
-`listing`), and the commented file that a box begins with (`template`).
+`schema` declares the keys. Everything else is derived from it: names, types and ranges (`keys`), mistakes and their
+lines (`checking`), the values in force and their origin (`reading`), the commented file and listings (`template`), and
+the parts of a running daemon that a change touches (`changes`).
 """
 
 from edged.config.access import Access as Access

@@ -15,14 +15,14 @@ class Part(enum.Enum):
 
     TLS = "tls"  # files are read by the next handshake; the rest is applied when the daemon starts
     ACCESS = "access"  # applied from the next call on; streams by tokens that are gone end
-    LISTENERS = "listeners"  # addresses for gRPC: those that are new open, those that are gone close, others go on
+    LISTENERS = "listeners"  # addresses for gRPC: new ones open, removed ones close, others stay open
     MODELS = "models"  # models that the configuration names: they come and go
-    ENGINES = "engines"  # room, patience and alarms: applied from the next look on
+    ENGINES = "engines"  # space, attempts and alarms: applied from the next pass of the control loop on
     BUILDS = "builds"  # limits of children: applied from the next one on
     HOSTS = "hosts"  # limits of hosts: applied to those that start from now on
-    HEALTH = "health"  # probes and readiness: applied from the next look on
+    HEALTH = "health"  # probes and readiness: applied from the next probe on
     FRIGATE = "frigate"  # its endpoint is opened again
-    FRAMES = "frames"  # the lane for frames is opened again
+    FRAMES = "frames"  # the endpoint for frames is opened again
     PUBLISH = "publish"  # the publisher is opened again
     HTTP = "http"  # the listener is opened again
     METRICS = "metrics"  # the listener is opened again
@@ -32,8 +32,8 @@ class Part(enum.Enum):
     START = "start"  # applied when the daemon starts
 
 
-# Every key of the configuration. What is applied only at the start is what the daemon stands on (its folders and the
-# lock on them), what would take models from clients that loaded them, and what ends every call that is under way.
+# Every key of the configuration. A key applies only at the start if it names the daemon's folders, would unload models
+# that clients loaded, or would end every running call.
 PARTS: dict[str, Part] = {
     "tls": Part.TLS,
     "access": Part.ACCESS,
@@ -62,7 +62,7 @@ PARTS: dict[str, Part] = {
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One key whose value is another now; `key` is one of `PARTS`, `told` says in one line what changed."""
+    """A key with a new value; `key` is one of `PARTS`, `told` describes the change in one line."""
 
     key: str
     told: str

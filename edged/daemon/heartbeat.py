@@ -1,4 +1,4 @@
-"""Tells systemd how the daemon is: once a second in words, and to the watchdog as long as it makes progress."""
+"""Reports to systemd: a status line once a second, and to the watchdog as long as the daemon makes progress."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ _BEATS = 4  # in the time that the watchdog waits: some may be late
 
 
 class Heartbeat:
-    """Beats while it runs, in the event loop: one that hangs is silent, and the watchdog ends the daemon."""
+    """Runs in the event loop: if that hangs, no report is sent and the watchdog ends the daemon."""
 
     def __init__(self, notifier: Notifier, watchdog: float | None, controller: Controller, reloader: Reloader) -> None:
-        """`watchdog`: seconds that systemd waits, None where it does not watch."""
+        """`watchdog`: seconds that systemd waits for a report; None without a watchdog."""
         self._notifier, self._watchdog, self._controller, self._reloader = notifier, watchdog, controller, reloader
-        self._told = self._stuck = ""
+        self._line = self._stuck = ""
 
     async def run(self) -> None:
         """Until cancelled."""
         if not self._notifier.is_heard:
-            await asyncio.get_running_loop().create_future()  # nobody to tell
+            await asyncio.get_running_loop().create_future()  # never done
         period = _PERIOD_SECONDS if self._watchdog is None else min(_PERIOD_SECONDS, self._watchdog / _BEATS)
-        since_told = _PERIOD_SECONDS
+        since_status = _PERIOD_SECONDS
         while True:
             self._beat()
-            if since_told >= _PERIOD_SECONDS:
-                self._tell()
-                since_told = 0.0
+            if since_status >= _PERIOD_SECONDS:
+                self._report_status()
+                since_status = 0.0
             await asyncio.sleep(period)
-            since_told += period
+            since_status += period
 
     def _beat(self) -> None:
         if self._watchdog is None:
             return
-        # Half of the time that the watchdog waits before it begins to wait.
+        # The watchdog itself waits as long again.
         why = stalled(self._controller.liveness(), self._watchdog / 2)
         if why and why != self._stuck:
-            _LOG.critical("the watchdog is no longer fed: %s", why)
+            _LOG.critical("the daemon no longer reports to the watchdog: %s", why)
         self._stuck = why
         if not why:
             self._notifier.alive()
 
-    def _tell(self) -> None:
+    def _report_status(self) -> None:
         line = headline(report.status(self._controller), self._reloader.problem)
-        if line != self._told:
-            self._told = line
+        if line != self._line:
+            self._line = line
             self._notifier.status(line)
 
 
 def headline(report: StatusInfo, problem: str = "") -> str:
-    """For who looks at the service among others; `problem` is what is wrong beside models and engines."""
+    """Summarise the daemon for `systemctl status`; `problem` is what is wrong apart from models and engines."""
     return "; ".join(_parts(report, problem))
 
 
@@ -80,13 +80,12 @@ def _made(engine: EngineProgress) -> str:
 
 
 def stalled(liveness: Liveness, patience: float) -> str:
-    """Why the daemon makes no progress, in a few words; empty while it does. `patience` in seconds.
+    """Say why the daemon makes no progress; empty if it does. `patience` in seconds.
 
-    A host that hangs is replaced within a second or two. One that still hangs after `patience` seconds is not replaced.
-    The event loop itself answers, otherwise this would not run.
+    A host that hangs is replaced within two seconds, so one that hangs for `patience` seconds is not being replaced.
     """
     if liveness.idle_s > patience:
-        return f"the control loop has not turned for {liveness.idle_s:.0f} s"
+        return f"the control loop has not run for {liveness.idle_s:.0f} s"
     for backend, seconds in sorted(liveness.overdue_s.items()):
         if seconds > patience:
             return f"engine host {backend} has been hanging for {seconds:.0f} s beyond its limit and is not replaced"

@@ -1,4 +1,4 @@
-"""What a configuration means in places: folders, addresses and model files, with the defaults where it names none."""
+"""The folders, addresses and model files that a configuration names, or their defaults."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from edged.models.repository import Repository
 
 
 def state_dir(config: Config) -> Path:
-    """Where models are kept."""
+    """Return the folder of models."""
     return Path(config.state).expanduser().absolute() if config.state else paths.default_state_dir()
 
 
 def cache_dir(config: Config) -> Path:
-    """Where engines are kept."""
+    """Return the folder of engines."""
     return Path(config.cache).expanduser().absolute() if config.cache else paths.default_cache_dir()
 
 
 def repository(config: Config) -> Repository:
-    """The models below the state directory."""
+    """Return the models below the state directory."""
     return Repository(state_dir(config) / "models", accepts_foreign(config))
 
 
 def accepts_foreign(config: Config) -> bool:
-    """Whether models and engines are used that others may have put there."""
+    """Whether the daemon uses models and engines that other users may have written."""
     return config.access.foreign_files == "accept"
 
 
 def private(config: Config) -> tuple[Path, ...]:
-    """Folders and files that nothing but the daemon has business with."""
+    """Return folders and files that no child process may read."""
     tls = config.tls
     named = (tls.certificate, tls.key, tls.client_ca, config.access.tokens_file)
     files = (Path(each).expanduser().absolute() for each in named if each)
@@ -41,35 +41,35 @@ def private(config: Config) -> tuple[Path, ...]:
 
 
 def addresses(config: Config) -> tuple[str, ...]:
-    """Where gRPC answers."""
+    """Return the addresses for gRPC."""
     return config.listen or default_sockets()
 
 
-def beside(config: Config) -> tuple[str, ...]:
-    """Where calls are let in or not, besides gRPC's addresses."""
+def guarded_http(config: Config) -> tuple[str, ...]:
+    """Return the other addresses that check who may call."""
     return (config.http.listen,) if config.http.listen else ()
 
 
 def guard_of(config: Config) -> Guard:
-    """Who may do what. ConfigError where that cannot be used as configured."""
+    """Return the guard of all addresses. ConfigError if [tls] or [access] cannot be used."""
     guard = Guard(config.access, config.tls, state_dir(config), split_sockets(config))
-    guard.require_known((*addresses(config), *beside(config)))
+    guard.require_known((*addresses(config), *guarded_http(config)))
     return guard
 
 
 def split_sockets(config: Config) -> tuple[str, str] | None:
-    """The sockets for frames and for operators where it listens at both; one alone has to answer everybody."""
+    """Return the sockets for frames and for operators if it listens on both; a single one takes all calls."""
     pair = default_sockets()
     return pair if set(pair) <= set(addresses(config)) else None
 
 
 def default_sockets() -> tuple[str, str]:
-    """The addresses for frames and for operators of a daemon that is not told any."""
+    """Return the default addresses for frames and for operators."""
     return f"unix:{paths.default_socket()}", f"unix:{paths.operate_socket()}"
 
 
 def named_models(config: Config) -> dict[str, Path]:
-    """The models that are served where they lie. InvalidInput for a name that no model can have."""
+    """Return the models that are served from where they are. InvalidInput for an invalid name."""
     for name in config.models:
         check_name(name)
     return {name: Path(path).absolute() for name, path in config.models.items()}

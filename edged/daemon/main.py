@@ -1,4 +1,8 @@
-"""The composition root: what the daemon consists of, in which order it starts, and how it stops."""
+"""The composition root: creates the daemon's parts, starts and stops them in order.
+
+SIGTERM, SIGINT   stop in order; a second one stops at once
+SIGHUP            reload the configuration; stop if the terminal that started the daemon hung up, except under nohup
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import errno
 import fcntl
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,11 +25,10 @@ from edged.api.grpc import grpc_limits
 from edged.api.grpc.activation import Activation
 from edged.api.grpc.server import GrpcServers
 from edged.config import Config
-from edged.confinement import confine, settings
+from edged.confinement import confine, rules
 from edged.daemon import locations, malloc_trimmer
 from edged.daemon.heartbeat import Heartbeat
 from edged.daemon.reload import Reloader
-from edged.daemon.signals import Signals
 from edged.device.fingerprint import probe
 from edged.engines.builder import Builder
 from edged.engines.child import sweep_scratch
@@ -40,7 +44,7 @@ from edged.systemd import Notifier, watchdog_seconds
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged")
-# That ending builds and hosts may take, once calls have had their time. A unit's TimeoutStopSec covers both.
+# For ending builds and hosts, after the grace of calls. The unit's TimeoutStopSec covers both.
 _CLOSING_SECONDS = 10.0
 _THREADS = 32
 # Of a state directory that cannot be written: read-only, another user's, full.
@@ -53,11 +57,10 @@ async def serve(
     read: Callable[[], Config] | None = None,
     activation: Activation | None = None,
 ) -> None:
-    """Runs the daemon until a signal ends it (see `edged.daemon.signals`).
+    """Run the daemon until a signal ends it.
 
-    `ready` is told the addresses once calls are answered; `read` gives the configuration anew, where there is something
-    to read it from; `activation` has the sockets that systemd has opened. ConfigError when something cannot be used as
-    configured.
+    `ready` receives the addresses once calls are answered. `read` reads the configuration again; None without a file.
+    `activation` has the sockets that systemd opened. ConfigError if something cannot be used as configured.
     """
     signals = Signals()
     with _alone(locations.state_dir(config)):
@@ -73,7 +76,7 @@ async def _serve(
 ) -> None:
     tasks.count_callbacks()
     grpc_limits.raise_descriptor_limit()
-    # These threads wait for disks: on a slow one the few that there are by default would keep each other waiting.
+    # These threads wait for disks; the few default ones would block each other on a slow disk.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "worker"))
     tell_confinement = _confine(config)
     notifier = Notifier.of(os.environ)
@@ -81,7 +84,7 @@ async def _serve(
     models = locations.repository(config)
     models.sweep()
     await asyncio.to_thread(sweep_scratch)
-    # One that cannot be used is told of, and models are served without it.
+    # An alarm reports a store that cannot be used, and models are served without it.
     disk = Background()
     store = Store(locations.cache_dir(config), locations.accepts_foreign(config), disk.put)
     builder = Builder(store, locations.cache_dir(config), config.build, config.admission, disk.put)
@@ -110,7 +113,7 @@ async def _serve(
     reloader = Reloader(config, read, controller, builder, servers, endpoints, notifier)
     servers.offer_reload(reloader.reload)
     heartbeat = Heartbeat(notifier, watchdog_seconds(os.environ, os.getpid()), controller, reloader)
-    # A request that comes first of all finds the models that are there.
+    # The first request must already find the models.
     await controller.catalogue.look_aside()
     kept = [
         tasks.keep("control loop", controller.run),
@@ -149,10 +152,12 @@ async def _serve(
 
 
 def _confine(config: Config) -> Callable[[], None]:
-    """Closes this process to its children, and has these confined; what it returns logs how, for when the daemon
-    serves. ConfigError if the kernel cannot and has to."""
+    """Protect this process from its children and confine these; return a function that logs how.
+
+    ConfigError if the configuration demands what the kernel lacks.
+    """
     confine.close_to_others()
-    settings.use(config.confinement, locations.private(config))
+    rules.use(config.confinement, locations.private(config))
     lacking = ", ".join(confine.lacking())
     if config.confinement == "off":
         return partial(
@@ -168,13 +173,15 @@ def _confine(config: Config) -> Callable[[], None]:
 
 
 def _leave_behind() -> None:
-    _LOG.error("something does not end within its time; leaving without it")
+    _LOG.error("some tasks did not end in time; exiting without them")
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Holds the state directory: two daemons on one would clean up after each other. ConfigError when it is taken, or
-    is not there. One that cannot be written is served from; an alarm tells of it."""
+    """Lock the state directory: two daemons would remove each other's files.
+
+    ConfigError if it is locked or missing. A read-only one is served from, with an alarm.
+    """
     try:
         lock = _open_lock(folder)
     except OSError as error:
@@ -198,3 +205,44 @@ def _open_lock(folder: Path) -> int:
         if error.errno not in _UNWRITABLE or not folder.is_dir():
             raise
     return os.open(place if os.access(place, os.R_OK) else folder, os.O_RDONLY | os.O_CLOEXEC)
+
+
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+def has_terminal() -> bool:
+    """Whether this process has a terminal; one that hung up cannot be opened (tty(4), ENXIO)."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+class Signals:
+    """Handles signals from its creation on, in the running loop."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()  # set when the daemon has to stop
+        self.reload = asyncio.Event()  # set when it has to reload its configuration; the reloader clears it
+        self._loop = asyncio.get_running_loop()
+        # If SIGHUP is ignored, as with nohup, the daemon has to outlive the terminal.
+        self._had_terminal = has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        for number in _STOPPING:
+            self._loop.add_signal_handler(number, self._leave, number)
+        self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    def _hang_up(self) -> None:
+        if self._had_terminal and not has_terminal():
+            self._leave(signal.SIGHUP)
+        else:
+            self.reload.set()
+
+    def _leave(self, number: signal.Signals) -> None:
+        _LOG.info("%s: finishing requests in flight, then stopping; a second signal stops at once", number.name)
+        self.stop.set()
+        for each in (*_STOPPING, signal.SIGHUP):
+            self._loop.remove_signal_handler(each)
+        for each in _STOPPING:
+            signal.signal(each, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no configuration is needed any more

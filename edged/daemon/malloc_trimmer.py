@@ -1,7 +1,7 @@
-"""Gives back memory that large messages leave behind.
+"""Returns free memory to the system after large messages.
 
-glibc keeps what is freed in pieces for the next allocation, and gRPC receives a message in pieces: after a burst of
-large ones a daemon holds several times what it uses, for ever, on a box where engines need it.
+glibc keeps small freed pieces for the next allocation, and gRPC receives a message in pieces: after a burst of large
+messages the daemon would hold several times what it uses, on a box where engines need that memory.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from pathlib import Path
 
 _LOOK_SECONDS = 2.0
 _WORTH = 32 << 20  # bytes by which memory has grown
-_AGAIN = 3  # times more, after the first
+_AGAIN = 3  # further attempts
 _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()  # 16 or 64 KiB on some ARM boxes
 
 
 class MallocTrimmer:
-    """When to give back, by how much memory there was after the last time. Pure."""
+    """Decides when to trim, from the memory left by the last time. Pure."""
 
     def __init__(self, resident: int) -> None:
         self._lowest, self._again = resident, 0
 
     def is_worth(self, resident: int) -> bool:
-        """Whether so many bytes, that the process has now, are many more than it had, or were a moment ago: what was in
-        use then may be free by now."""
+        """Whether `resident` bytes are many more than before, or were a moment ago: that memory may be free now."""
         self._lowest = min(self._lowest, resident)
         if resident >= self._lowest + _WORTH:
             self._again = _AGAIN
@@ -34,13 +33,13 @@ class MallocTrimmer:
         self._again -= 1
         return self._again >= 0
 
-    def given_back(self, resident: int) -> None:
-        """What is left then is in use, or cannot be given back."""
+    def trimmed(self, resident: int) -> None:
+        """Note the memory that is left: it is in use, or cannot be returned."""
         self._lowest = resident
 
 
 async def run() -> None:
-    """Looks every few seconds, until cancelled; at once done where the C library has no such call."""
+    """Check every few seconds until cancelled; return at once if the C library has no `malloc_trim`."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return
@@ -48,8 +47,8 @@ async def run() -> None:
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         if trimmer.is_worth(_resident()):
-            await asyncio.to_thread(trim, 0)  # it takes some milliseconds, without Python's lock
-            trimmer.given_back(_resident())
+            await asyncio.to_thread(trim, 0)  # takes some milliseconds, without Python's lock
+            trimmer.trimmed(_resident())
 
 
 def _resident() -> int:

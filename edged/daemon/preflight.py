@@ -1,7 +1,7 @@
-"""What is wrong with a configuration on this box, as far as that can be told without starting anything.
+"""Finds what is wrong with a configuration on this box, without starting anything.
 
-Each check gives the path of a key and a line of what is wrong and what to do. Everything is asked of the system as the
-user who asks: what a service may read and write is known to its own user.
+Each finding is the path of a key and a line with the mistake and the fix. Permissions are those of the user who runs
+the check, not of the service's user.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from edged.errors import EdgedError
 from edged.models.entries import check_name
 
 Finding: TypeAlias = tuple[Path, str]
-# Where it listens: a host and a port, or a path and 0.
+# A host and a port, or a path and 0.
 _Place: TypeAlias = tuple[str, int]
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_DEFAULT: Path = ("listen",)  # the default socket, which is another for each user
+_DEFAULT: Path = ("listen",)  # the default socket, which differs by user
 
 
 def preflight(config: Config) -> Iterator[Finding]:
-    """Everything that is wrong."""
+    """Yield everything that is wrong."""
     yield from _folders(config)
     yield from _models(config)
     yield from _listeners(config)
@@ -53,14 +53,14 @@ def _folders(config: Config) -> Iterator[Finding]:
 
 
 def _unwritable(folder: File) -> Iterator[str]:
-    """Why nothing can be put into a folder that is there, or is to be made; nothing where that is possible."""
+    """Yield why a folder cannot be written or created, if so."""
     there = next(each for each in (folder, *folder.parents) if os.path.lexists(each) or each == each.parent)
     what = f"{folder}" if there == folder else f"{folder} is not there and cannot be made: {there}"
     if not there.is_dir():
         yield f"{what} is not a directory; name another"
         return
     try:
-        with tempfile.TemporaryFile(dir=there):  # without a name: only writing tells, and nothing stays behind
+        with tempfile.TemporaryFile(dir=there):  # only writing proves it; the file has no name
             pass
     except OSError as error:
         why = f"cannot be written by user {os.geteuid()} ({error.strerror or error})"
@@ -84,7 +84,7 @@ def _models(config: Config) -> Iterator[Finding]:
 
 
 def _unreadable(path: File) -> Iterator[str]:
-    """Why a file cannot be read; nothing where it can."""
+    """Yield why a file cannot be read, if so."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -97,24 +97,24 @@ def _unreadable(path: File) -> Iterator[str]:
 
 
 def _access(config: Config) -> Iterator[Finding]:
-    """What is wrong with certificates and grants; each message begins with its key."""
+    """Check certificates and grants; each message begins with its key."""
     if config.tls.certificate:
-        yield from _told(lambda: tls.read(config.tls, time.time()))
+        yield from _raised(lambda: tls.read(config.tls, time.time()))
     guarded = [*locations.addresses(config), *([config.http.listen] if config.http.listen else [])]
-    yield from _told(lambda: policy.require_known(config.access, config.tls, guarded))
+    yield from _raised(lambda: policy.require_known(config.access, config.tls, guarded))
     if config.access.tokens_file:
-        yield from _told(TokenFile(File(config.access.tokens_file)).read, ("access", "tokens_file"))
+        yield from _raised(TokenFile(File(config.access.tokens_file)).read, ("access", "tokens_file"))
 
 
-def _told(look: Callable[[], object], key: Path = ()) -> Iterator[Finding]:
+def _raised(check: Callable[[], object], key: Path = ()) -> Iterator[Finding]:
     try:
-        look()
+        check()
     except EdgedError as error:
         yield key or tuple(str(error).partition(" ")[0].split(".")), str(error)
 
 
 def _listeners(config: Config) -> Iterator[Finding]:
-    """Addresses that are none, and those that two lanes would have to share."""
+    """Yield invalid addresses, and those that two listeners would share."""
     taken: list[tuple[Path, str, _Place]] = []
     for path, address, meaning in _addresses(config):
         try:
@@ -131,9 +131,9 @@ def _listeners(config: Config) -> Iterator[Finding]:
 
 
 def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Place]]]:
-    """Every address with its key, and how it is read."""
+    """Yield every address with its key and the function that parses it."""
     for index, address in enumerate(locations.addresses(config)):
-        yield (f"listen[{index}]",) if config.listen else _DEFAULT, address, lambda address: _door(address, config)
+        yield (f"listen[{index}]",) if config.listen else _DEFAULT, address, lambda address: _grpc(address, config)
     for path, address in ((("http", "listen"), config.http.listen), (("metrics", "listen"), config.metrics.listen)):
         if address:
             yield path, address, _socket
@@ -150,8 +150,8 @@ def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Pla
         yield ("zmq", "publish"), config.zmq.publish, lambda address: _zmq(address, "zmq.publish", None)
 
 
-def _door(address: str, config: Config) -> _Place:
-    """An address for gRPC may be one that other machines reach, where that is secured."""
+def _grpc(address: str, config: Config) -> _Place:
+    """An address for gRPC may be reachable from other machines, if it is secured."""
     policy.listener_policy(address, config.access, config.tls)
     return _socket(address, allow_remote=True)
 
@@ -171,7 +171,7 @@ def _zmq(address: str, key: str, allow_remote: bool | None) -> _Place:
 
 
 def _no_socket(path: File) -> Iterator[str]:
-    """Why a socket cannot be made there; one that is there already is left to whoever listens on it."""
+    """Yield why a socket cannot be created; an existing one may belong to a running daemon."""
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         yield f"{path} exists and is not a socket; remove it or listen elsewhere"
     elif not path.exists():
@@ -179,7 +179,7 @@ def _no_socket(path: File) -> Iterator[str]:
 
 
 def _is_same(one: _Place, other: _Place) -> bool:
-    """Whether two cannot both be listened on. A free port of the system's choice is never another's."""
+    """Whether two addresses conflict. Port 0, which the system chooses, never does."""
     if one[1] != other[1] or (not one[1] and not one[0].startswith("/")):
         return False
     hosts = {one[0], other[0]}

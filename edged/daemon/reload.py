@@ -1,4 +1,4 @@
-"""A running daemon gets another configuration: only what changed is touched, and what is wrong changes nothing."""
+"""Reloads the configuration of a running daemon: only changed parts are touched, and mistakes change nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ _LATER = "it takes effect when the daemon is started again"
 
 
 class Reloader:
-    """Knows the configuration that is in force. `read` gives the one that is to be, None where there is nothing to read
-    it from."""
+    """Holds the configuration in force. `read` reads the new one; None without a file."""
 
     def __init__(
         self,
@@ -36,13 +35,13 @@ class Reloader:
         notifier: Notifier,
     ) -> None:
         self.config = config
-        self.problem = ""  # why the last configuration that was read is not in force, wholly or in parts
+        self.problem = ""  # why the last configuration is not in force, or not all of it
         self._read, self._controller, self._builder = read, controller, builder
-        self._ingress, self._endpoints, self._notifier = servers, endpoints, notifier
+        self._servers, self._endpoints, self._notifier = servers, endpoints, notifier
         self._turn = asyncio.Lock()
 
     async def run(self, wanted: asyncio.Event) -> None:
-        """Reloads whenever that is set, for somebody who only reads the log; until cancelled."""
+        """Reload whenever the event is set, and log the result; until cancelled."""
         while True:
             await wanted.wait()
             wanted.clear()
@@ -50,18 +49,17 @@ class Reloader:
                 if not await self.reload():
                     _LOG.info("the configuration was read again: nothing changed")
             except EdgedError as error:
-                _LOG.error("the configuration is not reloaded, and the daemon goes on as it was: %s", error)
+                _LOG.error("cannot reload the configuration, the old one stays in force: %s", error)
             except Exception:
                 _LOG.exception("reloading the configuration failed with an unexpected error")
 
     async def reload(self) -> tuple[Outcome, ...]:
-        """Reads the configuration again; what changed, and what became of it.
+        """Read the configuration again and return the result of each change.
 
-        ConfigError, or InvalidInput for a model's name, where it is wrong: then everything goes on as it was. Refused
-        where there is nothing to read.
+        ConfigError, or InvalidInput for a model's name, if it is wrong: then nothing changes. Refused without a file.
         """
         if self._read is None:
-            raise Refused("this daemon was started without a configuration file; there is nothing to read again")
+            raise Refused("this daemon was started without a configuration file; restart it with one to reload")
         async with self._turn:
             self._notifier.reloading()
             try:
@@ -77,7 +75,7 @@ class Reloader:
             return outcomes
 
     async def _make(self, change: Change, wanted: Config) -> Outcome:
-        """Puts one change in force; what cannot be stays as it was, and the next reload tries it again."""
+        """Apply one change; if that fails the old value stays, and the next reload tries again."""
         problem = ""
         try:
             problem = await self._touch(change.part, wanted)
@@ -90,16 +88,18 @@ class Reloader:
         return outcome
 
     async def _touch(self, part: Part, wanted: Config) -> str:
-        """Why a part could not be touched; empty where it was. EdgedError where it refuses."""
+        """Apply a part. Return why it has to wait, or empty. EdgedError if it refuses."""
         grace = self.config.stop_seconds
         if part is Part.START:
             return _LATER
         if part is Part.LISTENERS:
             await self._listen(wanted, grace)
         elif part is Part.TLS:
-            await self._ingress.guard.reconfigure_tls(wanted.tls)
+            await self._servers.guard.reconfigure_tls(wanted.tls)
         elif part is Part.ACCESS:
-            await self._ingress.guard.reconfigure(wanted.access, locations.addresses(wanted), locations.beside(wanted))
+            await self._servers.guard.reconfigure(
+                wanted.access, locations.addresses(wanted), locations.guarded_http(wanted)
+            )
             self._controller.accept_foreign(locations.accepts_foreign(wanted))
         elif part is Part.MODELS:
             self._controller.catalogue.name(locations.named_models(wanted))
@@ -110,9 +110,9 @@ class Reloader:
             self._controller.reconfigure(wanted.engines, wanted.hosts, wanted.health)
         elif part is Part.LOG:
             logs.reconfigure(wanted.log)
-            self._ingress.inference.log_again()
+            self._servers.inference.log_again()
         elif part is Part.SHARED_MEMORY:
-            self._ingress.inference.allow_shared_memory_over_tcp(wanted.allow_shared_memory_over_tcp)
+            self._servers.inference.allow_shared_memory_over_tcp(wanted.allow_shared_memory_over_tcp)
         elif part is not Part.STOPPING:
             await self._reopen(part, wanted, grace)
         return ""
@@ -133,21 +133,21 @@ class Reloader:
             raise AssertionError(part)
 
     async def _listen(self, config: Config, grace: float) -> None:
-        """All of the addresses that are new, or none of them; then those that are gone are given up."""
+        """Open all new addresses, or none if one fails; then close the removed ones."""
         wanted = locations.addresses(config)
         before = locations.addresses(self.config)
         opened: list[str] = []
-        self._ingress.guard.split(locations.split_sockets(config))
+        self._servers.guard.split(locations.split_sockets(config))
         try:
             for address in dict.fromkeys(wanted):
                 if address not in before:
-                    await self._ingress.open(address)
+                    await self._servers.open(address)
                     opened.append(address)
         except ConfigError:
             for address in opened:
-                self._ingress.close(address, 0.0)
-            self._ingress.guard.split(locations.split_sockets(self.config))
+                self._servers.close(address, 0.0)
+            self._servers.guard.split(locations.split_sockets(self.config))
             raise
         for address in dict.fromkeys(before):
             if address not in wanted:
-                self._ingress.close(address, grace)
+                self._servers.close(address, grace)

@@ -27,7 +27,7 @@ import msgspec
 from edged import errors, process
 from edged.backends.contract import Order
 from edged.config.limits import Limits
-from edged.confinement import settings
+from edged.confinement import rules
 from edged.confinement.rules import Reach
 from edged.decoding import ready
 from edged.engines import child_watch as watch
@@ -374,16 +374,16 @@ class PipeReader:
 
 def reach_of(job: jobs.Job, scratch: str) -> Reach:
     """Return the files that the child may read and the folders it may write; `scratch` is its temporary folder."""
-    return settings.reach(_reads(job), _writes(job), scratch)
+    return rules.reach(_reads(job), _writes(job), scratch)
 
 
 def _reads(job: jobs.Job) -> Iterator[str]:
     for order in _orders(job):
-        yield from settings.around(order.model)
+        yield from rules.around(order.model)
         if order.artefact is not None:
             yield order.artefact.root
     if isinstance(job, (jobs.Inspect, Lower, Simplify)):
-        yield from settings.around(job.path)
+        yield from rules.around(job.path)
     if isinstance(job, (jobs.CheckSamples, jobs.MakeGolden, jobs.Build, jobs.CompareLevels, Prove)):
         yield from job.samples
     if isinstance(job, jobs.Check):

@@ -16,7 +16,7 @@ from edged.backends import registry
 from edged.backends.contract import REFERENCE
 from edged.config import Engines, Health
 from edged.config.limits import HostLimits
-from edged.confinement import settings as confinement
+from edged.confinement import rules as confinement
 from edged.device.fingerprint import Change, Fingerprint
 from edged.device.load import LoadMonitor
 from edged.engines import alarms

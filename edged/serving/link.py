@@ -15,7 +15,7 @@ import msgspec
 from edged import errors, tasks
 from edged.backends.contract import Nodes, Order
 from edged.config.limits import HostLimits
-from edged.confinement import settings
+from edged.confinement import rules
 from edged.decoding import ready
 from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite
 from edged.ipc import messages as m
@@ -204,7 +204,7 @@ class HostLink:
             connection = self._socket = HostSocket(self._hear, self._most_bulk, self._be_cut_off)
             allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
             host = self._process = await HostProcess.start(
-                self.backend, connection, self.arena, allowed_mb, settings.reach(self._reads)
+                self.backend, connection, self.arena, allowed_mb, rules.reach(self._reads)
             )
             self.pid = host.pid
             self._watch = tasks.keep("watcher of a host", lambda: self._watch_process(host))
@@ -218,7 +218,7 @@ class HostLink:
 
     def reaches(self, model: Path) -> bool:
         """Whether the host may open a model and what lies beside it."""
-        return all(any(Path(path).is_relative_to(each) for each in self._reads) for path in settings.around(model))
+        return all(any(Path(path).is_relative_to(each) for each in self._reads) for path in rules.around(model))
 
     async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _NOBODY) -> int:
         """Opens an engine for up to `batch` pictures at a time; its number within this host. The backend's error when

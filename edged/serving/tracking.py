@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import msgspec
 
 from edged import packages, process, tasks
-from edged.confinement import settings
+from edged.confinement import rules
 from edged.decoding import ready
 from edged.ipc import track_messages as m
 from edged.logs.child_output import ChildLogForwarder, Pipe
@@ -344,4 +344,4 @@ class TrackerProcess:
 
 
 def _command() -> list[str]:
-    return [sys.executable, "-m", "edged.tracker.main", str(os.getpid()), settings.reach().argument()]
+    return [sys.executable, "-m", "edged.tracker.main", str(os.getpid()), rules.reach().argument()]

@@ -19,7 +19,7 @@ import pytest
 
 from edged.backends.contract import Order, Recipe, Signature
 from edged.config.limits import Limits
-from edged.confinement import settings
+from edged.confinement import rules
 from edged.engines import child
 from edged.errors import BuildFailed
 from edged.ipc import job_messages as jobs
@@ -90,7 +90,7 @@ def noted(path: Path) -> list[int]:
 @pytest.fixture(autouse=True)
 def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a kernel without seccomp, where children can start processes."""
-    monkeypatch.setattr(settings, "_mode", "off")
+    monkeypatch.setattr(rules, "_mode", "off")
 
 
 # What it says.

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from edged.config.environment import OTHERS, variables
 from edged.config.keys import Key, Table, all_keys, allowed, tables, toml
+from edged.config.reading import OTHERS, variables
 from edged.config.schema import Config
 
 KEYS = all_keys()
@@ -71,7 +71,7 @@ def test_every_variable_that_the_sources_read_is_a_key_or_known_to_be_none() -> 
         if path.parent.name != "proto" and path.name != "formats.py":  # whose are names of the journal's fields
             found |= set(re.findall(r'"(EDGED_[A-Z0-9_]+)"', path.read_text()))
     assert "EDGED_TARGET" in found
-    assert found <= set(variables()) | OTHERS, "name it in edged/config/environment.py"
+    assert found <= set(variables()) | OTHERS, "name it in edged/config/reading.py"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from edged.backends.contract import Order, Recipe, Signature
-from edged.confinement import confine, landlock, seccomp, settings
+from edged.confinement import confine, landlock, rules, seccomp
 from edged.confinement.rules import Reach
 from edged.engines import child
 from edged.ipc import job_messages as jobs
@@ -88,7 +88,7 @@ def order(world: dict[str, Any]) -> Order:
 
 
 def reach_of_host(world: dict[str, Any]) -> Reach:
-    return settings.reach((world["models"], world["engines"]))
+    return rules.reach((world["models"], world["engines"]))
 
 
 def reach_of_inspection(world: dict[str, Any]) -> Reach:
@@ -104,7 +104,7 @@ def reach_of_build(world: dict[str, Any]) -> Reach:
 
 def reach_of_tracker(world: dict[str, Any]) -> Reach:
     world["model"] = "/proc/cpuinfo"  # it has none
-    return settings.reach()
+    return rules.reach()
 
 
 @whole
@@ -129,11 +129,11 @@ def test_around_folder_with_secrets_gives_files_that_lie_beside_the_model(
     for file in ("m.onnx", "weights.bin", ".hidden", "tls.key"):
         (tmp_path / file).write_text("x")
     (tmp_path / "inner").mkdir()
-    monkeypatch.setattr(settings, "_private", (str(tmp_path / "tls.key"),))
-    assert set(settings.around(tmp_path / "m.onnx")) == {str(tmp_path / "m.onnx"), str(tmp_path / "weights.bin")}
+    monkeypatch.setattr(rules, "_private", (str(tmp_path / "tls.key"),))
+    assert set(rules.around(tmp_path / "m.onnx")) == {str(tmp_path / "m.onnx"), str(tmp_path / "weights.bin")}
     (tmp_path / "inner" / "link.onnx").symlink_to(tmp_path / "m.onnx")
-    assert str(tmp_path / "inner") in settings.around(tmp_path / "inner" / "link.onnx")
-    assert str(tmp_path / "m.onnx") in settings.around(tmp_path / "inner" / "link.onnx")
+    assert str(tmp_path / "inner") in rules.around(tmp_path / "inner" / "link.onnx")
+    assert str(tmp_path / "m.onnx") in rules.around(tmp_path / "inner" / "link.onnx")
 
 
 def test_missing_older_kernels_lack_more() -> None:

@@ -26,13 +26,13 @@ ALARM = Alarm(AlarmKind.UNSERVED, "model gate cannot be served: it is no model")
     [
         (Liveness(0.0), ""),
         (Liveness(PATIENCE), ""),
-        (Liveness(PATIENCE + 1), "the control loop has not turned for 31 s"),
+        (Liveness(PATIENCE + 1), "the control loop has not run for 31 s"),
         (Liveness(0.5, {"openvino": 0.0, "onnxruntime": PATIENCE}), ""),
         (
             Liveness(0.5, {"openvino": 0.0, "onnxruntime": PATIENCE + 1}),
             "engine host onnxruntime has been hanging for 31 s beyond its limit and is not replaced",
         ),
-        (Liveness(99.0, {"openvino": 99.0}), "the control loop has not turned for 99 s"),
+        (Liveness(99.0, {"openvino": 99.0}), "the control loop has not run for 99 s"),
     ],
 )
 def test_stalled_liveness_returns_reason(liveness: Liveness, why: str) -> None:
@@ -115,7 +115,7 @@ def test_who_makes_no_progress_is_not_fed_but_goes_on_telling(caplog: pytest.Log
     asyncio.run(_beat(manager, Controller(idle_s=5.0), 0.1, 0.35))
     assert (manager.beats, len(manager.lines)) == (0, 1)
     assert [r.message for r in caplog.records] == [
-        "the watchdog is no longer fed: the control loop has not turned for 5 s"
+        "the daemon no longer reports to the watchdog: the control loop has not run for 5 s"
     ]
 
 

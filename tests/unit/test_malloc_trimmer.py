@@ -11,7 +11,7 @@ def test_what_grew_is_given_back_and_looked_at_some_more_times() -> None:
     trimmer = MallocTrimmer(100 * _MB)
     assert not trimmer.is_worth(120 * _MB)
     assert trimmer.is_worth(140 * _MB)
-    trimmer.given_back(135 * _MB)  # in use, most of it
+    trimmer.trimmed(135 * _MB)  # in use, most of it
     assert [trimmer.is_worth(140 * _MB) for _ in range(5)] == [True, True, True, False, False]
     assert trimmer.is_worth(170 * _MB)
 

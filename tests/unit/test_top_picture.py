@@ -10,8 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from edged.api_types import AlarmInfo, CameraInfo, DeviceLoad, EngineProgress, HostLoad, LoadInfo, ModelLoad, StatusInfo
-from edged.cli.top.layout import Cell, Column, cut, plain, table
-from edged.cli.top.picture import Order, picture
+from edged.cli.top.picture import Cell, Column, Order, cut, picture, plain, table
 from edged.cli.top.watch import BoxState, rates
 
 NOW = 1.7e9

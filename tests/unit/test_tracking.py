@@ -19,7 +19,7 @@ import pytest
 import uvloop
 
 from edged import packages
-from edged.confinement import settings
+from edged.confinement import rules
 from edged.ipc import track_messages as m
 from edged.serving import tracking
 from edged.serving.tracking import _LARGEST, Tracking
@@ -563,7 +563,7 @@ def test_ids_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_garbage_from_the_daemon_ends_the_tracker(asked: bytes, status: int, stub: Callable[[str], None]) -> None:
     stub("pass")
-    command = [sys.executable, "-m", "edged.tracker.main", str(os.getpid()), settings.reach().argument()]
+    command = [sys.executable, "-m", "edged.tracker.main", str(os.getpid()), rules.reach().argument()]
     ended = subprocess.run(command, input=asked, capture_output=True, timeout=60)
     assert ended.returncode == status
     assert ended.stdout == READY
