@@ -13,7 +13,6 @@ Without either, states are recognised by names of inputs and outputs as recurren
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import get_args
 
 import msgspec
 
@@ -25,7 +24,7 @@ from edged.tensors import ANY_SHAPE, TensorSpec
 PREFIX = "sequence."
 DECOUPLED = "decoupled"
 _STATE, _CONTROL, _IDLE = "sequence.state.", "sequence.control.", "sequence.idle_ms"
-_KINDS = get_args(ControlKind)
+_KINDS: Mapping[str, ControlKind] = {kind: kind for kind in ("start", "ready", "end", "corrid")}
 _LONGEST_IDLE_MS = 86_400_000
 # Names of outputs that are the next request's input.
 _NEXT = ("{}N", "{}n", "{}_n", "{}_out", "{}_next", "next_{}", "new_{}")
@@ -66,9 +65,14 @@ def sequencing(
     outputs = {spec.name: spec for spec in signature.outputs}
     declared = configured or SequenceBatching()
     states = {state.input: state for state in declared.states}
-    states |= {state.input: state for state in _states(settings, inputs)}
     controls = {control.input: control for control in declared.controls}
-    controls |= {control.input: control for control in _controls(settings, inputs)}
+    for key, value in settings.items():
+        if key.startswith(_STATE):
+            spec = _known(key.removeprefix(_STATE), inputs, key)
+            states[spec.name] = State(spec.name, value, spec.datatype, spec.dims)
+        elif key.startswith(_CONTROL):
+            spec = _known(key.removeprefix(_CONTROL), inputs, key)
+            controls[spec.name] = Control(spec.name, _KINDS[value], spec.datatype)
     idle = int(settings[_IDLE]) / 1e3 if _IDLE in settings else declared.idle
     is_declared = configured is not None or bool(states or controls)
     if not states:
@@ -107,21 +111,6 @@ def _check(key: str, value: str) -> None:
         )
 
 
-def _states(settings: Mapping[str, str], inputs: Mapping[str, TensorSpec]) -> Iterator[State]:
-    for key, output in settings.items():
-        if key.startswith(_STATE):
-            spec = _known(key.removeprefix(_STATE), inputs, key)
-            yield State(spec.name, output, spec.datatype, spec.dims)
-
-
-def _controls(settings: Mapping[str, str], inputs: Mapping[str, TensorSpec]) -> Iterator[Control]:
-    kinds: dict[str, ControlKind] = {"start": "start", "ready": "ready", "end": "end", "corrid": "corrid"}
-    for key, kind in settings.items():
-        if key.startswith(_CONTROL):
-            spec = _known(key.removeprefix(_CONTROL), inputs, key)
-            yield Control(spec.name, kinds[kind], spec.datatype)
-
-
 def _known(name: str, inputs: Mapping[str, TensorSpec], what: str) -> TensorSpec:
     if name not in inputs:
         raise ConfigError(f"{what[:80]} names no input of the model; it has {', '.join(list(inputs)[:8]) or 'none'}")
@@ -129,23 +118,18 @@ def _known(name: str, inputs: Mapping[str, TensorSpec], what: str) -> TensorSpec
 
 
 def _fit_state(state: State, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]) -> None:
-    what = f"the state {state.input[:60]!r}"
-    given = _known(state.input, inputs, what)
-    kept = outputs.get(state.output)
+    what, source = f"the state {state.input[:60]!r}", f"{state.output[:60]!r}"
+    given, kept = _known(state.input, inputs, what), outputs.get(state.output)
     if kept is None:
-        raise ConfigError(
-            f"{what} is kept from {state.output[:60]!r}, which is not an output of the model; it has"
-            f" {', '.join(list(outputs)[:8])}"
-        )
+        known = ", ".join(list(outputs)[:8])
+        raise ConfigError(f"{what} is kept from {source}, which is not an output of the model; it has {known}")
     if kept.datatype != given.datatype or (state.datatype and state.datatype != given.datatype):
         raise ConfigError(
-            f"{what} is {given.datatype} in the model, {state.output[:60]!r} is {kept.datatype}"
+            f"{what} is {given.datatype} in the model, {source} is {kept.datatype}"
             f" and the configuration says {state.datatype or 'nothing'}; they must be equal"
         )
     if not _agree(given, kept):
-        raise ConfigError(
-            f"{what} is {list(given.dims)}, {state.output[:60]!r} is {list(kept.dims)}; the shapes must match"
-        )
+        raise ConfigError(f"{what} is {list(given.dims)}, {source} is {list(kept.dims)}; the shapes must match")
 
 
 def _fit_control(control: Control, inputs: Mapping[str, TensorSpec]) -> None:
