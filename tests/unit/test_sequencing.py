@@ -1,4 +1,4 @@
-"""What models keep between requests: said in settings, said in a configuration, or seen in their names."""
+"""A model's state between requests: from settings, from a configuration, or recognised by names."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def of(
     return found
 
 
-def test_a_models_own_names_tell_what_it_keeps() -> None:
+def test_sequencing_recognises_states_by_names() -> None:
     assert of(VOICE) == Sequencing((State("state", "stateN", "FP32", (2, -1, 128)),), (), 1.0, declared=False)
     assert [(state.input, state.output) for state in of(OLD_VOICE).states] == [("h", "hn"), ("c", "cn")]
     assert of(VOICE).inputs == {"state"}
@@ -67,22 +67,16 @@ def test_a_models_own_names_tell_what_it_keeps() -> None:
         TensorSpec("statement", "FP32", (2, "?", 128)),
     ],
 )
-def test_what_cannot_go_back_in_is_not_taken_for_a_state(kept: TensorSpec) -> None:
+def test_sequencing_unfit_output_is_not_a_state(kept: TensorSpec) -> None:
     assert sequencing(Signature(VOICE.inputs, (VOICE.outputs[0], kept)), {}) is None
-
-
-def test_a_model_whose_requests_have_nothing_to_do_with_each_other_has_none() -> None:
     assert sequencing(Signature(SUM.inputs[:1], SUM.outputs[:1]), {}) is None
 
 
-def test_settings_say_what_is_kept_what_is_told_and_for_how_long() -> None:
+def test_sequencing_settings_override_the_configuration() -> None:
     plan = of(SUM, {**SETTINGS, "sequence.idle_ms": "2500"})
     assert plan.states == (State("total", "sum", "INT32", (-1, 1)),)
     assert plan.controls == (Control("first", "start", "FP32"), Control("who", "corrid", "INT8"))
     assert (plan.idle, plan.declared) == (2.5, True)
-
-
-def test_settings_go_before_a_configuration() -> None:
     configured = SequenceBatching(idle=9.0, states=(State("total", "y", "INT32", (1,)),))
     assert of(SUM, {}, configured).states[0].output == "y"
     assert of(SUM, SETTINGS, configured).states[0].output == "sum"
@@ -99,9 +93,16 @@ def test_settings_go_before_a_configuration() -> None:
         ({"sequence.state.who": "sum"}, "must be equal"),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_by_name(said: dict[str, str], words: str) -> None:
+def test_sequencing_that_does_not_fit_the_model_is_refused(said: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         sequencing(SUM, said)
+
+
+@pytest.mark.parametrize(("datatype", "kind"), [("BYTES", "start"), ("BYTES", "ready"), ("BF16", "corrid")])
+def test_sequencing_control_of_unfit_datatype_is_refused(datatype: str, kind: str) -> None:
+    signature = Signature((TensorSpec("c", datatype, (1,)),), (TensorSpec("y", "FP32", (1,)),))
+    with pytest.raises(ConfigError, match=f"'c' is {datatype} in the model, which cannot hold {kind}"):
+        sequencing(signature, {"sequence.control.c": kind})
 
 
 @pytest.mark.parametrize(
@@ -118,12 +119,12 @@ def test_what_does_not_fit_the_model_is_refused_by_name(said: dict[str, str], wo
         ({"decoupled": "yes"}, "choose true or false"),
     ],
 )
-def test_settings_that_no_model_could_have_are_refused(said: dict[str, str], words: str) -> None:
+def test_validate_impossible_sequence_setting_is_refused(said: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settings.validate(said)
 
 
-def test_a_setting_says_whether_a_model_answers_row_by_row() -> None:
+def test_is_decoupled_setting_overrides_the_configuration() -> None:
     settings.validate({**SETTINGS, "decoupled": "true"})
     assert is_decoupled({"decoupled": "true"})
     assert is_decoupled({}, configured=True)
@@ -131,7 +132,7 @@ def test_a_setting_says_whether_a_model_answers_row_by_row() -> None:
     assert not is_decoupled({})
 
 
-# -- inputs that are made up ----------------------------------------------------------------------------------------
+# -- inputs that edged fills ----------------------------------------------------------------------------------------
 
 
 def given(name: str, array: np.ndarray, datatype: str = "FP32") -> InputTensor:
@@ -149,7 +150,7 @@ def made(
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_sequence_begins_with_zeros_as_large_as_its_batch(rows: int) -> None:
+def test_filled_first_request_has_zeros_of_the_batch_size(rows: int) -> None:
     sound = given("input", np.zeros((rows, 512), np.float32))
     rate = given("sr", np.array(16000, np.int64), "INT64")
     state = made(of(VOICE), VOICE, Options(7, True), rate, sound)["state"]
@@ -157,7 +158,7 @@ def test_a_sequence_begins_with_zeros_as_large_as_its_batch(rows: int) -> None:
     assert state.data == bytes(4 * 2 * rows * 128)
 
 
-def test_dimensions_of_one_name_are_of_one_size() -> None:
+def test_filled_dimensions_of_one_name_are_equal() -> None:
     signature = Signature(
         (TensorSpec("x", "FP32", ("n", "length")), TensorSpec("h", "FP32", ("length", "n"))),
         (TensorSpec("hn", "FP32", ("length", "n")),),
@@ -168,13 +169,13 @@ def test_dimensions_of_one_name_are_of_one_size() -> None:
     )
 
 
-def test_what_was_kept_goes_back_in_as_it_came_out() -> None:
+def test_filled_returns_the_stored_state() -> None:
     kept = {"state": StateTensor((2, 1, 128), b"\1" * 1024)}
     state = made(of(VOICE), VOICE, Options(7), given("input", np.zeros((1, 512), np.float32)), state=kept)["state"]
     assert (state.shape, state.data) == (kept["state"].shape, kept["state"].data)
 
 
-def test_controls_say_where_in_the_sequence_a_request_is() -> None:
+def test_filled_controls_show_the_position_in_the_sequence() -> None:
     plan = of(SUM, {**SETTINGS, "sequence.control.first": "start"})
     x = given("x", np.zeros((2, 1), np.int32), "INT32")
     told = made(plan, SUM, Options(-7, True), x)
@@ -185,7 +186,7 @@ def test_controls_say_where_in_the_sequence_a_request_is() -> None:
         assert made(of(SUM, {"sequence.control.first": kind}), SUM, options, x)["first"].data != bytes(8)
 
 
-def test_controls_have_the_values_that_a_configuration_gives_them() -> None:
+def test_filled_controls_have_configured_values() -> None:
     configured = SequenceBatching(controls=(Control("first", "start", "FP32", (-1.0, 5.0)),))
     x = given("x", np.zeros((1, 1), np.int32), "INT32")
     for starts, value in ((True, 5), (False, -1)):
@@ -194,12 +195,12 @@ def test_controls_have_the_values_that_a_configuration_gives_them() -> None:
 
 
 @pytest.mark.parametrize("identifier", [200, -129, "text"])
-def test_an_id_that_its_input_cannot_hold_is_refused(identifier: int | str) -> None:
+def test_filled_id_out_of_range_is_refused(identifier: int | str) -> None:
     with pytest.raises(InvalidTensor, match="'who'"):
         made(of(SUM, SETTINGS), SUM, Options(identifier), given("x", np.zeros((1, 1), np.int32), "INT32"))
 
 
-def test_an_empty_tensor_of_an_enormous_shape_makes_up_nothing_enormous() -> None:
+def test_filled_huge_state_is_refused() -> None:
     signature = Signature(
         (TensorSpec("x", "FP32", ("n", "length")), TensorSpec("h", "FP32", ("length", "n2"))),
         (TensorSpec("hn", "FP32", ("length", "n2")),),
@@ -210,45 +211,24 @@ def test_an_empty_tensor_of_an_enormous_shape_makes_up_nothing_enormous() -> Non
     assert made(of(signature), signature, Options(7, True), x)["h"].data == b""
 
 
-def test_a_sequence_may_begin_with_what_a_file_holds(tmp_path: Path) -> None:
+def test_filled_first_request_has_the_content_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "initial_state").mkdir()
-    (tmp_path / "initial_state" / "total").write_bytes(np.array([[5]], np.int32).tobytes())
     x = given("x", np.zeros((1, 1), np.int32), "INT32")
 
     def first(file: str) -> InputTensor:
         configured = SequenceBatching(states=(State("total", "sum", "INT32", (1,), file, (1,)),))
-        return filled(of(SUM, {}, configured), SUM, tmp_path, Options(7, True), (x,), None)[0]
+        plan = of(SUM, {}, configured)
+        assert reads_disk(plan, None) == bool(file)
+        assert not reads_disk(plan, {"total": StateTensor((1, 1), bytes(4))})
+        return filled(plan, SUM, tmp_path, Options(7, True), (x,), None)[0]
 
-    assert first("total").data == np.array([[5]], np.int32).tobytes()
+    for number in (5, 6):  # the file is read again after a change
+        (tmp_path / "initial_state" / "total").write_bytes(np.array([[number]], np.int32).tobytes())
+        os.utime(tmp_path / "initial_state" / "total", ns=(number, number))
+        assert first("total").data == np.array([[number]], np.int32).tobytes()
+    assert first("").data == bytes(4)
     with pytest.raises(NotReady, match="'lost'"):
         first("lost")
     (tmp_path / "initial_state" / "short").write_bytes(b"abc")
     with pytest.raises(InvalidInput, match="'short' has 3 bytes"):
         first("short")
-
-
-def test_reads_disk_only_for_the_first_request_of_a_sequence_that_begins_with_a_file() -> None:
-    from_file = SequenceBatching(states=(State("total", "sum", "INT32", (1,), "total", (1,)),))
-    plan, zeros = of(SUM, {}, from_file), of(SUM, {}, SequenceBatching(states=(State("total", "sum", "INT32", (1,)),)))
-    assert reads_disk(plan, None)
-    assert not reads_disk(plan, {"total": StateTensor((1, 1), bytes(4))})
-    assert not reads_disk(zeros, None)
-
-
-def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
-    (tmp_path / "initial_state").mkdir()
-    file = tmp_path / "initial_state" / "total"
-    x = given("x", np.zeros((1, 1), np.int32), "INT32")
-    configured = SequenceBatching(states=(State("total", "sum", "INT32", (1,), "total", (1,)),))
-    for number, changed in ((5, 1), (6, 2)):
-        file.write_bytes(np.array([[number]], np.int32).tobytes())
-        os.utime(file, ns=(changed, changed))
-        (state,) = filled(of(SUM, {}, configured), SUM, tmp_path, Options(7, True), (x,), None)
-        assert state.data == np.array([[number]], np.int32).tobytes()
-
-
-@pytest.mark.parametrize(("datatype", "kind"), [("BYTES", "start"), ("BYTES", "ready"), ("BF16", "corrid")])
-def test_a_control_that_its_input_cannot_be_told_is_refused(datatype: str, kind: str) -> None:
-    signature = Signature((TensorSpec("c", datatype, (1,)),), (TensorSpec("y", "FP32", (1,)),))
-    with pytest.raises(ConfigError, match=f"'c' is {datatype} in the model, which cannot hold {kind}"):
-        sequencing(signature, {"sequence.control.c": kind})

@@ -1,4 +1,4 @@
-"""A config.pbtxt and the ONNX file beside it: what contradicts, what the two say together, and how rows are counted."""
+"""A config.pbtxt and the ONNX file beside it: contradictions, declared tensors, batches and warm-ups."""
 
 from __future__ import annotations
 
@@ -46,8 +46,17 @@ def model(text: str, signature: Signature = BATCHED, folder: str = "", **setting
         'max_batch_size: 2 input { name: "x" dims: [ 48 ] reshape { shape: [ 3, 4, 4 ] } }',
     ],
 )
-def test_what_agrees_with_the_file_is_taken(text: str) -> None:
+def test_check_accepts_what_agrees_with_the_file(text: str) -> None:
     check(read(text), BATCHED)
+
+
+def test_check_fixed_first_dimension_is_no_batch() -> None:
+    with pytest.raises(ConfigError, match="'x'"):
+        check(read("max_batch_size: 8"), FIXED)
+    check(read("max_batch_size: 0"), FIXED)
+    assert max_batch_size(FIXED, {"batch.max": "4"}, TritonConfig()) == 0
+    assert not is_batchable(FIXED)
+    assert not is_batchable(Signature((TensorSpec("x", "FP32", ANY_SHAPE),), BATCHED.outputs))
 
 
 @pytest.mark.parametrize(
@@ -82,25 +91,16 @@ def test_what_agrees_with_the_file_is_taken(text: str) -> None:
         ),
     ],
 )
-def test_a_contradiction_is_refused_and_names_the_tensor(text: str, told: str) -> None:
+def test_check_refuses_a_contradiction_and_names_the_tensor(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(read(text), BATCHED)
     assert told in str(caught.value)
 
 
-def test_a_model_of_one_fixed_size_takes_no_batches_whatever_the_file_says() -> None:
-    with pytest.raises(ConfigError, match="'x'"):
-        check(read("max_batch_size: 8"), FIXED)
-    check(read("max_batch_size: 0"), FIXED)
-
-
-def test_dims_that_the_file_fixes_are_declared_to_clients() -> None:
+def test_declared_has_the_dims_that_the_configuration_fixes() -> None:
     config = read('max_batch_size: 8 input { name: "x" dims: [ 3, 640, -1 ] }')
     assert [spec.dims for spec in declared(config, BATCHED).inputs] == [(-1, 3, 640, -1), (-1, 1)]
     assert declared(TritonConfig(), BATCHED) == BATCHED
-
-
-def test_a_tensor_of_any_shape_is_declared_as_the_file_says() -> None:
     anything = Signature((TensorSpec("x", "FP32", ANY_SHAPE),), (TensorSpec("y", "FP32", ANY_SHAPE),))
     (spec,) = declared(read('max_batch_size: 4 input { name: "x" dims: [ 3 ] }'), anything).inputs
     assert spec.dims == (-1, 3)
@@ -121,17 +121,11 @@ def test_a_tensor_of_any_shape_is_declared_as_the_file_says() -> None:
         ('input { name: "x" }', {"batch.max": "4"}, 0),
     ],
 )
-def test_how_many_rows_a_request_may_have(text: str, settings: dict[str, str], rows: int) -> None:
+def test_max_batch_size_by_configuration_and_settings(text: str, settings: dict[str, str], rows: int) -> None:
     assert max_batch_size(BATCHED, settings, read(text)) == rows
 
 
-def test_a_model_of_one_fixed_size_has_no_rows() -> None:
-    assert max_batch_size(FIXED, {"batch.max": "4"}, TritonConfig()) == 0
-    assert not is_batchable(FIXED)
-    assert not is_batchable(Signature((TensorSpec("x", "FP32", ANY_SHAPE),), BATCHED.outputs))
-
-
-def test_requests_go_together_as_the_file_says() -> None:
+def test_tensor_batching_by_configuration() -> None:
     found = tensor_batching(
         model(
             "max_batch_size: 8 dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 2000"
@@ -144,11 +138,8 @@ def test_requests_go_together_as_the_file_says() -> None:
     )
 
 
-def test_requests_go_one_by_one_where_nobody_wants_them_together() -> None:
+def test_tensor_batching_by_default_and_by_settings() -> None:
     assert tensor_batching(model("")) == tensor_batching(model("max_batch_size: 8")) == TensorBatching()
-
-
-def test_settings_put_requests_together_too() -> None:
     settings = {"batch.max": "4", "batch.wait_ms": "5"}
     assert tensor_batching(model("", **settings)).batching == Batching(4, 0.005)
 
@@ -167,7 +158,7 @@ def warm(data: str, folder: str = "") -> dict[str, tuple[tuple[int, ...], bytes]
     return {t.name: (t.shape, bytes(t.data)) for t in inputs_of(of.triton.warmups[0], of)}  # type: ignore[arg-type]
 
 
-def test_a_warm_up_is_made_of_zeros_or_random_numbers() -> None:
+def test_warm_up_inputs_are_zeros_or_random() -> None:
     zeros, random = warm("zero_data: true"), warm("random_data: true")
     assert zeros == {"x": ((2, 3, 2, 2), bytes(96)), "text": ((2, 1), bytes(8))}
     assert random["x"][0] == (2, 3, 2, 2)
@@ -176,7 +167,7 @@ def test_a_warm_up_is_made_of_zeros_or_random_numbers() -> None:
     assert random == warm("random_data: true")
 
 
-def test_a_warm_up_is_read_from_a_file_of_its_size(tmp_path: Path) -> None:
+def test_warm_up_inputs_are_read_from_a_file_of_their_size(tmp_path: Path) -> None:
     (tmp_path / "warmup").mkdir()
     (tmp_path / "warmup" / "x.raw").write_bytes(bytes(range(96)))
     assert warm('input_data_file: "x.raw"', str(tmp_path))["x"][1] == bytes(range(96))
@@ -185,7 +176,7 @@ def test_a_warm_up_is_read_from_a_file_of_its_size(tmp_path: Path) -> None:
         warm('input_data_file: "x.raw"', str(tmp_path))
 
 
-def test_what_no_client_sends_is_made_up_for_a_warm_up() -> None:
+def test_warm_up_inputs_have_controls_and_states() -> None:
     signature = Signature(
         (TensorSpec("x", "FP32", ("n", 2)), TensorSpec("START", "INT32", ("n", 1)), TensorSpec("h", "FP32", ("n", 3))),
         (TensorSpec("y", "FP32", ("n", 2)), TensorSpec("hn", "FP32", ("n", 3))),

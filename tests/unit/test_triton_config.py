@@ -183,6 +183,13 @@ def test_read_unknown_names_are_reported_with_line_or_path() -> None:
     assert config.dynamic == DynamicBatching(preferred=(1,))
 
 
+def test_read_text_unknown_names_after_negative_values_and_in_lists() -> None:
+    text = 'wibble: -1\nother: - 2\ninput [ { zz: 1 name: "k" }, { name: "l" yy { a: 1 } } ] max_batch_size: 1'
+    config = read(text)
+    assert [line.split(":")[1].strip() for line in config.unused] == ["wibble", "other", "input.zz", "input.yy"]
+    assert [tensor.name for tensor in config.inputs] == ["k", "l"]
+
+
 def test_read_name_with_line_break_is_reported_in_one_line() -> None:
     lines = [
         *read_json('{"a\\nb": 1, "parameters": {"c\\nd": {"string_value": "x"}}}', "m").unused,
