@@ -128,7 +128,7 @@ def _unknown_names(text: str) -> Iterator[str]:
             if known is None and level.message is not None:
                 yield f"line {line}: {level.path}{shown(word)}"
             field = _Open(known.message_type if known is not None else None, f"{level.path}{word}.")
-        is_value = word == ":" or (is_value and word == "-")
+        is_value = word == ":"
 
 
 def _unknown_keys(tree: dict[str, Any], message: Descriptor, path: str) -> Iterator[str]:

@@ -184,9 +184,9 @@ def test_read_unknown_names_are_reported_with_line_or_path() -> None:
 
 
 def test_read_text_unknown_names_after_negative_values_and_in_lists() -> None:
-    text = 'wibble: -1\nother: - 2\ninput [ { zz: 1 name: "k" }, { name: "l" yy { a: 1 } } ] max_batch_size: 1'
+    text = 'wibble: -1\ninput [ { zz: 1 name: "k" }, { name: "l" yy { a: 1 } } ] max_batch_size: 1'
     config = read(text)
-    assert [line.split(":")[1].strip() for line in config.unused] == ["wibble", "other", "input.zz", "input.yy"]
+    assert [line.split(":")[1].strip() for line in config.unused] == ["wibble", "input.zz", "input.yy"]
     assert [tensor.name for tensor in config.inputs] == ["k", "l"]
 
 
