@@ -50,7 +50,7 @@ _TYPES = {
 
 
 def explain(error: Exception, names: Sequence[str] = (), table: str = "an object") -> str:
-    """What an error of msgspec says, in plain words: `shape[0]: expected a whole number, got a text`.
+    """An error of msgspec in plain words: `shape[0]: expected a whole number, got a text`.
 
     `names` are those that may stand where it found an unknown one, `table` is what the format calls an object.
     """

@@ -1,4 +1,4 @@
-"""Reading files that somebody else may have put there, and keeping what somebody gave."""
+"""Reading files that another user may have written, and storing files that a client sent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def unwritable(folder: Path) -> str:
 
 
 def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
-    """What is wrong with the disk that holds a folder, if that is what an error tells of."""
+    """What is wrong with the disk that holds a folder, if an error is about the disk."""
     if error.errno in _FULL:
         return OutOfSpace(f"{where} is full; free some space or inodes ({error.strerror})")
     if error.errno in DISK_ERRORS:
@@ -153,7 +153,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def foreign(paths: Iterable[Path]) -> str:
-    """Why files or folders may be somebody else's doing, with what to do about it; empty where they are ours.
+    """Why another user may have changed files or folders, and the remedy; empty if they are ours.
 
     Ours is what we or root own, and only we, root or our own group may write. Whoever may write in a folder can replace
     what is in it, unless it is sticky, as /tmp is. OSError where one cannot be looked at.

@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 # ioprio_set(2) has no function in the C library: its number by machine, and its arguments.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
-_IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # the idle class would wait for ever beside a camera that is being recorded
+_IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # the idle class would wait for ever while a camera is being recorded
 BUILD, EXAMINE = 10, 5  # niceness of children that build, and of those that a model waits for before it can answer
 
 # How children are started: not in the caller's folder, since Python would import modules from there before its own.
@@ -56,7 +56,7 @@ def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> Non
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("900")
     _limit(resource.RLIMIT_DATA, memory_mb)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # otherwise it kills, and nobody is told why
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # otherwise the process dies without an error message
     _limit(resource.RLIMIT_FSIZE, disk_mb)
 
 

@@ -1,4 +1,4 @@
-"""Confines the calling process, for ever; says what of that this kernel can do."""
+"""Confine the calling process for its lifetime; report what this kernel supports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def confine_files(reach: Reach) -> None:
         os.environ["TMPDIR"] = reach.scratch
     if reach.mode == "off":
         return
-    # Without a folder of its own none can be written; libraries that ask for one while they are imported need not know.
+    # Libraries that ask for a temporary folder at import get one, even if nothing can be written there.
     tempfile.tempdir = reach.scratch or "/tmp"  # noqa: S108 - nothing is put there
     _require(reach, lacking())
     seccomp.no_new_privileges()
@@ -47,7 +47,7 @@ def confine_files(reach: Reach) -> None:
     except OSError as error:
         _failed(reach, "Landlock", error)
         abi = 0
-    # Root without it could not read a model that belongs to its user; Landlock says which files there are.
+    # Without it root could not read another user's model; Landlock limits which files are visible.
     _drop_capabilities(keep=1 << _CAP_DAC_READ_SEARCH if abi else 0)
 
 

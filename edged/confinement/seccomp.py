@@ -125,8 +125,8 @@ _NICENESS, _IO_PRIORITY = (141, 140), (251, 30)
 
 _NAMESPACES = 0x7E02_0080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and NEWTIME
 _THREAD = 0x0001_0000  # CLONE_THREAD
-_TERMINAL = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX: typing into somebody's terminal
-# FIOSETOWN, SIOCSPGRP; F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would signal somebody when a file is ready.
+_TERMINAL = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX: typing into another process's terminal
+# FIOSETOWN, SIOCSPGRP; F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would signal another process about a file.
 _OWNERS, _FILE_OWNERS = (0x8901, 0x8902), (8, 10, 15)
 _PARENT_DEATH_SIGNAL, _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 1, 0, 1
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -193,7 +193,7 @@ def filter_of(machine: str, pid: int) -> bytes:
         number = numbers[column]
         if number is not None:
             code += [_operation(_EQUAL, number, 0, 1), refusal]
-    # The C library then takes clone, whose flags can be seen: threads of its own, nothing that would outlive it.
+    # The C library then uses clone, whose flags the filter can check: threads only, no process that outlives this one.
     code += [_operation(_EQUAL, _CLONE3[column], 0, 1), _operation(_RETURN, _ERRNO | errno.ENOSYS)]
     threads = [_operation(_SET, _NAMESPACES, 0, 1), refusal, _operation(_SET, _THREAD, 1, 0), refusal]
     code += _where(_CLONE[column], _FIRST, threads)

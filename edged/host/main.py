@@ -1,4 +1,4 @@
-"""The engine host: a process that imports one backend, owns sessions, and does what the daemon's link tells it.
+"""The engine host: a process that imports one backend, owns sessions, and runs the jobs that the daemon's link sends.
 
 Each session has two threads: one prepares (decodes pictures, fits them into the input tensor), one infers. So the
 next picture is decoded while the current one runs; and a slow model never holds up another.
@@ -144,7 +144,7 @@ class _SessionThreads:
         except Exception as error:
             self.is_over = True
             if session is not None:
-                with contextlib.suppress(Exception):  # why it cannot be opened says more
+                with contextlib.suppress(Exception):  # the reason why it cannot be opened is more useful
                     session.close()
             self._say(m.OpenFailed(order.session, *_named(_behind(Path(order.order.model), error))))
             return
@@ -237,7 +237,7 @@ class _SessionThreads:
     ) -> tuple[m.TensorRef, ...]:
         """Writes outputs one after the other into the reply's span; what does not fit goes with the message.
 
-        TooLarge where they are more than so many requests of the model may have.
+        TooLarge if they exceed what this number of requests of the model may return.
         """
         bounds, position, refs = self._open.bounds, 0, []
         room = (bounds.output_mb << 20) * parts if bounds.output_mb else math.inf

@@ -2,7 +2,7 @@
 
 Two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, take it to the device
 where the session can do that ahead) and `infer` (run, decode boxes). Each step has one owner at a time. Pictures that
-go together fail one by one: a damaged one is none of the others' business.
+share a batch fail one by one: a damaged picture does not affect the others.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Fitted(msgspec.Struct, frozen=True):
 
 class Prepared(msgspec.Struct, frozen=True):
     """Pictures as the model wants them, or why not, in their order. The tensor is the pipeline's and is reused two
-    calls later. `inputs` is None where no picture was any good."""
+    calls later. `inputs` is None if no picture could be decoded."""
 
     inputs: Inputs | None
     pictures: tuple[_Fitted | Exception, ...]
@@ -91,7 +91,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 class Pipeline:
     """Owns a session, from the start, and the buffers in front of it. `batch` is the most pictures at a time. `bounds`
-    says what is done about outputs that are not finite."""
+    decides what happens to outputs that are not finite."""
 
     def __init__(
         self,
@@ -142,11 +142,11 @@ class Pipeline:
         return Prepared(self.stage(inputs), tuple(fitted), len(filled))
 
     def stage(self, inputs: Mapping[str, Array]) -> Inputs:
-        """Has inputs taken to the device where the session does that beside inferring; may wait for an inference."""
+        """Copy inputs to the device if the session can do that during an inference; may wait for an inference."""
         return inputs if self._staging is None else Staged(self._staging.stage(inputs))
 
     def infer(self, prepared: Prepared) -> list[Outcome | Exception]:
-        """Runs the engine on prepared pictures and decodes what it says; what became of each, in their order.
+        """Run the engine on prepared pictures and decode its outputs; return one result per picture, in order.
 
         Raises what keeps it from decoding one of several: outputs that are not one row for each picture say nothing of
         the others either.

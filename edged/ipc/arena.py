@@ -1,7 +1,7 @@
 """Memory that the daemon and one engine host share: a picture or tensor is written once and read where it lies.
 
 The memory is anonymous (memfd): it has no name that could be left behind, and it goes with the last process that
-holds it. The daemon alone decides what is free; the host only reads and fills the spans it is told.
+holds it. The daemon alone decides what is free; the host only reads and writes the spans named in its job.
 """
 
 from __future__ import annotations

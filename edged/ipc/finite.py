@@ -46,7 +46,7 @@ class FiniteCheck:
         self._model, self._refuses = bounds.model, bounds.finite == "refuse"
 
     def bad(self, outputs: Mapping[str, Array], row: int | None = None, rows: int = 1) -> tuple[str, ...]:
-        """Names of the outputs that hold NaN or infinity; with a `row`, in that of several where they are in rows."""
+        """Names of the outputs that hold NaN or infinity; with `row`, of that row only."""
         found = []
         for name, datatype in self._datatypes.items():
             array = outputs.get(name)
@@ -55,7 +55,7 @@ class FiniteCheck:
         return tuple(found)
 
     def require(self, bad: tuple[str, ...]) -> None:
-        """NotFinite where there are bad outputs and the model's settings refuse them."""
+        """Raise NotFinite if an output is not finite and the model's settings refuse that."""
         if bad and self._refuses:
             raise NotFinite(
                 f"output {bad[0]!r} of model {self._model!r} holds NaN or infinity, which {FINITE}=refuse refuses;"

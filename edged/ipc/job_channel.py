@@ -1,6 +1,6 @@
-"""What a child says to its parent: framed messages on one pipe, which nothing else may write to.
+"""Messages from a child to its parent: frames on one pipe, which nothing else may write to.
 
-A frame is one byte that says its kind, four bytes of length (little-endian) and that many bytes of JSON. Any number of
+A frame is one byte for its kind, four bytes of length (little-endian) and that many bytes of JSON. Any number of
 `PROGRESS` may come first; one `ANSWER` or `FAILURE` is the last word. A length beyond its kind's bound is refused when
 it is read, before anything of that length is kept: a child that went wild cannot fill its parent's memory.
 
@@ -33,7 +33,7 @@ _LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may b
 
 
 class Garbled(ValueError):
-    """What came through the pipe is no frame; what it is instead, in a few words."""
+    """The pipe holds something that is not a frame; the message describes it in a few words."""
 
 
 class Frame(NamedTuple):
@@ -58,7 +58,7 @@ def progress(frame: Frame) -> Progress:
 
 
 class Frames:
-    """Takes a stream of bytes apart, however it was cut. Keeps one frame at most besides what it is fed."""
+    """Split a stream of bytes into frames, however it was cut. Buffers at most one frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -90,7 +90,7 @@ class Teller:
     """The child's end. A runtime may report progress thousands of times, and from several of its threads.
 
     Of one phase the first report is sent, then five a second at most, and the last one when the next phase or the end
-    comes. Nothing is sent in between without a report: see above for why there is no thread.
+    comes. Nothing is sent between reports: see above for the reason.
     """
 
     def __init__(self, pipe: BinaryIO, clock: Callable[[], float] = time.monotonic) -> None:

@@ -124,7 +124,7 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     opsets: dict[str, int]
     ir_version: int
     nodes: dict[str, str]  # the first node by operator
-    recognition: Recognition | None  # None where it is not to be run
+    recognition: Recognition | None  # None if it is not to be run
     shape_range: ShapeRange = ShapeRange()
     support: RuntimeSupport | None = None
     through: Stage = Stage.INFERENCE
@@ -204,14 +204,14 @@ class ImportPackage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """Told while a job is being done: the phase, and how much of it is done where the runtime says so, 0 to 1."""
+    """Progress of a job: the phase, and the share of it that is done if the runtime reports it, 0 to 1."""
 
     phase: str
     fraction: float | None = None
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What was found of a model on a runtime that reaches so far: why it is not taken, or what is to be told."""
+    """The findings about a model on a runtime with these limits: why it is refused, or what to report."""
 
     support: RuntimeSupport
     finding: Finding | None = None

@@ -113,7 +113,7 @@ class Detect(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """A job is not to run, or no longer, where the runtime can be stopped. It is answered all the same."""
+    """Cancel a job, or stop it if its runtime can be stopped. It is answered in any case."""
 
     job: int
     session: int
@@ -145,7 +145,7 @@ class Unfit(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unkno
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """`nodes`: where the session's nodes run, as far as its runtime tells."""
+    """`nodes`: where the session's nodes run, as far as its runtime reports it."""
 
     session: int
     nodes: Annotated[dict[str, Annotated[dict[str, int], _FEW]], _FEW] = {}
@@ -192,13 +192,13 @@ FromHost = Ready | Unfit | Opened | Closed | OpenFailed | Answer | Detected | Jo
 
 
 def joined(message: Answer | Detected, bulk: memoryview) -> Answer | Detected:
-    """A message with the bytes that followed it where they belong; no copy. ValueError if they are not as it says."""
+    """A message with its bulk bytes in place, without a copy. ValueError if their number does not match."""
     at = 0
 
     def take(size: int) -> memoryview:
         nonlocal at
         if size < 0 or at + size > len(bulk):
-            raise ValueError(f"{len(bulk)} bytes follow the message, which is fewer than it says")
+            raise ValueError(f"{len(bulk)} bytes follow the message, fewer than it announces")
         at += size
         return bulk[at - size : at]
 

@@ -26,7 +26,7 @@ class HostSocket:
         """OSError if the box has no sockets left.
 
         `heard` is called with each message and the bulk bytes that followed it, and may close the socket. `most_bulk`
-        says how many bulk bytes may follow a message now. `gone` is called once if the host has closed its end, with
+        returns how many bulk bytes may follow a message now. `gone` is called once if the host has closed its end, with
         why if it sent something that it may not send.
         """
         self._heard, self._most_bulk, self._gone = heard, most_bulk, gone
@@ -78,7 +78,7 @@ class HostSocket:
             return -1
 
     def drain(self) -> None:
-        """Reads what has come, if that is not more than a host in order says at once."""
+        """Read what has arrived, if it is not more than a working host sends at once."""
         if self._is_draining:  # called by what a message led to
             return
         self._is_draining = True

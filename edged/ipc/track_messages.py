@@ -18,7 +18,7 @@ LARGEST = 16 << 20
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Detections of a camera's frame, as `Detections.pack` gives them. `after`: the highest id it has had so far, which
-    counts where the tracker does not know the camera: it may be newer than the camera."""
+    counts if the tracker does not know the camera: it may have started after the camera."""
 
     number: int
     camera: int
@@ -52,7 +52,7 @@ class Followed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class NotFollowed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The library failed at this frame; the camera's tracks begin anew."""
+    """The library failed at this frame; the camera's tracks start again."""
 
     number: int
     message: str

@@ -1,7 +1,7 @@
 """What is known of the cameras that send frames: counts, rates, ages, the last error. For people to look at.
 
 A camera is known by its id and the model it looks through, also over several connections: one that reconnects goes on
-where it was. It is forgotten some time after its last connection has ended.
+where they were. They are dropped some time after its last connection has ended.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class CameraRecord:
         self.last_error, self.last_error_unix_s = "", 0.0
         self.last_frame_unix_s = 0.0
         self.tracked_by: object = None  # the connection whose frames its tracks are made of
-        self.seen = time.monotonic()  # when it was last heard of
+        self.seen = time.monotonic()  # when its last message came
         self._ages: deque[float] = deque(maxlen=_AGES)
         self.age_seconds = Histogram()
         self._arrivals, self._answers = Rate(), Rate()
@@ -146,7 +146,7 @@ class CameraRecord:
         self.last_error, self.last_error_unix_s = message[:_LONGEST_ERROR], unix_s
 
     def doubt_clock(self, age: float, unix_s: float) -> None:
-        """A frame was too old already when it came. Where that is so of all of them, nobody would know why."""
+        """Count a frame that was too old on arrival, so that the reason is visible if that is true of all frames."""
         self.last_error = f"a frame was stale when it came, {age:.4g} s after its capture; is the camera's clock right?"
         self.last_error_unix_s = unix_s
 

@@ -136,7 +136,7 @@ def _is_enough(deaths: tuple[Death, ...], allowed: int) -> bool:
 
 
 def _counted(deaths: tuple[Death, ...]) -> tuple[Death, ...]:
-    """Without the first from outside, which says nothing."""
+    """Without the first loss from outside, which proves nothing."""
     first = next((death for death in deaths if death.is_outside), None)
     return tuple(death for death in deaths if death is not first)
 

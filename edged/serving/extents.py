@@ -12,7 +12,7 @@ import msgspec
 
 from edged.backends.profile import Range, Shape
 
-MOST_KINDS = 64  # combinations that are told apart; beyond that the rarest gives way to a new one
+MOST_KINDS = 64  # combinations that are counted separately; beyond that a new one replaces the rarest
 _PENDING = 256  # combinations that are noted before they are sorted in
 _OLD = 1 << 20  # requests of one combination from which on all counts are halved, so that habits can change
 

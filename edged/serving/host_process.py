@@ -110,7 +110,7 @@ class HostProcess:
             self._signal(signal.SIGKILL)
 
     def hear_out(self) -> None:
-        """Takes what it printed last; nothing of it is heard from then on."""
+        """Read what it printed last, then stop listening."""
         self._printed.close()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -120,7 +120,7 @@ class HostProcess:
             os.kill(self.pid, number)
 
 
-_LONGEST_STEP = 0.5  # a longer pause was the daemon's own, and says nothing about the host
+_LONGEST_STEP = 0.5  # a longer pause was the daemon's own and does not count against the host
 
 
 class Sign(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ class Progress:
         self._at: float | None = None
 
     def heard(self) -> None:
-        """It said something."""
+        """A message came from the host."""
         self.silent = 0.0
 
     def look(self, now: float, sign: Sign | None, *, is_busy: bool) -> None:

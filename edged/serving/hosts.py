@@ -1,5 +1,6 @@
 """The living engine hosts, one for each backend and generation of libraries; a lost one is started again, more slowly
-each time. When libraries change on disk, hosts of the new generation run beside those of the old until these are empty.
+each time. When libraries change on disk, hosts of the new generation run in parallel with the old
+ones until these are empty.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Hosts:
         available_mb: Callable[[], int] = memory.available_mb,
         reads: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """`reads`, called in a thread, says which folders and files with models and engines a host may open that is
-        started now."""
+        """`reads`, called in a thread, returns the folders and files with models and engines that a host started
+        now may open."""
         self._reads = reads
         self._limits, self._on_lost, self._available_mb = limits, on_lost, available_mb
         self._links: dict[HostKind, HostLink] = {}
@@ -128,7 +129,7 @@ class Hosts:
                 raise
         finally:
             self._starting.pop(kind, None)
-        self._links[kind] = link  # only now: nobody may talk to a host that is not there yet
+        self._links[kind] = link  # only now: no request may reach a host that has not started
         return link
 
     @staticmethod

@@ -22,20 +22,20 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-gpu")
 
 def derived_mb(total_mb: int) -> int:
     """Mebibytes for hosts of a box that has so many: all but what the rest of it needs; 0, no limit, where the box does
-    not tell."""
+    not report its memory."""
     left = max(_LEFT_MB, round(total_mb * _LEFT_SHARE))
     return max(total_mb - left, round(total_mb * _LEAST_SHARE))
 
 
 @functools.cache
 def box_mb() -> int:
-    """What this box has, or its cgroup allows where that is less; 0 when unknown."""
+    """Memory of this box, or of its cgroup if that is less; 0 if unknown."""
     facts = system.probe(Root())
     return int(facts.get("memory.limit_mb") or facts.get("memory.total_mb") or 0)
 
 
 def is_gpu_mapped() -> bool:
-    """Whether processes here may map a GPU: their data says nothing of what they use then, and is not limited."""
+    """Whether processes here may map a GPU: then their data segment does not show what they use and is not limited."""
     return any(os.path.exists(path) for path in _DRIVERS)
 
 
@@ -82,7 +82,7 @@ def _group() -> Path:
 def available_mb() -> int:
     """Mebibytes that processes could still take: of the box, or of its cgroup's limit if that is less. 0 if unknown."""
     free, group = read_memory(Root()).free, _group()
-    with contextlib.suppress(OSError, ValueError):  # without a limit memory.max says "max"
+    with contextlib.suppress(OSError, ValueError):  # without a limit memory.max holds "max"
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         free = min(free, limit - used + int(cached.get("inactive_file", 0)))

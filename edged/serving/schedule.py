@@ -71,7 +71,7 @@ class Batching(msgspec.Struct, frozen=True):
     preferred: tuple[int, ...] = ()
 
     def goal(self, available: int) -> int:
-        """How many of the available rows go now; 0 where it is worth waiting for more."""
+        """How many of the available rows go now; 0 if it is worth waiting for more."""
         reached = [size for size in self.preferred if size <= min(available, self.limit)]
         if reached:
             return max(reached)
@@ -160,7 +160,7 @@ class Schedule(Generic[Work]):
     def choose(self, now: float = 0.0, frames: Batching = _ALONE, requests: Batching = _ALONE) -> Choice[Work]:
         """The work whose turn it is; without any when nothing waits, or when it is worth waiting for more.
 
-        What nobody wants any more is dropped when its turn comes.
+        Work that has been cancelled is dropped when its turn comes.
         """
         late: list[Work] = []
         _sift(self._again, now, late)

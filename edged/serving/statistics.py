@@ -67,7 +67,7 @@ class ResponseDuration:
         self.success, self.empty = Duration(), Duration()
 
 
-_RESPONSES = 1000  # of one request that are told apart
+_RESPONSES = 1000  # of one request that are counted separately
 
 
 class Statistics:

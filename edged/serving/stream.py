@@ -21,7 +21,7 @@ from edged.serving.stream_camera import EVERY_UNDER_WAY, FULL, OVERTAKEN, RATE, 
 from edged.serving.work import Answered, FrameWork
 
 _MOST_CAMERAS = 256  # of one call; each may hold some pictures
-_TELL_SECONDS = 1.0  # skipped frames are told of after so long where no answer does
+_TELL_SECONDS = 1.0  # skipped frames are reported after this time if no result reports them
 
 Tag = TypeVar("Tag")
 
@@ -45,7 +45,7 @@ class Delivery(Generic[Tag]):
     """One frame's outcome, with what the caller put in as its tag, and the frames of its camera skipped before it.
 
     `work` has no picture any more.
-    `age_ms` is from its capture to now, from its receipt where that is not known. `tracker_ids` has one id for each
+    `age_ms` is from capture to now, or from receipt if the capture time is unknown. `tracker_ids` has one id for each
     detection, -1 for none, or is empty.
     """
 
@@ -65,7 +65,7 @@ class Delivery(Generic[Tag]):
 
 @dataclass(frozen=True, slots=True)
 class SkipReport:
-    """Frames of a camera that were skipped and that no answer has told of."""
+    """Skipped frames of a camera that no result has reported yet."""
 
     camera: str
     skips: tuple[Skips, ...]
@@ -81,7 +81,8 @@ class Stream(Generic[Tag]):
     def __init__(self, cameras: Cameras | None = None, tracking: Follows | None = None, lane: str = "grpc") -> None:
         self._known, self._tracking, self._lane = cameras or Cameras(), tracking, lane
         self._cameras: dict[str, StreamCamera[Tag]] = {}
-        self._ready: deque[tuple[StreamCamera[Tag], Entry[Tag] | None]] = deque()  # None: only to tell what was skipped
+        # With None instead of a frame: only a report of skipped frames.
+        self._ready: deque[tuple[StreamCamera[Tag], Entry[Tag] | None]] = deque()
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._ended = False
@@ -135,7 +136,7 @@ class Stream(Generic[Tag]):
         self._changed.set()
 
     async def results(self) -> AsyncGenerator[Delivery[Tag] | SkipReport, None]:
-        """Deliveries as they come, each camera's in order; ends when everything put has been delivered or told of."""
+        """Deliveries as they come, each camera's in order, until all frames are answered or reported as skipped."""
         while True:
             while self._ready:
                 state, entry = self._ready.popleft()
@@ -238,7 +239,7 @@ class Stream(Generic[Tag]):
         state.told = asyncio.get_running_loop().call_later(_TELL_SECONDS, self._tell, state)
 
     def _tell(self, state: StreamCamera[Tag]) -> None:
-        """Nobody was told for a while: if no answer is about to, a report does."""
+        """Report skipped frames if no result has done so for a while."""
         state.told = None
         if not state.skips or self._closed:
             return
@@ -255,7 +256,7 @@ class Stream(Generic[Tag]):
         self._flush(state)
 
     def _flush(self, state: StreamCamera[Tag]) -> None:
-        """Moves finished frames from the head of the line to where they are read."""
+        """Move finished frames from the head of the queue to the results that are ready."""
         while state.pending and state.pending[0].work.future.done() and not self._closed:
             entry = state.pending[0]
             if not entry.work.future.cancelled():

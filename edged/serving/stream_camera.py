@@ -33,7 +33,7 @@ class Skips(msgspec.Struct, frozen=True):
 
 
 class SkipLedger:
-    """Skipped frames that nobody was told of yet."""
+    """Skipped frames that have not been reported."""
 
     def __init__(self) -> None:
         self._runs: list[Skips] = []
@@ -49,13 +49,13 @@ class SkipLedger:
             self._runs[-1] = Skips(run.first, sequence, run.count + 1, reason)
         else:
             self._runs.append(Skips(sequence, sequence, 1, reason))
-            if len(self._runs) > _MOST_RUNS:  # nobody has listened for long
+            if len(self._runs) > _MOST_RUNS:  # no report for a long time
                 first, second = self._runs[:2]
                 self._runs[:2] = [Skips(first.first, second.last, first.count + second.count, _SEVERAL)]
         self._last = place
 
     def take(self) -> tuple[Skips, ...]:
-        """All of them; from now on somebody was told."""
+        """Take all of them; they count as reported."""
         runs, self._runs = tuple(self._runs), []
         return runs
 
@@ -75,7 +75,7 @@ class Entry(Generic[Tag]):
 
     tag: Tag
     work: FrameWork
-    slot: Slot | EdgedError  # where it goes, or why it goes nowhere
+    slot: Slot | EdgedError  # its slot, or why it has none
     place: int  # among all frames of its camera
     sequence: int
     captured_ns: int
@@ -85,11 +85,11 @@ class Entry(Generic[Tag]):
 
     @property
     def captured(self) -> float:
-        """Seconds since the epoch at its capture, at its receipt where that is not known."""
+        """Seconds since the epoch at capture, or at receipt if the capture time is unknown."""
         return (self.captured_ns if self.captured_ns > 0 else self.received_ns) / 1e9
 
     def drop(self) -> None:
-        """Nobody is there any more to be told what becomes of it."""
+        """Mark the frame as abandoned: its stream has ended."""
         self.work.future.cancel()
         if self.record is not None:
             self.record.dropped += 1

@@ -75,7 +75,7 @@ class TraceFiles:
         self._is_told = False
 
     def write(self, records: Sequence[tuple[TraceSettings, TraceRecord]]) -> None:
-        """Adds traces to their files. What cannot be written is told of in the log, once."""
+        """Append traces to their files. A failure to write is logged once."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o750)
             sizes = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in os.scandir(self._folder)}
@@ -88,7 +88,7 @@ class TraceFiles:
         file = self._files.setdefault(settings.file, _File())
         name = f"{settings.file}.{file.index}" if settings.frequency else settings.file
         text = ",\n".join(json.dumps(entry) for entry in _entries(record)).encode()
-        if sizes.get(name) != file.size:  # new, removed, or somebody else's
+        if sizes.get(name) != file.size:  # new, removed, or another process's
             file.size = 0
         size = file.size + len(text) + len(_END)
         others = sum(sizes.values()) - sizes.get(name, 0)
@@ -171,7 +171,7 @@ class Trace:
         self._started = time.monotonic_ns()
 
     def end(self, work: TensorWork, answer: Answered | None) -> None:
-        """The request is over, without an answer where it failed or its client went away.
+        """End the request, without an answer if it failed or its client disconnected.
 
         The steps last as long as the model's statistics say of this request.
         """
@@ -207,7 +207,7 @@ class _Scope:
         return True
 
     def change(self, settings: TraceSettings, renew: bool) -> None:
-        """Counts from the start with `renew`, or where the count is another one."""
+        """Count from the start with `renew`, or if the count has changed."""
         if renew or settings.count != self.settings.count:
             self.left = settings.count
         if settings.rate != self.settings.rate:
@@ -216,7 +216,7 @@ class _Scope:
 
 
 class Tracing:
-    """Traces requests as it is set, into files of one folder. Used on the event loop; files are written beside it."""
+    """Traces requests as it is set, into files of one folder. Used on the event loop; files are written by a thread."""
 
     def __init__(self, folder: Path) -> None:
         self.is_on = False  # asked for every request

@@ -64,9 +64,7 @@ def read(values: Mapping[str, Sequence[str]], before: Changes) -> Changes:
             field, reader = _READERS[name]
             read_as[field] = reader(name, texts) if texts else None
         else:
-            raise InvalidInput(
-                f"there is no trace setting {name[:40]!r}; there are {', '.join((*_READERS, 'trace_mode'))}"
-            )
+            raise InvalidInput(f"unknown trace setting {name[:40]!r}; known are {', '.join((*_READERS, 'trace_mode'))}")
     return msgspec.structs.replace(before, **read_as)
 
 
@@ -96,7 +94,7 @@ def _levels(name: str, texts: Sequence[str]) -> tuple[str, ...]:
     words = [TIMESTAMPS if text in ("MIN", "MAX") else text for text in texts]
     unknown = [word for word in words if word not in (_OFF, TIMESTAMPS, TENSORS)]
     if unknown:
-        raise InvalidInput(f"{name} {unknown[0][:40]!r} is none of {_OFF}, {TIMESTAMPS}, {TENSORS}")
+        raise InvalidInput(f"{name} {unknown[0][:40]!r} is not one of {_OFF}, {TIMESTAMPS}, {TENSORS}")
     return tuple(level for level in (TIMESTAMPS, TENSORS) if level in words)
 
 

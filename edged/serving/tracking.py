@@ -32,7 +32,7 @@ _WAITING = 64  # of all cameras
 _LARGEST = m.LARGEST // 2  # bytes of detections
 _REMEMBERED_SECONDS = 600.0
 _MOST_CAMERAS = 1024
-_IDLE, _IDLE_SECONDS = "nobody needs it", 60.0
+_IDLE, _IDLE_SECONDS = "no camera needs it", 60.0
 _START_SECONDS = 60.0
 _STOP_SECONDS = 3.0
 _SILENT_SECONDS = 10.0  # with a frame at hand; after that it hangs
@@ -61,7 +61,7 @@ class Tracking:
 
     @property
     def pid(self) -> int:
-        """Of the tracker's process; 0 while there is none."""
+        """Process id of the tracker; 0 if it does not run."""
         return self._child.pid if self._child is not None else 0
 
     @property
@@ -186,14 +186,14 @@ class Tracking:
             self._fail(child.ended or f"died (exit status {status})")
 
     async def _watch(self, child: TrackerProcess) -> None:
-        """Ends a process that hangs or that nobody needs any more, and the waiting of frames."""
+        """End a process that hangs or is no longer needed; frames that wait for it go on."""
         period = self._patience / 4
         then = time.monotonic()
         while True:
             await asyncio.sleep(period)
             now = time.monotonic()
             self._give_up(child, now)
-            # A long pause was this process's own, frozen or out of breath, and says nothing about the other.
+            # A long pause was this process's own and does not count against the tracker.
             child.elapse(min(now - then, 4 * period))
             then = now
             if child.silence > (_SILENT_SECONDS if child.ready else _START_SECONDS):
@@ -246,12 +246,12 @@ class Question:
     answer: asyncio.Future[Ids]
 
     def settle(self, ids: Ids = ()) -> None:
-        if not self.answer.done():  # nobody waits for one that was cancelled
+        if not self.answer.done():  # its caller may have cancelled it
             self.answer.set_result(ids)
 
 
 class Garbled(Exception):
-    """What came from the tracker is no answer; what it is instead."""
+    """The tracker sent something that is not an answer; the message describes it."""
 
 
 class TrackerProcess:
@@ -264,7 +264,7 @@ class TrackerProcess:
         self.in_flight: deque[Question] = deque()
         self.silence = 0.0
         self.unfit = ""  # why it cannot work, in its own words
-        self.ended = ""  # why it was ended, where somebody did
+        self.ended = ""  # why it was ended, if the daemon did that
         assert started.stdin is not None
         assert started.stdout is not None
         self._process, self._questions, self._answers = started, started.stdin, started.stdout
@@ -326,13 +326,13 @@ class TrackerProcess:
 
     def end(self, why: str = "") -> None:
         self.ended = self.ended or why
-        # Not by the process object, which would reap one that has just died, and whoever waits for it is told nonsense.
+        # Not by the process object: it would reap a process that has just died, and hide its status.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     async def gone(self) -> int:
-        """The exit status, once it is gone and nothing of it is left, such as pipes that nobody read to their end."""
+        """The exit status, once the process has ended and its pipes are read to their end."""
         self._questions.close()
         await self._process.communicate()
         status = await self._process.wait()

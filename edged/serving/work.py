@@ -23,8 +23,8 @@ from edged.vision.placement import Roi
 
 
 class Source(Protocol):
-    """Bulk bytes that are not in the daemon's memory: they are read once, when the work is chosen. Told from those that
-    are by being neither bytes nor a view: to ask whether something is a protocol takes longer than to answer for it."""
+    """Bulk bytes outside the daemon's memory, read once when the work is chosen. Recognised as neither bytes nor a
+    view, because an isinstance check against a Protocol is slower."""
 
     @property
     def size(self) -> int: ...
@@ -42,9 +42,9 @@ ANY_NUMBER = 1 << 31  # of rows: more than any tensor has
 class EngineRef(msgspec.Struct, frozen=True):
     """Which engine answers: its key, its backend, the digest of its model, how its pictures and outputs are read.
 
-    `edition` tells one build of the key from another. `is_static` says that every inference is of one size, so that
+    `edition` distinguishes builds of the same key. `is_static` means that every inference has the same size, so that
     their times can be compared. `batching` is how many frames it takes at a time, `rows` how many of a tensor request,
-    `profile` the range of shapes that it was built for, empty where it takes any. `limits` is what a request may take.
+    `profile` the range of shapes that it was built for, empty if it takes any. `limits` is what a request may take.
     `folded` are inputs with a default that its runtime may have built in. `outputs` are the datatypes of its outputs by
     name; empty if they are not known.
     """
@@ -87,7 +87,7 @@ class OutputTensor(msgspec.Struct, frozen=True):
 
 
 class OutputView(msgspec.Struct, frozen=True):
-    """One output where it lies, in memory that will be another's."""
+    """One output in the arena, in memory that will be reused."""
 
     name: str
     datatype: str
@@ -129,7 +129,7 @@ class Work(ABC):
         self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self.received = time.monotonic()
         self.expires = expires
-        self.retried = False  # it may be what its host was lost by: it is tried with nothing beside it
+        self.retried = False  # it may have crashed its host: it is tried alone
         self.losses = 0  # of its hosts, by what it did not cause
 
     @property
@@ -151,7 +151,7 @@ class Work(ABC):
         """The bulk bytes, to be placed in the arena in this order."""
 
     def too_late(self) -> EdgedError:
-        """What it is answered with when it has expired."""
+        """The error for work that has expired."""
         return DeadlineExceeded("the deadline passed before it was this request's turn; send fewer at a time")
 
 
@@ -186,7 +186,7 @@ class FrameWork(Work):
         return (self.data,)
 
     def picture(self, span: Span) -> m.Picture:
-        """The picture where it was placed."""
+        """The picture in the arena."""
         return m.Picture(span, self.pixel_format, self.width, self.height, self.stride, self.roi, self.thresholds)
 
     def too_late(self) -> EdgedError:
@@ -206,7 +206,7 @@ class TensorWork(Work):
     """A tensor request. `outputs` None means all of them.
 
     `priority` is its level, from 1, which goes first; 0 is the model's default. `batch` is the number of its rows, the
-    first dimension of every input and output, or None where nothing is said of rows; it may be put together with
+    first dimension of every input and output, or None if rows are unknown; it may be batched with
     others, unless it goes `alone`. With a `sink` the outputs go there, and the answer has none.
     """
 

@@ -1,6 +1,6 @@
-"""The tracker's process: one tracker for each camera, told frame by frame what was found.
+"""The tracker's process: one tracker per camera, which gets the detections of each frame.
 
-A process of its own, so that the daemon neither pays for the library nor goes down with it.
+A separate process, so that the daemon neither loads the library nor crashes with it.
 """
 
 from __future__ import annotations

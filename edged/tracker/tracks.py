@@ -1,6 +1,6 @@
 """Which detection of a camera's frame is which object of its frames before.
 
-The tracker is ByteTrack, from the library `trackers`. What is done here is what it leaves to whoever calls it: ids for
+The tracker is ByteTrack, from the library `trackers`. This module adds what the library leaves to its caller: ids for
 the rows as they came, classes kept apart, ids that go on where an earlier tracker stopped, a clock that may stand still
 or jump, and frames that are far apart.
 
@@ -105,7 +105,7 @@ class Clock:
         self._gap = 1 / _NOMINAL
 
     def advance(self, captured: float) -> float:
-        """Seconds since the frame before. Where the capture time says nothing, as many as last time."""
+        """Seconds since the frame before. If the capture time is unusable, the same as last time."""
         gap = captured - self._captured
         if 0 < gap < math.inf:
             self._gap = min(gap, _LONGEST_GAP)
