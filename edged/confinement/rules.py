@@ -120,7 +120,7 @@ def reach(reads: Iterable[str] = (), writes: Iterable[str] = (), scratch: str = 
 
 
 def around(model: str | os.PathLike[str]) -> tuple[str, ...]:
-    """A model's file and what lies beside it, where its external data is: its folder, also that which a link leads to.
+    """The folder of a model's file, which also holds its external data, and the folder that a link leads to.
 
     Of a folder that holds more than models, such as a home, only the files directly in it that are not hidden.
     """

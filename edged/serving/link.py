@@ -170,7 +170,7 @@ class HostLink:
         self.pid = 0
         self.version = ""  # of the runtime that it loaded
         self.sessions: set[int] = set()
-        self.nodes: dict[int, Nodes] = {}  # of each, where they run, as far as its runtime tells
+        self.nodes: dict[int, Nodes] = {}  # where the nodes of each session run, as far as its runtime reports it
         self.lost = ""  # why, once it takes nothing more
         self.loss = Loss()  # and what else is known of it then
         self.memory_mb = limits.memory_mb or memory.derived_mb(memory.box_mb())
@@ -179,8 +179,8 @@ class HostLink:
         self._deadlines = JobDeadlines(times.grace)
         self._progress = Progress(times.progress)
         self._sent = self._said = 0  # messages to it and from it
-        self._is_garbled = False  # nothing that it says is listened to any more
-        self._is_over = False  # everybody who waited was told of the loss
+        self._is_garbled = False  # its further messages are ignored
+        self._is_over = False  # all waiting requests have failed with the loss
         self._limits, self._on_lost = limits, on_lost
         self._loop = asyncio.get_running_loop()
         self.arena = Arena(limits.arena_mb << 20)
@@ -217,7 +217,7 @@ class HostLink:
             raise HostLost(f"engine host {self.backend} {self.lost}") from error
 
     def reaches(self, model: Path) -> bool:
-        """Whether the host may open a model and what lies beside it."""
+        """Whether the host may open a model and its external data."""
         return all(any(Path(path).is_relative_to(each) for each in self._reads) for path in rules.around(model))
 
     async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _NOBODY) -> int:
@@ -262,7 +262,7 @@ class HostLink:
         return future
 
     def abandon(self, future: asyncio.Future[Reply]) -> None:
-        """Nobody waits for a job any more: it is stopped, where its runtime can do that. It is still answered."""
+        """Cancel a job that no request waits for, if its runtime can stop it. The host still answers it."""
         for job, (waiting, session, _) in self._jobs.items():
             if waiting is future:
                 with contextlib.suppress(HostLost):
@@ -327,7 +327,7 @@ class HostLink:
             self.kill("no longer answers")
 
     def _hear(self, data: bytes, bulk: memoryview = _NOTHING) -> None:
-        """What a host says is not to be trusted: a stranger's model may speak for it."""
+        """Handle a message of the host. It is not trusted: a hostile model may have taken the host over."""
         if self._is_garbled:
             return
         self._progress.heard()
@@ -368,7 +368,7 @@ class HostLink:
             self._lose(f"cannot start: {message.message}")
 
     def _open_now(self, opened: m.Opened, opening: asyncio.Future[None]) -> None:
-        if opening.cancelled():  # by whoever asked for it
+        if opening.cancelled():  # by its caller
             self._send(m.Close(opened.session))
             return
         self.nodes[opened.session] = opened.nodes
@@ -378,7 +378,7 @@ class HostLink:
         if self._deadlines.end(session, failed.job, time.monotonic()):
             _fail(future, self._too_long(session))
         else:
-            self._answered.add(session)  # a runtime that says no is alive
+            self._answered.add(session)  # a runtime that refuses is alive
             _fail(future, rebuild(failed.error, failed.message, failed.not_finite))
 
     def _too_long(self, session: int) -> DeadlineExceeded:
@@ -484,7 +484,7 @@ def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None]
 def _fail(future: asyncio.Future[Reply] | asyncio.Future[None] | None, error: EdgedError) -> None:
     if future is not None and not future.done():
         future.set_exception(error)
-        future.exception()  # nobody may be left to ask for it, which is no reason to complain at the end
+        future.exception()  # mark it as retrieved: its caller may have gone
 
 
 def rebuild(name: str, message: str, not_finite: tuple[str, ...] = ()) -> EdgedError:
