@@ -38,7 +38,7 @@ class Recipe(msgspec.Struct, frozen=True, order=True):
 
     `optimization` is the backend's name of a level. `threads` is the number of CPU threads of one inference, 0 for
     the runtime's own choice. `profile` is the range of shapes that it must take, as `edged.backends.profile` writes it;
-    empty where the backend needs none. `options` are the backend's own, as it writes them. `calibration` is the digest
+    empty if the backend needs none. `options` are the backend's own, as it writes them. `calibration` is the digest
     of what the ranges of an int8 engine are measured on.
     """
 
@@ -68,7 +68,7 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 class Composition(msgspec.Struct, frozen=True):
-    """What a runtime made of a model, as far as it tells. For people to read; only `fallback` has consequences.
+    """What a runtime made of a model, as far as it reports it. For people to read; only `fallback` has consequences.
 
     `layers` and `nodes` are counts: of layers by the precision that they compute in, and for each execution provider
     of the model's nodes by operator. `fallback` says in a line each what does not run on the recipe's device although
@@ -95,7 +95,7 @@ class Order(msgspec.Struct, frozen=True):
     signature: Signature
     recipe: Recipe
     artefact: Artefact | None = None
-    external: tuple[str, ...] = ()  # files beside the model that hold some of its weights, by relative path
+    external: tuple[str, ...] = ()  # files next to the model that hold some of its weights, by relative path
     digest: str = ""  # of the model and those files; what is on disk may have been replaced since
     effort: Effort = "full"
     capability: str = ""
@@ -125,7 +125,7 @@ class Placed(Protocol):
     """A session that tells where its nodes run, as it was opened: to compare with what was recorded of the build."""
 
     def nodes(self) -> Nodes:
-        """Empty where the runtime does not tell."""
+        """Empty where the runtime does not report it."""
 
 
 @runtime_checkable
@@ -203,12 +203,12 @@ class Backend(Protocol):
     def build(
         self, order: Order, out: Path, report: Callable[[float], None], graphs: Callable[[], Graphs]
     ) -> Composition:
-        """Writes the engine's files into the directory `out`, which has none yet; EngineUnusable when the runtime
+        """Writes the engine's files into the directory `out`, which has none yet; EngineUnusable if the runtime
         refuses.
 
         Where the runtime says how far it is, `tell` is told, from 0 to 1. `graphs` imports the onnx package, which most
-        builds do without. Unsuitable where no attempt would do better,
-        OutOfSpace where the disk is full.
+        builds do without. Unsuitable if no attempt would do better,
+        OutOfSpace if the disk is full.
         """
 
     def open(self, order: Order) -> Session:
@@ -218,11 +218,11 @@ class Backend(Protocol):
         """Whether the runtime takes the model at all; EngineUnusable with the reason when it does not."""
 
     def operators(self) -> Operators | None:
-        """What operators the runtime has; None where it does not tell."""
+        """What operators the runtime has; None if it does not report it."""
 
     def trial(self, order: Order) -> Session | None:
-        """Opens a model as it was written, with nothing built, as the order's recipe wants it. None where that is all
-        that can be tried before an engine is built; NotTaken or another EngineUnusable when the runtime refuses."""
+        """Opens a model as it was written, with nothing built, as the order's recipe wants it. None if that is all
+        that can be tried before an engine is built; NotTaken or another EngineUnusable if the runtime refuses."""
 
 
 def one_line(error: BaseException, limit: int = 400) -> str:

@@ -27,7 +27,7 @@ from edged.errors import EngineUnusable, NotTaken, Unsuitable
 from edged.tensors import Array
 
 _BLOB = "engine.blob"
-# Operators that hold a body of their own. Where one runs zero times, a reused request shows the previous answer.
+# Operators that hold a body. If one runs zero times, a reused request shows the previous answer.
 _BODIES = frozenset({"Loop", "TensorIterator", "If"})
 # What the plugins compute exactly. 64-bit integers are narrowed to 32 and doubles to floats inside them, so a model
 # with such tensors at its edge is left to other backends.
@@ -145,7 +145,7 @@ class _OpenVino:
 
 
 def _require_suitable(order: Order, device: str) -> None:
-    """Unsuitable when the device would not keep what the model promises."""
+    """Unsuitable if the device would not keep what the model promises."""
     signature = order.signature
     inexact = {spec.datatype for spec in (*signature.inputs, *signature.outputs)} - _EXACT
     if inexact:
@@ -168,10 +168,10 @@ class Core(Protocol):
 
 
 def find(core: Core, device: str, root: Root | None = None) -> str:
-    """OpenVINO's name of a recipe's device: "GPU" or "GPU.1" for "intel-gpu:1". Unsuitable when it sees no such.
+    """OpenVINO's name of a recipe's device: "GPU" or "GPU.1" for "intel-gpu:1". Unsuitable if it sees no such.
 
     The facts number what sysfs shows, of which OpenVINO may see less and in another order; so a device is known by its
-    PCI address, and by its being the only one of its kind where OpenVINO does not tell that.
+    PCI address, and by its being the only one of its kind where OpenVINO does not report it.
     """
     kind, _, index = device.partition(":")
     if kind not in _KINDS:
@@ -211,7 +211,7 @@ def compile_properties(recipe: Recipe, device: str) -> dict[str, str]:
 
 
 def _place(core: Core, name: str) -> str:
-    """The PCI address of a device as sysfs writes it; empty where it is unknown.
+    """The PCI address of a device as sysfs writes it; empty if it is unknown.
 
     Format of the property: ov::device::PCIInfo in openvino/runtime/properties.hpp.
     """
@@ -224,7 +224,7 @@ def _place(core: Core, name: str) -> str:
 
 
 def kinds(compiled: Any) -> frozenset[str] | None:
-    """The kinds of a compiled model's operators; None where the plugin does not tell.
+    """The kinds of a compiled model's operators; None if the plugin does not report it.
 
     In an imported model every operator is an ExecutionNode that keeps its kind in its runtime information.
     """
@@ -233,7 +233,7 @@ def kinds(compiled: Any) -> frozenset[str] | None:
 
 
 def nodes(compiled: Any) -> Nodes:
-    """Its operators by kind, under the device that runs them; nothing where OpenVINO does not say which that is.
+    """Its operators by kind, under the device that runs them; nothing if OpenVINO does not say which that is.
 
     A compiled model is on one device: plugins that share one out, AUTO and HETERO, are never asked for.
     """

@@ -59,7 +59,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A range for every input that has an open dimension, in the order of the model; empty where none has."""
+    """A range for every input that has an open dimension, in the order of the model; empty if none has."""
 
     ranges: tuple[Range, ...] = ()
 
@@ -97,7 +97,7 @@ class Profile(msgspec.Struct, frozen=True):
         return ";".join(map(str, self.ranges))
 
     def range(self, name: str) -> Range | None:
-        """The range of one input; None where it has one fixed shape."""
+        """The range of one input; None if it has one fixed shape."""
         return next((r for r in self.ranges if r.name == name), None)
 
     def contains(self, name: str, shape: Shape) -> bool:
@@ -110,7 +110,7 @@ class Profile(msgspec.Struct, frozen=True):
         return all(self.contains(name, shape) for name, shape in shapes.items())
 
     def problem(self) -> str:
-        """Why no engine could be built for it; empty where one could."""
+        """Why no engine could be built for it; empty if one could."""
         problems = ((each, _problem(each.minimum, each.optimum, each.maximum)) for each in self.ranges)
         return next((f"input {_short(each.name)}: {problem}" for each, problem in problems if problem), "")
 
@@ -129,7 +129,7 @@ def parsed(text: str) -> Profile:
 
 
 def given(settings: Mapping[str, str], name: str) -> Range | None:
-    """What the settings say of one input; None where they say nothing."""
+    """What the settings say of one input; None if they say nothing."""
     text = settings.get(PREFIX + name)
     return None if text is None else _read_setting(PREFIX + name, text)
 
@@ -153,7 +153,7 @@ def _read_setting(key: str, text: str) -> Range:
 
 
 def _problem(minimum: Shape, optimum: Shape, maximum: Shape) -> str:
-    """Why three shapes are no range; empty when they are one."""
+    """Why three shapes are no range; empty if they are one."""
     if not len(minimum) == len(optimum) == len(maximum):
         return "the three shapes have unequal numbers of dimensions"
     for axis, (low, middle, high) in enumerate(zip(minimum, optimum, maximum, strict=True)):
@@ -292,7 +292,7 @@ def _read_range(word: str) -> Range:
 
 
 def _example_key(name: str) -> str:
-    """The setting's name as TOML writes it: bare where it can be."""
+    """The setting's name as TOML writes it: bare if it can be."""
     return PREFIX + name if re.fullmatch(r"[A-Za-z0-9_.-]+", name) else f'"{PREFIX}{_short(name)}"'
 
 

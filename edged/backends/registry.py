@@ -12,7 +12,7 @@ from edged.errors import Unsupported
 
 class _Entry(NamedTuple):
     """`versions` are facts of which one tells the runtime's version, `needs` those that must be there beside it; both
-    empty where there is no runtime. `device` begins the facts of the devices that it is for, beside the CPU."""
+    empty if there is no runtime. `device` begins the facts of the devices that it is for, beside the CPU."""
 
     module: str
     versions: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ ABSENT = "absent"
 
 
 def load(name: str) -> Backend:
-    """Imports a backend and its runtime; Unsupported when the name is unknown or the runtime cannot be imported."""
+    """Imports a backend and its runtime; Unsupported if the name is unknown or the runtime cannot be imported."""
     try:
         module = _BACKENDS[name].module
     except KeyError:
@@ -65,7 +65,7 @@ def present(facts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def version(name: str, facts: Mapping[str, str]) -> str | None:
-    """The version of a backend's runtime as the device's facts show it; None where it is not installed or has none."""
+    """The version of a backend's runtime as the device's facts show it; None if it is not installed or has none."""
     entry = _BACKENDS[name]
     if any(facts.get(fact, ABSENT) == ABSENT for fact in entry.needs):
         return None

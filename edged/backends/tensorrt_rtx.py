@@ -1,4 +1,4 @@
-"""TensorRT for RTX: for GPUs of desktops, and the one that builds engines where there is no GPU."""
+"""TensorRT for RTX: for GPUs of desktops, and the one that builds engines without a GPU."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class SharedView:
         self.memory = memoryview(self._map)
 
     def at(self, span: Span) -> memoryview:
-        """The bytes of a span; ValueError when it lies outside."""
+        """The bytes of a span; ValueError if it lies outside."""
         if span.offset < 0 or span.size < 0 or span.offset + span.size > len(self.memory):
             raise ValueError(f"span {span} is outside the arena")
         return self.memory[span.offset : span.offset + span.size]

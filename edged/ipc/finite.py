@@ -32,14 +32,14 @@ def is_finite(array: Array, datatype: str) -> bool:
 
 
 def watched(bounds: Bounds, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Outputs of a model that are looked at: those of floats, or none where its settings say so."""
+    """Outputs of a model that are looked at: those of floats, or none if its settings say so."""
     if bounds.finite == "ignore":
         return ()
     return tuple(spec for spec in outputs if spec.datatype in _FLOATS)
 
 
 class FiniteCheck:
-    """Looks at the outputs of one model; at none where its settings say so."""
+    """Looks at the outputs of one model; at none if its settings say so."""
 
     def __init__(self, bounds: Bounds, outputs: Sequence[TensorSpec]) -> None:
         self._datatypes = {spec.name: spec.datatype for spec in watched(bounds, outputs)}

@@ -66,7 +66,7 @@ class FreeDims(msgspec.Struct, frozen=True, tag=True):
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """`changes` are lines "x: 10x3x32x32 -> Nx3x32x32", none where everything is declared as it is; `details` say how
+    """`changes` are lines "x: 10x3x32x32 -> Nx3x32x32", none if everything is declared as it is; `details` say how
     it was found, `refused` why something that was asked for was not done."""
 
     before: str = ""
@@ -260,8 +260,8 @@ class ComparedLevels(msgspec.Struct, frozen=True):
 
 
 class LoadedRuntime(msgspec.Struct, frozen=True):
-    """`opset` and `ir_version` are the highest that it takes, 0 where it takes not even an old one, `ANY` where it does
-    not look; `providers` are ONNX Runtime's; `talks` says how it could send something home, empty where it cannot."""
+    """`opset` and `ir_version` are the highest that it takes, 0 if it takes not even an old one, `ANY` where it does
+    not look; `providers` are ONNX Runtime's; `talks` says how it could send something home, empty if it cannot."""
 
     ANY: ClassVar[int] = 64  # ONNX has come near this with neither number
 

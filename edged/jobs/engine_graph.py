@@ -21,7 +21,7 @@ _PRECISIONS = {2: "int8", 3: "int8", 10: "fp16", 16: "bf16", 1: "fp32", 11: "fp6
 
 
 def read(path: Path) -> EngineGraph:
-    """The graph of a model; EngineUnusable or Unsuitable when it cannot be read."""
+    """The graph of a model; EngineUnusable or Unsuitable if it cannot be read."""
     return EngineGraph(Model.read(path))
 
 
@@ -30,7 +30,7 @@ def write_named(source: Path, out: Path) -> EngineGraph:
     initializer among the inputs.
 
     Exporters may leave nodes without names or give one name to several; ONNX Runtime tells only by name which node
-    runs where. EngineUnusable or Unsuitable when the model cannot be read.
+    runs where. EngineUnusable or Unsuitable if the model cannot be read.
     """
     model = Model.read(source)
     keep_inputs(model.proto, {value.name for value in model.graph.input} - model.constants.keys())

@@ -144,7 +144,7 @@ def _number(text: str) -> int | None:
 
 
 def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
-    """Bytes of an external file, 0 where they cannot be known, and why it cannot be used."""
+    """Bytes of an external file, 0 if they cannot be known, and why it cannot be used."""
     location, tensor = reference.location, reference.tensor
     named = f"external data {location[:200]!r}"
     path = PurePosixPath(location)

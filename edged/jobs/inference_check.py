@@ -21,7 +21,7 @@ from edged.models.finding import Category, Finding, Stage
 
 _MOST = 1024  # of versions; none has come near
 _KEPT = 4096  # bytes of a tensor that shapes may be worked out from; larger ones are weights
-# What it cannot work out because of how it is asked here (values beside the model, or taken away), what it has no
+# What it cannot work out because of how it is asked here (values next to the model, or taken away), what it has no
 # rules for, and what runtimes are asked about.
 _NOT_SAID = re.compile(
     r"external|Data size mismatch|Cannot parse data|sparse_tensor|No Op registered|TensorProto \(tensor name",

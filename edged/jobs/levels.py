@@ -20,7 +20,7 @@ from edged.verification.verify import Pair, judge
 
 
 def compare(job: jobs.CompareLevels, session: Session, report: Callable[[jobs.Progress], None]) -> jobs.ComparedLevels:
-    """`session` is the reference's. EngineUnusable when it answers nothing itself."""
+    """`session` is the reference's. EngineUnusable if it answers nothing itself."""
     order = job.order
     report(jobs.Progress("asking the reference"))
     asked = golden.make(session, order.signature, job.recognition, job.samples, job.shape_range)

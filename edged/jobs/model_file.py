@@ -198,7 +198,7 @@ _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 
 
 def other_format(data: bytes) -> OtherFormat | None:
-    """What a file is that is no ONNX model; None where it is nothing that is known."""
+    """What a file is that is no ONNX model; None if it is nothing that is known."""
     if data.startswith(b"PK\x03\x04"):
         if b"/data.pkl" in data[:_TEXT]:
             return OtherFormat("a PyTorch checkpoint", _EXPORT)
@@ -255,7 +255,7 @@ _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 
 
 def wire_trouble(data: bytes) -> Trouble:
-    """What is wrong with the bytes of a model; empty where nothing can be seen."""
+    """What is wrong with the bytes of a model; empty if nothing can be seen."""
     waiting = [("model", 0, len(data), 0)]
     found: Trouble = ""
     while waiting:
@@ -280,7 +280,7 @@ class _Cut(ValueError):
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each field that holds bytes. ValueError where the bytes are no message."""
+    """Number, start and end of each field that holds bytes. ValueError if the bytes are no message."""
     while at < end:
         tag, at = _varint(data, at, end)
         number, kind = tag >> 3, tag & 7

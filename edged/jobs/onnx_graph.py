@@ -1,4 +1,4 @@
-"""An ONNX model as a build step changes it: read without the weights in files beside it, sorted, typed, written again.
+"""An ONNX model as a build step changes it: read without the weights in other files, sorted, typed, written again.
 
 Runs in a child of the daemon, as everything that parses a model. Format: onnx/docs/IR.md (ModelProto, GraphProto).
 """
@@ -28,7 +28,7 @@ _OLDEST_OPSET = 6  # before it, Cast named types by text
 _CONSTANTS_APART = 4  # the first IR version whose initializers need not be inputs
 _ALIGN = 4096  # of tensors in a file of weights: runtimes map them into memory
 _SMALL = 1024  # bytes of a tensor that stays in the graph; shapes and axes must, for shapes to be inferred
-# Protobuf cannot hold 2 GiB; weights beyond this are written beside the graph.
+# Protobuf cannot hold 2 GiB; weights beyond this are written next to the graph.
 _LARGE = 1 << 30
 LAYERS = frozenset(
     ("Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
@@ -67,7 +67,7 @@ class Model:
         return model
 
     def array(self, tensor: TensorProto) -> np.ndarray:
-        """A constant's values, read from its file where it has one; EngineUnusable when that cannot be read."""
+        """A constant's values, read from its file if it has one; EngineUnusable if that cannot be read."""
         with _reading(tensor):
             return numpy_helper.to_array(self._loaded(tensor) if _is_outside(tensor) else tensor)
 
@@ -118,7 +118,7 @@ class Model:
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
-    """A model without the weights in files beside it, its functions inlined. EngineUnusable if it cannot be parsed."""
+    """A model without the weights in other files, its functions inlined. EngineUnusable if it cannot be parsed."""
     try:
         proto = onnx.load(str(path), load_external_data=False)
         return onnx.inliner.inline_local_functions(proto) if proto.functions else proto

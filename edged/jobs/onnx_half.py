@@ -56,9 +56,9 @@ _SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales, whatever the 
 
 
 def to_half(source: Path, out: Path) -> tuple[bool, tuple[str, ...]]:
-    """Writes the model as `out`; false, and no file, where there is nothing to change.
+    """Writes the model as `out`; false, and no file, if there is nothing to change.
 
-    With it: what stays in float32 and why, a line for each operator and reason. Unsuitable or EngineUnusable when the
+    With it: what stays in float32 and why, a line for each operator and reason. Unsuitable or EngineUnusable if the
     model cannot be changed.
     """
     model = Model.read(source)
@@ -250,7 +250,7 @@ def _free(
 
 
 def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str], vast: set[str]) -> str:
-    """Why float16 would harm what a node computes; empty when nothing says so."""
+    """Why float16 would harm what a node computes; empty if nothing says so."""
     if node.op_type in _WIDE:
         return "what it computes leaves the range of float16"
     if node.op_type in _EXACT:
@@ -287,7 +287,7 @@ def _largest(array: Array) -> float:
 
 
 def _loss(array: Array, bounds: bool, added: bool) -> str:
-    """What of a constant float16 cannot hold; empty when all that matters fits.
+    """What of a constant float16 cannot hold; empty if all that matters fits.
 
     Small values beside large ones become zero without harm, and so do those that are only added to what the node
     computes. Where all are small, such as an epsilon that guards a division, that is another matter.

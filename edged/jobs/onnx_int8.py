@@ -32,9 +32,9 @@ _OPSET, _IR_VERSION = 13, 7  # the first whose QuantizeLinear takes a scale for 
 def to_int8(
     source: Path, out: Path, calibration: Sequence[Mapping[str, Array]]
 ) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-    """Writes the model as `out`; false, and no file, where it is quantised already.
+    """Writes the model as `out`; false, and no file, if it is quantised already.
 
-    With it: what stays in float32 and why, and notes. Unsuitable or EngineUnusable when the model cannot be changed.
+    With it: what stays in float32 and why, and notes. Unsuitable or EngineUnusable if the model cannot be changed.
     """
     model = Model.read(source)
     if any(node.op_type in QUANTISED for node in model.graph.node):
@@ -55,7 +55,7 @@ def to_int8(
 
 
 def _check(model: Model, calibration: Sequence[Mapping[str, Array]]) -> None:
-    """Unsuitable when the calibration data is not what the model takes."""
+    """Unsuitable if the calibration data is not what the model takes."""
     wanted = {
         value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         for value in model.graph.input
@@ -98,7 +98,7 @@ def _choose(model: Model) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _obstacle(node: onnx.NodeProto, model: Model) -> str:
-    """Why a layer cannot be quantised; empty when it can."""
+    """Why a layer cannot be quantised; empty if it can."""
     if node.op_type not in ort_quantize.FORMS:
         return "runtimes have no int8 form of it"
     weights = model.constants.get(node.input[1])

@@ -54,7 +54,7 @@ def import_package(job: jobs.ImportPackage) -> jobs.Done:
 
 
 def _talks(backend: str) -> str:
-    """How this process, as edged starts its children, could send something home; empty where it cannot."""
+    """How this process, as edged starts its children, could send something home; empty if it cannot."""
     if backend == _ORT and os.environ.get("ORT_DISABLE_TELEMETRY") in (None, "", "0"):
         return f"ORT_DISABLE_TELEMETRY is {os.environ.get('ORT_DISABLE_TELEMETRY')!r}"
     if backend == "openvino" and sys.modules.get("openvino_telemetry") is not None:
@@ -80,7 +80,7 @@ def takes_anything(backend: Backend) -> bool:
 
 
 def newest_of(backend: Backend, domain: str) -> int:
-    """The newest opset of another domain that it takes; 0 where it takes whatever is written there."""
+    """The newest opset of another domain that it takes; 0 if it takes whatever is written there."""
 
     def opset(number: int) -> bool:
         return takes(backend, one_node.importing(one_node.relu(_OPSET, _IR), domain, number))
@@ -101,7 +101,7 @@ def takes(backend: Backend, model: bytes) -> bool:
 
 
 def _highest(accepts: Callable[[int], bool], known: int) -> int:
-    """The last number that is accepted, where what comes before it is as well; 0 where `MOST_VERSION` is."""
+    """The last number that is accepted, where what comes before it is as well; 0 if `MOST_VERSION` is."""
     if accepts(MOST_VERSION):
         return 0
     low, high = known, MOST_VERSION

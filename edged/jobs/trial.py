@@ -99,7 +99,7 @@ def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: 
 
 
 def _newest_of(backend: Backend, domain: str, version: int) -> int:
-    """0 where the version is taken."""
+    """0 if the version is taken."""
     if not 1 <= version <= MOST_VERSION:
         return 0
     return newest_of(backend, domain)

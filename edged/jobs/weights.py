@@ -37,7 +37,7 @@ def element_count(tensor: TensorProto) -> int:
 
 
 def byte_size(tensor: TensorProto) -> int | None:
-    """Bytes of its values; None where its type or its sizes do not tell."""
+    """Bytes of its values; None if its type or its sizes do not tell."""
     bits = BITS.get(tensor.data_type)
     if bits is None or any(size < 0 for size in tensor.dims):
         return None
@@ -45,7 +45,7 @@ def byte_size(tensor: TensorProto) -> int | None:
 
 
 def check(tensor: TensorProto) -> Finding | None:
-    """What is wrong with one tensor; values beside the model are looked at elsewhere."""
+    """What is wrong with one tensor; values next to the model are looked at elsewhere."""
     name = onnx_walk.text(tensor.name)
     if tensor.data_type not in BITS and tensor.data_type != TensorProto.STRING:
         kind = "no type" if not tensor.data_type else f"type {tensor.data_type}, which ONNX does not have"

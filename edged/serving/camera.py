@@ -32,7 +32,7 @@ class Rate:
         self._times.append(now)
 
     def per_second(self, now: float) -> float:
-        """0 where nothing happened lately; the first event only starts the clock."""
+        """0 if nothing happened lately; the first event only starts the clock."""
         recent = [time for time in self._times if now - time <= _WINDOW]
         if len(recent) < 2 or recent[-1] <= recent[0]:
             return 0.0

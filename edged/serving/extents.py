@@ -37,7 +37,7 @@ class Seen(msgspec.Struct, frozen=True):
     largest: dict[str, Shape] = {}
 
     def range(self, name: str) -> Range | None:
-        """The smallest, the most frequent and the largest size of each dimension of an input; None where none came."""
+        """The smallest, the most frequent and the largest size of each dimension of an input; None if none came."""
         least, most = self.smallest.get(name), self.largest.get(name)
         if least is None or most is None or len(least) != len(most):
             return None

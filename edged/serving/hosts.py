@@ -70,7 +70,7 @@ class Hosts:
         """A living host, started if need be, that may open a model; where the one there is was started before the model
         came and may not, one of its own for the model's folder. NotReady while it may not be started again yet.
 
-        Superseded when the runtime on disk is not the one that the host is for.
+        Superseded if the runtime on disk is not the one that the host is for.
         """
         while (link := self._links.get(kind)) is not None and not link.lost and not link.stopping:
             reaches = model is None or kind.apart.endswith(str(model.parent))

@@ -41,7 +41,7 @@ _PROVEN_SECONDS = 60.0  # after which a failure counts as the first one again
 
 
 class Tracking:
-    """Used from one event loop. `problem`: one line why there are no ids now; empty when there are, or soon will be."""
+    """Used from one event loop. `problem`: one line why there are no ids now; empty if there are, or soon will be."""
 
     def __init__(self, patience: float = 0.5) -> None:
         """patience: seconds that a frame may wait for its ids."""

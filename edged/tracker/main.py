@@ -86,7 +86,7 @@ def follow(tracker: Tracker, question: Follow) -> Followed | NotFollowed:
 
 
 def _read(pipe: BinaryIO) -> bytes | None:
-    """The next message's bytes; None when the daemon has closed the pipe."""
+    """The next message's bytes; None if the daemon has closed the pipe."""
     from edged.ipc import track_messages as m
 
     header = pipe.read(m.HEADER.size)

@@ -50,7 +50,7 @@ class Agreement(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """Of the detections that the other has as well, in the worse of both directions; None where there are none."""
+        """Of the detections that the other has as well, in the worse of both directions; None if there are none."""
         if not self.expected and not self.found:
             return None
         kept = self.kept / self.expected if self.expected else 1.0
@@ -95,7 +95,7 @@ class Matcher:
         return Agreement(len(ours), _count(kept), len(theirs), _count(known), worst)
 
     def scores(self, outputs: Mapping[str, Array]) -> npt.NDArray[np.float32] | None:
-        """Of every detection in the lists of the first picture, best first and filled up with zeros; None where a list
+        """Of every detection in the lists of the first picture, best first and filled up with zeros; None if a list
         is missing, or where they are no measure. In which row a detection is makes no difference to it."""
         if not self.ranks or not set(self._read) <= set(outputs):
             return None
@@ -132,7 +132,7 @@ def matcher_for(recognition: Recognition, slack: float) -> Matcher | ClassMatche
 
 
 def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float32]:
-    """For each of the seen, the difference to the score nearest to its own at its place; infinite where there is none.
+    """For each of the seen, the difference to the score nearest to its own at its place; infinite if there is none.
 
     The nearest, because around a thing there are many candidates. The best score of them cannot hide a difference: in
     one of the two directions all the others lie on the far side of it.

@@ -83,7 +83,7 @@ def make(
     shape_range: ShapeRange = _ANY,
     notify: Callable[[], None] = lambda: None,
 ) -> Golden:
-    """Asks the reference everything. `samples` are paths of what the user gave; pictures are used where the model takes
+    """Asks the reference everything. `samples` are paths of what the user gave; pictures are used if the model takes
     them. `told` is called before each probe.
 
     EngineUnusable, with its first reason, when the reference answers nothing.
@@ -159,7 +159,7 @@ class _Reference:
                 return
 
     def ask(self, probe: Probe, twice: bool) -> str:
-        """Why there is no answer; empty when there is. Outputs that differ from run to run are left out of it."""
+        """Why there is no answer; empty if there is. Outputs that differ from run to run are left out of it."""
         self._told()
         try:
             is_wide, is_own = probe.kind == WIDE, probe.kind in (GIVEN, PICTURE)
@@ -204,7 +204,7 @@ class _Reference:
             session.go_on()  # it may have come too late to end this one
 
     def ask_within_limits(self, probe: Probe) -> str:
-        """Why a sample or picture was left out; empty when it was not."""
+        """Why a sample or picture was left out; empty if it was not."""
         last = self.samples[-1] if self._bytes else None
         if last is not None and self._bytes + last.size > _MOST_BYTES:
             return f"sample {probe.name} is one too many: golden answers take at most {_MOST_BYTES >> 20} MiB"

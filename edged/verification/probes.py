@@ -79,7 +79,7 @@ def _bytes(signature: Signature, shapes: Shapes) -> float:
 
 
 def edges(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> list[Probe]:
-    """Seeded tensors at the edges of a range of shapes that settings or traffic gave: none where they gave none."""
+    """Seeded tensors at the edges of a range of shapes that settings or traffic gave: none if they gave none."""
     return [_tensors(signature, recognition, shapes, _KINDS[0]) for shapes in shape_range.edges(signature)]
 
 
@@ -102,7 +102,7 @@ class Pictures:
             yield self._question(f"drawn picture {number}", pixels)
 
     def sample(self, path: Path, content: str = "") -> Probe:
-        """A picture of the user's. InvalidInput, with the file's name, when it cannot be read. Superseded when it is
+        """A picture of the user's. InvalidInput, with the file's name, when it cannot be read. Superseded if it is
         not the `content`, a SHA-256, that it is said to be."""
         return self._question(path.name, read_sample(path, content))
 
@@ -127,7 +127,7 @@ class _Companions:
 
 def read_sample(path: Path, content: str = "") -> image.Image:
     """A user's picture, BGR uint8 [height, width, 3]. InvalidInput, with the file's name, when it cannot be used;
-    Superseded when it is not the `content`, a SHA-256, that it is said to be."""
+    Superseded if it is not the `content`, a SHA-256, that it is said to be."""
     encoded = sample_content(path, content)
     try:
         return image.decode(encoded)

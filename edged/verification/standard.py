@@ -26,7 +26,7 @@ _RULE = 3
 class Tolerance(msgspec.Struct, frozen=True):
     """How far an engine may be from the reference. A figure is the worst over outputs and samples; two shares are of
     all samples together: `top1` of the rows of classifiers, [N, classes], and `boxes` of the detections in pictures,
-    where the model's family is known (see `edged.verification.boxes`).
+    if the model's family is known (see `edged.verification.boxes`).
     """
 
     cosine: float  # at least: cosine of the angle between the flattened outputs

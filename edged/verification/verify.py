@@ -73,7 +73,7 @@ class _Tally:
         self._boxes, self._least_share = Agreement(), 1.0
 
     def add(self, pair: Pair) -> str:
-        """Why the answer cannot be compared at all; empty when it was."""
+        """Why the answer cannot be compared at all; empty if it was."""
         for name, reference in pair.expected.items():
             found = pair.answer.get(name)
             is_list = self._matcher is not None and name in self._matcher.lists

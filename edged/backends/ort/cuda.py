@@ -62,14 +62,14 @@ def _preload() -> None:
 
 
 def prepare(device: str) -> None:
-    """Before the first session of the provider; Unsuitable when something that it needs is not installed.
+    """Before the first session of the provider; Unsuitable if something that it needs is not installed.
 
-    EngineUnusable when another GPU has the device's number in this process.
+    EngineUnusable if another GPU has the device's number in this process.
     """
     if PROVIDER not in ort.get_available_providers():
         raise Unsuitable(f"this onnxruntime cannot use {device}; install onnxruntime-gpu instead of onnxruntime")
     _preload()
-    # Without cuDNN newer providers (1.31 is one) go on in silence, with kernels of their own where they have any.
+    # Without cuDNN newer providers (1.31 is one) go on in silence, with their own kernels where they have any.
     library = _not_loadable(_CUDNN)
     if library is not None:
         raise _missing(device, library)
@@ -83,7 +83,7 @@ def missing_library() -> str | None:
 
 
 def refusal(device: str, text: str) -> EngineUnusable:
-    """What to raise when the runtime gave no session, with `text`; Unsuitable where something is not installed."""
+    """What to raise when the runtime gave no session, with `text`; Unsuitable if something is not installed."""
     library = missing_library()
     if library is not None:
         return _missing(device, library)

@@ -1,6 +1,6 @@
-"""Engines of ONNX Runtime on a device with a provider of its own, and what of them runs on the CPU all the same.
+"""Engines of ONNX Runtime on a device with its own provider, and what of them runs on the CPU all the same.
 
-An engine is the graph as it was given, optimised anew at every opening, and beside it which nodes the CPU ran when it
+An engine is the graph as it was given, optimised again at every opening, and beside it which nodes the CPU ran when it
 was built. A graph that the runtime saves has been parted already: at every level it holds the copies between the two
 memories as nodes, which are on record as colliding with those of the next session or finding no kernel there
 (microsoft/onnxruntime issue 11348), and above the basic level fused nodes that only one provider knows. Optimised at
@@ -32,7 +32,7 @@ _PLACED = "placement.json"
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """Beside an engine: which nodes the CPU ran when it was built, counted by operator, by design or not.
+    """Next to an engine: which nodes the CPU ran when it was built, counted by operator, by design or not.
 
     `is_whole` says that there were none, which ONNX Runtime then sees to itself.
     """
@@ -43,7 +43,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def build(order: Order, out: Path, where: Provider, graphs: Graphs) -> Composition:
-    """Writes the engine and tells what runs where; Unsuitable when nothing of the model runs on the device."""
+    """Writes the engine and tells what runs where; Unsuitable if nothing of the model runs on the device."""
     graph, recipe = graphs.write_named(Path(order.model), out / _GRAPH), order.recipe
     source = str(out / _GRAPH)
     try:
@@ -64,7 +64,7 @@ def build(order: Order, out: Path, where: Provider, graphs: Graphs) -> Compositi
 
 
 def open(order: Order, artefact: Artefact, where: Provider) -> DeviceSession:
-    """Opens an engine; EngineUnusable when more of it would run on the CPU than when it was built."""
+    """Opens an engine; EngineUnusable if more of it would run on the CPU than when it was built."""
     before, source, weights = _before(artefact), artefact.load(_GRAPH), ""
     if artefact.files.keys() - {_GRAPH, _PLACED}:
         artefact.check()

@@ -107,7 +107,7 @@ def forbid_cpu(options: ort.SessionOptions) -> None:
 def create(source: str | bytes, options: ort.SessionOptions, where: Provider = CPU) -> ort.InferenceSession:
     """A session of a model, by its path or its bytes, that really has the provider; EngineUnusable otherwise.
 
-    Unsuitable where libraries or the provider itself are not installed.
+    Unsuitable if libraries or the provider itself are not installed.
     """
     is_cuda = where.name == cuda.PROVIDER
     if is_cuda:
@@ -186,7 +186,7 @@ def try_provider(name: str) -> None:
 
 
 def _missing(name: str) -> str:
-    """What the loader says of the provider's library; empty where it loads, or the provider has none of its own."""
+    """What the loader says of the provider's library; empty if it loads, or the provider has none itself."""
     if name not in _LIBRARY:
         return ""
     library = f"libonnxruntime_providers_{_LIBRARY[name]}.so"

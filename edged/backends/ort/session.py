@@ -1,4 +1,4 @@
-"""ONNX Runtime's sessions behind the contract: on the CPU, and on a device with memory of its own."""
+"""ONNX Runtime's sessions behind the contract: on the CPU, and on a device with its own memory."""
 
 from __future__ import annotations
 
@@ -177,6 +177,6 @@ def _to_bytes(array: Array) -> Array:
 
 
 def open_at(order: Order, level: str) -> Session:
-    """A session of the order's model on the CPU at a level; EngineUnusable when the runtime refuses it."""
+    """A session of the order's model on the CPU at a level; EngineUnusable if the runtime refuses it."""
     options = runtime.session_options(level, order.recipe.threads)
     return OrtSession(runtime.create(order.model, options), order.signature)

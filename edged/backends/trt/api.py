@@ -194,7 +194,7 @@ def load(names: Sequence[str]) -> Trt:
 
 
 def find(owner: object, path: str) -> object | None:
-    """What a dotted path leads to, such as `BuilderFlag.FP16`; None where this runtime has no such thing."""
+    """What a dotted path leads to, such as `BuilderFlag.FP16`; None if this runtime has no such thing."""
     found: object | None = owner
     for name in path.split("."):
         found = getattr(found, name, None)

@@ -95,7 +95,7 @@ def _inspected(trt: Trt, kind: str, order: Order, plan: memoryview, asked: Compo
 
 @contextlib.contextmanager
 def _device(trt: Trt, kind: str, order: Order) -> Iterator[None]:
-    """The device to build on and for, made the thread's own; nothing where the order is for another one."""
+    """The device to build on and for, made the thread's own; nothing if the order is for another one."""
     if order.capability:
         yield
         return
@@ -168,7 +168,7 @@ def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
 
 
 def capabilities(trt: Trt) -> dict[str, str]:
-    """What can be built for: the runtime's name of it and the number, SM86 and "8.6"; empty where it cannot choose."""
+    """What can be built for: the runtime's name of it and the number, SM86 and "8.6"; empty if it cannot choose."""
     names = getattr(find(trt, "ComputeCapability"), "__members__", {})
     matches = {name: _CAPABILITY.fullmatch(name) for name in names}
     return {name: f"{match[1]}.{match[2]}" for name, match in matches.items() if match}

@@ -113,7 +113,7 @@ def device_index(name: str) -> int:
 
 
 def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
-    """What a runtime that can tell beforehand has against an engine; empty where it has nothing, or cannot tell."""
+    """What a runtime that can tell beforehand has against an engine; empty if it has nothing, or cannot tell."""
     ask = find(runtime, "get_engine_validity")
     if not callable(ask):
         return ""
@@ -127,7 +127,7 @@ def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
 
 class Header(msgspec.Struct, frozen=True):
     """`kind` is "TensorRT" or "TensorRT-RTX". `version` has four numbers, each modulo 256 as the header keeps them;
-    empty where the header does not tell. `size` is in bytes, None likewise. The plan begins at byte `offset`."""
+    empty if the header does not report it. `size` is in bytes, None likewise. The plan begins at byte `offset`."""
 
     kind: str
     version: str

@@ -101,7 +101,7 @@ def without_device(reason: str, can_target: bool) -> str:
 
 
 def explain(reason: str) -> str:
-    """The reason, with what to do about it where that is known."""
+    """The reason, with what to do about it if that is known."""
     if not reason:
         return "it does not say why; the last lines of the daemon's log may"
     if is_without_device(reason):

@@ -19,7 +19,7 @@ _MOST_NODES = 3
 
 
 class _Failure(msgspec.Struct, frozen=True):
-    """One error of the parser. `node` is the name of a node, or its number; empty where it is about none."""
+    """One error of the parser. `node` is the name of a node, or its number; empty if it is about none."""
 
     operator: str
     node: str
@@ -36,7 +36,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 def create_builder(trt: Trt, log: Log, kind: str) -> Builder:
-    """A builder of the runtime with its logger; EngineUnusable where it cannot be had, for want of a GPU as a rule."""
+    """A builder of the runtime with its logger; EngineUnusable if it cannot be had, for want of a GPU as a rule."""
     logger = listen(trt, log)
     plugins = find(trt, "init_libnvinfer_plugins")
     if callable(plugins):
@@ -50,7 +50,7 @@ def create_builder(trt: Trt, log: Log, kind: str) -> Builder:
 
 
 def parse(trt: Trt, builder: Builder, log: Log, model: Path, kind: str) -> Parsed:
-    """Unsuitable where the model has what this runtime lacks, EngineUnusable where it cannot be read."""
+    """Unsuitable if the model has what this runtime lacks, EngineUnusable if it cannot be read."""
     strongly = find(trt, "NetworkDefinitionCreationFlag.STRONGLY_TYPED")
     explicit = find(trt, "NetworkDefinitionCreationFlag.EXPLICIT_BATCH")
     flags = sum(1 << _number(flag) for flag in (strongly, explicit) if flag is not None)
@@ -73,7 +73,7 @@ def require_datatypes(signature: Signature, kind: str) -> None:
 
 
 def require_interface(network: Network, signature: Signature, kind: str) -> None:
-    """Requires the model's inputs and outputs in its own datatypes; Unsuitable where the runtime has narrowed one."""
+    """Requires the model's inputs and outputs in its own datatypes; Unsuitable if the runtime has narrowed one."""
     tensors = {tensor.name: tensor for tensor in (*inputs(network), *outputs(network))}
     for spec in (*signature.inputs, *signature.outputs):
         tensor = tensors.get(spec.name)

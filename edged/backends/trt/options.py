@@ -81,7 +81,7 @@ def check(settings: Mapping[str, str]) -> None:
 
 
 def of(settings: Mapping[str, str], memory_mb: int | None) -> Options:
-    """The options for a device with so many MiB of memory (None when unknown); ConfigError for impossible values."""
+    """The options for a device with so many MiB of memory (None if unknown); ConfigError for impossible values."""
     workspace = integer(settings, PREFIX + "workspace_mb", _LEAST_WORKSPACE, _MOST_WORKSPACE)
     if workspace is not None and memory_mb is not None and workspace > memory_mb:
         raise ConfigError(f"tensorrt.workspace_mb={workspace} is more than the {memory_mb} MiB that the device has")

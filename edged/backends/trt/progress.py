@@ -85,7 +85,7 @@ class Progress:
 
 
 def watch(trt: Trt, progress: Progress) -> object | None:
-    """The runtime's kind of monitor, telling `progress`; None where it has none. It has to outlive the build."""
+    """The runtime's kind of monitor, telling `progress`; None if it has none. It has to outlive the build."""
     base = find(trt, "IProgressMonitor")
     if not isinstance(base, type):
         return None

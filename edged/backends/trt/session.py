@@ -128,7 +128,7 @@ class _Lane:
 class TensorRtSession:
     """See `edged.backends.contract.Session` and `Staging`. Owns what it allocates, not the engine's device.
 
-    `explain` gives the runtime's latest error, empty where there is none, to be told with a refusal. An engine that
+    `explain` gives the runtime's latest error, empty if there is none, to be told with a refusal. An engine that
     is refused, see `tensors.read`, or does not fit on the device is closed before the error is raised.
     """
 
@@ -269,7 +269,7 @@ class TensorRtSession:
         return self._streams[-1]
 
     def _told(self, error: EdgedError, *more: str) -> str:
-        """The error with the runtime's own reason, where it has one."""
+        """The error with the runtime's own reason, if it has one."""
         return ": ".join(filter(None, (str(error), self._explain(), *more)))
 
     def _raise(self, error: BaseException, *more: str) -> NoReturn:

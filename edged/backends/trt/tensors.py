@@ -70,7 +70,7 @@ class Tensors(msgspec.Struct, frozen=True):
 def read(engine: Engine, signature: Signature) -> Tensors:
     """The engine's tensors, compared with the model's.
 
-    EngineUnusable for an engine of another model, Unsuitable where TensorRT made another thing of a tensor.
+    EngineUnusable for an engine of another model, Unsuitable if TensorRT made another thing of a tensor.
     """
     modes = {}
     for index in range(engine.num_io_tensors):

@@ -59,7 +59,7 @@ class Timings:
             _prune(self._path)
 
     def _read(self, path: Path) -> bytes:
-        """What the runtime made before; empty when there is nothing of use."""
+        """What the runtime made before; empty if there is nothing of use."""
         try:
             kept = read_regular(path)
         except FileNotFoundError:

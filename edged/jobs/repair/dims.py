@@ -39,7 +39,7 @@ _Answered: TypeAlias = tuple[dict[str, Array], dict[str, Array]]  # inputs and o
 
 
 def free(job: FreeDims) -> Freed:
-    """Writes the model with its inputs declared as what they take. EngineUnusable when the reference cannot open it."""
+    """Writes the model with its inputs declared as what they take. EngineUnusable if the reference cannot open it."""
     return _Trial(job).run()
 
 
@@ -211,7 +211,7 @@ class _Trial:
         return _Variant(self, {**self._changes, **(more or {})})
 
     def _answered(self, session: Session, signature: Signature) -> _Answered | None:
-        """Inputs that the model answers, with the answer; None where it answers nothing that fits the signature."""
+        """Inputs that the model answers, with the answer; None if it answers nothing that fits the signature."""
         recognition = msgspec.structs.replace(self._job.recognition, preprocess=None)
         for probes in tensors(signature, recognition, _ANY):
             if sum(array.nbytes for array in probes[0].inputs.values()) > _MOST_BYTES:

@@ -52,7 +52,7 @@ def write_lowered(job: Lower) -> Lowered:
         raise ModelRefused(f"{Path(job.path).name} cannot be read: {one_line(error)}") from error
     done, details = LoweredGraph(), list[str]()
     if job.opset:
-        if model.functions:  # each has versions of its own
+        if model.functions:  # each has its own versions
             model = onnx.inliner.inline_local_functions(model)
             details.append("functions of its own written out")
         done = lower(model, job.opset)
@@ -76,7 +76,7 @@ class LoweredGraph:
 
 
 def opset_of(model: ModelProto) -> int:
-    """The version of ONNX's own operators that a model is written in; 0 where it names none."""
+    """The version of ONNX's own operators that a model is written in; 0 if it names none."""
     return max((entry.version for entry in model.opset_import if entry.domain in _OWN), default=0)
 
 
@@ -303,7 +303,7 @@ def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def stamp_ir_version(model: ModelProto, target: int) -> None:
-    """Stamps a model with an older version; Unsuitable where it holds what that version does not know."""
+    """Stamps a model with an older version; Unsuitable if it holds what that version does not know."""
     if model.ir_version > onnx.IR_VERSION:
         raise Unsuitable(
             f"IR version {model.ir_version} is newer than the onnx package here knows ({onnx.IR_VERSION}): it "

@@ -1,6 +1,6 @@
 """Single nodes in an older version of ONNX's operators: compared by definition, converted alone, or rewritten here.
 
-A node is changed as a model of its own, which holds neither weights nor the rest of the graph: so a model may be of any
+A node is changed as a separate model, which holds neither weights nor the rest of the graph: so a model may be of any
 size, its external data stays where it is, and the name of a node that fails is known.
 
 Sources: the schemas that the onnx package carries; https://github.com/onnx/onnx/blob/main/docs/Changelog.md (the
@@ -38,14 +38,14 @@ class Scope:
         return Scope({**self.types, **types}, {**self.constants, **constants})
 
     def element(self, name: str) -> int:
-        """The element type of a value (onnx.TensorProto.DataType), 0 where it is not known."""
+        """The element type of a value (onnx.TensorProto.DataType), 0 if it is not known."""
         if name in self.constants:
             return int(self.constants[name].data_type)
         found = self.types.get(name)
         return int(found.type.tensor_type.elem_type) if found is not None else 0
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
-        """The shape of a value, None for sizes that are not known, and None where not even their number is."""
+        """The shape of a value, None for sizes that are not known, and None if not even their number is."""
         if name in self.constants:
             return tuple(self.constants[name].dims)
         found = self.types.get(name)
@@ -58,7 +58,7 @@ class Scope:
 def changed(node: NodeProto, scope: Scope, opset: int, change: Change, new_name: NewName) -> list[NodeProto]:
     """The nodes that a node becomes when `change` is applied to the model of it alone.
 
-    Whatever is new among their values has a name from `new_name`. The errors of `change`, and ValueError where it lost
+    Whatever is new among their values has a name from `new_name`. The errors of `change`, and ValueError if it lost
     an output.
     """
     result = change(_model(node, scope, opset))
@@ -189,7 +189,7 @@ def _form(definition: onnx.defs.OpSchema) -> tuple[object, ...]:
 
 
 def _types_fit(node: NodeProto, scope: Scope, old: onnx.defs.OpSchema) -> bool | None:
-    """Whether the node's values have types that a definition allows; None where one of them is not known."""
+    """Whether the node's values have types that a definition allows; None if one of them is not known."""
     allowed = {each.type_param_str: set(each.allowed_type_strs) for each in old.type_constraints}
     is_known = True
     for names, formals in ((node.input, old.inputs), (node.output, old.outputs)):

@@ -30,7 +30,7 @@ NAME = f"onnx.reference {onnx.__version__}"
 
 
 def prove(job: Prove) -> Proven:
-    """The verdict on a repaired model; Unsuitable where nothing here answers for the original."""
+    """The verdict on a repaired model; Unsuitable if nothing here answers for the original."""
     asked, by = _evaluated(job) if job.evaluate else _inferred(job)
     backend = registry.load(job.repaired.recipe.backend)
     repaired = backend.open(job.repaired)
@@ -100,7 +100,7 @@ class Evaluator:
     """A session, as runtimes give one."""
 
     def __init__(self, path: Path, signature: Signature) -> None:
-        """Unsuitable where the reference implementation cannot even read the model."""
+        """Unsuitable if the reference implementation cannot even read the model."""
         if any(spec.datatype == "BF16" for spec in (*signature.inputs, *signature.outputs)):
             raise Unsuitable("the reference implementation takes no bfloat16")
         self._signature = signature

@@ -18,11 +18,11 @@ from edged.ipc.job_messages import Simplified, Simplify
 
 # The library holds the model in one message of protobuf, which cannot be of 2 GiB, several times over.
 _LARGEST = 1 << 30
-_INLINE = 256 << 20  # bytes of weights above which they are written beside the graph
+_INLINE = 256 << 20  # bytes of weights above which they are written next to the graph
 
 
 def simplify(job: Simplify) -> Simplified:
-    """Unsupported without the library, Unsuitable where it fails."""
+    """Unsupported without the library, Unsuitable if it fails."""
     path, out = Path(job.path), Path(job.out)
     try:
         import onnxslim
