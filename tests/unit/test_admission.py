@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -366,6 +368,10 @@ def test_a_child_that_cannot_be_started_is_not_the_models_fault(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = models.save(models.conv(seed=77), tmp_path / "model.onnx")
-    monkeypatch.setattr("edged.engines.child._WORKER", ("/nowhere/python",))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(BuildFailed, match="could not be started"):
         run(examine(builder_in(cache), path, {}, ["onnxruntime"]))
