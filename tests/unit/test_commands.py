@@ -438,6 +438,13 @@ async def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) ->
     assert (status.done, status.succeeded, status.reason != "") == (True, False, True)
 
 
+async def test_follow_several_engines_ends_with_the_last(desk: Desk) -> None:
+    seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(ALL, True)), 10)
+    last = {status.key: status for status in seen}
+    assert set(last) == {*desk.digests("m"), *desk.digests("n")}
+    assert all(status.done and status.succeeded for status in last.values())
+
+
 @pytest.mark.parametrize("is_begun", [False, True])
 async def test_a_verification_that_is_cancelled_has_not_succeeded(desk: Desk, is_begun: bool) -> None:
     desk.have(number=0, cost=1.0)

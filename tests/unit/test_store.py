@@ -160,6 +160,27 @@ def test_a_pin_outlives_a_damaged_engine_since_it_is_built_again(store: Store, t
     assert again.is_pinned(key)
 
 
+def test_pin_stays_through_everything_but_removal(store: Store, tmp_path: Path) -> None:
+    key, other = put(store), put(store, "b")
+    store.pin(key)
+    store.pin(key)
+    put(store, content=b"newer")
+    store.touch(key)
+    store.amend(store.records()[key])
+    store.strip(store.records()[key])
+    store = Store(tmp_path)
+    assert store.is_pinned(key)
+    assert not store.is_pinned(other)
+    store.remove(key)
+    assert not store.is_pinned(key)
+    assert names(tmp_path / "pins") == []
+    store.pin(other)
+    store.unpin(other)
+    store.unpin(other)
+    assert not store.is_pinned(other)
+    assert names(tmp_path / "pins") == []
+
+
 def test_amending_replaces_the_record_and_nothing_else(store: Store, tmp_path: Path) -> None:
     key, last = put(store), put(store, "b")
     folder = tmp_path / "engines" / key
