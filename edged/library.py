@@ -128,7 +128,7 @@ def load(
     entry = plain_entry(file.stem, file.absolute(), settings or {})
     planned = PlannedModel(entry, Slot(entry.name))
     model = Model.of(entry, _run(builder.inspect(file)))
-    planner = Planner.of(store, probe(), Engines())
+    planner = Planner(store, probe(), Engines())
     planner.plan(planned, model)
     if build:
         _run(_make_missing(builder, store, model, planned))

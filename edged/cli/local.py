@@ -194,7 +194,7 @@ class LocalBox:
 
     @functools.cached_property
     def _planner(self) -> Planner:
-        return Planner.of(self._store, self.fingerprint, Engines())
+        return Planner(self._store, self.fingerprint, Engines())
 
     @functools.cached_property
     def _builder(self) -> Builder:

@@ -58,7 +58,7 @@ class StoreView:
         self._named = named
         is_there = (cache / "engines").is_dir() and (cache / "staging").is_dir()
         self.store = Store(cache if is_there else scratch / "store")
-        self._planner = Planner.of(self.store, fingerprint, settings)
+        self._planner = Planner(self.store, fingerprint, settings)
 
     def entries(self) -> dict[str, ModelEntry]:
         """Every model by its name."""

@@ -108,7 +108,7 @@ class Controller:
         self._stopping = False
         self.started = self._turned = time.monotonic()
         attempts = AttemptLog(store.root, self._disk.put)
-        self._planner = Planner.of(store, fingerprint, settings, attempts)
+        self._planner = Planner(store, fingerprint, settings, attempts)
         self.health = health_settings or Health()
         self.observers: list[Callable[[], None]] = []  # called after every turn
         self.concerns: list[Callable[[], Iterable[Alarm]]] = []  # sources of further alarms

@@ -175,12 +175,8 @@ class DesiredEngine(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-def desired(fingerprint: Fingerprint, models: Mapping[str, Model]) -> dict[str, tuple[DesiredEngine, ...]]:
-    """Return for every model the engines it should have on a device, in order of preference, the reference first."""
-    return {name: _of_model(fingerprint, model) for name, model in models.items()}
-
-
-def _of_model(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]:
+def desired(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]:
+    """Return the engines that a model should have on a device, in order of preference, the reference first."""
     lane = lanes(fingerprint.facts)
     engines = []
     for candidate in candidates(

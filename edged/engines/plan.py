@@ -259,35 +259,26 @@ def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
 
 
 class Planner:
-    """Plans models. `attempts`: failures in a row before an engine is given up; `tries_drivers`: whether an engine for
-    another driver is tried before one is built."""
+    """Plans models by what the store holds and what `log` knows of earlier attempts; by default it is read."""
 
     def __init__(
-        self, store: Store, log: AttemptLog, fingerprint: Fingerprint, *, attempts: int, tries_drivers: bool
+        self, store: Store, fingerprint: Fingerprint, settings: Engines, log: AttemptLog | None = None
     ) -> None:
         self.fingerprint = fingerprint
         self.book = ShapeBook(store.root)
         self.misses: Counter[str] = Counter()  # planned engines that the store did not have, by reason
-        self._store, self._log, self._attempts, self._tries_drivers = store, log, attempts, tries_drivers
-
-    @classmethod
-    def of(cls, store: Store, fingerprint: Fingerprint, settings: Engines, log: AttemptLog | None = None) -> Planner:
-        """Create a planner from the configuration."""
-        tries = settings.on_driver_change == "verify"
-        return cls(store, log or AttemptLog(store.root), fingerprint, attempts=settings.attempts, tries_drivers=tries)
+        self._store, self._log, self._settings = store, log or AttemptLog(store.root), settings
 
     def reconfigure(self, settings: Engines) -> None:
         """Apply other settings from the next plan on."""
-        self._attempts, self._tries_drivers = settings.attempts, settings.on_driver_change == "verify"
+        self._settings = settings
 
     def plan(
         self, planned: PlannedModel, model: Model, on_change: Callable[[PlannedEngine], None] | None = None
     ) -> None:
-        """Plan a model for the current device. `on_change` is called when an
-        engine changes state."""
-        name, model = planned.entry.name, self.book.applied(model)
-        stored = self._store.records()
-        wanted = desired(self.fingerprint, {name: model})[name]
+        """Plan a model for the current device. `on_change` is called when an engine changes state."""
+        model, stored = self.book.applied(model), self._store.records()
+        wanted = desired(self.fingerprint, model)
         for engine in planned.plan(model, lowered(wanted, lambda each: _is_rejected(each, planned, stored))):
             engine.on_change = on_change
             record = self._store.find(engine.digest)
@@ -307,12 +298,12 @@ class Planner:
         if before.stopped == "cancelled":
             engine.quarantine(before.reason, held=True)
             return
-        if before.stopped or before.failures >= self._attempts:
+        if before.stopped or before.failures >= self._settings.attempts:
             engine.quarantine(f"failed {before.failures} times, the last time: {before.reason}")
             return
         if before.failures:  # a trial may have taken the box down
             return
-        engine.trial = trial(engine, stored, self._tries_drivers)
+        engine.trial = trial(engine, stored, self._settings.on_driver_change == "verify")
         if engine.trial:
             how = "was built ahead" if stored[engine.trial].ahead else "differs only by the driver"
             engine.reason = f"engine {engine.trial[:12]} {how} and is tried first"

@@ -55,7 +55,7 @@ def fill(root: Path, count: int, read: Model, facts: Fingerprint) -> None:
         model = of(f"m{number}", read)
         for age in range(10):
             then = Fingerprint({**facts.facts, "runtime.onnxruntime": f"1.{age}", "cpu.model": f"model {age}"})
-            for engine in desired(facts if age == 9 else then, {model.name: model})[model.name]:
+            for engine in desired(facts if age == 9 else then, model):
                 if made == count:
                     return
                 folder = root / "engines" / engine.key.digest
@@ -86,7 +86,7 @@ def measure(root: Path, count: int, read: Model, facts: Fingerprint) -> dict[str
     store, settings = Store(root), Engines()
     assert len(store.records()) == count
     assert store.counts.damaged == 0
-    planner = Planner.of(store, facts, settings)
+    planner = Planner(store, facts, settings)
     models = {}
     for number in range(_MODELS):
         model = of(f"m{number}", read)

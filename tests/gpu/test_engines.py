@@ -48,7 +48,7 @@ def read(path: Path, **settings: str) -> Model:
 
 
 def wanted(model: Model, box: Fingerprint, backend: str) -> list[DesiredEngine]:
-    found = desired(box, {"m": model})["m"]
+    found = desired(box, model)
     return [each for each in found if each.recipe.backend == backend and each.recipe.device == "cuda:0"]
 
 

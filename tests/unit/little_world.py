@@ -367,7 +367,7 @@ class World:
         outside: Any = self.box
         store: Any = self.store
         log = MemoryLog()
-        self.planner = Planner(store, log, box(), attempts=ATTEMPTS, tries_drivers=True)
+        self.planner = Planner(store, box(), settings, log)
         repository: Any = self
         self.opener = Opener(outside, store, ATTEMPTS, self.events, self.chores)
         self.catalogue = Catalogue(repository, {}, outside, self.planner, self.events, self.chores, self.opener.retire)
@@ -538,15 +538,11 @@ class World:
         assert planned.slot.current is None or planned.serving not in planned.engines
 
 
-def desired_here(fingerprint: Fingerprint, models: Mapping[str, Model]) -> dict[str, tuple[DesiredEngine, ...]]:
+def desired_here(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]:
     """What is desired of every box, and an engine for the GPU that this one has."""
-
-    def on_gpu(model: Model) -> DesiredEngine:
-        key = EngineKey.of(model.digest, GPU, fingerprint)
-        return DesiredEngine(key, GPU, Standard.of(model, GPU.precision).digest, GPU.device)
-
-    found = desired(fingerprint, models)
-    return {name: (*engines, on_gpu(models[name])) for name, engines in found.items()}
+    key = EngineKey.of(model.digest, GPU, fingerprint)
+    on_gpu = DesiredEngine(key, GPU, Standard.of(model, GPU.precision).digest, GPU.device)
+    return (*desired(fingerprint, model), on_gpu)
 
 
 def laws(patch: pytest.MonkeyPatch) -> Clock:

@@ -79,7 +79,7 @@ class House:
         self.shelf, self.readers, self.events = ModelSelection(), Readers(), EventLog()
         self.retired: list[ServingSession | None] = []
         self.store = Store(root)
-        self.planner = Planner.of(self.store, box(), Engines())
+        self.planner = Planner(self.store, box(), Engines())
         self.catalogue = Catalogue(
             self.shelf,  # type: ignore[arg-type]
             named or {},

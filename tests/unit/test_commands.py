@@ -73,7 +73,7 @@ class Desk:
 
     def plan(self, name: str, content: str) -> None:
         of = model(name, content, backends="openvino", threads="1,2")
-        self.models[name].plan(of, desired(box(), {name: of})[name])
+        self.models[name].plan(of, desired(box(), of))
 
     def _find(self, name: str) -> PlannedModel:
         if name not in self.models:
@@ -179,7 +179,7 @@ def test_the_beginning_of_a_key_is_enough_when_it_is_not_too_short(desk: Desk) -
 def test_a_beginning_that_several_keys_have_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands_module, "_SHORTEST", 1)
     of = model(backends="openvino,onnxruntime", threads="1,2,3,4,5,6,7,8")
-    desk.models["m"].plan(of, desired(box(), {"m": of})["m"])
+    desk.models["m"].plan(of, desired(box(), of))
     digits = [key[0] for key in desk.digests()]
     assert len(digits) == 17, "more than there are digits"
     shared = max(digits, key=digits.count)

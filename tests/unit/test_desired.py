@@ -27,24 +27,21 @@ from tests.unit.control_room import FACTS, box, entry, inspection, key_of, model
 
 def keys(content: str = "content", name: str = "m", settings: dict[str, str] | None = None, **facts: str) -> list[str]:
     of = model(name, content, **(settings or {}))
-    return [engine.key.digest for engine in desired(box(**facts), {name: of})[name]]
+    return [engine.key.digest for engine in desired(box(**facts), of)]
 
 
-def test_every_candidate_of_every_model_has_its_key_in_order_of_preference() -> None:
-    models = {"m": model("m", "one"), "n": model("n", "two", backends="null")}
-    found = desired(box(), models)
-    assert list(found) == ["m", "n"]
-    for name, engines in found.items():
-        recipes = candidates(models[name].entry.settings, FACTS)
-        assert tuple(engine.recipe for engine in engines) == recipes
-        assert [engine.key for engine in engines] == [key_of(models[name], recipe) for recipe in recipes]
+@pytest.mark.parametrize("of", [model("m", "one"), model("n", "two", backends="null")], ids=["any", "null"])
+def test_desired_engines_are_the_candidates_with_their_keys_in_order_of_preference(of: Model) -> None:
+    engines, recipes = desired(box(), of), candidates(of.entry.settings, FACTS)
+    assert tuple(engine.recipe for engine in engines) == recipes
+    assert [engine.key for engine in engines] == [key_of(of, recipe) for recipe in recipes]
 
 
 def test_every_engine_is_held_to_the_standard_of_its_model_in_its_precision() -> None:
     of = model(precisions="fp32,bf16")
-    for engine in desired(box(), {"m": of})["m"]:
+    for engine in desired(box(), of):
         assert engine.standard == Standard.of(of, engine.recipe.precision).digest
-    standards = {engine.recipe.precision: engine.standard for engine in desired(box(), {"m": of})["m"]}
+    standards = {engine.recipe.precision: engine.standard for engine in desired(box(), of)}
     assert standards["fp32"] != standards["bf16"]
 
 
@@ -56,9 +53,9 @@ def test_another_content_or_another_runtime_are_other_engines() -> None:
 def test_a_setting_that_changes_only_how_engines_are_judged_changes_their_standard_and_not_their_keys() -> None:
     strict = {"verify.fp32.cosine": "0.9999999"}
     assert keys() == keys(settings=strict)
-    before, after = desired(box(), {"m": model()})["m"], desired(box(), {"m": model(**strict)})["m"]
+    before, after = desired(box(), model()), desired(box(), model(**strict))
     assert all(one.standard != other.standard for one, other in zip(before, after, strict=True))
-    assert before == desired(box(), {"m": model()})["m"]
+    assert before == desired(box(), model())
 
 
 def on_a_gpu(settings: dict[str, str], shape: tuple[int | str, ...]) -> list[DesiredEngine]:
@@ -69,7 +66,7 @@ def on_a_gpu(settings: dict[str, str], shape: tuple[int | str, ...]) -> list[Des
         "gpu.0.memory_mb": "8192",
     }
     of = Model.of(entry(**settings), inspection(shape=shape))
-    found = desired(Fingerprint(FACTS | facts), {"m": of})["m"]
+    found = desired(Fingerprint(FACTS | facts), of)
     return [engine for engine in found if engine.recipe.backend == "tensorrt"]
 
 
@@ -110,13 +107,13 @@ def at(level: str) -> Recipe:
 
 
 def judged(level: str, *, accepted: bool, standard: str = "") -> EngineRecord:
-    held_to = standard or desired(box(), {"m": model()})["m"][1].standard
+    held_to = standard or desired(box(), model())[1].standard
     return record_of(key_of(model(), at(level)), at(level), accepted=accepted, standard=held_to)
 
 
 def plan(store: Store, into: PlannedModel | None = None) -> PlannedModel:
     into = into or planned_model()
-    Planner.of(store, box(), Engines()).plan(into, model())
+    Planner(store, box(), Engines()).plan(into, model())
     return into
 
 

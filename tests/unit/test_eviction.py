@@ -35,7 +35,7 @@ class House:
         self.store, self.events, self.busy = Store(root), EventLog(), set[str]()
         self.planned = planned_model()
         of = model(backends="openvino", threads="1,2,3")
-        self.planned.plan(of, desired(box(), {"m": of})["m"])
+        self.planned.plan(of, desired(box(), of))
         self.models: dict[str, PlannedModel] = {"m": self.planned}
         self.reference, *self.engines = self.planned.engines.values()
         for number, engine in enumerate(self.engines):
@@ -221,7 +221,7 @@ def test_a_disk_that_cannot_be_asked_has_no_room(house: House, monkeypatch: pyte
 def test_an_engine_that_two_models_share_gives_way_for_both(house: House) -> None:
     twin = planned_model("twin")
     of = model("twin", backends="openvino", threads="1,2,3")
-    for engine in twin.plan(of, desired(box(), {"twin": of})["twin"]):
+    for engine in twin.plan(of, desired(box(), of)):
         if engine.digest in house.store.records():
             engine.adopt(house.store.records()[engine.digest])
     house.models["twin"] = twin
@@ -235,7 +235,7 @@ def test_an_engine_that_two_models_share_gives_way_for_both(house: House) -> Non
 def test_an_engine_gives_way_also_where_another_model_could_not_make_it(house: House, state: EngineState) -> None:
     twin = planned_model("twin")
     of = model("twin", backends="openvino", threads="1,2,3")
-    twin.plan(of, desired(box(), {"twin": of})["twin"])
+    twin.plan(of, desired(box(), of))
     house.models["twin"] = twin
     spare = house.engines[1].digest
     twin.engines[spare].move(S.QUEUED)

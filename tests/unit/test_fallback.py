@@ -153,7 +153,7 @@ class Place:
         self.wakes += 1
 
     def plan(self, of: Model) -> None:
-        self.planned.plan(of, desired(box(), {"m": of})["m"])
+        self.planned.plan(of, desired(box(), of))
 
     def serve(self) -> None:
         """Have the engine of a range serve the model as it is on disk."""

@@ -48,7 +48,7 @@ class School:
     def plan(self) -> None:
         self.plans += 1
         model = self.book.applied(self.planned.model or self.bare)
-        self.planned.plan(model, desired(box(), {"m": model})["m"])
+        self.planned.plan(model, desired(box(), model))
 
     def ask(self, *shapes: tuple[int, int]) -> None:
         for shape in shapes:

@@ -78,7 +78,7 @@ class Workshop:
         )
 
     def plan(self, of: object) -> None:
-        for engine in self.planned.plan(of, desired(box(), {"m": of})["m"]):  # type: ignore[arg-type,dict-item]
+        for engine in self.planned.plan(of, desired(box(), of)):  # type: ignore[arg-type,dict-item]
             engine.on_change = self._told
         self.reference, self.engine, self.other = self.planned.engines.values()
 

@@ -74,7 +74,7 @@ def keys(on: Target, **settings: str) -> list[dict[str, str]]:
 def test_a_recorded_box_finds_the_very_engines_that_were_built_for_it() -> None:
     on = recorded_target(CARD, OWN, "a2000.json")
     assert (on.name, on.capability) == ("NVIDIA RTX A2000", "8.6")
-    there = {e.key.digest for e in desired(Fingerprint(CARD), {"m": model(precisions=ALL)})["m"]}
+    there = {e.key.digest for e in desired(Fingerprint(CARD), model(precisions=ALL))}
     built = offline.engines(model(precisions=ALL), on, ())
     assert [e.recipe.precision for e in built] == ["fp16", "tf32", "fp32"]
     assert {e.key.digest for e in built} <= there
@@ -82,14 +82,12 @@ def test_a_recorded_box_finds_the_very_engines_that_were_built_for_it() -> None:
 
 def test_a_box_may_use_what_was_built_for_its_compute_capability_and_no_other_may() -> None:
     built = {parts["recipe.precision"]: parts for parts in keys(target("sm_86", OWN), precisions=ALL)}
-    wanted = desired(Fingerprint(CARD), {"m": model(backends="tensorrt_rtx", precisions=ALL)})["m"][1:]
+    wanted = desired(Fingerprint(CARD), model(backends="tensorrt_rtx", precisions=ALL))[1:]
     assert len(wanted) == 3
     for engine in wanted:
         assert may_be_for(built[engine.recipe.precision], engine.key.parts)
     for other in ({"gpu.0.compute_capability": "8.9"}, {"runtime.tensorrt_rtx": "1.6.1.120"}, {"cpu.arch": "aarch64"}):
-        for engine in desired(Fingerprint(CARD | other), {"m": model(backends="tensorrt_rtx", precisions=ALL)})["m"][
-            1:
-        ]:
+        for engine in desired(Fingerprint(CARD | other), model(backends="tensorrt_rtx", precisions=ALL))[1:]:
             assert not may_be_for(built[engine.recipe.precision], engine.key.parts)
 
 

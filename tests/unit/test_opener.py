@@ -94,7 +94,7 @@ class Gate:
         self.looks = 0
         self.planned = planned_model()
         of = model(backends="openvino", threads="1,2")
-        self.planned.plan(of, desired(box(), {"m": of})["m"])
+        self.planned.plan(of, desired(box(), of))
         self.reference, self.engine, self.other = self.planned.engines.values()
         for engine in (self.engine, self.other):
             composition = Composition(nodes=HOME)

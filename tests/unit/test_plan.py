@@ -125,7 +125,7 @@ def test_a_build_that_takes_longer_than_estimated_is_never_said_to_be_done(clock
 
 
 def plan(planned: PlannedModel, of: Model, **facts: str) -> list[PlannedEngine]:
-    return planned.plan(of, desired(box(**facts), {"m": of})["m"])
+    return planned.plan(of, desired(box(**facts), of))
 
 
 def test_what_is_planned_first_is_absent_and_told_to_be_new() -> None:
@@ -169,7 +169,7 @@ def test_a_new_standard_has_a_good_engine_judged_again_and_a_rejected_one_built_
         assert plan(planned, model(**STRICT)) == []
         assert (last.state, last.request) == expected
         assert plan(planned, model(**STRICT)) == [], "once"
-        assert last.standard == desired(box(), {"m": model(**STRICT)})["m"][-1].standard
+        assert last.standard == desired(box(), model(**STRICT))[-1].standard
 
 
 def test_a_new_standard_does_not_take_the_place_of_a_command() -> None:
@@ -298,7 +298,7 @@ def test_a_reference_that_serves_is_not_opened_anew_because_it_was_measured() ->
 
 def test_equal_engines_are_wanted_once() -> None:
     planned = planned_model()
-    twice = desired(box(), {"m": model()})["m"] * 2
+    twice = desired(box(), model()) * 2
     assert isinstance(twice[0], DesiredEngine)
     assert len(planned.plan(model(), twice)) == len(planned.engines) == len(twice) // 2
 
@@ -366,7 +366,7 @@ def log(store: Store) -> AttemptLog:
 
 
 def planner(store: Store, **settings: object) -> Planner:
-    return Planner.of(store, box(), msgspec.convert(settings, Engines))
+    return Planner(store, box(), msgspec.convert(settings, Engines))
 
 
 def planned(store: Store, **settings: object) -> PlannedModel:
@@ -381,7 +381,7 @@ def last(of: PlannedModel) -> PlannedEngine:
 
 def stored(**more: object) -> EngineRecord:
     """An engine of the model as it is wanted here."""
-    standard = desired(box(), {"m": model()})["m"][-1].standard
+    standard = desired(box(), model())[-1].standard
     return record_of(key_of(model(), RECIPE), RECIPE, **({"standard": standard} | more))  # type: ignore[arg-type]
 
 
@@ -589,7 +589,7 @@ def test_an_engine_that_was_built_ahead_is_tried_first_and_never_used_untried(st
 
 
 def test_once_it_is_proven_it_is_an_engine_like_others(store: Store) -> None:
-    standard = desired(box(), {"m": model()})["m"][-1].standard
+    standard = desired(box(), model())[-1].standard
     put(store, msgspec.structs.replace(built_ahead(accepted=True), standard=standard))
     found = last(planned(store))
     assert (found.state, found.trial) == (S.READY, "")
@@ -608,7 +608,7 @@ def test_an_engine_that_cannot_be_made_says_why_and_an_attempt_that_took_the_box
 ) -> None:
     into = planned_model()
     of = model(precisions="int8")
-    Planner.of(store, box(), Engines()).plan(into, of)
+    Planner(store, box(), Engines()).plan(into, of)
     made = [engine for engine in into.engines.values() if not engine.recipe.is_reference]
     assert made
     for engine in made:
