@@ -14,7 +14,7 @@ from tests.vision_exports import Export
 
 
 def graph(export: Export, outputs: Outputs, path: Path) -> Path:
-    """A file with the export's tensors and metadata. `boxes` of a model that is told sizes are multiplied by them, and
+    """A file with the export's tensors and metadata. `boxes` of a model with an input of sizes are multiplied by them, and
     so must be planted in 0..1."""
     nodes = [
         helper.make_node("Cast", [export.inputs[0].name], ["pixels"], to=models.ONNX_TYPES["FP32"]),
@@ -31,10 +31,10 @@ def graph(export: Export, outputs: Outputs, path: Path) -> Path:
         array = outputs[spec.name]
         initializers.append(numpy_helper.from_array(array, f"planted {spec.name}"))
         nodes.append(helper.make_node("Cast", [zero], [f"zero {spec.name}"], to=models.ONNX_TYPES[spec.datatype]))
-        told = sizes is not None and spec.name == "boxes"
-        target = "relative" if told else spec.name
+        is_scaled = sizes is not None and spec.name == "boxes"
+        target = "relative" if is_scaled else spec.name
         nodes.append(helper.make_node("Add", [f"planted {spec.name}", f"zero {spec.name}"], [target]))
-        if told:
+        if is_scaled:
             nodes += [
                 helper.make_node("Concat", [sizes, sizes], ["both"], axis=1),
                 helper.make_node("Cast", ["both"], ["scales"], to=models.ONNX_TYPES["FP32"]),

@@ -17,7 +17,7 @@ NAMES: Final = (SECONDS, OUTPUT_MB, FINITE)
 _SHORTEST, _LONGEST = 0.05, 86400.0  # seconds; shorter limits would be exceeded by jitter alone
 _LARGEST_MB = 1 << 20
 
-# What happens on NaN and infinity in outputs: count them and raise an alarm; also refuse the answer; nothing.
+# On NaN and infinity in outputs: count them and raise an alarm; also refuse the answer; nothing.
 Finite: TypeAlias = Literal["count", "refuse", "ignore"]
 
 

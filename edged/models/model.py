@@ -115,7 +115,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def shape_policy(self) -> shapes.ShapePolicy:
-        """What happens to requests outside the range that engines are built for."""
+        """The policy for requests outside the range that engines are built for."""
         return shapes.policy(self.entry.settings)
 
     @property

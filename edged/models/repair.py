@@ -70,7 +70,7 @@ class Wish(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What `parse` understands."""
+        """The words for `parse`."""
         return tuple(f"{s.value}={version}" if (version := self.version(s)) else s.value for s in self.chosen)
 
     def wants(self, step: Step) -> bool:

@@ -1,6 +1,6 @@
 """The models on disk, in Triton's layout, which is read as it is:
 
-    models/NAME/VERSION/model.onnx     with external data beside it
+    models/NAME/VERSION/model.onnx     with external data in the same folder
     models/NAME/config.pbtxt           Triton's configuration, optional: see docs/triton.md
     models/NAME/edged.toml             settings, optional
     models/NAME/samples/*.jpg          samples to verify engines with: JPEG, PNG or tensors as *.npz, optional

@@ -1,4 +1,4 @@
-"""A model's settings: flat names with text values, validated here and kept as TOML beside the model.
+"""A model's settings: flat names with text values, validated here and stored as TOML in the model's folder.
 
 Settings of pictures and detections (`family`, `preprocess.*`, ...) are validated by `edged.vision.settings`.
 """

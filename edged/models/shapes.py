@@ -50,10 +50,10 @@ class Tie(msgspec.Struct, frozen=True):
 
 def policy(settings: Mapping[str, str]) -> ShapePolicy:
     """Read the policy from a model's settings."""
-    said = settings.get(POLICY, _KINDS[0])
-    kind = next((each for each in _KINDS if each == said), None)
+    text = settings.get(POLICY, _KINDS[0])
+    kind = next((each for each in _KINDS if each == text), None)
     if kind is None:
-        raise ConfigError(f"setting {POLICY}={said[:40]!r}: choose from {', '.join(_KINDS)}")
+        raise ConfigError(f"setting {POLICY}={text[:40]!r}: choose from {', '.join(_KINDS)}")
     quiet, most = number(settings, _QUIET, 0.0, 86400.0), integer(settings, _MOST, 1, 1 << 16)
     rate = integer(settings, _RATE, 1, 3600)
     return ShapePolicy(

@@ -93,7 +93,7 @@ def _declared(spec: TensorSpec, tensors: Sequence[TensorConfig], rows: int) -> T
     if spec.shape == ANY_SHAPE:
         return TensorSpec(spec.name, spec.datatype, tuple("?" if dim < 0 else dim for dim in dims))
     return TensorSpec(
-        spec.name, spec.datatype, tuple(have if said < 0 else said for have, said in zip(spec.shape, dims, strict=True))
+        spec.name, spec.datatype, tuple(have if dim < 0 else dim for have, dim in zip(spec.shape, dims, strict=True))
     )
 
 
@@ -114,7 +114,7 @@ def _require_dims(what: str, dims: Sequence[int], spec: TensorSpec, rows: int) -
     if spec.shape == ANY_SHAPE:
         return
     have = spec.dims[1:] if rows else spec.dims
-    if len(dims) != len(have) or any(there not in (-1, said) for there, said in zip(have, dims, strict=True)):
+    if len(dims) != len(have) or any(size not in (-1, dim) for size, dim in zip(have, dims, strict=True)):
         without = " without its batch dimension" if rows else ""
         raise ConfigError(f"config.pbtxt says that {what} has dims {list(dims)}; in the model{without}: {list(have)}")
 

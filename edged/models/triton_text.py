@@ -197,7 +197,7 @@ _WHY = {
     "dynamic_batching.preserve_ordering": "the answers of one stream are in order, others come as they are ready",
     "sequence_batching.direct": "requests of sequences go one by one",
     "sequence_batching.oldest": "requests of sequences go one by one",
-    "sequence_batching.state": "where a state is kept is edged's own affair",
+    "sequence_batching.state": "edged stores the states itself",
     "response_cache": "every request is inferred",
     "parameters": "they are for Triton's backends; those of edged are model settings",
     "instance_group.rate_limiter": "engines share a device in turns",
@@ -295,7 +295,7 @@ def _tensor(kind: str, message: pb.ModelInput | pb.ModelOutput, label_file: str 
 def _datatype(number: int) -> str:
     """The protocol's name of a datatype; empty for TYPE_INVALID, the default."""
     if number not in pb.DataType.values():
-        raise ConfigError(f"there is no data_type {number}")
+        raise ConfigError(f"unknown data_type {number}")
     name = pb.DataType.Name(pb.DataType.ValueType(number)).removeprefix("TYPE_")
     return {"INVALID": "", "STRING": "BYTES"}.get(name, name)
 
@@ -331,7 +331,7 @@ def _dynamic(message: pb.ModelDynamicBatching, rows: int) -> DynamicBatching:
         raise ConfigError(f"dynamic_batching: default_priority_level {default} is not one of {levels} priority levels")
     strange = [level for level in message.priority_queue_policy if not 1 <= level <= levels]
     if strange:
-        raise ConfigError(f"dynamic_batching: there is no priority level {strange[0]} to have a queue policy")
+        raise ConfigError(f"dynamic_batching: priority_queue_policy for level {strange[0]} of {levels} priority levels")
     return DynamicBatching(
         tuple(message.preferred_batch_size),
         _seconds(message.max_queue_delay_microseconds),

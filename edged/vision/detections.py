@@ -1,4 +1,4 @@
-"""What a model found in one picture, and its packed form between processes of one box and one version of edged.
+"""Detections and classes of one picture, and their packed form between processes of one box and one version of edged.
 
 Packed classes, and packed detections of boxes only, are fixed-size records. Detections with more start with a header
 that cannot be mistaken for a record (its first four bytes are a float32 NaN) and says what follows, little endian:

@@ -44,9 +44,9 @@ SETTINGS = {"sequence.state.total": "sum", "sequence.control.first": "start", "s
 
 
 def of(
-    signature: Signature, said: dict[str, str] | None = None, configured: SequenceBatching | None = None
+    signature: Signature, chosen: dict[str, str] | None = None, configured: SequenceBatching | None = None
 ) -> Sequencing:
-    found = sequencing(signature, said or {}, configured)
+    found = sequencing(signature, chosen or {}, configured)
     assert found is not None
     return found
 
@@ -84,7 +84,7 @@ def test_sequencing_settings_override_the_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("chosen", "words"),
     [
         ({"sequence.state.nobody": "sum"}, "no input of the model"),
         ({"sequence.state.total": "nobody"}, "'nobody', which is not an output"),
@@ -93,9 +93,9 @@ def test_sequencing_settings_override_the_configuration() -> None:
         ({"sequence.state.who": "sum"}, "must be equal"),
     ],
 )
-def test_sequencing_that_does_not_fit_the_model_is_refused(said: dict[str, str], words: str) -> None:
+def test_sequencing_that_does_not_fit_the_model_is_refused(chosen: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        sequencing(SUM, said)
+        sequencing(SUM, chosen)
 
 
 @pytest.mark.parametrize(("datatype", "kind"), [("BYTES", "start"), ("BYTES", "ready"), ("BF16", "corrid")])
@@ -106,7 +106,7 @@ def test_sequencing_control_of_unfit_datatype_is_refused(datatype: str, kind: st
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("chosen", "words"),
     [
         ({"sequence.idle_ms": "0"}, "milliseconds from 1"),
         ({"sequence.idle_ms": "-1"}, "milliseconds"),
@@ -119,9 +119,9 @@ def test_sequencing_control_of_unfit_datatype_is_refused(datatype: str, kind: st
         ({"decoupled": "yes"}, "choose true or false"),
     ],
 )
-def test_validate_impossible_sequence_setting_is_refused(said: dict[str, str], words: str) -> None:
+def test_validate_impossible_sequence_setting_is_refused(chosen: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        settings.validate(said)
+        settings.validate(chosen)
 
 
 def test_is_decoupled_setting_overrides_the_configuration() -> None:
@@ -178,9 +178,9 @@ def test_filled_returns_the_stored_state() -> None:
 def test_filled_controls_show_the_position_in_the_sequence() -> None:
     plan = of(SUM, {**SETTINGS, "sequence.control.first": "start"})
     x = given("x", np.zeros((2, 1), np.int32), "INT32")
-    told = made(plan, SUM, Options(-7, True), x)
-    assert told["first"].data == np.ones((2, 1), np.float32).tobytes()
-    assert told["who"].data == np.array([-7], np.int8).tobytes()
+    inputs = made(plan, SUM, Options(-7, True), x)
+    assert inputs["first"].data == np.ones((2, 1), np.float32).tobytes()
+    assert inputs["who"].data == np.array([-7], np.int8).tobytes()
     assert made(plan, SUM, Options(7, False), x)["first"].data == bytes(8)
     for kind, options in (("end", Options(7, ends=True)), ("ready", Options(7))):
         assert made(of(SUM, {"sequence.control.first": kind}), SUM, options, x)["first"].data != bytes(8)
@@ -190,8 +190,8 @@ def test_filled_controls_have_configured_values() -> None:
     configured = SequenceBatching(controls=(Control("first", "start", "FP32", (-1.0, 5.0)),))
     x = given("x", np.zeros((1, 1), np.int32), "INT32")
     for starts, value in ((True, 5), (False, -1)):
-        told = made(of(SUM, {}, configured), SUM, Options(7, starts), x)["first"]
-        assert told.data == np.array([[value]], np.float32).tobytes()
+        inputs = made(of(SUM, {}, configured), SUM, Options(7, starts), x)["first"]
+        assert inputs.data == np.array([[value]], np.float32).tobytes()
 
 
 @pytest.mark.parametrize("identifier", [200, -129, "text"])

@@ -60,7 +60,7 @@ def test_check_fixed_first_dimension_is_no_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "words"),
     [
         ('input { name: "z" }', "input 'z', which the model does not have; it has x, text"),
         ('output { name: "x" }', "output 'x', which the model does not have; it has y"),
@@ -91,10 +91,10 @@ def test_check_fixed_first_dimension_is_no_batch() -> None:
         ),
     ],
 )
-def test_check_refuses_a_contradiction_and_names_the_tensor(text: str, told: str) -> None:
+def test_check_refuses_a_contradiction_and_names_the_tensor(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(read(text), BATCHED)
-    assert told in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_declared_has_the_dims_that_the_configuration_fixes() -> None:

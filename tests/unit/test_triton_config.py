@@ -201,15 +201,15 @@ def test_read_name_with_line_break_is_reported_in_one_line() -> None:
 
 def test_read_text_endless_wait_is_limited() -> None:
     most = (1 << 64) - 1
-    said = read_text(
+    config = read_text(
         f"dynamic_batching {{ max_queue_delay_microseconds: {most} default_queue_policy {{ "
         f"default_timeout_microseconds: {most} }} }}".encode(),
         "m",
     )
     idle = read_text(f"sequence_batching {{ max_sequence_idle_microseconds: {most} }}".encode(), "m").sequence
-    assert said.dynamic is not None
+    assert config.dynamic is not None
     assert idle is not None
-    for seconds in (said.dynamic.max_delay, said.dynamic.policy.timeout, idle.idle):
+    for seconds in (config.dynamic.max_delay, config.dynamic.policy.timeout, idle.idle):
         assert 86400 <= seconds < 1e9
         pb.ModelDynamicBatching(max_queue_delay_microseconds=round(seconds * 1e6))
 
@@ -279,7 +279,7 @@ def test_unused_reports_devices_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "words"),
     [
         ('name: "other"', "'other', not 'm'"),
         ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not for ONNX models"),
@@ -297,7 +297,7 @@ def test_unused_reports_devices_once() -> None:
         ("dynamic_batching { preferred_batch_size: 9 } max_batch_size: 8", "preferred_batch_size 9"),
         ("dynamic_batching { priority_levels: 2 }", "default_priority_level 0"),
         ("dynamic_batching { default_priority_level: 1 }", "default_priority_level 1"),
-        ("dynamic_batching { priority_queue_policy { key: 1 value { } } }", "no priority level 1"),
+        ("dynamic_batching { priority_queue_policy { key: 1 value { } } }", "priority_queue_policy for level 1"),
         ("version_policy { specific { } }", "version_policy"),
         ("version_policy { specific { versions: -1 } }", "version_policy"),
         ("version_policy { all { } latest { } }", "another member of oneof"),
@@ -327,8 +327,8 @@ def test_unused_reports_devices_once() -> None:
         pytest.param("x" * (MOST_BYTES + 1), "KiB", id="too long"),
     ],
 )
-def test_read_text_invalid_is_refused_in_one_line(text: str, told: str) -> None:
-    assert told in refusal(text)
+def test_read_text_invalid_is_refused_in_one_line(text: str, words: str) -> None:
+    assert words in refusal(text)
 
 
 @pytest.mark.parametrize(

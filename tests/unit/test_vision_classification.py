@@ -171,8 +171,8 @@ def scores_of(row: list[float], heads: dict[str, str] | None, **settings: str) -
     given = {"family": "classification"} | {key.replace("__", "."): value for key, value in settings.items()}
     opened = open_family(recognise(inputs, outputs, {}, given, heads=heads))
     assert isinstance(opened, Classifier)
-    told = opened.classify({"output": np.array([row], np.float32)}, 0, ALL)
-    return [round(float(dict(zip(told.class_ids, told.scores, strict=True))[n]), 3) for n in range(len(row))]
+    classes = opened.classify({"output": np.array([row], np.float32)}, 0, ALL)
+    return [round(float(dict(zip(classes.class_ids, classes.scores, strict=True))[n]), 3) for n in range(len(row))]
 
 
 MANY_LABELS = [0.95, 0.9, 0.02, 0.01]

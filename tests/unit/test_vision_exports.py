@@ -76,18 +76,20 @@ def test_decode_planted_objects_of_each_picture(export: Export, size: tuple[int,
 
 @EVERY
 def test_recognise_by_setting_equals_by_evidence(export: Export) -> None:
-    """Whatever was recognised can be said outright, where the tensors are all there is to know."""
-    said = msgspec.structs.replace(export.recognition, reason="")
-    told = dict(export.settings) | {"family": export.family}
-    again = Export(export.family, export.outputs, export.encode, export.metadata, told, export.inputs, export.operators)
+    """The setting is enough if the tensors are known."""
+    recognised = msgspec.structs.replace(export.recognition, reason="")
+    chosen = dict(export.settings) | {"family": export.family}
+    again = Export(
+        export.family, export.outputs, export.encode, export.metadata, chosen, export.inputs, export.operators
+    )
     found = msgspec.structs.replace(again.recognition, reason="")
     assert "the setting family=" in again.recognition.reason
-    if said.family == "ultralytics" and len(export.outputs) > 1:
-        assert found.output == said.output
+    if recognised.family == "ultralytics" and len(export.outputs) > 1:
+        assert found.output == recognised.output
     assert (found.family, found.reading.outputs, found.reading.form) == (
-        said.family,
-        said.reading.outputs,
-        said.reading.form,
+        recognised.family,
+        recognised.reading.outputs,
+        recognised.reading.form,
     )
 
 

@@ -16,7 +16,7 @@ NAMES = {0: "ship", 1: "plane"}
 PROTOTYPES = (1, 32, 160, 160)
 
 
-def said(task: str, **more: str) -> dict[str, str]:
+def exported(task: str, **more: str) -> dict[str, str]:
     metadata = {"task": task, "names": str(NAMES), "stride": "32", "imgsz": "[640, 640]", "end2end": "False"}
     if task == "pose":
         metadata["kpt_shape"] = "[17, 3]"
@@ -45,7 +45,7 @@ def test_recognise_task_and_form_by_metadata(task, form, how):
     more = {"end2end": {"end2end": rows}, "nms": {"args": f"{{'nms': {rows}}}"}, "silent": {"end2end": ""}}[how]
     if how == "nms" and form == "rows":
         more["end2end"] = "False"
-    found = see(*SHAPES[task, form], metadata=said(task, **more))
+    found = see(*SHAPES[task, form], metadata=exported(task, **more))
     assert found.family == f"ultralytics-{task}"
     assert found.reading.form == form
     assert found.reading.is_list == (form == "rows")
@@ -65,7 +65,7 @@ def test_recognise_task_and_form_by_metadata(task, form, how):
 @pytest.mark.parametrize(("task", "form"), SHAPES)
 def test_open_family_of_task_decodes(task, form):
     shapes = SHAPES[task, form]
-    family = open_family(see(*shapes, metadata=said(task, end2end=str(form == "rows"))))
+    family = open_family(see(*shapes, metadata=exported(task, end2end=str(form == "rows"))))
     outputs = {f"output{i}": np.zeros(shape, np.float32) for i, shape in enumerate(shapes)}
     table = outputs["output0"][0]
     box, score = (320, 320, 100, 50), 0.75
@@ -84,10 +84,10 @@ def test_open_family_of_task_decodes(task, form):
 
 
 def test_recognise_open_shapes_of_tasks():
-    found = see(("batch", 38, "anchors"), ("batch", 32, "h", "w"), metadata=said("segment"))
+    found = see(("batch", 38, "anchors"), ("batch", 32, "h", "w"), metadata=exported("segment"))
     assert (found.family, found.reading.form) == ("ultralytics-segment", "cells")
-    assert see(("batch", "rows", 57), metadata=said("pose", end2end="True")).reading.form == "rows"
-    assert see(("batch", "rows", "columns"), metadata=said("obb")).names == ("ship", "plane")
+    assert see(("batch", "rows", 57), metadata=exported("pose", end2end="True")).reading.form == "rows"
+    assert see(("batch", "rows", "columns"), metadata=exported("obb")).names == ("ship", "plane")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_recognise_open_shapes_of_tasks():
     ],
 )
 def test_recognise_task_with_other_tensors_is_raw(task, shapes, more, words):
-    found = see(*shapes, metadata=said(task, **more))
+    found = see(*shapes, metadata=exported(task, **more))
     assert found.family is None
     assert words in found.reason
     assert f"task={task}" in found.reason

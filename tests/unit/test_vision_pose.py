@@ -35,16 +35,16 @@ def outputs(form: str, placement: Placement, values: int = 3) -> dict[str, np.nd
     for (box, score), points in zip(PEOPLE, POINTS, strict=True):
         corners = np.array([(*box[:2], 1), (*box[2:], 1)]) @ way.T
         low, high = corners.min(axis=0), corners.max(axis=0)
-        told = [v for x, y, s in points for v in (*(way @ (x, y, 1)), s)[:values]]
-        lines.append((low, high, score, told))
+        filled = [v for x, y, s in points for v in (*(way @ (x, y, 1)), s)[:values]]
+        lines.append((low, high, score, filled))
     if form == ROWS:
         table = np.zeros((1, 12, 6 + 3 * values), np.float32)
-        for i, (low, high, score, told) in enumerate(lines):
-            table[0, i] = (*low, *high, score, 0, *told)
+        for i, (low, high, score, filled) in enumerate(lines):
+            table[0, i] = (*low, *high, score, 0, *filled)
     else:
         table = np.zeros((1, 5 + 3 * values, 2100), np.float32)
-        for cell, (low, high, score, told) in zip((30, 1500), lines, strict=True):
-            table[0, :, cell] = (*(low + high) / 2, *(high - low), score, *told)
+        for cell, (low, high, score, filled) in zip((30, 1500), lines, strict=True):
+            table[0, :, cell] = (*(low + high) / 2, *(high - low), score, *filled)
         table[0, :, 31] = table[0, :, 30]
         table[0, 4, 31] -= 0.125
     return {"output0": table}
@@ -83,12 +83,12 @@ def test_decode_keypoints_outside_the_region_are_moved_to_its_edge():
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_decode_values_that_are_not_finite_are_dropped(form, bad):
     placement = placed(None, SIZE, SHAPE, Fit.LETTERBOX)
-    told = outputs(form, placement)
+    filled = outputs(form, placement)
     if form == ROWS:
-        told["output0"][0, 0, 8] = bad
+        filled["output0"][0, 0, 8] = bad
     else:
-        told["output0"][0, 7, 30:32] = bad
-    found = family(form).decode(told, 0, placement, Thresholds())
+        filled["output0"][0, 7, 30:32] = bad
+    found = family(form).decode(filled, 0, placement, Thresholds())
     assert np.allclose(found.boxes, [PEOPLE[1][0]], atol=1e-3)
     assert np.isfinite(found.keypoints).all()
 

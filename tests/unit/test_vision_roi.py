@@ -101,7 +101,7 @@ def test_prepare_equals_cut_and_turn_by_numpy(rotation, shape, fit):
 @pytest.mark.parametrize("rotation", ROTATIONS)
 @pytest.mark.parametrize("size", [(213, 120), (120, 213)])
 def test_prepare_crops_the_middle_of_a_turned_region(rotation, size):
-    """A cross in the middle of the region stays in the middle of the input, and what is beside is cut off."""
+    """A cross in the middle of the region stays in the middle of the input, and the rest is cut off."""
     width, height = size
     picture = np.zeros((height, width, 3), np.uint8)
     region = Region(10, 20, width - 13, height - 21)

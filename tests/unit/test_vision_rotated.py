@@ -61,7 +61,7 @@ def test_nms_drops_a_double_and_keeps_a_crossing_box():
     assert keep(boxes(plank, (101, 100, 80, 10, 0.52)), [0.5, 0.9]) == [1]
     crossing = (100, 100, 80, 10, 0.5 + math.pi / 2)
     assert keep(boxes(plank, crossing), [0.5, 0.9]) == [1, 0], "their upright hulls are nearly the same"
-    assert keep(boxes(plank, (100, 100, 10, 80, 0.5 + math.pi / 2)), [0.5, 0.9]) == [1], "the same, told otherwise"
+    assert keep(boxes(plank, (100, 100, 10, 80, 0.5 + math.pi / 2)), [0.5, 0.9]) == [1], "the same box, turned"
 
 
 def test_nms_oriented_classes_limits_and_thresholds():

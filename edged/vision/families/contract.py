@@ -1,4 +1,4 @@
-"""What a family of detectors or classifiers is: the rules that recognise a model, and the decoder of its outputs.
+"""The interface of a family of detectors or classifiers: rules that recognise a model, and a decoder of its outputs.
 
 A family is a class: what it needs, how it is fed, `claim`, which matches a model's tensors, and `decode` or `classify`.
 Its rules `by_metadata`, `by_names` and `by_shape` are listed in `edged.vision.family`. A rule gets `Evidence` and
@@ -48,7 +48,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What is known about a model with a picture input when its family is recognised."""
+    """The facts about a model with a picture input that its family is recognised by."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

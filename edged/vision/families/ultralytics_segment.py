@@ -30,7 +30,7 @@ from edged.vision.placement import Placement
 
 class UltralyticsSegment(UltralyticsTask, frozen=True):
     """Masks: a table with 32 coefficients for each detection, and 32 prototypes, [N, 32, H/4, W/4], whose sum weighted
-    by the coefficients is the mask, where it is above zero. `reading.outputs` are the table and the prototypes.
+    by the coefficients is above zero inside the mask. `reading.outputs` are the table and the prototypes.
 
     Source: `Segment.forward` and `process_mask` of the ultralytics package. As there, a mask is cut to its box, and a
     detection whose mask is empty is dropped. Unlike there, masks always have the resolution of the original picture.
