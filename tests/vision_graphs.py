@@ -14,8 +14,8 @@ from tests.vision_exports import Export
 
 
 def graph(export: Export, outputs: Outputs, path: Path) -> Path:
-    """A file with the export's tensors and metadata. `boxes` of a model with an input of sizes are multiplied by them, and
-    so must be planted in 0..1."""
+    """A file with the export's tensors and metadata. If it has an input of sizes, `boxes` are multiplied by them, and so
+    must be planted in 0..1."""
     nodes = [
         helper.make_node("Cast", [export.inputs[0].name], ["pixels"], to=models.ONNX_TYPES["FP32"]),
         helper.make_node("ReduceMean", ["pixels"], ["mean"], keepdims=0),
