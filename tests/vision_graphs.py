@@ -14,7 +14,7 @@ from tests.vision_exports import Export
 
 
 def graph(export: Export, outputs: Outputs, path: Path) -> Path:
-    """A file with the export's tensors and metadata. If it has an input of sizes, `boxes` are multiplied by them, and so
+    """A file with the export's tensors and metadata. If it has an input of sizes, `boxes` are multiplied by them and
     must be planted in 0..1."""
     nodes = [
         helper.make_node("Cast", [export.inputs[0].name], ["pixels"], to=models.ONNX_TYPES["FP32"]),
