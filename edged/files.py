@@ -16,14 +16,14 @@ from edged.errors import DiskFailing, EdgedError, InvalidInput, OutOfSpace, Over
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # left in this process, or on the box
 DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS)  # of a disk that is full, failing or read-only
-_CHUNK, _MOST_CHUNKS = 1 << 20, 32  # bytes of a file that are read to see whether its disk can
+_CHUNK, _MOST_CHUNKS = 1 << 20, 32  # bytes of a file that are read to test its disk
 _LEAST_INODES = 32  # with fewer free a file system counts as full: an engine takes a few files and folders
-# What msgspec raises of bytes that are not the JSON that is wanted: no JSON, another one, no text, nested too deep.
+# Errors of msgspec for bytes that are not the expected JSON: other JSON, no text, nested too deep.
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def not_stored(what: str, error: OSError) -> EdgedError:
-    """Why something that was given cannot be kept. The state of the box and its disk is not the caller's mistake."""
+    """Return the error for data that cannot be stored; InvalidInput unless the box or its disk is the cause."""
     kind: type[EdgedError] = InvalidInput
     if error.errno in DISK_ERRORS:
         kind = DiskFailing if error.errno == errno.EIO else OutOfSpace
@@ -33,7 +33,7 @@ def not_stored(what: str, error: OSError) -> EdgedError:
 
 
 def unwritable(folder: Path) -> str:
-    """Why nothing can be put into a folder, in a few words; empty if it can. Nothing is written to find out."""
+    """Say why a folder cannot be written; empty if it can. Writes nothing."""
     try:
         if not stat.S_ISDIR(folder.stat().st_mode):
             return f"{folder} is not a directory"
@@ -41,7 +41,7 @@ def unwritable(folder: Path) -> str:
     except FileNotFoundError:
         above = next((each for each in folder.parents if each.exists()), folder)
         why = unwritable(above) if above != folder else ""
-        return f"{folder} is not there and cannot be made" + (f": {why}" if why else "")
+        return f"{folder} does not exist and cannot be created" + (f": {why}" if why else "")
     except OSError as error:
         return f"{folder} cannot be used: {error.strerror}"
     if disk.f_flag & os.ST_RDONLY:
@@ -66,7 +66,7 @@ def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
 
 
 def disk_fault_behind(where: Path, error: BaseException) -> OutOfSpace | None:
-    """As `disk_fault`, of an error or of what caused it."""
+    """As `disk_fault`, for an error or its causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and (found := disk_fault(where, cause)) is not None:
@@ -76,7 +76,7 @@ def disk_fault_behind(where: Path, error: BaseException) -> OutOfSpace | None:
 
 
 def read_through(path: Path) -> None:
-    """Reads a file, of a large one parts from its beginning to its end, to see whether its disk can. OSError."""
+    """Read a file, or parts of a large one, to test its disk. OSError."""
     if path.is_file():
         size = path.stat().st_size
         with path.open("rb", buffering=0) as file:
@@ -97,8 +97,8 @@ def read_regular(path: Path) -> bytes:
 def read_inside(folder: Path, name: str | PurePath) -> bytes:
     """All bytes of a regular file that a package names by its path inside the package's `folder`.
 
-    OSError for a path that leaves the folder, and if the file or a folder on the way to it is a symbolic link: a
-    stranger's package could name any file that the daemon can read.
+    OSError if the path leaves the folder or passes a symbolic link: a hostile package could name any file that the
+    daemon can read.
     """
     with os.fdopen(_open_inside(folder, name), "rb") as file:
         return file.read()
@@ -155,8 +155,8 @@ def _is_link(folder: int, name: str) -> bool:
 def foreign(paths: Iterable[Path]) -> str:
     """Why another user may have changed files or folders, and the remedy; empty if they are ours.
 
-    Ours is what we or root own, and only we, root or our own group may write. Whoever may write in a folder can replace
-    what is in it, unless it is sticky, as /tmp is. OSError where one cannot be looked at.
+    Trusted files belong to this user or root, and only this user, root or this user's group may write them. Who may
+    write in a folder can replace its files, unless it is sticky, as /tmp is. OSError if one cannot be read.
     """
     for path in paths:
         status = path.stat()
@@ -166,7 +166,7 @@ def foreign(paths: Iterable[Path]) -> str:
         if is_sticky:
             continue
         if status.st_mode & stat.S_IWOTH:
-            return f"{path} may be written by everybody; chmod o-w it"
+            return f"{path} may be written by all users; chmod o-w it"
         if status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid()):
             return f"{path} may be written by a group that is not {_user(os.geteuid())}'s own; chmod g-w it"
     return ""

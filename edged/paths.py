@@ -19,7 +19,7 @@ _RUN = Path("/run/edged")
 
 
 def default_socket() -> Path:
-    """The socket that answers frames, of the daemon a client most likely means."""
+    """Return the socket for frames of the daemon that a client most likely means."""
     managed = _systemd("RUNTIME_DIRECTORY")
     if managed is not None:
         return managed / SOCKET
@@ -30,13 +30,12 @@ def default_socket() -> Path:
 
 
 def operate_socket() -> Path:
-    """The socket beside it that answers operators."""
+    """Return the socket for operators, in the same folder."""
     return default_socket().with_name(OPERATE)
 
 
 def client_socket() -> Path:
-    """The one of the two that this user can do most with: the operators' where it lets the user in, otherwise the one
-    for frames."""
+    """Return the operators' socket if this user can connect to it, otherwise the one for frames."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -57,8 +56,8 @@ def default_cache_dir() -> Path:
 
 
 def default_config() -> Path | None:
-    """The configuration file that need not be named, which may not be there: a service's own, or an ordinary user's
-    below XDG_CONFIG_HOME; None for root."""
+    """Return the default configuration file, which may not exist: the service's, or an ordinary user's below
+    XDG_CONFIG_HOME; None for root."""
     managed = _systemd("CONFIGURATION_DIRECTORY")
     if managed is not None:
         return managed / CONFIG
@@ -84,7 +83,7 @@ def _systemd(variable: str) -> Path | None:
 
 
 def _absolute(variable: str) -> Path | None:
-    """The XDG specification says that a relative path is invalid and to be ignored."""
+    """Ignore a relative path, which the XDG specification calls invalid."""
     text = os.environ.get(variable, "")
     return Path(text) if text.startswith("/") else None
 

@@ -1,4 +1,4 @@
-"""How edged's own child processes behave: they die with their parent, yield to serving, and keep to their limits."""
+"""Limits and priorities of edged's child processes, which die with their parent and yield to serving."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # the idle class would wait for ever while a camera is being recorded
 BUILD, EXAMINE = 10, 5  # niceness of children that build, and of those that a model waits for before it can answer
 
-# How children are started: not in the caller's folder, since Python would import modules from there before its own.
+# Children do not start in the caller's folder, from which Python would import modules first.
 ISOLATED: dict[str, Any] = {"cwd": "/"}
 
 
 def die_with_parent(parent: int) -> bool:
-    """Asks the kernel to kill this process when its parent goes, so that a killed daemon leaves nothing running.
+    """Have the kernel kill this process when its parent ends, so that a killed daemon leaves no process.
 
-    False when the process `parent` has gone already, before the kernel was asked: then the caller leaves.
+    False if the process `parent` has ended already; the caller then exits.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -61,16 +61,20 @@ def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> Non
 
 
 def go_before_the_daemon(memory_mb: int = 0) -> None:
-    """For children that serve: when memory runs out they go before the daemon and after children that build. memory_mb
-    as for `restrain`: what would go beyond fails to be allocated, which costs one request and not the process."""
+    """For children that serve: if memory runs out they are killed after children that build and before the daemon.
+
+    memory_mb as for `restrain`: an allocation beyond it fails, which costs one request and not the process.
+    """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
     _limit(resource.RLIMIT_DATA, memory_mb)
 
 
 def end_within(seconds: float, last_words: Callable[[], None]) -> None:
-    """Ends this process, with status 1, after so many seconds at the latest, whatever hangs in it: its event loop, a
-    thread that waits for a disk, or the interpreter on its way out. `last_words` is called first, in another thread."""
+    """Exit with status 1 after `seconds`, even if the event loop, a thread or the interpreter's exit hangs.
+
+    `last_words` is called first, in another thread.
+    """
 
     def end() -> None:
         last_words()

@@ -115,7 +115,7 @@ def _read(file: Path | None) -> tuple[Reading, str]:
     own = paths.default_config()
     usual = (own, paths.SERVICE_CONFIG) if own else (paths.SERVICE_CONFIG,)
     found = file or next((each for each in usual if os.path.lexists(each)), None)
-    none = f"the defaults, as there is no {' or '.join(map(str, usual))}"
+    none = f"the defaults, since {' or '.join(map(str, usual))} does not exist"
     return configuration.read(found, os.environ), str(found) if found else none
 
 

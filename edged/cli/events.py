@@ -1,4 +1,4 @@
-"""`edged events`: what happened, and what happens."""
+"""`edged events`: past events, and new ones as they happen."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def register(app: typer.Typer) -> None:
 
 
 def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
-    """Events of several boxes as they come, each line with the box's name."""
+    """Print events of several boxes as they come, after the box's name."""
 
-    def work(client: Client, say: Callable[[EventInfo], None]) -> None:
+    def work(client: Client, report: Callable[[EventInfo], None]) -> None:
         for event in client.events(follow=follow):
-            say(event)
+            report(event)
 
     ended: dict[str, str] = {}
     width = max(len(box.name) for box in boxes)
@@ -83,19 +83,19 @@ def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
 
 
 def _line(event: EventInfo) -> str:
-    return f"{event.sequence}  {formatting.clock(event.unix_s)}  {told(event)}"
+    return f"{event.sequence}  {formatting.clock(event.unix_s)}  {sentence(event)}"
 
 
 def position(text: str) -> tuple[str, int]:
-    """Epoch, or empty, and number of N or EPOCH:N; InvalidInput for anything else."""
+    """Return the epoch, possibly empty, and number of N or EPOCH:N; InvalidInput for anything else."""
     epoch, colon, number = text.strip().rpartition(":")
     if not (number.isascii() and number.isdecimal()) or len(number) > _LONGEST or (colon and not epoch):
         raise InvalidInput(f"{text!r} is not an event number; give N or EPOCH:N, as in --json")
     return epoch, int(number)
 
 
-def told(event: EventInfo) -> str:
-    """An event as a sentence."""
+def sentence(event: EventInfo) -> str:
+    """Describe an event in a sentence."""
     what, engine = event.what, _engine(event)
     match what:
         case happened.ModelRead():

@@ -1,4 +1,4 @@
-"""Moments, durations, progress and names as one reads them."""
+"""Times, durations, progress and names for people."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from edged.api_types import EngineProgress
 
 
 def moment(unix_s: float) -> str:
-    """The local time of a moment in seconds since the epoch."""
+    """Format seconds since the epoch as local date and time."""
     return f"{_local(unix_s):%Y-%m-%d %H:%M:%S %z}"
 
 
 def clock(unix_s: float) -> str:
-    """Hours, minutes and seconds of it."""
+    """Format seconds since the epoch as local time of day."""
     return f"{_local(unix_s):%H:%M:%S}"
 
 
 def span(seconds: float) -> str:
-    """A duration in its two largest units; seconds with a tenth while they are few."""
+    """Format a duration in its two largest units; below 10 s with tenths."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
     whole = int(seconds)
@@ -33,50 +33,50 @@ def span(seconds: float) -> str:
 
 
 def far(phase: str, fraction: float | None, elapsed_s: float, estimate_s: float | None) -> str:
-    """How far something is: what is done, how much of it, how long it took and may take."""
+    """Format progress: phase, share, time so far and estimate."""
     share = "" if fraction is None else f" {fraction:.0%}"
     return ", ".join(filter(None, (f"{phase}{share}", times(elapsed_s, estimate_s))))
 
 
 def stage(stage: str, category: str) -> str:
-    """Where a model was refused, and why: `external data: external truncated`."""
+    """Format where a model was refused, and why: `external data: external truncated`."""
     return f"{stage}: {category}".replace("_", " ")
 
 
 def times(elapsed_s: float, estimate_s: float | None) -> str:
-    """Empty before anything has taken any time. An estimate that is over already tells nothing and is left out."""
+    """Format time so far and the estimate, unless that is exceeded; empty at the start."""
     if estimate_s is not None and max(elapsed_s, 1.0) <= estimate_s:
         return f"{span(elapsed_s)} of about {span(estimate_s)}"
     return span(elapsed_s) if elapsed_s >= 0.05 else ""
 
 
 def name(engine: EngineProgress) -> str:
-    """An engine as lines begin with it; one that nothing wants any more has only its key left."""
+    """Name an engine at the begin of a line; a stale one has only its key."""
     what = f"{engine.backend}/{engine.precision}" if engine.backend else ""
     return " ".join(filter(None, (engine.model, engine.key[:12], what)))
 
 
 def standing(engine: EngineProgress) -> str:
-    """How it gets on, or how it ended."""
+    """Format an engine's progress or outcome."""
     if engine.done:
         return f"{engine.state}: {engine.reason}" if engine.reason else engine.state
-    told = far(engine.phase or engine.state, engine.fraction, engine.elapsed_s, engine.estimate_s)
-    return f"{told} ({engine.reason})" if engine.reason else told
+    progress = far(engine.phase or engine.state, engine.fraction, engine.elapsed_s, engine.estimate_s)
+    return f"{progress} ({engine.reason})" if engine.reason else progress
 
 
 def line(engine: EngineProgress) -> str:
-    """Both, for a log."""
+    """Format an engine's name and progress."""
     return f"{name(engine)}: {standing(engine)}"
 
 
 def skipped(counts: Mapping[str, int], received: int) -> str:
-    """A camera's skipped frames by reason, as shares of what came, the largest first."""
+    """Format a camera's skipped frames by reason, as shares of the received ones, the largest first."""
     reasons = sorted(counts.items(), key=lambda item: -item[1])
     return ", ".join(f"{reason} {count / max(count, received):.0%}" for reason, count in reasons if count)
 
 
 def shown(text: str) -> str:
-    """A text out of a model's file as a terminal may have it: names may hold line breaks and escape sequences."""
+    """Escape a text from a model's file, which may hold line breaks and escape sequences."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,4 +1,4 @@
-"""`edged inspect`: what an ONNX file holds, and whether it can be served here."""
+"""`edged inspect`: show what an ONNX file contains, and whether it can be served here."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _show(
 ) -> None:
     if not json:
         common.show(_table(file, admission, seen))
-        for line in model_options.told(record):
+        for line in model_options.repair_lines(record):
             common.show(f"  {line}")
         return
     facts = _facts(file, admission)
@@ -136,7 +136,7 @@ def _refuse(file: Path, error: EdgedError, json: bool) -> None:
 
 
 def _verdict(finding: Finding | None, warnings: tuple[Finding, ...]) -> dict[str, Any]:
-    """What comes of a model. `stage` is the last one that it passed, or the one that it did not pass."""
+    """Return the verdict. `stage` is the last passed stage, or the failed one."""
     return {
         "ok": finding is None,
         "stage": (Stage.INFERENCE if finding is None else finding.stage).value,
@@ -155,7 +155,7 @@ def _size(file: Path) -> int | None:
         return None
 
 
-# The same names as of a model that was read.
+# The keys of `_facts`.
 _NOTHING_KNOWN: dict[str, Any] = {
     "digest": "",
     "size": None,
@@ -204,7 +204,7 @@ def _facts(file: Path, admission: Admission) -> dict[str, Any]:
 
 
 def _meaning(admission: Admission) -> dict[str, Any]:
-    """What the pictures and outputs mean; nothing is known of a model that cannot be served."""
+    """Return family, preprocessing and names; empty for a model that cannot be served."""
     if admission.model is None:
         return {"family": None, "family_reason": "", "picture": None, "names": ()}
     found = admission.model.recognition

@@ -58,7 +58,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Box(msgspec.Struct, frozen=True):
-    """One daemon: what it is called, where it is, how it is reached. `target` is as it was written."""
+    """One daemon: name, address as written, groups and settings."""
 
     name: str
     target: str
@@ -66,7 +66,7 @@ class Box(msgspec.Struct, frozen=True):
     settings: Defaults = Defaults()
 
     def credentials(self, environment: Mapping[str, str] | None = None) -> Credentials:
-        """Read from the files that are named, now. InvalidInput where one cannot be used."""
+        """Read the credentials' files now. InvalidInput if one cannot be used."""
         from edged.client.credentials import Credentials
 
         given = os.environ if environment is None else environment
@@ -114,7 +114,7 @@ def load(path: Path) -> Inventory:
 
 
 def parse(plain: object, folder: Path) -> Inventory:
-    """An inventory from plain values; `folder` is what relative paths start from. ConfigError where it is wrong."""
+    """Convert an inventory from plain values; relative paths start at `folder`. ConfigError if it is wrong."""
     file = _typed(plain, _File, "the file")
     defaults = _typed(file.defaults, Defaults, "[defaults]")
     boxes = tuple(_box(name, given, defaults, folder) for name, given in file.boxes.items())

@@ -1,4 +1,4 @@
-"""The box itself, for commands that find no daemon: its models, its store, its facts, read from disk."""
+"""This box's models, engines and facts read from disk, for commands that use no daemon."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LocalBox:
     def __init__(
         self, state: Path | None = None, cache: Path | None = None, admission: AdmissionLimits | None = None
     ) -> None:
-        """`admission` limits the examination of models; where it is not given the environment says."""
+        """`admission` limits the examination of models; by default the environment does."""
         self._admission = admission or admission_limits()
         self.repository = Repository((state or paths.default_state_dir()) / "models")
         self._cache = cache or paths.default_cache_dir()
@@ -61,10 +61,9 @@ class LocalBox:
         samples: Sequence[Path] = (),
         wish: Wish | None = None,
     ) -> tuple[Inspection, Record | None]:
-        """Examines a model and takes it in with its external data, after the repairs that are wished for; what was
-        taken in, and what was done to it. `samples` are pictures or folders of them.
+        """Examine a model, repair it if requested, and add it with its external data; return it and the repairs.
 
-        ModelRefused, or InvalidInput for a sample that cannot be used, leaves nothing behind.
+        `samples` are pictures or folders of them. ModelRefused, or InvalidInput for a sample, leaves nothing behind.
         """
         pictures = model_samples.find(samples)
         if wish is not None and wish.is_any:
@@ -73,7 +72,7 @@ class LocalBox:
             admission = asyncio.run(admit(builder, file, settings, self.installed(), tuple(pictures.values())))
         files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
         with _using(self.repository.root.parent):
-            # Copied after it was examined, by a path: only what was examined is taken in.
+            # It is copied after the examination, so the digest proves that the same file is added.
             digest = admission.inspection.digest
             self.repository.add(name, files, settings, samples=pictures, digest=digest)
         return admission.inspection, None
@@ -85,7 +84,7 @@ class LocalBox:
         root = self.repository.root
         with _using(root.parent):
             root.mkdir(parents=True, exist_ok=True, mode=0o750)
-            # Beside the models, because that is where its bytes have to fit, and where a start removes what is left.
+            # In the folder of models, where it has to fit, and where the next start removes leftovers.
             with tempfile.TemporaryDirectory(prefix=".adding-", dir=root) as folder, self._examiner() as builder:
                 repaired = self._repaired(file, Path(folder), settings, wish, tuple(pictures.values()), name)
                 record = repaired.record
@@ -104,7 +103,7 @@ class LocalBox:
         samples: tuple[Path, ...] = (),
         name: str = "",
     ) -> Repaired:
-        """A copy of the model in `folder`, repaired."""
+        """Repair a copy of the model in `folder`."""
         with self._examiner() as builder:
             inspection = asyncio.run(builder.inspect(file))
         entry = self.repository.entries().get(name)
@@ -119,7 +118,7 @@ class LocalBox:
         return asyncio.run(repair(place, wish, settings, self.installed(), source=source, samples=samples))
 
     def examine(self, file: Path, settings: Mapping[str, str], samples: Sequence[Path] = ()) -> Admission:
-        """Everything about a model file, and which backends take it. `samples` as those of `add`."""
+        """Examine a model file on all backends. `samples` as for `add`."""
         given = tuple(model_samples.find(samples).values())
         with self._examiner() as builder:
             return asyncio.run(examine(builder, file, settings, self.installed(), given))
@@ -127,47 +126,46 @@ class LocalBox:
     def examine_repaired(
         self, file: Path, settings: Mapping[str, str], wish: Wish, samples: Sequence[Path] = ()
     ) -> tuple[Admission, Record]:
-        """What the repairs would make of a model file, and which backends take that. The file stays as it is, and
-        nothing is kept."""
+        """Examine a repaired copy of a model file, which is removed afterwards."""
         with tempfile.TemporaryDirectory(prefix="edged-") as folder:
             given = tuple(model_samples.find(samples).values())
             repaired = self._repaired(file, Path(folder), settings, wish, given)
             return self.examine(repaired.path, settings, samples), repaired.record
 
     def remove(self, name: str, *, delete: bool) -> str:
-        """Takes a model out of the folder of models. Where its files lie now; empty with `delete`."""
+        """Remove a model from the folder of models. Return where its files are now; empty with `delete`."""
         with _using(self.repository.root.parent):
             return str(self.repository.remove(name, delete=delete) or "")
 
     def plans(self) -> dict[str, PlannedModel]:
-        """What every model of the repository should have on this box."""
+        """Return the planned engines of every model of the repository."""
         return asyncio.run(offline.plans(self.repository, self._store, self._builder, self._planner))
 
     def models(self) -> list[ModelInfo]:
-        """Models as `edged models list` shows them."""
+        """Return the models for `edged models list`."""
         return [model_info(name, planned) for name, planned in sorted(self.plans().items())]
 
     def engines(self, model: str) -> list[EngineInfo]:
-        """Engines as `edged engines list` shows them."""
+        """Return the engines for `edged engines list`."""
         return report.engines(self.plans(), self._store, model)
 
     def explain(self, model: str) -> list[Explanation]:
-        """Why the engines of a model are there or not."""
+        """Explain why a model has its engines or not."""
         planned = self.plans().get(model)
         if planned is None:
-            raise ModelNotFound(f"there is no model {model!r} in {self.repository.root}")
+            raise ModelNotFound(f"no model {model!r} in {self.repository.root}")
         if planned.problem is not None:
             raise planned.problem
         return report.explain(planned, self._store)
 
     def model(self, named: str, assignments: Sequence[str] = ()) -> Model:
-        """A model of the repository by its name, or an ONNX file by its path, with settings `KEY=VALUE` on top.
+        """Return a model of the repository by name, or of an ONNX file, with further settings `KEY=VALUE`.
 
-        NotFound where it is neither, ModelRefused or ConfigError where it cannot be served.
+        NotFound if it is neither, ModelRefused or ConfigError if it cannot be served.
         """
         entry = self.repository.entries().get(named)
         if entry is None and not Path(named).is_file():
-            raise ModelNotFound(f"there is no model {named!r} in {self.repository.root}, and no such file")
+            raise ModelNotFound(f"no model {named!r} in {self.repository.root}, and no such file")
         entry = entry or plain_entry(Path(named).stem, Path(named).absolute(), {})
         given = settings.parse_assignments(assignments)
         settings.validate(given)
@@ -175,21 +173,25 @@ class LocalBox:
         with self._examiner() as builder:
             return Model.of(entry, asyncio.run(builder.inspect(Path(entry.path))))
 
-    async def build_ahead(self, model: Model, engine: DesiredEngine, on: Target, tell: OnProgress) -> EngineRecord:
-        """Builds an engine for a device that this box does not have, into this box's store."""
+    async def build_ahead(
+        self, model: Model, engine: DesiredEngine, on: Target, on_progress: OnProgress
+    ) -> EngineRecord:
+        """Build an engine for a device of another box, into this box's store."""
 
-        async def as_much_as_there_is(need: int) -> int:
+        async def no_eviction(need: int) -> int:
             return 0
 
         task = Task(model, engine.recipe, engine.key)
         with _using(self._cache):
             builder = Builder(self._store, self._cache, Limits())  # as patient as a daemon
-            return await builder.make_ahead(task, on.name, on.capability, tell, as_much_as_there_is)
+            return await builder.make_ahead(task, on.name, on.capability, on_progress, no_eviction)
 
     @functools.cached_property
     def _store(self) -> Store:
         with _using(self._cache):
-            self._cache.mkdir(parents=True, exist_ok=True, mode=0o750)  # a store makes do without one: here it is named
+            self._cache.mkdir(
+                parents=True, exist_ok=True, mode=0o750
+            )  # a store works without a folder; here that is an error
             return Store(self._cache)
 
     @functools.cached_property
@@ -203,7 +205,7 @@ class LocalBox:
 
     @contextlib.contextmanager
     def _examiner(self) -> Iterator[Builder]:
-        """For reading a model file, which needs no cache: where there can be none, a folder of its own will do."""
+        """A builder for reading model files; in a temporary folder if the cache cannot be used."""
         try:
             builder = self._builder
         except EdgedError:
@@ -213,17 +215,17 @@ class LocalBox:
             yield builder
 
     def installed(self) -> tuple[str, ...]:
-        """The backends whose runtimes this box has, and a device for."""
+        """Return the backends that have a runtime and a device on this box."""
         return registry.installed(self.fingerprint.facts)
 
     def present(self) -> tuple[str, ...]:
-        """The backends whose runtimes this box has, be it for other devices."""
+        """Return the backends that have a runtime on this box."""
         return registry.present(self.fingerprint.facts)
 
 
 @contextlib.contextmanager
 def _using(folder: Path) -> Iterator[None]:
-    """What the system refuses inside is told of the folder that was named, not of what is kept in it."""
+    """Turn an OSError into an EdgedError that names the folder, not a file in it."""
     try:
         yield
     except OSError as error:
@@ -231,7 +233,7 @@ def _using(folder: Path) -> Iterator[None]:
 
 
 def model_info(name: str, planned: PlannedModel) -> ModelInfo:
-    """A model as the disk has it: no daemon serves it."""
+    """Describe a model on disk that no daemon serves."""
     model = planned.model
     signature = model.inspection.signature if model else None
     found = Reason.of(planned.problem)

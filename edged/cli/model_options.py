@@ -1,4 +1,4 @@
-"""The options by which a model is repaired, and how what was done is told."""
+"""Options of the commands that examine models: repairs, limits, samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Steps: TypeAlias = Annotated[
 ]
 
 
-def told(record: Record | None) -> tuple[str, ...]:
+def repair_lines(record: Record | None) -> tuple[str, ...]:
     """Return the repairs as lines; none if no repair was requested."""
     if record is None:
         return ()
@@ -78,6 +78,6 @@ def require_no_limits(context: typer.Context) -> None:
         if source is not None and source.name == "COMMANDLINE":
             option = f"--{name.replace('_', '-')}"
             raise InvalidInput(
-                f"{option} is for commands without a daemon, which goes by admission.{name} of its configuration; give"
-                " --state to do without it, or set that"
+                f"{option} is for commands without a daemon; set admission.{name} in the daemon's configuration,"
+                " or give --state to use no daemon"
             )

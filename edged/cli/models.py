@@ -1,4 +1,4 @@
-"""`edged models`: which models there are, looking at one, adding one, removing one."""
+"""`edged models`: list, show, add and remove models."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def add(
     settings, wish = parse_assignments(setting or []), Wish.parse(convert, convert_steps or [])
     doing = f"{'repairing' if wish.is_any else 'examining'} {file.name}"
 
-    def told(added: tuple[str, Record | None]) -> list[str]:
+    def lines_of(added: tuple[str, Record | None]) -> list[str]:
         digest, record = added
-        lines = model_options.told(record) or (("no repair was needed",) if wish.is_any else ())
-        return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in lines)]
+        repairs = model_options.repair_lines(record) or (("no repair was needed",) if wish.is_any else ())
+        return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in repairs)]
 
-    def plain(added: tuple[str, Record | None]) -> dict[str, Any]:
+    def to_json(added: tuple[str, Record | None]) -> dict[str, Any]:
         digest, record = added
         return {"name": name, "digest": digest, "settings": settings, "repair": record}
 
@@ -94,14 +94,14 @@ def add(
             return uploaded.digest, uploaded.repair
 
         lasting = "an interrupted upload leaves nothing behind; see: edged models list"
-        command = RemoteCommand(upload, told, plain, if_interrupted=lasting)
+        command = RemoteCommand(upload, lines_of, to_json, if_interrupted=lasting)
         remote.run(command, targets, json, doing)
     else:
         with common.working(doing):
             box = local_box(state, cache, seconds, memory_mb)
             inspection, record = box.add(name, file, settings, samples or (), wish)
         added = inspection.digest, record
-        RemoteCommand(lambda _: added, told, plain).show(added, json)
+        RemoteCommand(lambda _: added, lines_of, to_json).show(added, json)
 
 
 def list_(targets: Targets = DEFAULT_TARGETS, state: StateOption = None, json: common.Json = False) -> None:
@@ -142,7 +142,7 @@ def remove(
     """Remove a model; it can be moved back.
 
     Its engines stay in the store until space is needed. Its files are moved to models/.removed in the state folder,
-    from where they can be moved back. The last 10 are kept there, 4 GiB in all at most; --delete keeps nothing.
+    from where they can be moved back. That folder keeps the last 10 models, at most 4 GiB; --delete keeps nothing.
     """
     command: RemoteCommand[str] = RemoteCommand(
         call=lambda client: client.remove_model(name, delete=delete),
@@ -165,7 +165,7 @@ def _removed(name: str, kept: str) -> list[str]:
     if not kept:
         return [f"model {name} removed, its files deleted"]
     back = f"mv {shlex.quote(kept)}/* {shlex.quote(str(Path(kept).parents[1]))}/"
-    return [f"model {name} removed; its files are kept; take it back: {back}"]
+    return [f"model {name} removed; its files are kept; to restore it: {back}"]
 
 
 def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
@@ -176,7 +176,7 @@ def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
 
 
 def _alarms(model: ModelInfo) -> str:
-    """Its alarms, without the one that only repeats why it is refused."""
+    """Its alarms, without one that only repeats the refusal."""
     return "; ".join(a.message for a in model.alarms if not model.reason or model.reason not in a.message)
 
 
@@ -212,7 +212,7 @@ def _precision(model: ModelInfo) -> str:
 
 
 def _state(model: ModelInfo) -> str:
-    """Its state, and whether it answers although something is wrong with it: the alarms say what."""
+    """Its state; degraded if it answers although alarms are raised."""
     return f"{model.state}, degraded" if model.state == "ready" and model.alarms else model.state
 
 

@@ -28,7 +28,7 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 class RawOutput(msgspec.Struct, frozen=True):
-    """A tensor that is not decoded, and its range: None where nothing in it is a finite number, or it holds texts."""
+    """An output that is not decoded, and its range: None for texts, or if no value is finite."""
 
     name: str
     dtype: str
@@ -56,9 +56,9 @@ class PictureResult(msgspec.Struct, frozen=True):
 
 
 def place_for(picture: Path, model: Path, out: Path | None) -> Path:
-    """Where the painted picture goes: to the current folder unless told otherwise.
+    """Return the file for the drawn picture, by default in the current folder.
 
-    InvalidInput where it would replace the picture itself, or its name is none of a picture.
+    InvalidInput if it is the input picture, or its suffix is not one of an image.
     """
     place = out or Path(f"{picture.stem}.{model.stem}.jpg")
     if place.suffix.lower() not in _SUFFIXES:
@@ -71,9 +71,9 @@ def place_for(picture: Path, model: Path, out: Path | None) -> Path:
 def run_on_picture(
     model: Path, settings: Mapping[str, str], picture: Path, place: Path, family: str | None
 ) -> PictureResult:
-    """Opens the model as edged would serve it, without building anything, and infers once.
+    """Open the model as edged would serve it, without building engines, and run it once.
 
-    The errors of `edged.load` and `LoadedModel.infer`; EngineUnusable where the child did not live to answer.
+    Errors as of `edged.load` and `LoadedModel.infer`; EngineUnusable if the child crashed.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -112,16 +112,16 @@ def _look(
             result = loaded.infer(picture)
         drawn = ""
         if family is not None:
-            _paint(result, picture, place, f"{loaded.name}: {family}")
+            _draw(result, picture, place, f"{loaded.name}: {family}")
             drawn = str(place)
-        answer.send((PictureResult.__name__, msgspec.json.encode(_told(result, drawn))))
+        answer.send((PictureResult.__name__, msgspec.json.encode(_result(result, drawn))))
     except EdgedError as error:
         answer.send((type(error).__name__, error.message))
     except Exception as error:  # a runtime's traceback helps no user
         answer.send((EngineUnusable.__name__, f"running {model.name} failed: {type(error).__name__}: {error}"))
 
 
-def _paint(result: Result, picture: Path, place: Path, caption: str) -> None:
+def _draw(result: Result, picture: Path, place: Path, caption: str) -> None:
     import cv2
     import numpy as np
 
@@ -135,19 +135,18 @@ def _paint(result: Result, picture: Path, place: Path, caption: str) -> None:
         np.array([found.class_id for found in result.classes], np.int32),
         np.array([found.score for found in result.classes], np.float32),
     )
-    painted = annotate(decode(picture.read_bytes()), result.boxes(), _names(labels), caption, classes)
-    if not cv2.imwrite(str(place), painted):
+    drawn_picture = annotate(decode(picture.read_bytes()), result.boxes(), _names(labels), caption, classes)
+    if not cv2.imwrite(str(place), drawn_picture):
         raise InvalidInput(f"{str(place)!r} cannot be written; choose a folder that exists and that you own")
 
 
 def _names(labels: Mapping[int, str]) -> list[str]:
-    """Names by class, as far as there are any. A class without one is called by its number in any case, and of a
-    misunderstood model that can be any number."""
+    """Return names by class up to the last named one; other classes are called by their number."""
     named = {number: label for number, label in labels.items() if label != str(number)}
     return [named.get(number, str(number)) for number in range(max(named, default=-1) + 1)]
 
 
-def _told(result: Result, drawn: str) -> PictureResult:
+def _result(result: Result, drawn: str) -> PictureResult:
     counts = collections.Counter(found.label for found in result.detections)
     return PictureResult(
         backend=result.backend,

@@ -34,7 +34,7 @@ def serve(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="NAME=FILE", help="Serve a model file where it lies; repeatable."),
+        typer.Option("--model", "-m", metavar="NAME=FILE", help="Serve a model file from its path; repeatable."),
     ] = None,
     listen: Annotated[
         list[str] | None,
@@ -138,5 +138,5 @@ def register_reload(app: typer.Typer) -> None:
 
 
 def _lines(keys: Sequence[ReloadedKey]) -> list[str]:
-    told = [f"{key.told}: {key.problem}" if key.problem else key.told for key in keys]
-    return told or ["nothing changed"]
+    lines = [f"{key.told}: {key.problem}" if key.problem else key.told for key in keys]
+    return lines or ["nothing changed"]

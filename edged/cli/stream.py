@@ -68,7 +68,7 @@ class StreamStats:
         return "  ".join(parts)
 
     def summary(self, counts: FrameCounts, source: Source) -> str:
-        """The account at the end; the parts that are usually zero only where they are not."""
+        """Return the final counts; those that are usually zero only if they are not."""
         took = self._clock() - self._start
         parts = [
             f"{counts.sent} frames sent",
@@ -234,7 +234,7 @@ def _follow(results: Stream, source: Source, stats: StreamStats, sinks: Sinks, j
         raise
     finally:
         if not is_refused:
-            # Standard output is for results alone where a program reads it.
+            # If a program reads standard output, it holds results only.
             (common.err if json else common.out).print(stats.summary(results.counts, source), soft_wrap=True)
 
 

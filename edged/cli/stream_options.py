@@ -1,4 +1,4 @@
-"""The options of `edged stream`: of the source, of what the daemon does with the frames, of where results go."""
+"""The options of `edged stream`: the source, the treatment of frames, the sinks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 Pace = Annotated[
     bool,
-    typer.Option("--pace/--no-pace", help="Play a video at its own speed, or send the next when answered."),
+    typer.Option("--pace/--no-pace", help="Play a video at its own speed, or send the next frame after an answer."),
 ]
-Loop = Annotated[bool, typer.Option("--loop", help="Begin a file or folder again at its end.")]
+Loop = Annotated[bool, typer.Option("--loop", help="Repeat a file or folder.")]
 Latest = Annotated[
     bool | None,
     typer.Option(
         "--latest/--in-order",
-        help="Give the newest frame or each in its turn; cameras give the newest, files each.",
+        help="Send the newest frame, or each in order. Default: cameras the newest, files each.",
         show_default=False,
     ),
 ]
@@ -31,11 +31,11 @@ SendFps = Annotated[
 ]
 Hardware = Annotated[
     bool,
-    typer.Option("--hardware/--no-hardware", help="Decode video in hardware where there is any."),
+    typer.Option("--hardware/--no-hardware", help="Decode video in hardware if possible."),
 ]
 EveryFrame = Annotated[
     bool,
-    typer.Option("--every-frame", help="Have all frames answered, in order, however long that takes."),
+    typer.Option("--every-frame", help="Answer all frames in order, however long that takes."),
 ]
 MaxFps = Annotated[
     float,
@@ -44,7 +44,10 @@ MaxFps = Annotated[
 MaxStaleness = Annotated[
     float,
     typer.Option(
-        "--max-staleness", min=0.0, metavar="SECONDS", help="Skip frames that are older when their turn comes; 0: none."
+        "--max-staleness",
+        min=0.0,
+        metavar="SECONDS",
+        help="Skip frames that are older than this when their turn comes; 0: none.",
     ),
 ]
 Weight = Annotated[
@@ -53,7 +56,7 @@ Weight = Annotated[
 ]
 Priority = Annotated[
     int,
-    typer.Option("--priority", min=-100, max=100, help="Those with a higher one always go first."),
+    typer.Option("--priority", min=-100, max=100, help="Cameras with a higher priority always go first."),
 ]
 Track = Annotated[
     bool,
@@ -64,7 +67,7 @@ RegionText = Annotated[
     typer.Option(
         "--region",
         metavar="X,Y,W,H",
-        help="Look at this part of the picture only, in its pixels; 0 for a size up to the edge.",
+        help="Use only this part of the picture, in pixels; size 0: up to the edge.",
         show_default=False,
     ),
 ]
@@ -73,7 +76,7 @@ Rotation = Annotated[
     typer.Option(
         "--rotation",
         metavar="DEGREES",
-        help="Turn the picture 90, 180 or 270 degrees clockwise before it is looked at.",
+        help="Turn the picture 90, 180 or 270 degrees clockwise first.",
     ),
 ]
 ClassAgnostic = Annotated[
@@ -86,7 +89,7 @@ ClassAgnostic = Annotated[
 ]
 Reconnect = Annotated[
     bool,
-    typer.Option("--reconnect/--no-reconnect", help="Go on when a daemon that went away is back, or end then."),
+    typer.Option("--reconnect/--no-reconnect", help="Reconnect to a daemon that went away, or end."),
 ]
 Lines = Annotated[
     Path | None,
@@ -99,7 +102,7 @@ Save = Annotated[
     typer.Option(
         "--save",
         metavar="FILE.mp4",
-        help="Write a video of the answered frames with what was found.",
+        help="Write a video of the answered frames with their detections.",
         show_default=False,
     ),
 ]
@@ -108,7 +111,7 @@ PreviewAt = Annotated[
     typer.Option(
         "--preview",
         metavar="[HOST:]PORT",
-        help="Show the live picture to browsers, of this machine only unless HOST says otherwise.",
+        help="Show the live picture to browsers, by default only of this machine.",
         show_default=False,
     ),
 ]
@@ -117,7 +120,7 @@ MqttUrl = Annotated[
     typer.Option(
         "--mqtt",
         metavar="URL",
-        help="Tell a broker, and Home Assistant, what is seen: mqtt://user@host:1883/prefix?rate=2, or mqtts://. "
+        help="Publish detections to a broker and Home Assistant: mqtt://user@host:1883/prefix?rate=2, or mqtts://. "
         "The password is read from EDGED_MQTT_PASSWORD, or the file in EDGED_MQTT_PASSWORD_FILE.",
         show_default=False,
     ),
@@ -125,7 +128,7 @@ MqttUrl = Annotated[
 
 
 def region(text: str | None) -> Region | None:
-    """InvalidInput for what is no `X,Y,W,H`."""
+    """Parse `X,Y,W,H`. InvalidInput for anything else."""
     if text is None:
         return None
     parts = text.split(",")
@@ -136,7 +139,7 @@ def region(text: str | None) -> Region | None:
 
 
 def listening(text: str) -> tuple[str, int]:
-    """Host and port of `PORT`, `HOST:PORT` or `[::]:PORT`; InvalidInput for what is none."""
+    """Parse `PORT`, `HOST:PORT` or `[::]:PORT`. InvalidInput for anything else."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise InvalidInput(f"{text!r} is not an address for a preview; give a port, such as 8090, or 0.0.0.0:8090")

@@ -187,8 +187,10 @@ def is_daemon_addressed(target: str | None, *folders: Path | None) -> bool:
 def local_box(
     state: Path | None = None, cache: Path | None = None, seconds: float | None = None, memory_mb: int | None = None
 ) -> LocalBox:
-    """The box as its folders are; `seconds` and `memory_mb` limit the examination of models, where the environment
-    does not. What reads models and builds engines takes long to import, and only now is needed."""
+    """Return this box's folders; `seconds` and `memory_mb` limit the examination of models, by default the environment.
+
+    Imports the modules that read models and build engines here, since that takes long.
+    """
     from edged.cli.local import LocalBox
     from edged.config import limits
 

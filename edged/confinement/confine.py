@@ -23,7 +23,7 @@ class Unconfined(Exception):
 
 
 def lacking() -> tuple[str, ...]:
-    """What confinement cannot do on this kernel; empty if it is whole. Costs two system calls."""
+    """Return what this kernel lacks for confinement. Costs two system calls."""
     abi = landlock.version()
     found = tuple(f"Landlock for {what}" for what in landlock.missing(abi))
     return found if seccomp.is_available() else (*found, "seccomp")
@@ -70,13 +70,12 @@ def everything(reach: Reach) -> None:
 
 
 def close_to_others() -> None:
-    """Other processes of the same user may not read this one's memory, environment and files, nor trace it. It leaves
-    no core dump either."""
+    """Deny other processes of this user access to this one's memory, environment and files. It leaves no core dump."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _failed(reach: Reach, what: str, error: OSError) -> None:
-    """A kernel that offers it refused it: the daemon logs what is printed here."""
+    """Report that the kernel refused what it offers; the daemon logs this output."""
     _require(reach, (f"{what} ({error.strerror})",))
     print(f"this process is not confined by {what}: {error.strerror}", file=sys.stderr, flush=True)
 
@@ -87,7 +86,7 @@ def _require(reach: Reach, missing: tuple[str, ...]) -> None:
 
 
 def _drop_capabilities(keep: int) -> None:
-    """A daemon that runs as root has children without root's powers over other files and processes."""
+    """Take root's powers over other files and processes from children of a daemon that runs as root."""
     libc = ctypes.CDLL(None, use_errno=True)
     for each in range(_LAST_CAPABILITY + 1):
         if not keep >> each & 1:
@@ -103,7 +102,7 @@ def _drop_capabilities(keep: int) -> None:
 
 
 def _permitted() -> int | None:
-    """The capabilities that this process has, a bit each."""
+    """Return the capabilities of this process as bits."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
             return next((int(line.split()[1], 16) for line in lines if line.startswith("CapPrm:")), None)

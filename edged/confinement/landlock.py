@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every machine
-_VERSION = 1  # flag: which ABI there is, instead of a ruleset
+_VERSION = 1  # flag: return the ABI instead of a ruleset
 _PATH_BENEATH = 1
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -30,7 +30,7 @@ _SCOPES = 3  # abstract unix sockets, signals
 
 
 def version() -> int:
-    """Which ABI of Landlock this kernel has; 0 for none, or one that is switched off."""
+    """Return the kernel's Landlock ABI; 0 if it has none or it is disabled."""
     try:
         return _call(_CREATE_RULESET, None, 0, _VERSION)
     except OSError:
@@ -38,15 +38,15 @@ def version() -> int:
 
 
 def missing(abi: int) -> tuple[str, ...]:
-    """What an ABI cannot hold a process to."""
+    """Return what an ABI cannot restrict."""
     since = ((1, "files"), (3, "truncating files"), (4, "TCP"), (5, "devices"), (6, "signals and abstract sockets"))
     return tuple(what for first, what in since if abi < first)
 
 
 def restrict(abi: int, allowed: Iterable[tuple[str, int]]) -> None:
-    """Holds the calling thread, and what it starts from then on, to these paths, with the rights at and below each.
+    """Restrict the calling thread, and what it starts later, to these paths, with the rights at and below each.
 
-    A path that does not exist is passed over. Needs no-new-privileges or a privilege. OSError if the kernel refuses.
+    Skips paths that do not exist. Needs no-new-privileges or a privilege. OSError if the kernel refuses.
     """
     handled = _EXECUTE | _WRITE_FILE | _READ_FILE | _READ_DIR | _CHANGES
     handled |= (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0) | (_IOCTL_DEV if abi >= 5 else 0)

@@ -1,5 +1,7 @@
-"""Which paths a confined process needs besides those of its job: the interpreter, runtimes with their libraries, what
-describes the box, and the devices that engines run on."""
+"""What confined processes may reach: the files of their job, the interpreter, libraries, facts of the box and devices.
+
+`use` sets this process's mode once, before it starts the first child.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ class Reach(NamedTuple):
     scratch: str = ""  # one of the folders that it may write in, for temporary files
 
     def argument(self) -> str:
-        """As one argument of a command."""
+        """Encode as one argument of a command."""
         return json.dumps(self)
 
     @classmethod
@@ -56,7 +58,7 @@ class Reach(NamedTuple):
 
 
 def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
-    """Every path with what may be done with it, for this interpreter and its environment."""
+    """Yield every path with its rights, for this interpreter and its environment."""
     for path in (*_LIBRARIES, *_DESCRIPTIONS, *_interpreter(), *_by_environment(), *reach.reads):
         yield path, READ
     for name in _DEVICES:
@@ -74,7 +76,7 @@ def _interpreter() -> Iterator[str]:
     paths.add(os.path.dirname(os.path.realpath(sys.executable)))
     paths.add(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     for path in paths:
-        # A child's own folder is "/", which Python puts first: it is no place for modules.
+        # A child starts in "/", which Python puts first on the path; it holds no modules.
         if path and os.path.isabs(path) and os.path.normpath(path) != "/":
             yield path
 
@@ -104,7 +106,7 @@ _private: tuple[str, ...] = ()
 
 
 def use(mode: Mode, private: Iterable[str | os.PathLike[str]] = ()) -> None:
-    """`private` are folders and files, such as those with secrets, that no child gets because a model lies near."""
+    """Set the mode. `private`: folders and files, such as secrets, that no child gets because a model is near them."""
     global _mode, _private
     _mode, _private = mode, tuple(os.path.realpath(path) for path in private)
 
@@ -114,7 +116,7 @@ def mode() -> Mode:
 
 
 def reach(reads: Iterable[str] = (), writes: Iterable[str] = (), scratch: str = "") -> Reach:
-    """What a child may reach whose job reads and writes these files and folders, with a folder for temporary files."""
+    """Return the reach of a job that reads and writes these files and folders; `scratch` is for temporary files."""
     written = (*writes, scratch) if scratch else writes
     return Reach(_mode, tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(written)), scratch)
 
@@ -122,7 +124,7 @@ def reach(reads: Iterable[str] = (), writes: Iterable[str] = (), scratch: str = 
 def around(model: str | os.PathLike[str]) -> tuple[str, ...]:
     """The folder of a model's file, which also holds its external data, and the folder that a link leads to.
 
-    Of a folder that holds more than models, such as a home, only the files directly in it that are not hidden.
+    Of a folder that holds more than models, such as a home, return only its files that are not hidden.
     """
     found: dict[str, None] = {}
     for path in {os.path.abspath(model), os.path.realpath(model)}:
@@ -135,7 +137,7 @@ def around(model: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def is_private(folder: str) -> bool:
-    """Whether a folder is one, or has one below it, that must not be given away as a whole."""
+    """Whether a folder is, or contains, one that a child must not get as a whole."""
     inside = os.path.join(os.path.realpath(folder), "")
     homes = (os.path.expanduser("~"), "/tmp", "/root", "/home", "/etc", "/var", "/dev/shm")  # noqa: S108 - kept out
     return any(os.path.join(path, "").startswith(inside) for path in (*_private, *homes))

@@ -55,7 +55,7 @@ def _folders(config: Config) -> Iterator[Finding]:
 def _unwritable(folder: File) -> Iterator[str]:
     """Yield why a folder cannot be written or created, if so."""
     there = next(each for each in (folder, *folder.parents) if os.path.lexists(each) or each == each.parent)
-    what = f"{folder}" if there == folder else f"{folder} is not there and cannot be made: {there}"
+    what = f"{folder}" if there == folder else f"{folder} does not exist and cannot be created: {there}"
     if not there.is_dir():
         yield f"{what} is not a directory; name another"
         return

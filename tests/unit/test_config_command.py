@@ -167,7 +167,7 @@ def test_what_is_wrong_is_told_with_its_line_and_what_to_do(tmp_path: Path, text
 
 def test_check_looks_at_the_services_file_where_none_is_named(box: Path) -> None:
     service = box / "etc" / "edged.toml"
-    assert call("check") == (0, f"the defaults, as there is no {service}: ok\n", "")
+    assert call("check") == (0, f"the defaults, since {service} does not exist: ok\n", "")
     service.parent.mkdir()
     service.write_text("stop_seconds = 5")
     assert call("check") == (0, f"{service}: ok\n", "")

@@ -1,4 +1,4 @@
-"""`edged top`: what boxes do right now, drawn again and again."""
+"""`edged top`: a live picture of what boxes do."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from edged.errors import NotReady
 if TYPE_CHECKING:
     from edged.cli.top.watch import BoxState, Watch
 
-_APART_S = 1.0  # two looks, from which a single picture has its rates
+_APART_S = 1.0  # between the two calls that a single picture has its rates from
 _PATIENCE_S = 10.0
-_UNFOLDED = 1 << 20  # columns where no terminal limits them
+_UNFOLDED = 1 << 20  # columns without a terminal
 
 
 def top(
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.2, max=3600, help="Seconds from one look to the next.")
+        float, typer.Option("--interval", "-i", min=0.2, max=3600, help="Seconds between updates.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and leave, as without a terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and exit, as without a terminal.")] = False,
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Show live what a box does; several boxes together.
 
     Models and their engines, cameras, engine hosts, the device, builds and alarms. INFER is the recent median time of
-    one inference, BEST the lowest one so far; ages are from capture to answer. Keys: q quits, s sorts by name, by load
-    or by what is slowest; j and k or the arrows scroll.
+    one inference, BEST the lowest so far; ages are from capture to answer. Keys: q quits; s sorts by name, load or
+    slowness; j, k and the arrows scroll.
 
-    A box that goes away is waited for. With --json each look is a line for each box. With --once the exit status is 1
-    when a box does not answer.
+    If a box goes away, it waits for it. --json prints a line for each box and update. With --once the exit status is 1
+    if a box does not answer.
     """
     from edged.cli.inventory import Box
     from edged.cli.top.watch import Watch

@@ -1,4 +1,4 @@
-"""The picture that `edged top` draws: what is known of boxes as lines of text. Pure."""
+"""The picture of `edged top`: the states of boxes as lines of text, in tables that fit the width. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edged.cli import formatting
 from edged.cli.top.watch import BoxState
 
 _GAP = 2
-_LEAST = 10  # cells that what may be cut keeps
+_LEAST = 10  # cells that a cut column keeps
 
 
 @dataclass(frozen=True)
 class Column:
-    """`matters` says which goes last where there is no room; one that `is_cut` may lose the ends of its texts."""
+    """If the width does not suffice, the column that matters least is left out; `is_cut` allows to cut texts."""
 
     title: str
     matters: int
@@ -38,17 +38,17 @@ Row = Sequence[Cell]
 
 
 def plain(text: str) -> str:
-    """What a terminal takes for text and nothing else: names come from clients."""
+    """Replace control characters: names come from clients."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def cut(text: str, width: int) -> str:
-    """At most so many cells of it, with a sign where something is missing."""
+    """Cut a text to `width` cells, with an ellipsis."""
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…" * min(width, 1)
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row], width: int, style: str = "") -> list[Text]:
-    """A heading and a line for each row, none wider than `width`. A column without any text is left out."""
+    """Return a heading and a line for each row, none wider than `width`. Empty columns are left out."""
     texts = [[plain(cell.text) for cell in row] for row in rows]
     natural = [max([cell_len(column.title), *(cell_len(row[i]) for row in texts)]) for i, column in enumerate(columns)]
     kept = [i for i in range(len(columns)) if any(row[i] for row in texts)]
@@ -74,7 +74,7 @@ def _needed(columns: Sequence[Column], natural: Sequence[int], kept: Sequence[in
 
 
 def _widths(columns: Sequence[Column], natural: Sequence[int], kept: Sequence[int], width: int) -> dict[int, int]:
-    """What is to spare goes to those that would be cut, first to those that matter most."""
+    """Give spare cells to the columns that would be cut, in the order in which they matter."""
     found = {i: min(natural[i], _LEAST) if columns[i].is_cut else natural[i] for i in kept}
     spare = width - _GAP * (len(kept) - 1) - sum(found.values())
     for i in sorted(kept, key=lambda i: -columns[i].matters):
@@ -172,7 +172,7 @@ _Ranked = tuple[Row, _Ranks, BoxState]
 
 
 def _section(columns: Sequence[Column], boxes: int, width: int, rows: Sequence[_Ranked]) -> list[Text]:
-    """One table for the rows of all boxes; those that a silent one last told of are pale."""
+    """One table for the rows of all boxes; rows of a silent box are dim."""
     if not rows:
         return []
     named = boxes > 1
@@ -211,8 +211,8 @@ def _several(boxes: Sequence[BoxState], width: int, now: float) -> list[Text]:
 
 
 def _box(box: BoxState) -> Row:
-    told = "silent" if box.error else "asked" if box.load is None else "here"
-    answers = Cell(told, _BAD if box.error else "")
+    state = "silent" if box.error else "asked" if box.load is None else "here"
+    answers = Cell(state, _BAD if box.error else "")
     if box.load is None:
         return [Cell(box.name), answers, *([Cell("")] * (len(_BOXES) - 1))]
     status, device = box.load.status, box.load.device
@@ -242,7 +242,7 @@ def _silent(box: BoxState, now: float) -> str:
 
 
 def _news(load: LoadInfo) -> Iterator[tuple[str, str]]:
-    """What is wrong, then what is being made, a line each with its style."""
+    """Yield alarms, then builds, a line each with its style."""
     for alarm in load.status.alarms:
         yield f"alarm {alarm.kind} since {formatting.clock(alarm.since_unix_s)}: {alarm.message}", _BAD
     if load.status.paused:
@@ -297,7 +297,7 @@ def _state(model: ModelLoad) -> Cell:
 
 
 def _slower(model: ModelLoad) -> float:
-    """How many times as long inference takes as its engine needs at best; 0 where that is not known."""
+    """Return inference time as a multiple of the engine's best; 0 if unknown."""
     return model.infer_ms / model.baseline_ms if model.infer_ms and model.baseline_ms else 0.0
 
 
@@ -340,7 +340,7 @@ def _host(host: HostLoad) -> Row:
 
 
 def _ranks(name: tuple[str, ...], busy: float, late: float) -> _Ranks:
-    """Where it stands in each order; equals go by name."""
+    """Return the sort key for each order; equals go by name."""
     return {Order.NAME: name, Order.BUSY: (-busy, *name), Order.LATE: (-late, *name)}
 
 

@@ -1,4 +1,4 @@
-"""The terminal that the live picture is drawn on: keys in, lines out, and everything as it was at the end."""
+"""The terminal of the live picture: reads keys, draws lines, restores the terminal at the end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rich.text import Text
 from edged.cli.top.picture import Order, picture
 from edged.cli.top.watch import Watch
 
-_TICK_S = 0.1  # until a key or news are looked for again
-_STALE_S = 1.0  # until the picture is drawn anew although nothing came: clocks in it go on
+_TICK_S = 0.1  # between checks for keys and changes
+_STALE_S = 1.0  # after which the picture is drawn again, since it shows durations
 _HELP = "q quit   s sort: {order}   j k scroll"
 _ARROWS = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\x1b[5~": "b", "\x1b[6~": " "}
 
 
 class Screen:
-    """Draws what a watch sees until somebody presses q, or the process is told to end."""
+    """Draws the states of a watch until q is pressed or the process is ended."""
 
     def __init__(self, console: Console, watch: Watch) -> None:
         self._console, self._watch = console, watch
@@ -34,24 +34,24 @@ class Screen:
         self._lines: list[Text] = []
 
     def run(self) -> None:
-        """Returns on q; KeyboardInterrupt on Ctrl-C, SystemExit when it is told to end."""
+        """Run until q; KeyboardInterrupt on Ctrl-C, SystemExit on SIGTERM and SIGHUP."""
         live = Live(
             console=self._console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
-        with _ending_orderly(), _keyboard() as keys, live:
+        with _unwinding(), _keyboard() as keys, live:
             drawn = 0.0
             while True:
                 pressed = _pressed(keys, _TICK_S)
                 if any(key in ("q", "Q", "\x04") for key in pressed):
                     return
                 for key in pressed:
-                    self._heed(key)
+                    self._on_key(key)
                 if pressed or self._watch.changed.is_set() or time.monotonic() - drawn > _STALE_S:
                     self._watch.changed.clear()
                     live.update(self._picture(), refresh=True)
                     drawn = time.monotonic()
 
-    def _heed(self, key: str) -> None:
+    def _on_key(self, key: str) -> None:
         page = max(1, self._console.height - 2)
         steps = {"j": 1, "k": -1, " ": page, "b": -page, "g": -len(self._lines), "G": len(self._lines)}
         if key in ("s", "S"):
@@ -65,15 +65,15 @@ class Screen:
         self._offset = max(0, min(self._offset, len(self._lines) - room))
         shown = self._lines[self._offset : self._offset + room]
         below = len(self._lines) - self._offset - len(shown)
-        told = _HELP.format(order=self._order.value) + (f"   {below} more lines" if below else "")
+        footer = _HELP.format(order=self._order.value) + (f"   {below} more lines" if below else "")
         filler = [Text("")] * (room - len(shown))
-        # One text: what ends a line is said here, whatever the lines themselves would end with.
-        return Text("\n", no_wrap=True, end="").join((*shown, *filler, Text(told[:width], "dim")))
+        # One text, so that the lines' own ends do not count.
+        return Text("\n", no_wrap=True, end="").join((*shown, *filler, Text(footer[:width], "dim")))
 
 
 @contextlib.contextmanager
-def _ending_orderly() -> Iterator[None]:
-    """What would end the process at once unwinds it instead, so that the terminal is given back."""
+def _unwinding() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the process, so that the terminal is restored."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -88,7 +88,7 @@ def _ending_orderly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keyboard() -> Iterator[int | None]:
-    """Standard input, a key at a time and not shown; None where it is no terminal."""
+    """Standard input without line editing and echo; None if it is not a terminal."""
     if not sys.stdin.isatty():
         yield None
         return
@@ -102,14 +102,14 @@ def _keyboard() -> Iterator[int | None]:
 
 
 def _pressed(handle: int | None, seconds: float) -> list[str]:
-    """The keys that were pressed within so many seconds; arrows as the letters that do the same."""
+    """Return the keys pressed within `seconds`; arrows as the letters with the same effect."""
     if handle is None:
         time.sleep(seconds)
         return []
     if not select.select([handle], [], [], seconds)[0]:
         return []
     read = os.read(handle, 64)
-    text = read.decode(errors="ignore") if read else "\x04"  # the terminal has gone
+    text = read.decode(errors="ignore") if read else "\x04"  # the terminal is closed
     for sequence, letter in _ARROWS.items():
         text = text.replace(sequence, letter)
     return list(text)

@@ -1,4 +1,4 @@
-"""Asks boxes again and again, each from a thread of its own, and keeps what was last seen of each."""
+"""Polls boxes, each in its own thread, and keeps the last state of each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from edged.errors import EdgedError
 
 
 class BoxState(msgspec.Struct, frozen=True):
-    """One box. `rates` are requests and frames a second by model, of the time between the last two words; a model is
-    not among them where that is not known. `heard` is when it last answered and `tried` when it was last asked, both in
-    seconds since the epoch, 0 for never; `looks` counts its words, and `error` is why the last one is not of now, empty
-    where it is."""
+    """One box. `rates`: requests and frames a second by model between the last two answers, as far as known.
+
+    `heard` is when it last answered and `tried` when it was last called, in seconds since the epoch, 0 for never.
+    `looks` counts answers. `error` says why the last call failed; empty if it did not.
+    """
 
     name: str
     load: LoadInfo | None = None
@@ -32,23 +33,22 @@ class BoxState(msgspec.Struct, frozen=True):
     error: str = ""
 
     def answered(self, load: LoadInfo, now: float) -> BoxState:
-        """It spoke."""
+        """Return the state after an answer."""
         return BoxState(self.name, load, rates(self.load, load), now, now, self.looks + 1)
 
     def failed(self, error: str, now: float) -> BoxState:
-        """It did not."""
+        """Return the state after a failed call."""
         return msgspec.structs.replace(self, error=error, tried=now)
 
     def json(self) -> dict[str, Any] | None:
-        """Plain values; None before the first word."""
+        """Return plain values; None before the first answer."""
         if self.load is None:
             return None
         return self.load.json() | {"requests_per_second": self.rates}
 
 
 def rates(before: LoadInfo | None, after: LoadInfo) -> dict[str, float]:
-    """Requests and frames a second by model. Of another run of the daemon nothing is told, nor of a model that was
-    loaded anew in between, whose counts began again."""
+    """Return requests and frames a second by model; none after a restart of the daemon or a reload of the model."""
     if before is None or before.status.epoch != after.status.epoch or after.mono_s <= before.mono_s:
         return {}
     seconds = after.mono_s - before.mono_s
@@ -57,11 +57,11 @@ def rates(before: LoadInfo | None, after: LoadInfo) -> dict[str, float]:
     return {name: count / seconds for name, count in counted.items() if name in earlier and count >= 0}
 
 
-_PATIENCE_S = 5.0  # with one answer; what comes later than that is no picture of now
+_PATIENCE_S = 5.0  # for one answer; a later one is outdated
 
 
 class Watch:
-    """Begins at once. `changed` is set whenever something new was seen; clear it before sample_run."""
+    """Starts polling at once. `changed` is set whenever a state changed; clear it before reading."""
 
     def __init__(self, boxes: Sequence[Box], interval: float) -> None:
         self.changed = threading.Event()
@@ -75,12 +75,12 @@ class Watch:
             threading.Thread(target=self._watch, args=(hurried,), daemon=True).start()
 
     def seen(self) -> list[BoxState]:
-        """Of every box, in their order."""
+        """Return the states in the order of the boxes."""
         with self._lock:
             return list(self._seen.values())
 
     def wait(self, enough: Callable[[BoxState], bool], seconds: float) -> list[BoxState]:
-        """What was seen once it is enough of every box, or time is up."""
+        """Wait until every state is `enough`, or time is up, and return the states."""
         end = time.monotonic() + seconds
         while True:
             self.changed.clear()
@@ -91,11 +91,11 @@ class Watch:
             self.changed.wait(left)
 
     def close(self) -> None:
-        """Asks nobody any more; an answer that is awaited is not waited for."""
+        """Stop polling; a running call is not awaited."""
         self._over.set()
 
     def _watch(self, box: Box) -> None:
-        """A box whose credentials cannot be used, or which is away, may come right: it is tried again."""
+        """Poll a box. Bad credentials or a missing daemon may be temporary: try again."""
         while not self._over.is_set():
             try:
                 with client_of(box) as client:
@@ -105,12 +105,12 @@ class Watch:
                         self._keep(box.name, partial(BoxState.answered, load=load, now=time.time()))
                         self._over.wait(max(0.0, self._interval - (time.monotonic() - began)))
             except EdgedError as error:
-                told = error.message
+                problem = error.message
             except OSError as error:
-                told = common.refused_by_system(error)
+                problem = common.refused_by_system(error)
             else:
                 return
-            self._keep(box.name, partial(BoxState.failed, error=told, now=time.time()))
+            self._keep(box.name, partial(BoxState.failed, error=problem, now=time.time()))
             self._over.wait(min(self._interval, 1.0))
 
     def _keep(self, name: str, change: Callable[[BoxState], BoxState]) -> None:
