@@ -90,7 +90,7 @@ def test_what_cannot_be_built_is_refused_in_one_line_and_leaves_nothing(
 
 def test_a_model_that_is_not_there_and_a_file_that_holds_no_facts(tmp_path: Path) -> None:
     nothing = edged("engines", "build", "doors", "--for", "sm_86", "--cache", str(tmp_path))
-    assert "there is no model 'doors'" in nothing.stderr
+    assert "no model 'doors'" in nothing.stderr
     (tmp_path / "notes").write_text("no facts")
     done = build(tmp_path, "--for", str(tmp_path / "notes"))
     assert (done.returncode, "has no facts that `edged device --json` wrote" in done.stderr) == (2, True)

@@ -518,7 +518,7 @@ def test_a_folder_that_cannot_be_made_is_an_empty_store_that_says_why(tmp_path: 
 
 def test_a_folder_that_goes_away_is_told_of(store: Store, tmp_path: Path) -> None:
     (tmp_path / "staging").rmdir()
-    assert store.problem == f"{tmp_path / 'staging'} is not there and cannot be made"
+    assert store.problem == f"{tmp_path / 'staging'} does not exist and cannot be created"
 
 
 def test_a_folder_of_another_user_is_a_store_that_says_so(tmp_path: Path) -> None:
