@@ -6,12 +6,7 @@ from pathlib import Path
 
 from edged.device import intel
 from edged.device.root import Root
-
-
-def write(top: Path, name: str, text: str) -> None:
-    path = top / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+from tests.unit.device_files import write
 
 
 def device(top: Path, node: str, code: str, driver: str, slot: str, vendor: str = "0x8086") -> None:

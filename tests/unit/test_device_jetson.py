@@ -10,6 +10,7 @@ import pytest
 
 from edged.device import jetson
 from edged.device.root import Root
+from tests.unit.device_files import Live, write
 
 Facts = Callable[[dict[str, str]], dict[str, str]]
 ORIN = {"proc/device-tree/compatible": "nvidia,p3737-0000+p3701-0005\0nvidia,p3701-0005\0nvidia,tegra234\0"}
@@ -20,9 +21,7 @@ MODES = "< POWER_MODEL ID=0 NAME=MAXN >\n< POWER_MODEL ID=3 NAME=MODE_30W >\nCPU
 def facts(tmp_path: Path) -> Facts:
     def build(files: dict[str, str]) -> dict[str, str]:
         for name, text in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            write(tmp_path, name, text)
         return {name: value for name, value in jetson.probe(Root(tmp_path)).items() if value}
 
     return build
@@ -134,17 +133,6 @@ def test_fitted_memory_does_not_move_with_the_kernel_s_share(facts: Facts, kib: 
     for taken in (0, 20_000):
         found = facts(ORIN | {"proc/meminfo": f"MemTotal: {kib - taken} kB\n"})
         assert found["gpu.0.memory_mb"] == fitted
-
-
-class Live(Root):
-    """A recorded tree that passes for the running system."""
-
-    @property
-    def is_live(self) -> bool:
-        return True
-
-    def _locate(self, rel: str) -> str:
-        return f"{self._top}/{rel}"
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,10 @@ import pytest
 
 from edged.device import nvidia, nvml
 from edged.device.root import Root
+from tests.unit.device_files import Live, write
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC: 12\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build  (x@y)  Fri Aug 16\n"
-
-
-def write(top: Path, name: str, text: str = "") -> None:
-    path = top / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 def card(top: Path, address: str, model: str, more: str = "GPU Excluded:\t No\n") -> None:
@@ -88,17 +83,6 @@ READING = nvml.Reading(
     cuda="12.4",
     gpus={"0000:0a:00.0": nvml.Gpu("NVIDIA GeForce RTX 4070", "8.9", memory_mb=12282, cores=5888)},
 )
-
-
-class Live(Root):
-    """A recorded tree that passes for the running system."""
-
-    @property
-    def is_live(self) -> bool:
-        return True
-
-    def _locate(self, rel: str) -> str:
-        return f"{self._top}/{rel}"
 
 
 def test_live_answers_complete_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,15 +12,10 @@ import pytest
 from edged.backends import registry
 from edged.device import libraries, runtimes
 from edged.device.root import Root
+from tests.unit.device_files import write
 
 SITE = "usr/local/lib/python3.11/dist-packages"
 LIB = "usr/lib/x86_64-linux-gnu"
-
-
-def write(top: Path, name: str, text: str = "") -> None:
-    path = top / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 def facts(top: Path) -> dict[str, str]:
