@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from edged.cli import common, formatting, model_options, sample_run
+from edged.cli import common, formatting, model_options
 from edged.cli.targets import local_box
 from edged.errors import EdgedError, InvalidInput
 from edged.models.finding import Category, Finding, Stage
@@ -19,6 +19,7 @@ from edged.models.repair import Record, Wish
 from edged.tensors import TensorSpec
 
 if TYPE_CHECKING:
+    from edged.cli import sample_run
     from edged.cli.local import LocalBox
     from edged.engines.admission import Admission
 
@@ -72,6 +73,7 @@ def inspect(
 
     Exit status: 0 the model can be served, 1 edged or the picture failed, 2 it cannot be served.
     """
+    from edged.cli import sample_run  # imports OpenCV
     from edged.models.settings import parse_assignments
 
     if out is not None and draw is None:
