@@ -171,7 +171,7 @@ def _removed(name: str, kept: str) -> list[str]:
 def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
     found = next((model for model in models if model.name == name), None)
     if found is None:
-        raise ModelNotFound(f"there is no model {name!r}; see: edged models list")
+        raise ModelNotFound(f"no model {name!r}; see: edged models list")
     return found
 
 

@@ -95,10 +95,10 @@ def _tensorrt(facts: Mapping[str, str]) -> Iterator[Check]:
     plain = ".".join(part for part in package.split(".") if part.isdecimal())
     if not package:
         remedy = "apt install python3-libnvinfer, or make edged's environment with --system-site-packages"
-        yield warning(Name.DRIVER, f"libnvinfer {library} is there without its Python module", remedy, "tensorrt")
+        yield warning(Name.DRIVER, f"libnvinfer {library} is installed without its Python module", remedy, "tensorrt")
     elif not library:
         remedy = "install the libraries of that version, or remove the package"
-        yield warning(Name.DRIVER, f"the Python package {package} is there without libnvinfer", remedy, "tensorrt")
+        yield warning(Name.DRIVER, f"the Python package {package} is installed without libnvinfer", remedy, "tensorrt")
     elif not registry.agree(library, plain):
         message = f"libnvinfer is {library} and its Python module {package}"
         yield wrong(Name.DRIVER, message, "install both of one version", "tensorrt")
@@ -183,7 +183,7 @@ def device_nodes(found: tuple[Node, ...], user: User, facts: Mapping[str, str]) 
     if found and not closed:
         yield ok(Name.DEVICE_NODES, f"{user.name} may use all {len(found)} nodes of accelerators and cameras")
     if not found:
-        yield unknown(Name.DEVICE_NODES, "not applicable: there are no nodes of accelerators or cameras")
+        yield unknown(Name.DEVICE_NODES, "not applicable: no device nodes of accelerators or cameras")
 
 
 def user_name(uid: int) -> str:

@@ -282,7 +282,7 @@ def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: boo
         message = f"{_named(engine)} is {engine.state}" + (f": {engine.reason}" if engine.reason else "")
         is_spare = engine.state == "rejected" and engine.precision != "fp32"
         if good and (is_spare or engine.state in ("stale", "absent", "evicted")):
-            yield ok(Name.ENGINE, f"{message}; another engine is there", model)
+            yield ok(Name.ENGINE, f"{message}; another engine is available", model)
         else:
             remedy = remedies.get(engine.state, "see: edged engines show {key}").format(key=engine.key[:12])
             yield warning(Name.ENGINE, message, remedy, model)
@@ -306,7 +306,7 @@ def placement(model: str, engines: Iterable[EngineInfo]) -> Check:
     """Check where the nodes of the engine that serves run, or of the best if none serves."""
     engine = _best(engines)
     if engine is None:
-        return unknown(Name.PLACEMENT, "there is no engine to ask", model)
+        return unknown(Name.PLACEMENT, "the model has no engine to check", model)
     made, named = engine.composition, _named(engine)
     if made.fallback:
         message = f"{named} does not run wholly on {engine.device}: {'; '.join(made.fallback)}"
@@ -328,7 +328,7 @@ def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInf
     if engine is None or engine.speed is None:
         return unknown(Name.LATENCY, "no engine of it was timed", model)
     if _is_reference(engine):
-        return ok(Name.LATENCY, f"{_named(engine)} serves, and nothing faster is there", model)
+        return ok(Name.LATENCY, f"{_named(engine)} serves and is the fastest engine", model)
     message = f"{_named(engine)} is {engine.speed:.2g} times as fast as the unoptimised model"
     if engine.speed < 1:
         return warning(Name.LATENCY, message, "none is needed: the daemon serves the faster one", model)

@@ -87,7 +87,7 @@ async def _check_live(
         reported = state if isinstance(state, DaemonState) else None
         models = ModelChecks(view, reported, runtimes, fingerprint, scratch, wanted.model)
         if wanted.model and not models.names:
-            raise InvalidInput(f"there is no model {wanted.model!r} in {view.repository.root}, and no such file")
+            raise InvalidInput(f"no model or file {wanted.model!r} (models folder: {view.repository.root})")
         steps = [
             *_box_steps(root, fingerprint, user),
             *_live_steps(wanted, pid, user, view),

@@ -158,7 +158,7 @@ def provider(name: str, refusal: str, facts: Mapping[str, str]) -> Check:
         return ok(Name.PROVIDER, "a session of one node runs on it", name)
     message = f"ONNX Runtime lists it and cannot use it: {refusal}"
     cuda = packages.install("onnxruntime-gpu[cuda,cudnn]")
-    remedy = f"install what is missing; for CUDA: {cuda}, and the NVIDIA driver"
+    remedy = f"install the missing libraries; for CUDA: {cuda}, and the NVIDIA driver"
     if name == _CPU or any(fact.startswith(_DEVICE_OF.get(name, "?")) for fact in facts):
         return wrong(Name.PROVIDER, message, remedy, name)
     return warning(Name.PROVIDER, f"{message}; models run without it", remedy, name)

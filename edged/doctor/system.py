@@ -242,7 +242,7 @@ def clock(installed_at: float, latest_engine: float, now: float | None = None) -
     seconds = time.time() if now is None else now
     moment = _moment(seconds)
     if moment is None:
-        return wrong(Name.CLOCK, f"the clock says {seconds:g} seconds since 1970, which is no date", _SET)
+        return wrong(Name.CLOCK, f"the clock is not set ({seconds:g} seconds since 1970)", _SET)
     shown = f"{moment:%Y-%m-%d %H:%M:%S} UTC"
     for then, what in (
         (installed_at, "before edged was installed"),

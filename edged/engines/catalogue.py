@@ -110,7 +110,7 @@ class Catalogue:
                 return self.find(model, version)
         if planned is None:
             known = ", ".join(sorted(self.models)) or "none"
-            raise ModelNotFound(f"there is no model {name[:80]!r}; there are: {known}" if name else _which(known))
+            raise ModelNotFound(f"no model {name[:80]!r}; available: {known}" if name else _which(known))
         return self._of_version(name, planned, version) if version else planned
 
     def versions(self, name: str) -> list[PlannedModel]:
@@ -331,4 +331,4 @@ class Catalogue:
 
 
 def _which(known: str) -> str:
-    return f"the request names no model, and there is not exactly one; there are: {known}"
+    return f"the request names no model, which only works if exactly one is served; available: {known}"

@@ -63,7 +63,7 @@ class EvictionManager:
     def paused(self) -> str:
         """Why nothing is made, in one line; empty otherwise."""
         if self.problem:
-            return f"engines are not built: {self.problem}; what is there goes on serving"
+            return f"builds stopped: {self.problem}; existing engines continue to serve"
         least = max(1, self._settings.keep_free_mb) * _MB
         if self.free_bytes < least and not self._evictable():
             return (

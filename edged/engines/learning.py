@@ -106,7 +106,7 @@ class Learning:
             self._check_target(planned, learning, learning.target, now)
             return
         if not any(engine.recipe.backend in RANGED for engine in planned.engines.values()):
-            learning.state = "no backend here builds for a range of shapes, so that there is nothing to learn"
+            learning.state = "no installed backend builds for a range of shapes: learning has no effect"
             return
         self._update_demand(learning, now)
         demand, policy = learning.demand, learning.model.shape_policy

@@ -132,7 +132,7 @@ class Loader:
             try:
                 entries = await asyncio.to_thread(self._overrides.entries, name, config, files)
                 if not entries:
-                    raise ModelNotFound(f"there is no model {name!r} to load; put it into the models folder first")
+                    raise ModelNotFound(f"no model {name!r} in the models folder; add it first")
                 for entry in entries.values():
                     await self._admit(entry)
                 self._selection.hold(name, entries)

@@ -82,7 +82,7 @@ class Frames:
             return None
         _, length = _HEADER.unpack_from(self._buffer)
         if length > largest:
-            raise Garbled(f"a message of {length} bytes, where {largest} are the most")
+            raise Garbled(f"a message of {length} bytes; at most {largest} are allowed")
         return _HEADER.size + int(length)
 
 

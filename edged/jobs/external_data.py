@@ -86,7 +86,7 @@ def _compared(folder: Path, location: str, said: Mapping[str, str]) -> Finding |
         return None
     for checksum, tensor in said.items():
         if not _SHA_1.fullmatch(checksum):
-            what = f"tensor {tensor!r} has a damaged reference to external data: checksum {checksum[:50]!r} is no SHA-1"
+            what = f"tensor {tensor!r} has a damaged external data reference: checksum {checksum[:50]!r} is not a SHA-1"
             return _finding(Category.EXTERNAL_DAMAGED, what, "export the model again", tensor)
     try:
         held = _sha_1(folder / location)

@@ -78,7 +78,7 @@ def _own_names(graph: onnx.GraphProto, inputs: Sequence[str], constants: Sequenc
         for name in names:
             yield from _bad_name(name, kind)
         for name in _twice(names):
-            yield _finding(Category.DUPLICATE, f"{kind.partition(' ')[2]} {text(name)[:100]!r} is there twice", name)
+            yield _finding(Category.DUPLICATE, f"duplicate {kind.partition(' ')[2]} name {text(name)[:100]!r}", name)
 
 
 def _nodes(

@@ -57,7 +57,7 @@ def _unopened(path: Path, error: OSError) -> Finding:
             message = f"{name} is a link to a file that does not exist"
             return Finding(Stage.FILE, Category.MISSING, message, "correct the link, or copy the file itself")
         end = Path(*path.parts[-3:]) if name == _TRITON_NAME else name
-        return Finding(Stage.FILE, Category.MISSING, f"there is no file {end}", _instead(path))
+        return Finding(Stage.FILE, Category.MISSING, f"file {end} does not exist", _instead(path))
     return Finding(
         Stage.FILE, Category.UNREADABLE, f"{name} cannot be opened: {error.strerror}", "let edged's user read it"
     )

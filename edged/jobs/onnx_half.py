@@ -218,9 +218,9 @@ def _uses_float(node: onnx.NodeProto, model: Model) -> bool:
 def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
     """What may be float16 by the operator's definition in the model's opset; or why nothing may."""
     if node.domain not in ("", "ai.onnx"):
-        return f"{node.domain} says nothing of its types"
+        return f"domain {node.domain} does not declare its types"
     if next(bodies(node), None) is not None:
-        return "it holds graphs of its own"
+        return "it contains subgraphs"
     try:
         schema = defs.get_schema(node.op_type, model.opset, "")
     except defs.SchemaError:

@@ -107,7 +107,7 @@ def _obstacle(node: onnx.NodeProto, model: Model) -> str:
     if model.types.get(node.input[0]) != FLOAT:
         return "the type of its input is not known"
     if node.op_type == "MatMul" and len(weights.dims) != 2:
-        return "its weights are no matrix"
+        return "its weights are not a matrix"
     if len(weights.dims) > 2 and weights.dims[1] == 1 and _attribute(node, "group", 1) > 1:
         return "depthwise: its channels differ too much for one scale"
     # The library forgets the factor of a bias that it leaves alone.

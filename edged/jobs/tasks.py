@@ -165,7 +165,7 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, report:
     except InvalidInput as error:  # built again it would be the same
         asked = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in sample.inputs.items())
         where = " and ".join(PREFIX + spec.name for spec in signature.inputs if not spec.is_static)
-        advice = f"; set {where} so that it takes them" if where else ""
+        advice = f"; change {where} to accept them" if where else ""
         raise Unsuitable(f"the engine refuses shapes that the reference takes, {asked}: {error}{advice}") from error
     return Pair.of(sample, answer)
 

@@ -30,7 +30,7 @@ from edged.vision.family import Recognition
 
 Report: TypeAlias = Callable[[jobs.Progress], None]
 
-_CONVERT = "or have it changed: edged models add NAME FILE --convert"
+_CONVERT = "or convert it: edged models add NAME FILE --convert"
 _EXTENSIONS = (
     "export it without what onnxruntime-extensions puts before and after it: edged loads no libraries of operators"
 )
@@ -38,7 +38,7 @@ _REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENS
 _PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
 # To one who has a model that answers only some values or sizes.
 _GIVE = (
-    "if it takes only certain values, give it some: --samples INPUTS.npz, where numpy.savez put an array for each input"
+    "if it accepts only certain values, pass some: --samples INPUTS.npz, from numpy.savez with one array per input"
     " by its name; if certain sizes, set preprocess.* or profile.INPUT"
 )
 _MOST_BYTES = 256 << 20  # of one probe
@@ -80,7 +80,7 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
 def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: str) -> Finding | None:
     """Versions, against what the runtime takes."""
     if (known.newest_ir and job.ir_version > known.newest_ir) or job.ir_version > MOST_VERSION:
-        message = f"IR version {job.ir_version} is newer than {title} here takes ({known.newest_ir or 'any real one'})"
+        message = f"IR version {job.ir_version} is newer than {title} supports ({known.newest_ir or 'any real one'})"
         remedy = f"write it with ir_version {known.newest_ir or 10} or older, {_CONVERT}"
         return Finding(Stage.OPSET, Category.IR_TOO_NEW, message, remedy)
     for domain, version in job.opsets.items():
@@ -88,12 +88,12 @@ def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: 
         newest = known.newest if own else _newest_of(backend, domain, version)
         named = f"opset {version}" if own else f"opset {version} of domain {domain[:100]!r}"
         if (newest and version > newest) or version > MOST_VERSION:
-            message = f"{named} is newer than {title} here takes ({newest or 'any real one'})"
+            message = f"{named} is newer than {title} supports ({newest or 'any real one'})"
             remedy = f"export it with opset {newest or 20} or older, {_CONVERT}"
             return Finding(Stage.OPSET, Category.OPSET_TOO_NEW, message, remedy)
         if version < (known.oldest if own else 1):
             least = known.oldest if own else 1
-            message = f"{named} is older than {title} here takes ({least})"
+            message = f"{named} is older than {title} supports ({least})"
             return Finding(Stage.OPSET, Category.OPSET_TOO_OLD, message, "export it with a newer opset")
     return None
 

@@ -59,7 +59,7 @@ def check(tensor: TensorProto) -> Finding | None:
         takes, holds = byte_size(tensor), len(tensor.raw_data)
         if takes is None or takes != holds:
             shape = f"{onnx.TensorProto.DataType.Name(tensor.data_type)}{list(tensor.dims)}"
-            what = f"tensor {name!r} holds {holds} bytes, where {shape[:100]} takes {takes if takes is not None else 0}"
+            what = f"tensor {name!r} has {holds} bytes; shape {shape[:100]} needs {takes if takes is not None else 0}"
             return _finding(Category.SHAPE_MISMATCH, what, name)
         return None
     return _check_fields(tensor, name)
@@ -73,7 +73,7 @@ def _check_fields(tensor: TensorProto, name: str) -> Finding | None:
     count *= 2 if tensor.data_type in _PAIRS else 1
     if count == held:
         return None
-    what = f"tensor {name!r} holds {held} values, where its shape {str(list(tensor.dims))[:100]} takes {count}"
+    what = f"tensor {name!r} has {held} values; its shape {str(list(tensor.dims))[:100]} needs {count}"
     return _finding(Category.SHAPE_MISMATCH, what, name)
 
 

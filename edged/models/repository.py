@@ -132,7 +132,7 @@ class Repository:
         check_name(name)
         folder, plain = self.root / name, self.root / f"{name}.onnx"
         if not folder.is_dir() and not os.path.lexists(plain):
-            raise ModelNotFound(f"there is no model {name!r} in {self.root}")
+            raise ModelNotFound(f"no model {name!r} in {self.root}")
         if not delete:
             try:
                 return _move_to_trash(self.root, [path for path in (folder, plain) if os.path.lexists(path)])

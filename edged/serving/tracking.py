@@ -303,7 +303,7 @@ class TrackerProcess:
             try:
                 (size,) = m.HEADER.unpack(await self._answers.readexactly(m.HEADER.size))
                 if size > m.LARGEST:
-                    raise Garbled(f"a message of {size} bytes, where {m.LARGEST} are the most")
+                    raise Garbled(f"a message of {size} bytes; at most {m.LARGEST} are allowed")
                 message = decoder.decode(await self._answers.readexactly(size))
             except (asyncio.IncompleteReadError, ConnectionError):
                 return

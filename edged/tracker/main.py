@@ -94,7 +94,7 @@ def _read(pipe: BinaryIO) -> bytes | None:
         return None
     (size,) = m.HEADER.unpack(header)
     if size > m.LARGEST:
-        raise ValueError(f"a question of {size} bytes, where {m.LARGEST} are the most")
+        raise ValueError(f"a question of {size} bytes; at most {m.LARGEST} are allowed")
     payload = pipe.read(size)
     return payload if len(payload) == size else None
 

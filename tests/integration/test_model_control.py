@@ -392,7 +392,7 @@ def test_commands_that_make_no_sense_are_refused() -> None:
                 lambda: call(repository_name="r"),  # noqa: B023
             )
             refused(INVALID, lambda: ask(method, model_name="../m"))  # noqa: B023
-        assert "there is no model 'm'" in refused(NOT_FOUND, lambda: ask("RepositoryModelLoad", model_name="m"))
+        assert "no model 'm'" in refused(NOT_FOUND, lambda: ask("RepositoryModelLoad", model_name="m"))
         ask("RepositoryModelUnload", model_name="m")  # one that is not there is away already
         as_bytes = {"config": pb.ModelRepositoryParameter(bytes_param=b"{}")}
         assert "string_param" in refused(

@@ -75,7 +75,7 @@ def test_commands_are_listed_as_one_meets_them(edged: Shell) -> None:
         (["serve", "--listen", "localhost:99999"], 2, "from 0 to 65535"),
         (["serve", "--listen", "localhost.evil.com:80"], 2, "reachable from other machines"),
         (["serve", "--listen", f"unix:{NOWHERE}/s.sock"], 2, f"cannot listen on {NOWHERE}/s.sock: "),
-        (["inspect", "none.onnx"], 2, "there is no file none.onnx"),
+        (["inspect", "none.onnx"], 2, "file none.onnx does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -351,11 +351,11 @@ async def test_find_of_an_unknown_name_does_not_look_at_the_disk(house: House) -
 
 
 async def test_who_asks_for_a_model_that_is_not_there_is_told_which_are(house: House) -> None:
-    with pytest.raises(ModelNotFound, match="there is no model 'x'; there are: none"):
+    with pytest.raises(ModelNotFound, match="no model 'x'; available: none"):
         house.catalogue.find("x")
     await house.add("n")
     await house.add("m")
-    with pytest.raises(ModelNotFound, match="there is no model 'x'; there are: m, n"):
+    with pytest.raises(ModelNotFound, match="no model 'x'; available: m, n"):
         house.catalogue.find("x")
     with pytest.raises(ModelNotFound):
         house.catalogue.find("")

@@ -128,7 +128,7 @@ def test_an_engine_that_refuses_the_shapes_of_a_question_is_unsuitable_and_says_
         tasks.do(checking(mine, tmp_path / "golden", mine), lambda progress: None)
     assert str(refusal.value) == (
         "the engine refuses shapes that the reference takes, x 1x64, y 7: "
-        "input 'x' is 1x64, the engine takes 1x128; set profile.x so that it takes them"
+        "input 'x' is 1x64, the engine takes 1x128; change profile.x to accept them"
     )
 
 

@@ -109,11 +109,15 @@ TENSORRT = {"tensorrt.version": "10.3.0.30"}
         ({"jetson.l4t": "36.4.3", "nvidia.driver": "540.4.0"}, {}, "ok nvidia: driver and kernel module are 540.4.0"),
         ({"cuda.driver": "12.2", "runtime.cuda": "13.0.96"}, {}, "wrong cuda: CUDA 13.0.96 is installed"),
         ({"cuda.driver": "12.2", "runtime.cuda": "12.9.1"}, {}, "ok cuda: "),
-        (TENSORRT, {}, "warning tensorrt: libnvinfer 10.3.0.30 is there without its Python"),
+        (TENSORRT, {}, "warning tensorrt: libnvinfer 10.3.0.30 is installed without its Python"),
         (TENSORRT | {"runtime.tensorrt": "10.3.0"}, {}, "ok tensorrt: "),
         (TENSORRT | {"runtime.tensorrt": "10.3.0.post1"}, {}, "ok tensorrt: "),
         (TENSORRT | {"runtime.tensorrt": "10.4.0"}, {}, "wrong tensorrt: libnvinfer is 10.3.0.30"),
-        ({"runtime.tensorrt": "10.4.0"}, {}, "warning tensorrt: the Python package 10.4.0 is there without libnvinfer"),
+        (
+            {"runtime.tensorrt": "10.4.0"},
+            {},
+            "warning tensorrt: the Python package 10.4.0 is installed without libnvinfer",
+        ),
     ],
 )
 def test_driver_versions_and_cards(facts: dict[str, str], cards: dict[str, str], expected: str) -> None:

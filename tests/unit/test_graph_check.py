@@ -195,7 +195,7 @@ def test_too_few_values_in_fields_are_noticed_as_well() -> None:
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3], float_data=[1.0, 2.0])
     found = check(chain(node("Add", ["x", "w"], ["y"]), constants=(tensor,)))
     assert found is not None
-    assert found.message == "tensor 'w' holds 2 values, where its shape [3] takes 3"
+    assert found.message == "tensor 'w' has 2 values; its shape [3] needs 3"
 
 
 def test_a_ring_is_told_with_its_length_however_long_it_is() -> None:

@@ -178,7 +178,7 @@ def _checkpoint(path: Path) -> None:
 
 
 NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (lambda p: None, "there is no file"),
+    "missing": (lambda p: None, "does not exist"),
     "missing under that name": (lambda p: (p.parent / "doors.onnx").touch(), "rename doors.onnx to model.onnx"),
     "empty": (lambda p: p.write_bytes(b""), "is empty"),
     "text": (lambda p: p.write_text("this is not a model\n" * 20), "is a text file, not .*ONNX model"),
@@ -485,7 +485,7 @@ def test_external_data_is_compared_with_its_checksum(tmp_path: Path, shown: Call
 
 
 def test_a_checksum_that_nothing_can_have_is_refused(tmp_path: Path) -> None:
-    assert "checksum 'deadbeef' is no SHA-1" in refused(with_checksum(tmp_path, "deadbeef")).refusal
+    assert "checksum 'deadbeef' is not a SHA-1" in refused(with_checksum(tmp_path, "deadbeef")).refusal
 
 
 def test_a_damaged_reference_to_external_data_is_refused(tmp_path: Path) -> None:

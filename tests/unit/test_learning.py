@@ -197,7 +197,7 @@ async def test_where_no_engine_has_a_range_nothing_is_aimed_at(tmp_path: Path, c
         clock.now += 100
         school.turn()
     assert school.plans == 1
-    assert "nothing to learn" in school.learning.state("m")
+    assert "learning has no effect" in school.learning.state("m")
 
 
 MB = 1 << 20

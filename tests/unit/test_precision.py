@@ -295,7 +295,7 @@ def test_branches_hear_float32_of_a_layer(tmp_path: Path, up: bool) -> None:
     ]
     proto = network(between, inputs=[value("up", "BOOL", [])])
     converted, out = halve(proto, tmp_path, {**nets.picture(), "up": np.array(up)})
-    assert converted.kept_fp32 == ("If: it holds graphs of its own",)
+    assert converted.kept_fp32 == ("If: it contains subgraphs",)
     assert operators(out).count("Cast") == 4
 
 

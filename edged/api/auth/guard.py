@@ -184,7 +184,7 @@ class Guard:
             # By its digest: another token may have the same name by now.
             token = next((token for token in self._book.tokens if token.sha256 in who.proof), None)
             if token is None or (token.expires and time.time() >= token.expires):
-                return Unauthenticated(f"the {who.name} is no longer valid; make another: edged tokens new")
+                return Unauthenticated(f"the {who.name} is no longer valid; create another: edged tokens new")
         elif who.given - policy.roles_of(who.proof, self.access.certificates):
             return Forbidden(f"the {who.name} has lost a role here; see access.certificates")
         return None

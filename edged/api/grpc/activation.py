@@ -249,7 +249,7 @@ class Activation:
             each.set_inheritable(False)
             path = _path_of(each)
             if path is None or path in found:
-                remarks.append(f"systemd's socket {name} is not a listening unix socket of its own path; it is closed")
+                remarks.append(f"closed systemd socket {name}: it is not a listening unix socket with a path")
                 each.close()
             else:
                 found[path] = each

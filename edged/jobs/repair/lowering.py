@@ -54,7 +54,7 @@ def write_lowered(job: Lower) -> Lowered:
     if job.opset:
         if model.functions:  # each has its own versions
             model = onnx.inliner.inline_local_functions(model)
-            details.append("functions of its own written out")
+            details.append("local functions inlined")
         done = lower(model, job.opset)
     if job.ir:
         stamp_ir_version(model, job.ir)
@@ -91,7 +91,7 @@ def lower(model: ModelProto, target: int) -> LoweredGraph:
     source, lowered = opset_of(model), LoweredGraph()
     if source > newest_known():
         raise Unsuitable(
-            f"opset {source} is newer than the onnx package here knows ({newest_known()}): nobody can tell what "
+            f"opset {source} is newer than the installed onnx package ({newest_known()}): edged cannot know what "
             f"changed; update it: {packages.install('onnx', option='-U')}"
         )
     used = _used(model.graph)
@@ -182,7 +182,7 @@ class _Floor:
         if like is Likeness.ALIKE:
             self._report(node, "kept as they are")
             return [node]
-        raise Unsuitable(f"{self._called(node)} has no way down to opset {self._version - 1}: {why or said}")
+        raise Unsuitable(f"{self._called(node)} cannot be converted to opset {self._version - 1}: {why or said}")
 
     def _converted(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
         def convert(alone: ModelProto) -> ModelProto:
@@ -199,7 +199,7 @@ class _Floor:
     def _written_out(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
         """An operator that is not there before, as the function that ONNX defines it by."""
         self._lowered.by_definition = False
-        came = f"{self._called(node)} came with opset {self._version}, and there is no way down"
+        came = f"{self._called(node)} was added in opset {self._version} and has no older equivalent"
 
         def write_out(alone: ModelProto) -> ModelProto:
             return onnx.inliner.inline_selected_functions(
@@ -306,7 +306,7 @@ def stamp_ir_version(model: ModelProto, target: int) -> None:
     """Stamps a model with an older version; Unsuitable if it holds what that version does not know."""
     if model.ir_version > onnx.IR_VERSION:
         raise Unsuitable(
-            f"IR version {model.ir_version} is newer than the onnx package here knows ({onnx.IR_VERSION}): it "
+            f"IR version {model.ir_version} is newer than the installed onnx package ({onnx.IR_VERSION}): it "
             f"cannot tell what changed; update it: {packages.install('onnx', option='-U')}"
         )
     needed, what = max(_ir_needs(model))
@@ -319,7 +319,7 @@ def _ir_needs(model: ModelProto) -> Iterator[tuple[int, str]]:
     """The versions that what it holds came with, and what that is."""
     yield _OLDEST_IR, "nothing"
     if model.functions:
-        yield _FUNCTIONS, "functions of its own"
+        yield _FUNCTIONS, "local functions"
     if any(getattr(function, "overload", "") for function in model.functions):
         yield _OVERLOADS, "functions of one name"
     if len(getattr(model, "configuration", ())):
