@@ -67,7 +67,7 @@ class EvictionManager:
         least = max(1, self._settings.keep_free_mb) * _MB
         if self.free_bytes < least and not self._evictable():
             return (
-                f"engines are not built: {self.free_bytes // _MB} MiB are free in {self._store.root}, and "
+                f"builds stopped: {self.free_bytes // _MB} MiB are free in {self._store.root}, and "
                 f"{least // _MB} MiB are to stay free; free some space or lower engines.keep_free_mb"
             )
         return ""

@@ -93,4 +93,4 @@ def test_a_model_that_is_not_there_and_a_file_that_holds_no_facts(tmp_path: Path
     assert "no model 'doors'" in nothing.stderr
     (tmp_path / "notes").write_text("no facts")
     done = build(tmp_path, "--for", str(tmp_path / "notes"))
-    assert (done.returncode, "has no facts that `edged device --json` wrote" in done.stderr) == (2, True)
+    assert (done.returncode, "is not the output of `edged device --json`" in done.stderr) == (2, True)

@@ -103,7 +103,7 @@ def test_a_daemon_with_a_full_disk_serves_and_builds_once_there_is_room(home: Da
             daemon.ready("m")
             answers(daemon)
             (message,) = wait_for("an alarm", lambda: wrong(daemon))
-            assert message.startswith("engines are not built: 0 MiB are free")
+            assert message.startswith("builds stopped: 0 MiB are free")
             answers(daemon)
             filler.unlink()
             wait_for("all engines are made", lambda: all_made(daemon), 120)
@@ -143,7 +143,7 @@ def test_a_daemon_that_is_to_leave_room_says_that_there_is_none(home: Daemon, tm
             daemon.ready("m")
             answers(daemon)
             (message,) = wait_for("an alarm", lambda: wrong(daemon))
-            assert message.startswith(f"engines are not built: 0 MiB are free in {home.cache}")
+            assert message.startswith(f"builds stopped: 0 MiB are free in {home.cache}")
             assert states(daemon) == {"none": "serving", "all": "absent"}
             filler.unlink()
             wait_for("all engines are made", lambda: all_made(daemon), 120)
@@ -160,7 +160,7 @@ def test_a_daemon_on_a_read_only_disk_serves_what_is_there_and_never_what_was_al
             daemon.start()
             daemon.ready("m")
             answers(daemon)
-            expected = f"engines are not built: {home.cache}/engines is on a read-only file system"
+            expected = f"builds stopped: {home.cache}/engines is on a read-only file system"
             assert [message.partition(";")[0] for message in wrong(daemon)] == [expected]
             assert all_made(daemon)
             daemon.stop()
@@ -234,7 +234,7 @@ def test_a_daemon_whose_cache_cannot_be_made_serves_the_reference(home: Daemon) 
         daemon.ready("m")
         answers(daemon)
         (message,) = wait_for("an alarm", lambda: wrong(daemon))
-        assert message.startswith(f"engines are not built: {home.cache}/engines cannot be used: Not a directory")
+        assert message.startswith(f"builds stopped: {home.cache}/engines cannot be used: Not a directory")
         assert message in daemon.log.read_text()
         daemon.stop()
 

@@ -292,7 +292,7 @@ def test_a_disk_that_became_read_only_is_told_of(small_disk: Path, make_read_onl
     make_read_only(small_disk)
     eviction.look()
     assert "read-only" in eviction.paused
-    assert "goes on serving" in eviction.paused
+    assert "existing engines continue to serve" in eviction.paused
 
 
 NEEDED, SPARE, STALE = EvictionClass.NEEDED, EvictionClass.SPARE, EvictionClass.STALE
