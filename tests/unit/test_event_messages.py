@@ -82,4 +82,4 @@ def test_event_of_unknown_kind_is_no_error() -> None:
     info = event_info(pb.Event(sequence=3, epoch="e1", model="doors", engine="k" * 64))
     assert (info.kind, info.what) == ("unknown", None)
     assert info.json()["sequence"] == 3
-    assert "too old to know" in sentence(info)
+    assert "unknown to this version" in sentence(info)
