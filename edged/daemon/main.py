@@ -62,6 +62,7 @@ async def serve(
     `ready` receives the addresses once calls are answered. `read` reads the configuration again; None without a file.
     `activation` has the sockets that systemd opened. ConfigError if something cannot be used as configured.
     """
+    malloc_trimmer.limit_arenas()  # before the threads of gRPC
     signals = Signals()
     with _alone(locations.state_dir(config)):
         await _serve(config, signals, ready, read, activation)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import resource
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _WORTH = 32 << 20  # bytes by which memory has grown
 _AGAIN = 3  # further attempts
 _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()  # 16 or 64 KiB on some ARM boxes
+_ARENA_MAX = -8  # M_ARENA_MAX of mallopt(3)
 
 
 class MallocTrimmer:
@@ -36,6 +38,13 @@ class MallocTrimmer:
     def trimmed(self, resident: int) -> None:
         """Note the memory that is left: it is in use, or cannot be returned."""
         self._lowest = resident
+
+
+def limit_arenas() -> None:
+    """Let threads share a heap per core: by default glibc has eight per core, and each keeps what it once needed."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_ARENA_MAX, max(2, os.cpu_count() or 1))
 
 
 async def run() -> None:

@@ -90,6 +90,7 @@ def test_a_model_that_is_not_added_leaves_nothing(tmp_path: Path) -> None:
     assert [name for name in tree(state) if name.startswith("models/")] == []
 
 
+@pytest.mark.long
 def test_a_daemon_refuses_a_model_that_never_ends_and_serves_the_others(tmp_path: Path) -> None:
     config = tmp_path / "edged.toml"
     config.write_text("[admission]\nseconds = 4.0\n")

@@ -127,6 +127,7 @@ def test_cancelling_leaves_good_engines_as_they_were(daemon: Daemon, client: edg
     assert {engine.state for engine in after.values()} == {"ready", "serving"}
 
 
+@pytest.mark.long
 def test_an_engine_whose_making_was_cancelled_is_left_alone_until_it_is_commanded(
     daemon: Daemon, client: edged.Client
 ) -> None:
@@ -150,6 +151,7 @@ def test_an_engine_whose_making_was_cancelled_is_left_alone_until_it_is_commande
 # --- verify ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_engines_are_verified_on_demand(daemon: Daemon, client: edged.Client) -> None:
     before = engines(client)
     updates = list(client.verify(MODEL))
@@ -187,6 +189,7 @@ def evicted(client: edged.Client, key: str) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_pinned_engines_stay_and_others_go_when_told_to(daemon: Daemon, client: edged.Client) -> None:
     key = spare(client)
     assert client.pin(engine=key) == [key]
@@ -293,6 +296,7 @@ def test_a_command_is_an_event(client: edged.Client) -> None:
     assert verbs[-2:] == ["pin", "unpin"]
 
 
+@pytest.mark.long
 def test_where_engines_are_built_by_command_alone_the_reference_serves_until_then() -> None:
     with Daemon(builds=False) as daemon, daemon.client() as client:
         onnx_files.scale(daemon.models / "scale.onnx", 2.0)

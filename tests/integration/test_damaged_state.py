@@ -26,6 +26,7 @@ def flip(path: Path, chance: random.Random) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.long
 def test_start_with_a_flipped_bit_in_every_state_file_serves_the_same_answers(built: Path) -> None:
     daemon, chance = Daemon("--model", f"shapes={MODEL_PATH}", builds=False), random.Random(7)
     with daemon:

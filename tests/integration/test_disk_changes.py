@@ -66,6 +66,7 @@ def test_weights_that_are_exchanged_while_engines_are_made_never_serve_under_the
     assert not [e for e in engines if e.state == "rejected"], "golden answers of one content judged the other"
 
 
+@pytest.mark.long
 def test_a_model_replaced_right_after_it_was_read_is_not_judged_by_the_old_answers(daemon: Daemon) -> None:
     place = daemon.models / "racing.onnx"
     for factor in (21.0, 22.0, 21.0, 22.0):
@@ -106,6 +107,7 @@ def test_models_that_vanish_while_they_are_opened_are_not_kept_in_memory(daemon:
     assert sizes[-1] < sizes[0] + 200, sizes
 
 
+@pytest.mark.long
 def test_models_of_equal_content_share_their_engines(daemon: Daemon) -> None:
     for name in ("twin1", "twin2", "twin3"):
         onnx_files.scale(daemon.models / f"{name}.onnx", 33)

@@ -118,6 +118,7 @@ def test_doctor_daemon_and_its_models(daemon: Daemon) -> None:
 # -- a box in trouble -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_doctor_small_folders_memory_and_descriptors(tmp_path: Path) -> None:
     for name in ("state", "cache"):
         (tmp_path / name).mkdir()

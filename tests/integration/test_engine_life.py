@@ -81,6 +81,7 @@ def cost(engine: Any) -> float:
     return float(engine.latency_ms / engine.reference_ms)
 
 
+@pytest.mark.long
 def test_swaps_cost_no_request_and_every_frame_is_accounted_for(fresh: Daemon) -> None:
     fresh.ready("shapes")
     with Cameras(fresh, 3, pause=0.1) as cameras:  # not so many frames that nothing is left for the builds
@@ -111,6 +112,7 @@ def test_a_restart_serves_from_the_store_and_builds_nothing(daemon: Daemon) -> N
     assert all("nothing changed" in item.summary or "its key is the same" in item.summary for item in explained)
 
 
+@pytest.mark.long
 def test_an_engine_altered_on_disk_is_never_served_and_is_built_again(daemon: Daemon) -> None:
     serving = next(e for e in daemon.settled("shapes") if e.state == "serving")
     daemon.stop()

@@ -311,6 +311,7 @@ def test_a_model_without_a_configuration_has_one_all_the_same() -> None:
 # -- control --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_models_are_loaded_and_unloaded_by_command() -> None:
     daemon, config = configured('model_control = "explicit"\nstartup_models = ["first"]\n')
     for name in ("first", "m"):

@@ -158,6 +158,7 @@ def test_without_a_daemon_the_folders_are_read(tmp_path: Path) -> None:
     assert "already there" in again.stderr
 
 
+@pytest.mark.long
 def test_in_process_use_needs_three_lines_and_shares_the_store(tmp_path: Path) -> None:
     picture, truth = Scene(5).frame(3)
     with edged.load(MODEL_PATH, cache=tmp_path) as model:
@@ -221,6 +222,7 @@ def test_changed_settings_apply_without_a_restart(daemon: Daemon) -> None:
         assert len(client.infer("tuned", picture).detections) == 1
 
 
+@pytest.mark.long
 def test_events_tell_what_happened_and_can_be_resumed(building: Daemon) -> None:
     with building.client() as client:
         client.add_model("told", onnx_files.scale(building.home / "told.onnx", 1234))

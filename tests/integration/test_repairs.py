@@ -129,6 +129,7 @@ def test_what_would_be_done_is_shown_and_nothing_kept(daemon: Daemon) -> None:
     assert file.read_bytes() == before
 
 
+@pytest.mark.long
 def test_what_cannot_be_repaired_leaves_nothing_behind(daemon: Daemon) -> None:
     file = models.save(models.scatter(), daemon.home / "scatter.onnx")
     refused = _edged(daemon, "models", "add", "scatter", str(file), "--convert-step", "opset=21")

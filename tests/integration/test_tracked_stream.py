@@ -22,6 +22,7 @@ def moving(scene: Scene, first: int, count: int) -> Iterator[object]:
         time.sleep(1 / _FPS)
 
 
+@pytest.mark.long
 def test_objects_keep_their_ids_also_when_their_camera_reconnects(daemon: Daemon) -> None:
     scene = Scene(7, shapes=4)
     with daemon.client() as client:

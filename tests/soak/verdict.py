@@ -19,7 +19,7 @@ SLACK: Final[Mapping[str, int]] = {
     "hosts": 1,  # those of suspects come with the first deaths
     "host_mb": 20,
     "host_fds": 2,
-    "host_threads": 2,
+    "host_threads": 3,  # of one more session
     "segments": 1,  # of a client that was killed, until the next one comes
     "files": 12,  # what is remembered of builds that were killed, for when their models come back
 }

@@ -96,6 +96,7 @@ def test_a_daemon_that_is_killed_while_it_builds_cleans_up_and_builds_on(home: D
     assert all(strays == 1 for _, _, strays in told[1:])
 
 
+@pytest.mark.long
 def test_a_daemon_with_a_full_disk_serves_and_builds_once_there_is_room(home: Daemon) -> None:
     with disks.tmpfs(home.cache, 24):
         filler = disks.fill(home.cache)

@@ -119,9 +119,9 @@ def make(builder: Builder, model: Model, recipe: Recipe) -> EngineRecord:
     return run(builder.make(task, lambda progress: None, room), 120)
 
 
-@pytest.fixture(params=["tmpfs", "ext4"])
+@pytest.fixture(params=[pytest.param("tmpfs", marks=pytest.mark.long), "ext4"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+    """A disk of 8 MB."""
     if request.param == "tmpfs":
         with disks.tmpfs(tmp_path / "disk", 8) as place:
             yield place
@@ -217,6 +217,7 @@ def answer(session: Session, model: Model) -> np.ndarray:
         session.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_a_byte_altered_anywhere_in_an_engine_is_found_before_it_is_opened(tmp_path: Path, backend: str) -> None:
     model = read(models.save(models.conv(channels=16), tmp_path / "model.onnx"))
@@ -244,6 +245,7 @@ def test_a_byte_altered_anywhere_in_an_engine_is_found_before_it_is_opened(tmp_p
     assert np.array_equal(answer(runtime.open(order), model), expected)
 
 
+@pytest.mark.long
 def test_openvino_alone_takes_altered_weights_for_good_ones(tmp_path: Path) -> None:
     """Why a runtime's own check is not enough: it answers, wrongly, where ours refuses."""
     openvino = pytest.importorskip("openvino")

@@ -252,6 +252,7 @@ def picky() -> onnx.ModelProto:
     return models.model(nodes, *ends, [*constants, constant("yes", True, np.bool_)])
 
 
+@pytest.mark.long
 def test_examine_model_that_hangs_on_made_up_questions_is_admitted_with_a_sample(tmp_path: Path, cache: Path) -> None:
     path, sample = models.save(picky(), tmp_path / "model.onnx"), tmp_path / "ask.npz"
     np.savez(sample, x=np.array([50]))

@@ -351,7 +351,7 @@ MODELS = st.lists(
 BUSY = st.frozensets(st.sampled_from(("cpu", "cuda:0")))
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(MODELS, BUSY, st.booleans())
 def test_the_same_question_has_the_same_answer_and_nothing_is_changed(
     models: list[ModelView], busy: frozenset[str], paused: bool
@@ -485,14 +485,14 @@ def _lives(fates: Any, history: list[tuple[Any, ...]], budget_mb: int) -> None:
 
 
 @pytest.mark.timeout(600)  # finding the shortest history that goes wrong takes a while
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(_FATES, _HISTORY)
 def test_any_history_ends_with_the_best_engine_serving(fates: Any, history: list[tuple[Any, ...]]) -> None:
     _lives(fates, history, budget_mb=0)
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(_FATES, _HISTORY, st.integers(1, 4))
 def test_any_history_on_a_disk_that_is_too_small_comes_to_rest_with_something_serving(
     fates: Any, history: list[tuple[Any, ...]], budget_mb: int

@@ -65,6 +65,7 @@ def test_a_model_that_can_be_served_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.long
 def test_only_the_step_that_is_named_is_made(tmp_path: Path) -> None:
     path = models.save(models.mean(), tmp_path / "mean.onnx")
     record = _repair(path, Wish.parse(False, ["opset=13"])).record
