@@ -56,7 +56,7 @@ def pattern(seed: int, size: int = SIZE) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
-def test_a_device_tells_what_an_engine_is_tied_to(device: Device) -> None:
+def test_device_reports_what_an_engine_depends_on(device: Device) -> None:
     properties = device.properties
     assert properties.name == properties.name.strip() != ""
     assert re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9]", properties.pci_address)
@@ -87,7 +87,9 @@ def test_free_memory_is_part_of_all_of_it(current: Device) -> None:
     assert 0 < info.free <= info.total
 
 
-def test_what_goes_in_comes_out(stream: Stream, memory: DeviceMemory, host: Callable[..., HostMemory]) -> None:
+def test_copies_to_and_from_the_device_are_equal(
+    stream: Stream, memory: DeviceMemory, host: Callable[..., HostMemory]
+) -> None:
     source, target = host(), host()
     source.array[:], target.array[:] = pattern(1), 0
     stream.copy_in(memory, source, SIZE)
@@ -130,7 +132,7 @@ def test_the_device_sees_mapped_memory_and_no_other(host: Callable[..., HostMemo
     assert host().device_address == 0
 
 
-def test_more_memory_than_there_is_is_refused_in_one_line(current: Device) -> None:
+def test_allocation_beyond_the_memory_is_refused_in_one_line(current: Device) -> None:
     with pytest.raises(EngineUnusable, match=r"(?i)cuMemAlloc.*out.of.memory") as raised:
         current.allocate(current.memory().total * 2)
     assert "\n" not in str(raised.value)
@@ -146,7 +148,7 @@ def test_giving_back_twice_does_nothing(current: Device) -> None:
         closed.close()
 
 
-def test_an_event_passes_when_the_work_before_it_is_done(
+def test_cuda_event_completes_after_the_work_before_it(
     current: Device, stream: Stream, memory: DeviceMemory, host: Callable[..., HostMemory]
 ) -> None:
     source, target, event = host(), host(), current.event()
@@ -232,7 +234,7 @@ def test_two_threads_use_one_device(device: Device) -> None:
     assert wrong == []
 
 
-def test_what_one_thread_made_another_uses_and_gives_back(device: Device) -> None:
+def test_memory_of_one_thread_is_used_and_freed_by_another(device: Device) -> None:
     with device.current():
         lane, event, block, source = device.stream(), device.event(), device.allocate(9), device.allocate_host(9)
     wrong: list[Exception] = []
@@ -267,7 +269,7 @@ def test_being_current_nests(device: Device) -> None:
         assert device.memory().total
 
 
-def test_a_graph_does_again_what_was_captured(
+def test_cuda_graph_repeats_what_was_captured(
     current: Device, stream: Stream, memory: DeviceMemory, host: Callable[..., HostMemory]
 ) -> None:
     source, target = host(), host()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import numpy as np
 
+from edged.config import Config
 from edged.proto import open_inference_pb2 as pb
 from tests.attack.abuse import NUMBERS, Abuse, Target
 from tests.fuzz import http2
@@ -22,6 +23,7 @@ _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _DETECT = "/edged.v1.Cameras/Detect"
 _OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 _MIB = 1 << 20
+_LARGE = (Config().max_message_mb << 20) - 65536  # just accepted
 
 
 def _raw(size: int) -> bytes:
@@ -113,7 +115,7 @@ def _announced(target: Target, until: float) -> None:
     def client(number: int) -> None:
         with contextlib.suppress(OSError), http2.greeted(target.tcp if number % 2 else target.unix) as connection:
             for stream in range(1, 200, 2):
-                begins = b"\0" + struct.pack(">I", 30 * _MIB)
+                begins = b"\0" + struct.pack(">I", _LARGE)
                 connection.sendall(http2.call(stream, _STREAM) + http2.frame(http2.DATA, 0, stream, begins))
             while time.monotonic() < until:
                 for stream in range(1, 200, 2):
@@ -148,13 +150,13 @@ _COPIED = 10.0
 
 ABUSES = (
     Abuse("messages beyond the limit", _calls(_INFER, lambda: _raw(250 * _MIB), 9)),
-    Abuse("messages of 30 MiB", _calls(_INFER, lambda: _raw(30 * _MIB), 9), goal=_COPIED),
-    Abuse("streamed messages of 30 MiB", _calls(_STREAM, lambda: _raw(30 * _MIB), 9, streams=True), goal=_COPIED),
-    Abuse("frames of 30 MiB that are none", _calls(_DETECT, lambda: bytes(30 * _MIB), 9, streams=True), goal=_COPIED),
-    Abuse("values in messages of 30 MiB", _calls(_INFER, lambda: _typed(30 * _MIB), 4), goal=_COPIED),
-    Abuse("30 MiB of empty inputs", _calls(_INFER, lambda: _hollow(30 * _MIB), 4), goal=_COPIED),
-    Abuse("a shape of 30 MiB", _calls(_INFER, lambda: _deep(30 * _MIB), 4), goal=_COPIED),
+    Abuse("messages at the limit", _calls(_INFER, lambda: _raw(_LARGE), 9), goal=_COPIED),
+    Abuse("streamed messages at the limit", _calls(_STREAM, lambda: _raw(_LARGE), 9, streams=True), goal=_COPIED),
+    Abuse("frames at the limit that are none", _calls(_DETECT, lambda: bytes(_LARGE), 9, streams=True), goal=_COPIED),
+    Abuse("values in messages at the limit", _calls(_INFER, lambda: _typed(_LARGE), 4), goal=_COPIED),
+    Abuse("empty inputs up to the limit", _calls(_INFER, lambda: _hollow(_LARGE), 4), goal=_COPIED),
+    Abuse("a shape up to the limit", _calls(_INFER, lambda: _deep(_LARGE), 4), goal=_COPIED),
     Abuse("gzip that unpacks to 250 MiB", _bombs(250 * _MIB)),
-    Abuse("gzip that unpacks to 30 MiB", _bombs(30 * _MIB)),
+    Abuse("gzip that unpacks to the limit", _bombs(_LARGE)),
     Abuse("messages announced and trickled", _announced),
 )

@@ -107,7 +107,7 @@ def test_submitting_does_not_wait_for_the_work(device: Device, lanes: Lanes) -> 
     assert submitted < 0.5 * whole
 
 
-def test_events_measure_what_the_clock_does(device: Device, lanes: Lanes) -> None:
+def test_cuda_events_agree_with_the_clock(device: Device, lanes: Lanes) -> None:
     start, end = device.event(timed=True), device.event(timed=True)
     lanes.inward()
     lanes.wait()
@@ -148,7 +148,7 @@ def test_a_graph_is_launched_in_less_time_than_its_parts(device: Device, stream:
     graph.close()
 
 
-def test_the_device_writes_mapped_memory_where_it_is(device: Device, stream: Stream) -> None:
+def test_device_writes_mapped_memory_in_place(device: Device, stream: Stream) -> None:
     """A copy to its own address as the device knows it: no other memory is involved."""
     if not device.properties.can_map_host_memory:
         pytest.skip("the device cannot map host memory")

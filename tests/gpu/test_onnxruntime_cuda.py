@@ -140,7 +140,7 @@ def test_datatypes_pass_through(tmp_path: Path, datatype: str) -> None:
         assert session.infer({"x": array})["y"].tolist() == array.tolist()
 
 
-def test_weights_beside_the_model_are_part_of_the_engine(tmp_path: Path) -> None:
+def test_external_weights_are_part_of_the_engine(tmp_path: Path) -> None:
     path = models.external(tmp_path / "model", "deep/weights.bin", columns=5000)
     weights = np.frombuffer((path.parent / "deep" / "weights.bin").read_bytes(), np.float32).reshape(4, 5000)
     recipe, out = Recipe("onnxruntime", device="cuda:0"), tmp_path / "out"
@@ -158,7 +158,7 @@ def test_weights_beside_the_model_are_part_of_the_engine(tmp_path: Path) -> None
 # -- precisions -----------------------------------------------------------------------------------------------------
 
 
-def test_tensorfloat_is_told_from_float(tmp_path: Path, gpu: Gpu) -> None:
+def test_tf32_differs_from_fp32(tmp_path: Path, gpu: Gpu) -> None:
     proto, x = product(), np.random.default_rng(0).standard_normal((1, 512)).astype(np.float32)
     expected = x.astype(np.float64) @ numpy_helper.to_array(proto.graph.initializer[0]).astype(np.float64)
     batch = np.repeat(x, 64, axis=0)  # one row alone is a product of a vector, which tensor cores do not take
@@ -191,7 +191,7 @@ def test_a_converted_graph_answers_nearly_alike(tmp_path: Path, precision: Preci
 # -- where nodes run ------------------------------------------------------------------------------------------------
 
 
-def test_what_the_gpu_lacks_is_told_and_served(tmp_path: Path) -> None:
+def test_operators_the_gpu_lacks_are_reported_and_served(tmp_path: Path) -> None:
     proto = partial()
     order, composition = build(tmp_path, proto)
     assert composition.nodes[CPU]["Det"] == 1
@@ -233,7 +233,7 @@ def test_nodes_that_ran_on_the_gpu_when_it_was_built_and_do_no_longer(tmp_path: 
             opened(msgspec.structs.replace(order, artefact=Artefact.seal(place.parent)))
 
 
-def test_a_gpu_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_missing_gpu_is_refused_in_one_line(tmp_path: Path) -> None:
     order, _ = build(tmp_path, models.conv())
     with pytest.raises(EngineUnusable) as raised:
         opened(msgspec.structs.replace(order, recipe=Recipe("onnxruntime", device="cuda:63")))

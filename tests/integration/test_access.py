@@ -72,7 +72,7 @@ def test_sockets_are_their_groups_or_the_owners_alone(daemon: Guarded) -> None:
     assert all(mode in (0o660, 0o600) for mode in modes), modes
 
 
-def test_a_socket_says_where_operators_go(daemon: Guarded) -> None:
+def test_call_of_an_operator_at_the_inference_socket_names_the_other(daemon: Guarded) -> None:
     words = r"RemoveModel needs the role operate.*operate\.sock"
     with edged.Client(daemon.infer_socket) as client, pytest.raises(Forbidden, match=words):
         client.remove_model("m")
@@ -91,7 +91,7 @@ def test_another_certificate_is_shown_without_a_restart(daemon: Guarded) -> None
             assert code(new, _MODELS, token) == "OK"
 
 
-def test_a_certificate_that_cannot_be_used_changes_nothing_and_is_told(daemon: Guarded) -> None:
+def test_reload_unusable_certificate_reports_it_and_changes_nothing(daemon: Guarded) -> None:
     before, key = _served(daemon), daemon.server.with_suffix(".key").read_bytes()
     shutil.copy(daemon.authority.issue("other").with_suffix(".key"), daemon.server.with_suffix(".key"))
     try:
@@ -152,7 +152,7 @@ def test_tokens_by_command(daemon: Guarded) -> None:
     assert stat.S_IMODE(daemon.tokens.path.stat().st_mode) == 0o600
 
 
-def test_what_operators_do_is_written_down(daemon: Guarded) -> None:
+def test_operator_calls_are_audited(daemon: Guarded) -> None:
     secret = daemon.token("keeper", "operate")
     with daemon.channel(daemon.tls) as channel:
         request = operations_pb2.RemoveModelRequest(name="nothing-there").SerializeToString()

@@ -127,12 +127,12 @@ def test_by_certificate_and_token(daemon: Guarded, certificates: dict[str, Path]
         assert not _compare(channel, tokens["wrong"], {"infer"}, True, True)
 
 
-def test_without_a_certificate_nobody_is_talked_to(daemon: Guarded, tokens: dict[str, str]) -> None:
+def test_client_without_a_certificate_is_refused(daemon: Guarded, tokens: dict[str, str]) -> None:
     with daemon.channel(daemon.mtls) as channel:
         assert _status(channel, "/grpc.health.v1.Health/Check", tokens["operate"]) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_the_table_has_every_method_there_is_and_no_other(daemon: Guarded) -> None:
+def test_access_table_has_exactly_the_methods_of_the_services(daemon: Guarded) -> None:
     files: list[FileDescriptor] = [
         module.DESCRIPTOR for module in (cameras_pb2, operations_pb2, open_inference_pb2, health_pb2, reflection_pb2)
     ]

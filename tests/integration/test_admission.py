@@ -40,7 +40,7 @@ def tree(folder: Path) -> set[str]:
 
 
 @pytest.mark.long
-def test_inspect_tells_programs_and_people_what_is_wrong(tmp_path: Path) -> None:
+def test_inspect_reports_problems_as_text_and_json(tmp_path: Path) -> None:
     good = models.save(models.conv(), tmp_path / "good.onnx")
     bad = models.save(models.identity(opset=500), tmp_path / "bad.onnx")
     served = edged(tmp_path, "inspect", good, "--json")
@@ -64,7 +64,7 @@ def test_inspect_tells_programs_and_people_what_is_wrong(tmp_path: Path) -> None
     assert set(told) == set(missing)
 
 
-def test_what_inspect_itself_cannot_do_is_one_line(tmp_path: Path) -> None:
+def test_inspect_failure_is_one_line(tmp_path: Path) -> None:
     path = models.save(models.conv(), tmp_path / "good.onnx")
     (tmp_path / "home").mkdir()
     command = [sys.executable, "-m", "edged", "inspect", str(path), "--json"]

@@ -108,7 +108,7 @@ def test_a_raw_image_of_the_wrong_size_is_refused(channel: grpc.Channel) -> None
     assert "12288" in message.replace(",", "")
 
 
-def test_a_picture_for_a_model_that_takes_none_is_refused(channel: grpc.Channel, daemon: Daemon) -> None:
+def test_picture_for_a_tensor_model_is_refused(channel: grpc.Channel, daemon: Daemon) -> None:
     daemon.ready("id_FP32")
     code, message = refusal(lambda: detect(channel, cameras.Frame(model="id_FP32", encoded=b"\xff\xd8\xff")))
     assert code is grpc.StatusCode.INVALID_ARGUMENT

@@ -113,7 +113,7 @@ def test_a_request_is_stopped_at_its_limit_and_the_same_session_goes_on(daemon: 
     assert daemon.hosts() == hosts
 
 
-def test_what_nobody_waits_for_any_more_is_stopped_long_before_its_limit(daemon: Daemon) -> None:
+def test_abandoned_request_is_stopped_before_its_limit(daemon: Daemon) -> None:
     hosts = daemon.hosts()
     code, _ = refusal(daemon, "patient", _ENDLESS, timeout=0.5)
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED

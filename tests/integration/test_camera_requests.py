@@ -77,9 +77,7 @@ def test_a_region_is_looked_at_alone_and_its_boxes_are_in_pixels_of_the_whole_pi
         ({"raw": pb.RawImage(width=4, height=4, data=bytes(48))}, "pixel format"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(
-    channel: grpc.Channel, frame: dict[str, object], words: str
-) -> None:
+def test_invalid_arguments_are_refused_in_one_line(channel: grpc.Channel, frame: dict[str, object], words: str) -> None:
     picture = {} if "raw" in frame else {"encoded": jpeg(_PICTURE)}
     with pytest.raises(grpc.RpcError) as refusal:
         detect(channel, **picture, **frame)
@@ -87,7 +85,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(
     assert words in refusal.value.details()  # type: ignore[attr-defined]
 
 
-def test_a_deadline_that_passes_is_told_as_one(channel: grpc.Channel) -> None:
+def test_infer_past_its_deadline_is_deadline_exceeded(channel: grpc.Channel) -> None:
     call = channel.unary_unary(
         "/edged.v1.Cameras/DetectOne",
         request_serializer=pb.Frame.SerializeToString,

@@ -77,7 +77,7 @@ def test_it_is_recognised_by_its_shape_and_graph_alone(characters: Client) -> No
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_every_character_is_found_once_where_it_is(characters: Client, name: str) -> None:
+def test_every_character_is_detected_once_at_its_place(characters: Client, name: str) -> None:
     picture, boxes = PICTURES[name]
     result = characters.infer("characters", picture)
     assert result.error is None

@@ -87,7 +87,7 @@ def test_a_serving_engine_is_rebuilt_without_a_failed_request(stored: Daemon) ->
         assert {"commanded", "engine_state", "engine_progress", "engine_serves"} <= set(kinds)
 
 
-def test_what_is_there_is_not_rebuilt_unless_forced(daemon: Daemon, client: edged.Client) -> None:
+def test_rebuild_without_force_keeps_existing_engines(daemon: Daemon, client: edged.Client) -> None:
     before = {key: engine.created_unix_s for key, engine in engines(client).items()}
     assert list(client.rebuild(MODEL)) == []
     told = command(daemon, "engines", "rebuild", MODEL, "--follow")
@@ -168,7 +168,7 @@ def test_engines_are_verified_on_demand(daemon: Daemon, client: edged.Client) ->
 # --- pin, evict -----------------------------------------------------------------------------------------------------
 
 
-def test_what_serves_is_not_evicted_and_one_line_says_so(daemon: Daemon, client: edged.Client) -> None:
+def test_evict_keeps_serving_engines_and_says_so(daemon: Daemon, client: edged.Client) -> None:
     key = serving(client)
     if not engines(client)[key].bytes:
         pytest.skip("the reference is the fastest engine here, and has no files to evict")
@@ -190,7 +190,7 @@ def evicted(client: edged.Client, key: str) -> bool:
 
 
 @pytest.mark.long
-def test_pinned_engines_stay_and_others_go_when_told_to(daemon: Daemon, client: edged.Client) -> None:
+def test_evict_all_keeps_pinned_engines(daemon: Daemon, client: edged.Client) -> None:
     key = spare(client)
     assert client.pin(engine=key) == [key]
     assert engines(client)[key].pinned
@@ -241,7 +241,7 @@ def test_a_selection_that_fits_nothing_is_refused(client: edged.Client, verb: st
 # --- watching -------------------------------------------------------------------------------------------------------
 
 
-def test_the_status_tells_what_the_lists_tell(daemon: Daemon, client: edged.Client) -> None:
+def test_status_agrees_with_the_lists(daemon: Daemon, client: edged.Client) -> None:
     status, listed = client.status(), engines(client)
     assert (status.models, status.serving, status.alarms, status.paused) == (1, 1, (), "")
     assert status.engines == sum(engine.bytes > 0 for engine in listed.values())
@@ -272,7 +272,7 @@ def test_a_model_that_cannot_be_served_is_an_alarm(daemon: Daemon, client: edged
     assert [kind for kind in kinds if kind.startswith("alarm")] == ["alarm_raised", "alarm_cleared"]
 
 
-def test_events_are_resumed_after_the_daemon_was_started_anew(daemon: Daemon) -> None:
+def test_events_resume_after_a_restart(daemon: Daemon) -> None:
     with daemon.client() as client:
         last = list(client.events())[-1]
         assert list(client.events(last.sequence, epoch=last.epoch)) == []
@@ -297,7 +297,7 @@ def test_a_command_is_an_event(client: edged.Client) -> None:
 
 
 @pytest.mark.long
-def test_where_engines_are_built_by_command_alone_the_reference_serves_until_then() -> None:
+def test_build_by_command_only_serves_the_reference_until_then() -> None:
     with Daemon(builds=False) as daemon, daemon.client() as client:
         onnx_files.scale(daemon.models / "scale.onnx", 2.0)
         daemon.ready("scale")

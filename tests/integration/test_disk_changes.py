@@ -119,7 +119,7 @@ def test_models_of_equal_content_share_their_engines(daemon: Daemon) -> None:
         assert daemon.log.read_text().count(f"engine {key[:12]} (onnxruntime/all) is ready") <= 1
 
 
-def test_a_file_name_that_is_no_text_is_told_and_hurts_nobody(daemon: Daemon) -> None:
+def test_file_name_that_is_not_utf8_is_reported_and_ignored(daemon: Daemon) -> None:
     odd = os.fsencode(daemon.models) + b"/bad\xff.onnx"
     shutil.copy(MODEL_PATH, odd)
     with daemon.client() as client:
@@ -127,7 +127,7 @@ def test_a_file_name_that_is_no_text_is_told_and_hurts_nobody(daemon: Daemon) ->
     os.unlink(odd)
 
 
-def test_a_file_and_a_folder_of_one_name_are_told_and_removed_together(daemon: Daemon) -> None:
+def test_file_and_folder_of_one_name_are_listed_and_removed_together(daemon: Daemon) -> None:
     onnx_files.scale(daemon.models / "both.onnx", 2)
     (daemon.models / "both" / "1").mkdir(parents=True)
     onnx_files.scale(daemon.models / "both" / "1" / "model.onnx", 3)

@@ -77,7 +77,7 @@ def test_rebuild_as_a_policy_tries_nothing(daemon: Daemon) -> None:
 
 
 @pytest.mark.long
-def test_an_engine_that_answers_wrongly_is_built_anew(daemon: Daemon) -> None:
+def test_engine_with_wrong_answers_is_rebuilt(daemon: Daemon) -> None:
     before = {e.key: e for e in daemon.settled("shapes")}
     daemon.stop()
     moved = elsewhere(daemon)

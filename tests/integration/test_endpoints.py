@@ -85,7 +85,7 @@ def same(told: dict[str, Any], wanted: Any) -> None:
         assert (one["x"], one["y"], one["confidence"]) == pytest.approx((*centre, other.score), abs=0.05)
 
 
-def test_every_way_of_sending_a_picture_gives_what_grpc_gives(daemon: EndpointDaemon, connect: Connect) -> None:
+def test_every_endpoint_answers_a_picture_as_grpc_does(daemon: EndpointDaemon, connect: Connect) -> None:
     image = _PICTURES[0]
     jpeg, raw = cv2.imencode(".jpg", image)[1].tobytes(), image.tobytes()
     geometry = {"format": "bgr", "width": image.shape[1], "height": image.shape[0]}

@@ -69,7 +69,7 @@ def detector(daemon: FrigateDaemon) -> Iterator[FrigateDetector]:
         yield detector
 
 
-def test_frigate_finds_what_grpc_finds(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
+def test_frigate_gets_the_boxes_of_grpc(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
     with daemon.client() as client:
         for number in range(3):
             image = picture(number)
@@ -112,7 +112,7 @@ def test_a_picture_of_another_size_than_the_models_is_fitted(detector: FrigateDe
 
 
 @pytest.mark.parametrize("name", ["shapes.onnx", "yolov9-t-320.onnx", "/config/model_cache/other", "..", ""])
-def test_whatever_frigate_calls_it_the_only_model_is_there_at_once(daemon: FrigateDaemon, name: str) -> None:
+def test_frigate_gets_the_only_model_by_any_name(daemon: FrigateDaemon, name: str) -> None:
     with FrigateDetector(daemon.endpoint, name, timeout_ms=_PATIENT_MS) as detector:
         assert detector.is_ready
         assert detector.detect(as_bytes(picture())).any()
@@ -138,7 +138,9 @@ def test_many_detectors_are_answered_each_with_its_own(daemon: FrigateDaemon) ->
     assert not wrong
 
 
-def test_garbage_is_answered_with_nothing_and_hurts_nobody(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
+def test_garbage_gets_no_detections_and_delays_no_other_client(
+    daemon: FrigateDaemon, detector: FrigateDetector
+) -> None:
     image = as_bytes(picture())
     header = {"shape": list(image.shape), "dtype": "uint8", "model_type": "yologeneric"}
     good = json.dumps(header).encode()
@@ -256,7 +258,7 @@ def test_a_model_that_is_too_slow_costs_frigate_no_timeout(tmp_path: Path) -> No
         assert lines <= 4
 
 
-def test_a_model_that_is_not_there_is_told_so_and_the_log_says_what_to_do() -> None:
+def test_unknown_model_is_not_found_and_the_log_names_the_remedy() -> None:
     with FrigateDaemon(settings="timeout_ms = 10000") as daemon:
         for _ in range(3):
             with FrigateDetector(daemon.endpoint, "absent.onnx", file=b"model") as detector:
@@ -293,7 +295,7 @@ def test_of_several_models_the_one_that_is_asked_for_answers(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_the_configured_model_serves_whatever_frigate_calls_its_own(tmp_path: Path) -> None:
+def test_frigate_model_is_the_configured_one(tmp_path: Path) -> None:
     other = onnx_files.convolutions(tmp_path / "other.onnx")
     arguments = ("--model", f"shapes={MODEL_PATH}", "--model", f"other={other}")
     with FrigateDaemon(*arguments, settings='timeout_ms = 10000\nmodel = "shapes"') as daemon:
@@ -303,7 +305,7 @@ def test_the_configured_model_serves_whatever_frigate_calls_its_own(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_an_upload_is_taken_where_that_is_configured() -> None:
+def test_upload_is_accepted_if_configured() -> None:
     with FrigateDaemon(settings="timeout_ms = 400\nuploads = true") as daemon:
         with FrigateDetector(daemon.endpoint, "sent.onnx", file=MODEL_PATH.read_bytes(), timeout_ms=1500) as detector:
             assert detector.is_ready

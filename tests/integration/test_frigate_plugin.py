@@ -68,7 +68,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_frigates_own_plugin_finds_what_grpc_finds(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frigates_own_plugin_gets_the_boxes_of_grpc(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = plugin(monkeypatch)
     daemon = Daemon("--model", f"shapes={MODEL_PATH}", builds=False)
     endpoint, config = f"ipc://{daemon.home}/frigate", daemon.home / "edged.toml"

@@ -12,7 +12,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("part", "count"), [("handlers", 1500), ("live", 400)])
-def test_nothing_that_a_client_can_say_is_edgeds_own_fault(part: str, count: int) -> None:
+def test_fuzzed_requests_never_end_as_internal_errors(part: str, count: int) -> None:
     counts = {"handlers": 0, "live": 0} | {part: count}
     command = [sys.executable, "-m", "tests.fuzz", *(f"--{name}={number}" for name, number in counts.items())]
     ended = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=110)

@@ -127,9 +127,7 @@ def test_model_ready_for_an_unknown_model_is_false(channel: grpc.Channel) -> Non
     assert model_ready(channel, "nobody") is False
 
 
-def test_requests_that_an_engine_refuses_say_nothing_of_whether_it_answers(
-    daemon: Daemon, channel: grpc.Channel
-) -> None:
+def test_refused_requests_do_not_count_as_health_failures(daemon: Daemon, channel: grpc.Channel) -> None:
     put(daemon, "picky", models.gather())
     daemon.ready("picky")
     for _ in range(8):
@@ -143,7 +141,7 @@ def test_requests_that_an_engine_refuses_say_nothing_of_whether_it_answers(
     shutil.rmtree(daemon.models / "picky")
 
 
-def test_a_host_that_hangs_is_noticed_although_nobody_asks_for_anything(daemon: Daemon, channel: grpc.Channel) -> None:
+def test_hung_host_is_noticed_without_requests(daemon: Daemon, channel: grpc.Channel) -> None:
     with daemon.client() as client:  # served by its reference alone: nothing is built
         client.add_model("idle", models.save(models.matmul(), daemon.home / "idle.onnx"), {"backends": "tensorrt"})
     daemon.ready("idle")

@@ -141,7 +141,7 @@ def test_metadata_readiness_and_statistics_of_models_and_the_server(daemon: Http
     assert {"name": "shapes", "version": "1", "state": "READY"} in index
 
 
-def test_settings_are_told_and_changed(daemon: HttpDaemon) -> None:
+def test_log_and_trace_settings_are_read_and_changed(daemon: HttpDaemon) -> None:
     assert told(daemon, "GET", "/v2/trace/setting")["trace_level"] == ["OFF"]
     assert told(daemon, "POST", "/v2/models/shapes/trace/setting", {"trace_rate": "500"})["trace_rate"] == "500"
     assert told(daemon, "POST", "/v2/models/shapes/trace/setting", {"trace_rate": None})["trace_rate"] == "1000"
@@ -195,7 +195,7 @@ def test_a_picture_gets_what_it_gets_over_grpc(daemon: HttpDaemon) -> None:
                 assert (one["x"], one["y"], one["confidence"]) == pytest.approx((*centre, other.score), abs=0.05)
 
 
-def test_what_the_page_about_http_says_to_type_works(daemon: HttpDaemon, tmp_path: Path) -> None:
+def test_commands_of_the_http_page_work(daemon: HttpDaemon, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     (tmp_path / "street.jpg").write_bytes(_JPEG)

@@ -223,7 +223,7 @@ model_warmup { name: "w" batch_size: 2 inputs { key: "x" value { data_type: TYPE
 """
 
 
-def test_a_configuration_is_heeded_and_what_is_not_used_of_it_is_told() -> None:
+def test_model_config_is_applied_and_unused_keys_are_reported() -> None:
     daemon = Daemon(builds=False)
     (daemon.models / "m" / "1").mkdir(parents=True)
     onnx_files.identity(daemon.models / "m" / "1" / "model.onnx", "FP32")
@@ -269,7 +269,7 @@ def test_a_configuration_is_heeded_and_what_is_not_used_of_it_is_told() -> None:
         assert "in the model it is FP32" in refused(UNAVAILABLE, lambda: ask.scaled("wrong_type"))
 
 
-def test_a_warm_up_that_fails_keeps_the_model_from_serving_until_it_is_mended() -> None:
+def test_failed_warm_up_keeps_the_model_unready_until_fixed() -> None:
     daemon = Daemon(builds=False)
     folder = daemon.models / "m"
     (folder / "1").mkdir(parents=True)
@@ -341,7 +341,7 @@ def test_models_are_loaded_and_unloaded_by_command() -> None:
 
 
 @pytest.mark.long
-def test_a_model_is_loaded_from_what_comes_with_the_command_and_goes_back_to_the_disk() -> None:
+def test_model_loads_from_files_of_the_request_and_reloads_from_disk() -> None:
     daemon, config = configured('model_control = "explicit"\n')
     other = scale(daemon.home / "other", 7).read_bytes()
     scale(daemon.models / "m", 1)
@@ -408,7 +408,7 @@ def test_a_daemon_that_follows_the_disk_takes_no_commands_to_load(daemon: Daemon
             assert 'model_control = "explicit"' in told
 
 
-def test_what_comes_later_is_not_looked_at_where_nothing_is_to_change() -> None:
+def test_model_control_none_ignores_later_changes() -> None:
     daemon, config = configured('model_control = "none"\n')
     scale(daemon.models / "m", 1)
     with serving(daemon, config) as ask:

@@ -223,7 +223,7 @@ def test_changed_settings_apply_without_a_restart(daemon: Daemon) -> None:
 
 
 @pytest.mark.long
-def test_events_tell_what_happened_and_can_be_resumed(building: Daemon) -> None:
+def test_events_report_a_models_life_and_resume(building: Daemon) -> None:
     with building.client() as client:
         client.add_model("told", onnx_files.scale(building.home / "told.onnx", 1234))
         building.settled("told")
@@ -243,7 +243,7 @@ def test_events_tell_what_happened_and_can_be_resumed(building: Daemon) -> None:
     assert [json.loads(line)["sequence"] for line in listed.stdout.splitlines()][:1] == [numbers[0]]
 
 
-def test_in_process_use_says_which_folder_cannot_be_used() -> None:
+def test_in_process_use_names_the_unusable_folder() -> None:
     from edged.errors import ConfigError
 
     with pytest.raises(ConfigError, match="/proc/nowhere"):

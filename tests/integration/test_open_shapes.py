@@ -21,7 +21,7 @@ RANGE = "1x4 1x8 2x8"
 AS_TEXT = "x=1x4:1x8:2x8"
 
 
-def test_a_request_outside_the_range_of_the_engine_is_answered_beside_it(tmp_path: Path) -> None:
+def test_request_outside_the_engines_shapes_is_answered_by_the_fallback(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path, zero("x"), backends="null", profile__x=RANGE) as each:
             await each.serves("null", AS_TEXT)
@@ -59,7 +59,7 @@ def test_infer_request_that_gives_an_input_with_a_default_is_answered_by_the_ref
 
 
 @pytest.mark.long
-def test_where_the_setting_says_so_it_is_refused_whatever_engine_serves(tmp_path: Path) -> None:
+def test_shape_policy_refuse_applies_to_every_engine(tmp_path: Path) -> None:
     settings = {"backends": "null", "profile__x": RANGE, "shapes__policy": "refuse"}
 
     async def work() -> None:
@@ -85,7 +85,7 @@ def test_dimensions_of_one_name_are_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_requests_have_is_learnt_while_nothing_fails_and_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_shapes_of_requests_are_learnt_without_failures_and_survive_a_restart(tmp_path: Path) -> None:
     settings = {"backends": "null", "shapes__policy": "learn", "shapes__quiet_s": "0.5"}
 
     async def work() -> None:
@@ -124,7 +124,7 @@ def test_what_requests_have_is_learnt_while_nothing_fails_and_is_there_after_a_r
     run(work(), 500)
 
 
-def test_what_came_is_shown_and_what_is_refused_says_what_to_change() -> None:
+def test_seen_shapes_are_listed_and_refusals_name_the_setting() -> None:
     with Daemon() as daemon, daemon.client() as client, Calls(daemon.tcp) as calls:
         file = models.save(zero("x"), daemon.home / "m.onnx")
         settings = {"backends": "onnxruntime", "profile.x": RANGE, "shapes.policy": "refuse"}

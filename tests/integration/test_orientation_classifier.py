@@ -56,7 +56,7 @@ def test_it_is_recognised_by_as_many_names_as_columns(pages: Client) -> None:
 
 @pytest.mark.parametrize("turns", range(4))
 @pytest.mark.parametrize("size", [(640, 300, 1.0), (640, 640, 1.0), (901, 421, 1.5)])
-def test_the_way_up_of_a_page_is_told(pages: Client, size: tuple[int, int, float], turns: int) -> None:
+def test_page_orientation_is_classified(pages: Client, size: tuple[int, int, float], turns: int) -> None:
     result = pages.infer("pages", np.ascontiguousarray(np.rot90(_page(*size), turns)))
     assert result.error is None
     assert (result.detections, result.outputs) == ((), {})

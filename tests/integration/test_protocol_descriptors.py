@@ -34,7 +34,7 @@ def test_import_messages_with_tritonclient_in_one_process_succeeds(first: str) -
 
 
 @pytest.mark.parametrize("kind", ["message", "enum", "rpc"])
-def test_there_are_the_same(kind: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def test_edged_and_triton_descriptors_have_equal_names(kind: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     mine = {name for name in ours if name.startswith(kind)}
     assert mine == {name for name in theirs if name.startswith(kind)}
     assert mine

@@ -132,7 +132,7 @@ def _tells_apart(answers: list[dict[str, Numbers]], tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize("name", _marked(_VOICES))
-def test_a_voice_is_heard_over_many_windows(name: str, files: dict[str, Path], daemon: Daemon, calls: Calls) -> None:
+def test_voice_is_detected_across_windows(name: str, files: dict[str, Path], daemon: Daemon, calls: Calls) -> None:
     file = _require(name, files, "silero-vad")
     session = _as_written(file)
     with _served(daemon, name, file):

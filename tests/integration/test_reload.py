@@ -85,7 +85,7 @@ def test_a_reload_opens_and_closes_what_changed_and_calls_elsewhere_go_on(config
         wait_for("the model is gone", lambda: client.models() == [])
 
 
-def test_who_asks_at_an_address_that_is_given_up_is_answered(configured: Configured) -> None:
+def test_reload_answers_calls_at_the_address_it_closes(configured: Configured) -> None:
     second = f"unix:{configured.folder}/2.sock"
     configured.write(listen=(second,))
     with running(configured.command()), edged.Client(second) as client:
@@ -93,7 +93,7 @@ def test_who_asks_at_an_address_that_is_given_up_is_answered(configured: Configu
         assert [key.told for key in client.reload()] == [f"listen: without {second}"]
 
 
-def test_what_cannot_be_opened_is_told_and_the_rest_is_in_force(configured: Configured) -> None:
+def test_reload_address_that_cannot_be_opened_is_reported_and_the_rest_applies(configured: Configured) -> None:
     with running(configured.command()), edged.Client(configured.main) as client:
         new = f"unix:{configured.folder}/new.sock"
         taken = f"unix:{configured.folder}/edged.toml"
@@ -109,7 +109,7 @@ def test_what_cannot_be_opened_is_told_and_the_rest_is_in_force(configured: Conf
         assert {key.key for key in client.reload()} == {"listen", "http"}  # they are tried again
 
 
-def test_what_needs_a_start_says_so_and_a_wrong_file_changes_nothing(configured: Configured) -> None:
+def test_reload_reports_keys_that_need_a_restart_and_rejects_an_invalid_file(configured: Configured) -> None:
     with running(configured.command()), edged.Client(configured.main) as client:
         configured.write("max_message_mb = 5", 'model_control = "none"', "[engines]\nbudget_mb = 7")
         later = {key.key: key.problem for key in client.reload()}
@@ -139,7 +139,7 @@ def test_a_daemon_without_a_configuration_has_nothing_to_read(configured: Config
             client.reload()
 
 
-def test_the_command_prints_what_changed_and_ends_as_it_went(configured: Configured) -> None:
+def test_reload_command_prints_changes_and_exits_with_their_status(configured: Configured) -> None:
     with running(configured.command()):
         command = [sys.executable, "-m", "edged", "reload", "--target", configured.main]
 

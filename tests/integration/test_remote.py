@@ -59,7 +59,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-def test_what_is_commanded_happens_at_every_box_and_one_that_is_away_is_told(fleet: Fleet) -> None:
+def test_fleet_command_runs_on_every_box_and_reports_the_unreachable(fleet: Fleet) -> None:
     _, told, _ = fleet.run("engines", "rebuild", "m", "--force", "--follow", "--json", group="")
     lines = [json.loads(line) for line in told.splitlines()]
     assert {line["box"] for line in lines if "update" in line} == {"one", "two"}
@@ -80,7 +80,7 @@ def test_facts_and_configurations_are_asked_of_each(fleet: Fleet) -> None:
     assert all("configuration" in each["error"] and not each["ok"] for each in reloaded.values())
 
 
-def test_the_picture_tells_what_each_does(fleet: Fleet) -> None:
+def test_load_counts_each_models_requests(fleet: Fleet) -> None:
     address, zeros = fleet.daemons[0].unix, np.zeros((1, 3, 8, 8), np.float32)
     with fleet.daemons[0].client() as client, grpc.insecure_channel(address) as channel:
         for _ in range(20):
@@ -127,7 +127,7 @@ def test_a_model_is_taken_out_everywhere(fleet: Fleet) -> None:
 # --- over TLS -------------------------------------------------------------------------------------------------------
 
 
-def test_a_token_opens_a_daemon_behind_tls_and_its_role_says_what_for(tmp_path: Path) -> None:
+def test_tls_token_grants_exactly_its_role(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.sign("box", "DNS:localhost", "IP:127.0.0.1")
     config = tmp_path / "edged.toml"

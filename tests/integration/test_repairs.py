@@ -117,7 +117,7 @@ def test_models_add_convert_serves_remembers_and_reports_the_repair(daemon: Daem
 
 
 @pytest.mark.long
-def test_what_would_be_done_is_shown_and_nothing_kept(daemon: Daemon) -> None:
+def test_dry_run_shows_steps_and_keeps_nothing(daemon: Daemon) -> None:
     file = models.save(models.classifier(10, opset=_OPSET, ir=_IR), daemon.home / "shown.onnx")
     before = file.read_bytes()
     shown = _edged(daemon, "inspect", str(file), *_LOWER, "--convert-step", "dims", "--json")
@@ -130,7 +130,7 @@ def test_what_would_be_done_is_shown_and_nothing_kept(daemon: Daemon) -> None:
 
 
 @pytest.mark.long
-def test_what_cannot_be_repaired_leaves_nothing_behind(daemon: Daemon) -> None:
+def test_failed_repair_leaves_nothing(daemon: Daemon) -> None:
     file = models.save(models.scatter(), daemon.home / "scatter.onnx")
     refused = _edged(daemon, "models", "add", "scatter", str(file), "--convert-step", "opset=21")
     assert refused.returncode != 0

@@ -152,7 +152,7 @@ def test_message_that_is_costly_to_parse_is_refused_at_once(daemon: FuzzedDaemon
     camera.goes_on()
 
 
-def test_a_connection_is_told_how_many_streams_it_may_have(daemon: FuzzedDaemon) -> None:
+def test_connection_announces_its_stream_limit(daemon: FuzzedDaemon) -> None:
     with http2.greeted(daemon.unix) as connection:
         connection.settimeout(5)
         kind, _, _, payload = next(http2.frames(connection))
@@ -161,7 +161,7 @@ def test_a_connection_is_told_how_many_streams_it_may_have(daemon: FuzzedDaemon)
     assert told[3] == 1024
 
 
-def test_who_floods_with_pings_is_sent_away_and_who_pings_often_is_not(daemon: FuzzedDaemon, camera: Camera) -> None:
+def test_flood_of_pings_closes_the_connection_and_frequent_pings_do_not(daemon: FuzzedDaemon, camera: Camera) -> None:
     with http2.greeted(daemon.unix) as connection:
         connection.sendall(b"".join(http2.ping(number) for number in range(5000)))
         connection.settimeout(10)
@@ -216,7 +216,7 @@ def test_headers_that_never_end_are_cut_off_and_a_camera_goes_on(daemon: FuzzedD
 
 
 @pytest.mark.long
-def test_connections_that_never_say_what_they_want_are_closed(daemon: FuzzedDaemon, camera: Camera) -> None:
+def test_connections_without_a_request_are_closed(daemon: FuzzedDaemon, camera: Camera) -> None:
     """Silent ones, half a preface, a preface without settings, a TLS hello that goes on no further."""
     beginnings = (b"", http2.PREFACE[:10], http2.PREFACE, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
     with contextlib.ExitStack() as ends:
@@ -233,9 +233,7 @@ def test_connections_that_never_say_what_they_want_are_closed(daemon: FuzzedDaem
 
 
 @pytest.mark.parametrize("way", ["unix", "tcp"])
-def test_a_flood_of_connections_is_turned_away_and_those_there_are_go_on(
-    daemon: FuzzedDaemon, camera: Camera, way: str
-) -> None:
+def test_flood_of_connections_is_refused_and_open_ones_continue(daemon: FuzzedDaemon, camera: Camera, way: str) -> None:
     address = daemon.unix if way == "unix" else daemon.tcp
     with contextlib.ExitStack() as ends:
         for _ in range(_DESCRIPTORS + 100):
@@ -268,7 +266,7 @@ _STREAMS = 16
 
 
 @pytest.mark.long
-def test_who_reads_no_answers_costs_a_bounded_amount(daemon: FuzzedDaemon, camera: Camera) -> None:
+def test_client_that_reads_no_answers_takes_bounded_memory(daemon: FuzzedDaemon, camera: Camera) -> None:
     before = Figures.of(daemon.pid)
     body = _large().SerializeToString()
     peak = 0

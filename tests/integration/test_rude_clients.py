@@ -71,7 +71,7 @@ def listed(daemon: Daemon, camera: str) -> int:
         return sum(each.connections for each in client.cameras() if each.camera == camera)
 
 
-def test_a_client_that_does_not_read_holds_up_nobody(daemon: Daemon, deaf: subprocess.Popen[str]) -> None:
+def test_a_client_that_does_not_read_delays_no_other(daemon: Daemon, deaf: subprocess.Popen[str]) -> None:
     wait_for("the deaf camera is known", lambda: listed(daemon, "deaf"))
     before = resident_kb(daemon.pid)
     assert answers(daemon, "polite", 40) == 40

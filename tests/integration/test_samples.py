@@ -96,7 +96,7 @@ def test_a_model_that_answers_odd_values_only_serves_with_tensors_that_were_uplo
 
 
 @pytest.mark.long
-def test_a_sample_on_disk_that_cannot_be_read_costs_no_engine_and_is_told(daemon: Daemon, pictures: Path) -> None:
+def test_unreadable_sample_is_reported_and_engines_are_built(daemon: Daemon, pictures: Path) -> None:
     folder = daemon.models / "marred"
     (folder / "samples").mkdir(parents=True)
     (folder / "samples" / "hall.jpg").write_bytes((pictures / "hall.jpg").read_bytes())

@@ -60,7 +60,7 @@ def test_it_stops_in_time_with_a_hung_host_a_mute_client_and_a_build_under_way(c
         wait_for("nothing of it runs", lambda: not any(is_running(pid) for pid in (*building, *hosts)), 10)
 
 
-def test_told_twice_it_leaves_at_once(tmp_path: Path) -> None:
+def test_second_signal_stops_at_once(tmp_path: Path) -> None:
     config = tmp_path / "edged.toml"
     config.write_text("stop_seconds = 3000.0\n")
     with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config)) as daemon:
@@ -77,7 +77,7 @@ def test_told_twice_it_leaves_at_once(tmp_path: Path) -> None:
         wait_for("no host runs", lambda: not any(is_running(pid) for pid in hosts), 10)
 
 
-def test_whatever_hangs_a_process_ends_within_its_time() -> None:
+def test_hung_process_ends_within_its_time() -> None:
     """A thread that cannot be stopped keeps an interpreter for ever."""
     script = """
         import threading, time

@@ -101,7 +101,7 @@ def names() -> set[str]:
     return found | {"BuilderFlag.FP16", "BuilderFlag.INT8", "ComputeCapability.CURRENT"}  # put together there
 
 
-def test_this_test_knows_what_the_adapter_asks_for() -> None:
+def test_conformance_covers_every_name_of_the_adapter() -> None:
     assert len(calls()) > 45
     assert {"MemoryPoolType.WORKSPACE", "BuilderFlag.TF32", "IProgressMonitor"} <= names()
     assert set(OPTIONAL) <= names()
@@ -123,7 +123,7 @@ def test_every_call_exists_with_as_many_arguments(bindings: Bindings) -> None:
     assert compared > 20
 
 
-def test_every_name_is_there_or_lacking_where_the_adapter_does_without(bindings: Bindings) -> None:
+def test_every_name_exists_unless_the_adapter_does_without_it(bindings: Bindings) -> None:
     said = bindings.ask(f"{LOOK}\nanswer = {{p: find(p) is not None for p in {sorted(names())!r}}}")
     old = not said["NetworkDefinitionCreationFlag.STRONGLY_TYPED"]
     modern = not said["NetworkDefinitionCreationFlag.EXPLICIT_BATCH"]
@@ -132,7 +132,7 @@ def test_every_name_is_there_or_lacking_where_the_adapter_does_without(bindings:
     assert said == wanted
 
 
-def test_a_network_that_is_not_strongly_typed_can_be_told_its_precision(bindings: Bindings) -> None:
+def test_weakly_typed_network_takes_a_precision(bindings: Bindings) -> None:
     said = bindings.ask(
         f"{LOOK}\nanswer = {{p: find(p) is not None for p in "
         "('NetworkDefinitionCreationFlag.STRONGLY_TYPED', 'BuilderFlag.FP16', 'BuilderFlag.INT8')}"
@@ -141,7 +141,7 @@ def test_a_network_that_is_not_strongly_typed_can_be_told_its_precision(bindings
     assert typed or (fp16 and int8)
 
 
-def test_newer_parsers_tell_the_node_and_only_they_have_a_monitor(bindings: Bindings) -> None:
+def test_newer_parsers_name_the_node_and_have_a_progress_monitor(bindings: Bindings) -> None:
     said = bindings.ask(
         f"""{LOOK}
 answer = {{p: find(p) is not None for p in (
@@ -158,7 +158,7 @@ def test_nothing_but_rtx_can_build_for_another_device(bindings: Bindings) -> Non
     assert said == {"IBuilderConfig.set_compute_capability": False}
 
 
-def test_what_an_engine_tells_profilers_can_be_switched_off(bindings: Bindings) -> None:
+def test_engine_profiling_detail_can_be_disabled(bindings: Bindings) -> None:
     paths = ("IExecutionContext.nvtx_verbosity", "ProfilingVerbosity.NONE")
     assert all(bindings.ask(f"{LOOK}\nanswer = {{p: find(p) is not None for p in {paths}}}").values())
 
@@ -198,7 +198,7 @@ except EngineUnusable as error:
     assert answer == {"heard": "heard", "is_logger": True, "said": "TensorRT cannot start here: heard"}
 
 
-def test_its_version_is_told_without_its_library(bindings: Bindings) -> None:
+def test_tensorrt_version_is_read_without_its_library(bindings: Bindings) -> None:
     answer = bindings.ask(
         """
 from edged.backends.trt import api

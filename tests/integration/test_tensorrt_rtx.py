@@ -131,7 +131,7 @@ def test_the_embedded_detector_is_taken_in_every_precision(builder: Builder, tmp
     assert record.composition.layers[precision] > 0
 
 
-def test_weights_beside_the_model_are_in_the_engine(builder: Builder, store: Store, tmp_path: Path) -> None:
+def test_external_weights_are_in_the_engine(builder: Builder, store: Store, tmp_path: Path) -> None:
     model = read(models.external(tmp_path / "m", columns=20_000, seed=1))
     record, _, _ = make(builder, model)
     assert record.files["engine.plan"].size > 4 * 4 * 20_000

@@ -105,7 +105,7 @@ for length in range(0, len(whole), 7):
     assert int(str(answer["refused"])) > 40
 
 
-def test_a_model_that_passes_is_said_to(tmp_path: Path) -> None:
+def test_inspect_good_model_reports_that_it_passes(tmp_path: Path) -> None:
     assert check(conv(tmp_path)) == ""
     assert check(MODEL_PATH) == ""
 
@@ -128,12 +128,12 @@ def test_a_gpu_that_it_does_not_build_for_is_refused_with_those_it_does(builder:
     assert str(error) == "TensorRT-RTX builds for compute capability 7.5, 8.0, 8.6, 8.9, 12.0, 12.1, not for 9.0"
 
 
-def test_a_dla_core_is_refused_where_there_is_none(builder: Builder, tmp_path: Path) -> None:
+def test_dla_core_without_dla_is_refused(builder: Builder, tmp_path: Path) -> None:
     error = refusal(builder, read(conv(tmp_path), tensorrt__dla_core="0"))
     assert "no DLA cores" in str(error)
 
 
-def test_too_little_workspace_says_what_to_raise(builder: Builder, tmp_path: Path) -> None:
+def test_too_little_workspace_names_the_setting(builder: Builder, tmp_path: Path) -> None:
     """16 MiB are enough for a small model and the least that there is: the message is made where the limit is lower."""
     answer = ask(
         f"""
@@ -150,7 +150,7 @@ answer = {{"said": attempt({str(conv(tmp_path))!r}, {str(tmp_path / "out")!r})}}
     assert "raising tensorrt.workspace_mb may help" in str(answer["said"])
 
 
-def test_what_it_has_no_switch_for_is_told(builder: Builder, tmp_path: Path) -> None:
+def test_unsupported_builder_option_is_reported(builder: Builder, tmp_path: Path) -> None:
     record, _, _ = make(builder, read(conv(tmp_path), tensorrt__hardware_compatible="true"))
     assert any("unsupported in TensorRT-RTX" in note for note in record.composition.notes)
 
@@ -165,7 +165,7 @@ def test_another_version_than_the_key_s_voids_the_job(builder: Builder, tmp_path
         run(builder.make_ahead(Task(model, engine.recipe, engine.key), "x", "8.6", lambda _: None, plenty), 60)
 
 
-def test_a_target_that_is_none_is_refused() -> None:
+def test_invalid_target_is_refused() -> None:
     with pytest.raises(InvalidInput):
         offline.target("ampere", here())
 
@@ -264,7 +264,7 @@ OLDER = os.environ.get("EDGED_OLDER_TENSORRT_RTX", "")
 @pytest.mark.skipif(
     not Path(OLDER, "tensorrt_rtx_libs").is_dir(), reason="no older TensorRT for RTX; see make test-tensorrt"
 )
-def test_an_engine_that_an_older_version_really_built_is_told_by_both_versions(tmp_path: Path) -> None:
+def test_engine_of_an_older_version_is_reported_with_both_versions(tmp_path: Path) -> None:
     model, out = str(conv(tmp_path)), str(tmp_path / "out")
     built = ask(f"answer = {{'said': attempt({model!r}, {out!r}), 'version': BACKEND.version()}}", OLDER)
     version = registry.version("tensorrt_rtx", here().facts)

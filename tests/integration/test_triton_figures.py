@@ -43,7 +43,7 @@ def test_reads_statistics(seen: Any) -> None:
     assert (seen["grown"], seen["version"], seen["all"]) == (6, "1", ["one", "two"])
 
 
-def test_sets_and_clears_what_is_traced_of_a_model(seen: Any, served: Daemon) -> None:
+def test_trace_settings_of_a_model_are_set_and_cleared(seen: Any, served: Daemon) -> None:
     wanted = {"trace_level": ["TIMESTAMPS"], "trace_rate": ["2"], "trace_file": ["client.json"], "trace_count": ["3"]}
     assert {name: seen["trace set"][name] for name in wanted} == wanted
     assert seen["trace after"]["trace_count"] == ["0"]
@@ -59,7 +59,7 @@ def test_sets_and_clears_what_is_traced_of_a_model(seen: Any, served: Daemon) ->
     assert asked() == ["1", "3", "5"]
 
 
-def test_sets_what_is_logged(seen: Any) -> None:
+def test_log_settings_are_set(seen: Any) -> None:
     assert seen["log set"]["settings"]["log_verbose_level"] == {"uint32_param": 1}
     assert seen["log set"]["settings"]["log_info"] == {"bool_param": False}
     assert seen["log reset"] == seen["log"]

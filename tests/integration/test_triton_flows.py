@@ -107,7 +107,7 @@ def test_typed_contents_are_answered_with_raw_ones(seen: Any) -> None:
     assert seen["typed_contents"] == (FIRST + SECOND).tolist()
 
 
-def test_classes_are_told_with_their_labels(seen: Any) -> None:
+def test_classes_have_their_labels(seen: Any) -> None:
     assert seen["classification"] == [
         ["0.750000:3", "0.500000:1:square", "0.250000:0:circle"],
         ["4.000000:0:circle", "3.000000:1:square", "2.000000:2:triangle"],
@@ -156,7 +156,7 @@ def test_shared_memory_is_not_for_clients_that_come_by_tcp(daemon: Daemon) -> No
 
 
 @pytest.mark.long
-def test_shared_memory_is_for_clients_that_come_by_tcp_where_it_is_allowed(tmp_path: Path) -> None:
+def test_shared_memory_over_tcp_only_if_allowed(tmp_path: Path) -> None:
     (tmp_path / "edged.toml").write_text("allow_shared_memory_over_tcp = true\n")
     daemon = Daemon("--config", str(tmp_path / "edged.toml"), builds=False)
     triton_models.simple(daemon.models)

@@ -73,7 +73,7 @@ def _ask(calls: Calls, model: str, rows: int) -> None:
     calls.infer(request(model, _indices(rows), datatype="INT64"))
 
 
-def test_without_a_name_there_are_all_models_and_versions_are_numbers(calls: Calls) -> None:
+def test_statistics_without_a_name_list_every_model_and_version(calls: Calls) -> None:
     found = {each.name: each for each in calls.statistics()}
     assert set(found) == {"rows", "other", "broken"}
     assert all(each.version == "1" for each in found.values())
@@ -113,7 +113,7 @@ _KINDS = st.sampled_from(["good", "fails in the runtime", "refused", "cancelled"
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(_KINDS, st.integers(1, 9)), min_size=1, max_size=60))
-def test_every_request_is_counted_once_whatever_becomes_of_it(counted: Daemon, requests: list[tuple[str, int]]) -> None:
+def test_every_request_is_counted_once_with_its_outcome(counted: Daemon, requests: list[tuple[str, int]]) -> None:
     """Concurrent requests, some of which fail and some of whose callers go away."""
     with Calls(counted.unix) as calls:
         before = _at_rest(calls)
@@ -185,7 +185,7 @@ async def _one(channel: grpc.aio.Channel, kind: str, rows: int) -> tuple[str, in
     return ("good" if kind == "cancelled" else kind), rows  # it was too late to cancel it
 
 
-def test_a_model_that_is_loaded_anew_counts_from_the_start(counted: Daemon, calls: Calls) -> None:
+def test_reloaded_model_counts_from_zero(counted: Daemon, calls: Calls) -> None:
     _ask(calls, "other", 2)
     assert _only(calls, "other").inference_count >= 2
     shutil.rmtree(counted.models / "other")

@@ -87,13 +87,13 @@ def test_a_client_cannot_have_files_written_elsewhere(traced: Daemon, calls: Cal
     assert not Path("/tmp/escaped").exists()
 
 
-def test_settings_of_a_model_that_is_not_there_are_not_found(calls: Calls) -> None:
+def test_trace_settings_of_an_unknown_model_are_not_found(calls: Calls) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         calls.trace("nobody", trace_rate=["1"])
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_what_is_traced_when_the_daemon_stops_is_written(tmp_path: Path) -> None:
+def test_stop_writes_pending_traces(tmp_path: Path) -> None:
     with Daemon(builds=False) as daemon:
         onnx_files.identity(daemon.models / "m.onnx", "FP32")
         daemon.ready("m")
@@ -104,7 +104,7 @@ def test_what_is_traced_when_the_daemon_stops_is_written(tmp_path: Path) -> None
         assert len({entry["id"] for entry in json.loads((daemon.state / "traces" / "trace.json").read_text())}) == 1
 
 
-def test_a_verbose_log_tells_every_call_and_a_quiet_one_none(traced: Daemon, calls: Calls) -> None:
+def test_verbose_log_has_every_call_and_the_default_has_none(traced: Daemon, calls: Calls) -> None:
     def told() -> int:
         return traced.log.read_text().count("inference.GRPCInferenceService/ModelInfer: OK")
 

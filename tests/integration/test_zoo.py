@@ -125,7 +125,7 @@ def test_it_ends_as_the_manifest_says(
 
 
 @pytest.mark.parametrize("name", _FEW)
-def test_the_command_tells_it_to_programs(name: str, zoo: Mapping[str, Exhibit], tmp_path: Path) -> None:
+def test_inspect_json_of_every_model_of_the_zoo(name: str, zoo: Mapping[str, Exhibit], tmp_path: Path) -> None:
     exhibit = zoo[name]
     path = _made(exhibit, tmp_path)
     command = [sys.executable, "-m", "edged", "inspect", "--json", str(path)]

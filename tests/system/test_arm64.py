@@ -36,7 +36,7 @@ def machine() -> Machine:
     return machine
 
 
-def test_what_is_left_out_exists() -> None:
+def test_excluded_names_exist() -> None:
     for node in left_out.IMPOSSIBLE | left_out.SLOW:
         file, _, test = node.partition("::")
         assert f"def {test.partition('[')[0]}" in (REPOSITORY / file).read_text()
@@ -50,7 +50,7 @@ def test_a_file_a_test_or_a_case_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
     assert [left_out.reason(node, named=True) for node in nodes] == ["", "test", "case", "", ""]
 
 
-def test_without_apt_one_line_says_what_to_install(tmp_path: Path) -> None:
+def test_install_without_apt_names_the_packages(tmp_path: Path) -> None:
     environment = {"ARM64_CACHE": str(tmp_path), "PATH": str(tmp_path)}
     command = [sys.executable, "-m", "tests.system.arm64", "test"]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
@@ -100,7 +100,7 @@ def test_parts_run_side_by_side_and_only_what_fails_is_shown(
     assert "fine" not in printed
 
 
-def test_when_the_time_is_over_what_runs_is_ended_and_the_rest_has_failed(machine: Machine) -> None:
+def test_timeout_ends_running_parts_and_fails_the_rest(machine: Machine) -> None:
     parts = [Part("unit", (script,)) for script in (f"sleep {NAP}", "exit 0")]
     outcomes = take(FakeBox(machine), parts, Manner(1, 1.0, 2.0))
     assert [outcome.part for outcome in outcomes] == parts
@@ -128,7 +128,7 @@ def test_chosen_tests_run_instead_of_the_suites() -> None:
     ("status", "counts", "good"),
     [(0, {"passed": 1}, True), (5, {"left out": 0}, True), (5, {}, False), (1, {"failed": 1}, False), (137, {}, False)],
 )
-def test_what_counts_as_good(status: int, counts: dict[str, int], good: bool) -> None:
+def test_outcome_of_a_part_is_good_or_failed(status: int, counts: dict[str, int], good: bool) -> None:
     outcome = Outcome(Part("unit", ("tests/unit/test_one.py",)), status, counts=counts)
     assert outcome.is_good == good
     assert ("  FAILED" in summary([outcome])[0]) == (not good)

@@ -77,7 +77,7 @@ def test_a_box_is_named_by_the_facts_that_it_wrote_down(tmp_path: Path) -> None:
         (("--for", "sm_86", "--set", "tensorrt.dla=1"), 2, "there is no setting tensorrt.dla"),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_one_line_and_leaves_nothing(
+def test_failed_build_is_one_line_and_leaves_nothing(
     tmp_path: Path, words: tuple[str, ...], status: int, said: str
 ) -> None:
     done = build(tmp_path, *words)
@@ -88,7 +88,7 @@ def test_what_cannot_be_built_is_refused_in_one_line_and_leaves_nothing(
     assert [path for path in tmp_path.glob("staging/*") if path.is_dir()] == []
 
 
-def test_a_model_that_is_not_there_and_a_file_that_holds_no_facts(tmp_path: Path) -> None:
+def test_build_ahead_unknown_model_or_invalid_device_file_is_refused(tmp_path: Path) -> None:
     nothing = edged("engines", "build", "doors", "--for", "sm_86", "--cache", str(tmp_path))
     assert "no model 'doors'" in nothing.stderr
     (tmp_path / "notes").write_text("no facts")

@@ -95,7 +95,7 @@ def test_inspect_needs_no_cache(edged: Shell) -> None:
     assert "can be served here" in ended.stdout
 
 
-def test_inspect_tells_everything_about_a_model_that_cannot_be_served(edged: Shell) -> None:
+def test_inspect_reports_every_problem_of_a_model(edged: Shell) -> None:
     proto = models.identity()
     proto.graph.node[0].CopyFrom(helper.make_node("SequenceConstruct", ["x"], ["many"]))
     proto.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("many", TensorProto.FLOAT, [1]))
@@ -131,7 +131,7 @@ def test_inspect_lists_external_data_that_is_missing(edged: Shell) -> None:
     assert found["external"] == [{"path": "weights.bin", "size": 0, "problem": f"{why}; {remedy}"}]
 
 
-def test_a_folder_that_is_named_is_used_whatever_the_environment_says(edged: Shell) -> None:
+def test_named_folder_overrides_the_environment(edged: Shell) -> None:
     away = {"EDGED_TARGET": "localhost:1"}
     assert edged("models", "add", "mine", "good.onnx", "--state", "s", **away).returncode == 0
     listed = edged("models", "list", "--state", "s", "--json", **away)

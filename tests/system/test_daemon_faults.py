@@ -136,7 +136,7 @@ def test_serve_with_no_free_inodes_alarms_and_builds_once_there_are_some(home: D
 
 
 @pytest.mark.long
-def test_a_daemon_that_is_to_leave_room_says_that_there_is_none(home: Daemon, tmp_path: Path) -> None:
+def test_daemon_with_too_little_free_memory_reports_it(home: Daemon, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[engines]\nkeep_free_mb = 20\n")
     with disks.tmpfs(home.cache, 24):
         filler = disks.fill(home.cache)
@@ -209,7 +209,7 @@ def test_start_with_read_only_state_and_cache_serves_what_is_there_and_alarms(ho
             assert _STATE not in {alarm.kind for alarm in client.status().alarms}
 
 
-def test_start_with_a_runtime_folder_that_cannot_be_written_says_so_in_a_line(tmp_path: Path) -> None:
+def test_start_with_an_unwritable_runtime_folder_reports_it_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     with disks.read_only(folder):

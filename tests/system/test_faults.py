@@ -159,7 +159,7 @@ def test_a_full_disk_fails_builds_in_one_line_and_keeps_and_evicts_what_it_has(d
     assert make(Builder(look(root), root, _LIMITS), model, _BUILT).verdict.accepted
 
 
-def test_where_the_lower_layer_of_a_container_holds_an_engine_it_is_replaced_and_removed(tmp_path: Path) -> None:
+def test_engine_in_a_lower_overlay_layer_is_replaced_and_removed(tmp_path: Path) -> None:
     lower = tmp_path / "image"
     for name in "abc":
         commit(Store(lower), name)
@@ -175,7 +175,7 @@ def test_where_the_lower_layer_of_a_container_holds_an_engine_it_is_replaced_and
     assert len(look(lower).records()) == 3
 
 
-def test_a_disk_that_became_read_only_is_told_of_and_read(tmp_path: Path) -> None:
+def test_read_only_disk_is_reported_and_read(tmp_path: Path) -> None:
     root = tmp_path / "cache"
     commit(Store(root), "a")
     model = read(models.save(models.conv(), tmp_path / "model.onnx"))
@@ -189,7 +189,7 @@ def test_a_disk_that_became_read_only_is_told_of_and_read(tmp_path: Path) -> Non
     assert look(root).problem == ""
 
 
-def test_engines_used_longest_ago_go_first_whatever_the_clock_did(
+def test_eviction_takes_the_least_recently_used_although_the_clock_jumped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, real = Store(tmp_path), time.time()

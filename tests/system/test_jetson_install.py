@@ -54,7 +54,7 @@ def release(root: Path, line: str) -> Path:
 
 
 @pytest.mark.parametrize("box", JETSONS)
-def test_what_is_done_on_a_jetson(box: str) -> None:
+def test_install_steps_on_a_jetson(box: str) -> None:
     jetpack, python, modes = JETSONS[box]
     commands, said = plan(BOXES / box)
     units = "/etc/systemd/system"
@@ -83,7 +83,7 @@ def test_what_is_done_on_a_jetson(box: str) -> None:
 
 
 @pytest.mark.parametrize("box", OTHERS)
-def test_what_is_no_jetson_is_refused(box: str) -> None:
+def test_install_on_another_box_is_refused(box: str) -> None:
     assert "this is no Jetson" in refusal(BOXES / box)
 
 
@@ -100,7 +100,7 @@ def test_jetpack_5_and_older_are_refused_by_name(tmp_path: Path, line: str) -> N
     assert "flash JetPack 6 or 7" in said
 
 
-def test_a_release_that_nobody_knows_goes_on_with_a_note_and_nonsense_does_not(tmp_path: Path) -> None:
+def test_unknown_release_continues_with_a_note_and_invalid_text_fails(tmp_path: Path) -> None:
     box = copy("jetson-agx-thor-jp71", tmp_path)
     commands, said = plan(release(box, "# R40 (release), REVISION: 1.0, GCID: 1\n"))
     assert "does not know L4T 40.1.0" in said
@@ -111,13 +111,13 @@ def test_a_release_that_nobody_knows_goes_on_with_a_note_and_nonsense_does_not(t
     assert "is called unknown" in refusal(box)
 
 
-def test_without_the_release_file_the_package_tells(tmp_path: Path) -> None:
+def test_jetpack_without_a_release_file_is_read_from_the_package(tmp_path: Path) -> None:
     box = copy("jetson-orin-nano", tmp_path)
     (box / "etc/nv_tegra_release").unlink()
     assert "JetPack 6 (L4T 36.4.3), Python 3.10" in plan(box)[1]
 
 
-def test_what_is_missing_is_installed_or_named(tmp_path: Path) -> None:
+def test_missing_packages_are_installed_or_named(tmp_path: Path) -> None:
     box = copy("jetson-agx-orin-jp72", tmp_path)
     shutil.rmtree(box / "usr/lib/python3.12/ensurepip")
     shutil.rmtree(box / "usr/lib/python3.12/dist-packages")
@@ -178,7 +178,7 @@ def test_the_help_is_the_head_of_the_script() -> None:
     assert "set -euo" not in done.stdout
 
 
-def test_the_unit_with_what_a_jetson_adds_is_one_that_systemd_takes(tmp_path: Path) -> None:
+def test_jetson_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd-analyze here")
     unit = tmp_path / "edged.service"
@@ -193,7 +193,7 @@ def test_the_unit_with_what_a_jetson_adds_is_one_that_systemd_takes(tmp_path: Pa
     assert [line for line in done.stderr.splitlines() if "edged" in line] == []
 
 
-def test_shellcheck_has_nothing_to_say() -> None:
+def test_scripts_pass_shellcheck() -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
     done = subprocess.run(["shellcheck", SCRIPT], capture_output=True, text=True, check=False)

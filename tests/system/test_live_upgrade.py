@@ -101,7 +101,7 @@ def test_a_runtime_that_is_removed_while_it_serves_is_replaced(daemon: Daemon, p
     assert {e.key for e in after if e.state == "serving"} <= before.keys()
 
 
-def test_the_reason_is_told_by_name(daemon: Daemon, python: Path) -> None:
+def test_engines_why_names_the_changed_library(daemon: Daemon, python: Path) -> None:
     daemon.settled("shapes")
     first = installed(python, "openvino")
     daemon.stop()

@@ -95,7 +95,7 @@ def test_a_tree_is_installed_into_twice_and_emptied(tree: Tree) -> None:
 
 
 @pytest.mark.long
-def test_another_prefix_is_what_the_units_name(tree: Tree) -> None:
+def test_install_with_another_prefix_writes_it_into_the_units(tree: Tree) -> None:
     done = tree.make("install", PREFIX="/usr/local", APP="/usr/local/lib/edged")
     assert done.returncode == 0, done.stdout + done.stderr
     unit = (tree.root / "usr/local/lib/systemd/system/edged.service").read_text()
@@ -113,7 +113,7 @@ def test_another_prefix_is_what_the_units_name(tree: Tree) -> None:
         ({"APP": "/taken"}, "is no virtual environment"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(tree: Tree, settings: dict[str, str], words: str) -> None:
+def test_failed_install_step_is_one_line(tree: Tree, settings: dict[str, str], words: str) -> None:
     (tree.root / "taken").mkdir(parents=True)
     (tree.root / "taken/file").touch()
     done = tree.make("install", **settings)
@@ -134,7 +134,7 @@ esac
 """
 
 
-def test_install_by_default_brings_what_cameras_brokers_browsers_and_tracking_need(tmp_path: Path) -> None:
+def test_default_install_has_the_media_mqtt_http_and_tracking_extras(tmp_path: Path) -> None:
     python, asked = tmp_path / "python3", tmp_path / "asked"
     python.write_text(_PYTHON)
     python.chmod(0o755)

@@ -52,7 +52,7 @@ def test_systemd_takes_the_units_in_silence(service: Service) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_it_is_exposed_to_little(service: Service) -> None:
+def test_unit_has_a_low_systemd_exposure_score(service: Service) -> None:
     done = service.box.run("systemd-analyze", "security", "--no-pager", "--threshold=20", UNIT, check=False)
     print(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stdout
@@ -95,7 +95,7 @@ def test_its_sockets_are_for_two_groups(service: Service) -> None:
     assert _owners(service) == ["660 edged edged", "660 edged edged-operate"]
 
 
-def test_its_status_says_what_serves(service: Service) -> None:
+def test_unit_status_names_what_serves(service: Service) -> None:
     service.wait("the status says so", lambda: service.status.startswith("1 of 1 models answer"), 20)
     assert service.edged("status", check=False).stdout.startswith("edged")
 
@@ -152,7 +152,7 @@ def test_it_stops_in_time_although_a_host_does_not(service: Service) -> None:
 
 
 @pytest.mark.long
-def test_with_its_socket_unit_the_first_call_starts_it_and_none_is_refused(service: Service) -> None:
+def test_socket_unit_starts_the_daemon_and_refuses_no_call(service: Service) -> None:
     found = service.box.run
     found("systemctl", "stop", UNIT)
     found("systemctl", "enable", "--now", "edged.socket")
@@ -258,7 +258,7 @@ def test_a_host_that_takes_all_memory_is_killed_and_the_daemon_lives(service: Se
 
 
 @pytest.mark.long
-def test_uninstalling_keeps_what_was_made_until_it_is_purged(service: Service) -> None:
+def test_uninstall_keeps_state_until_purge(service: Service) -> None:
     kept = ("/var/lib/edged/models", "/var/cache/edged/engines", str(CONFIG))
     service.box.run(*MAKE, "uninstall")
     assert service.show("LoadState") == "not-found"

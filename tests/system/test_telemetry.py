@@ -130,7 +130,7 @@ def test_every_socket_is_of_this_machine(followed: Followed) -> None:
     assert "resolv.conf" not in "".join(line for line in followed.trace.splitlines() if "sendto(" in line)
 
 
-def test_nothing_is_written_but_where_it_belongs(followed: Followed) -> None:
+def test_files_are_written_to_state_and_cache_only(followed: Followed) -> None:
     assert not list((followed.folder / "home").rglob("*"))
     written = {
         path

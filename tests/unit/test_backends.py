@@ -213,7 +213,7 @@ def test_read_only_inputs_are_taken_and_not_written_to(tmp_path: Path, backend: 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("columns", [3, 5000])
-def test_weights_beside_the_model_are_part_of_the_engine(tmp_path: Path, backend: str, columns: int) -> None:
+def test_external_weights_are_part_of_the_engine(tmp_path: Path, backend: str, columns: int) -> None:
     proto = models.matmul(columns=columns, seed=1)
     path = models.external(tmp_path / "first", seed=1, columns=columns)
     out = tmp_path / "out"
