@@ -1,4 +1,4 @@
-"""What the unit tests share: a disk that can be filled, and examples that are the same in every run."""
+"""What the unit tests share: a disk that can be filled, a small daemon with a client, and repeatable examples."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.waiting import run
+
+if TYPE_CHECKING:
+    from edged.client import Client
+    from tests.unit.client_daemon import Running
 
 settings.register_profile(
     "edged",
@@ -82,3 +87,20 @@ def as_nobody() -> Iterator[Callable[[], None]]:
         return
     yield lambda: os.seteuid(65534)
     os.seteuid(0)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    """The small daemon of the client's tests behind a unix socket."""
+    from tests.unit.client_daemon import Running  # brings gRPC, which few tests need
+
+    with Running(f"unix:{tmp_path}/edged.sock") as running:
+        yield running
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[Client]:
+    from edged.client import Client
+
+    with Client(running.target, timeout=10) as client:
+        yield client

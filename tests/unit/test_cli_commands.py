@@ -8,8 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,12 +30,6 @@ PROGRAM = "import typer; from edged.cli import engines; app = typer.Typer(); eng
 FIRST, SECOND = "doors aaaaaa111111 openvino/fp32", "doors bbbbbb222222 openvino/fp32"
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    with Running(f"unix:{tmp_path}/edged.sock") as running:
-        yield running
-
-
 def call(running: Running | str, *line: str) -> Result:
     target = running if isinstance(running, str) else running.target
     return CliRunner().invoke(app, [*line, "--target", target])
@@ -51,15 +44,16 @@ def program(running: Running, *line: str, **streams: object) -> subprocess.Popen
 # --- rebuild and verify ---------------------------------------------------------------------------------------------
 
 
-def test_a_rebuild_leaves_when_it_is_ordered(running: Running) -> None:
+def test_rebuild_returns_at_once(running: Running) -> None:
     result = call(running, "engines", "rebuild", "doors", "--force")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [f"{FIRST}: waiting", f"{SECOND}: waiting"]
     assert running.daemon.commands.given == [ops.RebuildRequest(selector={"model": "doors"}, force=True)]
 
 
-def test_a_rebuild_that_is_followed_prints_each_step(running: Running) -> None:
-    result = call(running, "engines", "rebuild", "doors", "--follow")
+@pytest.mark.parametrize("command", [("rebuild", "--follow"), ("verify",)])
+def test_rebuild_followed_prints_each_step(running: Running, command: tuple[str, ...]) -> None:
+    result = call(running, "engines", *command, "doors")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
         f"{FIRST}: waiting",
@@ -70,42 +64,37 @@ def test_a_rebuild_that_is_followed_prints_each_step(running: Running) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", [("rebuild", "--follow"), ("verify",)])
-def test_the_status_tells_whether_all_succeeded_and_the_error_which_did_not(
-    running: Running, command: tuple[str, ...]
-) -> None:
-    result = call(running, "engines", *command, "bad")
-    assert result.exit_code == 1
-    assert "bad bbbbbb222222 openvino/fp32: rejected: its answers are wrong" in result.stdout
-    done = "rebuilt" if command[0] == "rebuild" else "verified"
-    assert result.stderr == (
-        f"edged: 1 of 2 engines could not be {done}: bad bbbbbb222222 openvino/fp32: rejected: its answers are wrong\n"
-    )
+@pytest.mark.parametrize(("command", "done"), [("rebuild", "rebuilt"), ("verify", "verified")])
+def test_rebuild_failed_engine_is_named_and_sets_the_status(running: Running, command: str, done: str) -> None:
+    result = call(running, "engines", command, "bad", "--follow")
+    line = "bad bbbbbb222222 openvino/fp32: rejected: its answers are wrong"
+    assert (result.exit_code, line in result.stdout) == (1, True)
+    assert result.stderr == f"edged: 1 of 2 engines could not be {done}: {line}\n"
 
 
-def test_json_is_one_object_for_every_change(running: Running) -> None:
+def test_rebuild_json_is_one_object_for_every_change(running: Running) -> None:
     result = call(running, "engines", "rebuild", "--all", "--follow", "--json")
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(found) == 7
+    assert " ".join(found[0]) == (
+        "key model backend precision device state reason phase fraction elapsed_s estimate_s done succeeded"
+    )
+    assert (found[0]["fraction"], found[0]["estimate_s"]) == (None, None)
     assert (found[3]["key"], found[3]["phase"], found[3]["fraction"]) == (KEYS[0], "building", 0.25)
     assert all(line["succeeded"] for line in found[-2:])
-    started = call(running, "engines", "rebuild", "--all", "--json").stdout.splitlines()
-    assert [json.loads(line)["key"] for line in started] == list(KEYS)
+    for verb in (("rebuild",), ("verify", "--no-follow")):
+        started = call(running, "engines", *verb, "--all", "--json").stdout.splitlines()
+        assert [json.loads(line)["key"] for line in started] == list(KEYS)
 
 
-def test_a_verification_is_followed_unless_told_otherwise(running: Running) -> None:
-    assert call(running, "engines", "verify", "doors").stdout.splitlines()[-1] == f"{SECOND}: ready"
-    assert call(running, "engines", "verify", "doors", "--no-follow").stdout.splitlines()[-1] == f"{SECOND}: waiting"
-
-
-def test_nothing_to_do_is_said(running: Running) -> None:
+def test_rebuild_without_missing_engines_says_so(running: Running) -> None:
     for follow in ((), ("--follow",)):
         result = call(running, "engines", "rebuild", "nothing", *follow)
         assert (result.exit_code, "--force" in result.stdout) == (0, True)
     assert call(running, "engines", "rebuild", "nothing", "--follow", "--json").stdout == ""
 
 
-def test_bars_on_a_terminal_then_the_outcome_on_standard_output(running: Running) -> None:
+def test_rebuild_on_a_terminal_draws_bars_and_prints_outcomes(running: Running) -> None:
     master, slave = pty.openpty()
     process = program(running, "rebuild", "doors", "--follow", stdout=subprocess.PIPE, stderr=slave)
     os.close(slave)
@@ -116,21 +105,21 @@ def test_bars_on_a_terminal_then_the_outcome_on_standard_output(running: Running
                 drawn += chunk
         except OSError:  # how Linux reports that the other end is closed
             pass
-    told, _ = process.communicate(timeout=20)
+    printed, _ = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert told.decode().splitlines() == [f"{FIRST}: ready", f"{SECOND}: ready"]
+    assert printed.decode().splitlines() == [f"{FIRST}: ready", f"{SECOND}: ready"]
     assert FIRST.encode() in drawn
     assert b"100%" in drawn
 
 
-def test_ctrl_c_ends_the_watching_and_says_that_the_work_goes_on(running: Running) -> None:
+def test_rebuild_interrupted_says_that_the_work_goes_on(running: Running) -> None:
     process = program(running, "rebuild", "endless", "-f", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert b"waiting" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert said.decode() == "the daemon goes on; see: edged status; to stop it: edged engines cancel\n"
+    assert err.decode() == "the daemon goes on; see: edged status; to stop it: edged engines cancel\n"
 
 
 # --- what all have in common ----------------------------------------------------------------------------------------
@@ -139,7 +128,7 @@ VERBS = ("rebuild", "verify", "cancel", "pin", "unpin", "evict")
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_command_about_nothing_says_what_it_takes(running: Running, verb: str) -> None:
+def test_command_without_selection_is_refused(running: Running, verb: str) -> None:
     result = call(running, "engines", verb)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"edged: nothing selected to {verb}; give MODEL, --engine KEY, or --all")
@@ -148,19 +137,10 @@ def test_a_command_about_nothing_says_what_it_takes(running: Running, verb: str)
     assert running.daemon.commands.given == []
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_command_needs_a_daemon(tmp_path: Path, verb: str) -> None:
-    result = call(f"{tmp_path}/none.sock", "engines", verb, "doors")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert (
-        result.stderr == f"edged: no edged daemon answers at unix:{tmp_path}/none.sock; start one with: edged serve\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("verb", "done"), [("cancel", "cancelled"), ("pin", "pinned"), ("unpin", "unpinned"), ("evict", "evicted")]
 )
-def test_a_command_prints_the_keys_that_it_was_about(running: Running, verb: str, done: str) -> None:
+def test_command_prints_the_selected_keys(running: Running, verb: str, done: str) -> None:
     result = call(running, "engines", verb, "--engine", "aaaaaa")
     assert result.stdout.splitlines() == [f"{done} {key}" for key in KEYS]
     assert running.daemon.commands.given == [ops.SelectEngines(selector={"engine": "aaaaaa"})]
@@ -168,16 +148,10 @@ def test_a_command_prints_the_keys_that_it_was_about(running: Running, verb: str
     assert call(running, "engines", verb, "nothing").stdout.startswith(f"nothing to {verb}")
 
 
-def test_a_refusal_is_one_line(running: Running) -> None:
-    result = call(running, "engines", "evict", "serving")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "edged: engine aaaaaa111111 serves; nothing was evicted\n"
-
-
 # --- status ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_status_is_one_screen_and_0_when_all_is_well(running: Running) -> None:
+def test_status_without_alarms_is_zero(running: Running) -> None:
     result = call(running, "status")
     assert result.exit_code == 0
     assert [line.split(maxsplit=1) for line in result.stdout.splitlines()] == [
@@ -189,7 +163,7 @@ def test_the_status_is_one_screen_and_0_when_all_is_well(running: Running) -> No
     ]
 
 
-def test_the_status_is_1_when_something_is_wrong(running: Running) -> None:
+def test_status_with_alarms_is_one(running: Running) -> None:
     slow = ops.Alarm(kind="slow", message="takes 4 times as long", model="doors", engine=KEYS[0], since_unix_s=1.6e9)
     paused = ops.Alarm(kind="builds_paused", message="the disk is full", since_unix_s=1.6e9)
     running.daemon.commands.alarms = [slow, paused]
@@ -203,34 +177,37 @@ def test_the_status_is_1_when_something_is_wrong(running: Running) -> None:
     assert [alarm["kind"] for alarm in json.loads(plain.stdout)["alarms"]] == ["slow", "builds_paused"]
 
 
-def test_models_list_tells_alarms_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def model(name: str, **more: Any) -> ModelInfo:
     fields = dict.fromkeys(("version", "digest", "reason", "family", "engine", "backend"), "")
-    well = ModelInfo(name="doors", state="ready", inputs=(), outputs=(), settings={}, swaps=0, **fields)
-    alarm = AlarmInfo("slow", "takes 4 times as long", "cars", "", 1.6e9)
-    ill = ModelInfo(name="cars", state="ready", inputs=(), outputs=(), settings={}, swaps=0, alarms=(alarm,), **fields)
-    found = [well]
-    monkeypatch.setattr(Client, "models", lambda _: found)
+    return ModelInfo(
+        **{"name": name, "state": "ready", "inputs": (), "outputs": (), "settings": {}, "swaps": 0} | fields | more
+    )
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[ModelInfo]:
+    """The models of the daemon at box:1."""
+    models: list[ModelInfo] = []
+    monkeypatch.setattr(Client, "models", lambda _: models)
+    return models
+
+
+def test_models_list_has_a_column_for_alarms_only_if_any_is_raised(found: list[ModelInfo]) -> None:
+    found.append(model("doors"))
     assert "alarms" not in call("box:1", "models", "list").stdout
-    found.append(ill)
+    found.append(model("cars", alarms=(AlarmInfo("slow", "takes 4 times as long", "cars", "", 1.6e9),)))
     titles, _, row = call("box:1", "models", "list").stdout.splitlines()
     assert titles.split()[-1] == "alarms"
     assert row.endswith("takes 4 times as long")
     assert json.loads(call("box:1", "models", "list", "--json").stdout)["models"][1]["alarms"][0]["kind"] == "slow"
 
 
-def test_what_is_not_used_of_a_configuration_is_counted_in_the_list_and_told_of_the_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fields = dict.fromkeys(("digest", "reason", "family", "engine", "backend"), "")
+def test_models_notes_are_counted_in_the_list_and_shown_for_one(found: list[ModelInfo]) -> None:
     notes = ("config.pbtxt: line 3: frobnicate: unknown to edged", "config.pbtxt: optimization.cuda.graphs: not used")
-    model = ModelInfo(
-        name="m:2", version="2", state="ready", inputs=(), outputs=(), settings={"versions": "all"}, swaps=0, **fields
-    )
-    found = [model]
-    monkeypatch.setattr(Client, "models", lambda _: found)
+    found.append(model("m:2", version="2", settings={"versions": "all"}))
     assert "notes" not in call("box:1", "models", "list").stdout
     assert "notes" not in call("box:1", "models", "show", "m:2").stdout
-    found[0] = msgspec.structs.replace(model, notes=notes)
+    found[0] = msgspec.structs.replace(found[0], notes=notes)
     assert "2: edged models show m:2" in call("box:1", "models", "list").stdout
     shown = call("box:1", "models", "show", "m:2").stdout
     assert "versions = all" in shown
@@ -239,24 +216,11 @@ def test_what_is_not_used_of_a_configuration_is_counted_in_the_list_and_told_of_
     assert call("box:1", "models", "show", "m").exit_code != 0
 
 
-def test_a_refusal_is_told_by_stage_and_category(monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = dict.fromkeys(("version", "digest", "family", "engine", "backend"), "")
-    model = ModelInfo(
-        name="m",
-        state="refused",
-        reason="w.bin is truncated",
-        inputs=(),
-        outputs=(),
-        settings={},
-        swaps=0,
-        category="external_truncated",
-        stage="external_data",
-        alarms=(AlarmInfo("unserved", "model m cannot be served: w.bin is truncated", "m", "", 1.0),),
-        **fields,
-    )
-    monkeypatch.setattr(Client, "models", lambda _: [model])
-    shown = call("box:1", "models", "show", "m")
-    assert "external data: external truncated" in shown.stdout
+def test_models_refusal_has_stage_and_category(found: list[ModelInfo]) -> None:
+    alarm = AlarmInfo("unserved", "model m cannot be served: w.bin is truncated", "m", "", 1.0)
+    refusal = {"state": "refused", "reason": "w.bin is truncated", "stage": "external_data"}
+    found.append(model("m", **refusal, category="external_truncated", alarms=(alarm,)))
+    assert "external data: external truncated" in call("box:1", "models", "show", "m").stdout
     assert call("box:1", "models", "list").stdout.count("w.bin is truncated") == 1
     (listed,) = json.loads(call("box:1", "models", "list", "--json").stdout)["models"]
     assert (listed["stage"], listed["category"]) == ("external_data", "external_truncated")
@@ -265,7 +229,7 @@ def test_a_refusal_is_told_by_stage_and_category(monkeypatch: pytest.MonkeyPatch
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
-def test_events_are_lines_that_one_can_read(running: Running) -> None:
+def test_events_are_readable_lines(running: Running) -> None:
     result = call(running, "events")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
@@ -275,7 +239,7 @@ def test_events_are_lines_that_one_can_read(running: Running) -> None:
     ]
 
 
-def test_events_are_resumed_where_json_ended(running: Running) -> None:
+def test_events_after_position_resumes(running: Running) -> None:
     first = json.loads(call(running, "events", "--json").stdout.splitlines()[0])
     rest = call(running, "events", "--json", "--after", f"{first['epoch']}:{first['sequence']}")
     assert [json.loads(line)["sequence"] for line in rest.stdout.splitlines()] == [2, 3]
@@ -283,20 +247,20 @@ def test_events_are_resumed_where_json_ended(running: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place"), [("0", ("", 0)), (" 17 ", ("", 17)), ("e1:17", ("e1", 17)), ("a:b:3", ("a:b", 3))]
+    ("text", "expected"), [("0", ("", 0)), (" 17 ", ("", 17)), ("e1:17", ("e1", 17)), ("a:b:3", ("a:b", 3))]
 )
-def test_a_place_among_events(text: str, place: tuple[str, int]) -> None:
-    assert position(text) == place
+def test_position_valid(text: str, expected: tuple[str, int]) -> None:
+    assert position(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "-1", "e1:", ":5", "e1", "1.5", "e1:-3", "٣", "9" * 20])
-def test_what_is_no_place_among_events(text: str) -> None:
+def test_position_invalid_raises(text: str) -> None:
     with pytest.raises(InvalidInput, match="N or EPOCH:N"):
         position(text)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [
         (0, "0.0 s"),
         (9.94, "9.9 s"),
@@ -308,36 +272,33 @@ def test_what_is_no_place_among_events(text: str) -> None:
         (90000, "1 d 1 h"),
     ],
 )
-def test_spans(seconds: float, told: str) -> None:
-    assert formatting.span(seconds) == told
+def test_span_has_its_two_largest_units(seconds: float, text: str) -> None:
+    assert formatting.span(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("elapsed", "estimate", "told"),
+    ("elapsed", "estimate", "text"),
     [(0, None, ""), (0, 30, "0.0 s of about 30 s"), (12, None, "12 s"), (40, 30, "40 s"), (0.5, 0.9, "0.5 s")],
 )
-def test_how_long_it_took_and_may_take(elapsed: float, estimate: float | None, told: str) -> None:
-    assert formatting.times(elapsed, estimate) == told
+def test_times_elapsed_and_estimated(elapsed: float, estimate: float | None, text: str) -> None:
+    assert formatting.times(elapsed, estimate) == text
 
 
 def test_app_import_loads_no_heavy_modules() -> None:
     heavy = ("grpc", "cv2", "av", "edged.doctor.run", "edged.engines.child", "edged.models.model", "onnx", "zmq")
-    told = f"import sys, edged.cli.app; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=True)
+    program = f"import sys, edged.cli.app; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
 
 
-def test_names_out_of_a_file_cannot_steer_a_terminal() -> None:
-    assert formatting.shown("größe a\nb\x1b[31m\u202e") == "größe a\\nb\\x1b[31m\\u202e"
-
-
-def test_json_of_a_failed_command_is_an_error_with_its_code(running: Running) -> None:
+def test_failed_command_prints_its_error_also_as_json(running: Running) -> None:
     for target, line, code in (
         ("unix:/no/daemon", ["status"], "DAEMON_UNAVAILABLE"),
         (running, ["engines", "rebuild", "missing", "--follow"], "NOT_FOUND"),
         (running, ["engines", "rebuild", "full", "--follow"], "DISK_FULL"),
+        (running, ["engines", "evict", "serving"], "FAILED_PRECONDITION"),
     ):
         result = call(target, *line, "--json")
-        told = json.loads(result.stdout)
-        assert (told["code"], result.exit_code) == (code, 1)
-        assert told["error"] in result.stderr
+        printed = json.loads(result.stdout)
+        assert (printed["code"], result.exit_code) == (code, 1)
+        assert result.stderr == f"edged: {printed['error']}\n"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edged.client import AsyncClient, Result
-from edged.errors import AlreadyExists, DaemonUnavailable, DeadlineExceeded, InvalidInput, NotFound, NotReady
+from edged.errors import AlreadyExists, InvalidInput
 from tests import models
 from tests.unit.client_daemon import Frames, Running, eventually
 
@@ -19,20 +19,12 @@ pytestmark = pytest.mark.timeout(60)
 kinds = pytest.mark.parametrize("kind", ["ordinary", "asynchronous"])
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    with Running(f"unix:{tmp_path}/edged.sock") as running:
-        yield running
-
-
 @kinds
-@pytest.mark.parametrize("model", ["shapes", "slow", "flaky"])
-async def test_stream_mixed_outcomes_are_all_counted(running: Running, kind: str, model: str) -> None:
+async def test_stream_skipped_frames_are_counted(running: Running, kind: str) -> None:
     async with AsyncClient(running.target) as client:
-        stream = client.stream(model, Frames(gap=0.002, count=100).of(kind), camera="door")
+        stream = client.stream("slow", Frames(gap=0.002, count=100).of(kind), camera="door")
         results = [result async for result in stream]
         assert stream.counts.sent == 100 == len(results) + sum(result.skipped for result in results)
-        assert stream.counts.failed == sum(result.error is not None for result in results)
         assert (stream.counts.waiting, results[-1].sequence) == (0, 100)
 
 
@@ -62,33 +54,11 @@ async def test_stream_ended_early_closes_frames_and_call(running: Running, kind:
 async def test_stream_failing_frames_raise_after_the_answers(running: Running, kind: str) -> None:
     async with AsyncClient(running.target) as client:
         stream = client.stream("shapes", Frames(count=3, failure=KeyError("lens cap")).of(kind))
-        results = []
+        sequences = []
         with pytest.raises(KeyError, match="lens cap"):  # noqa: PT012 - after some results
             async for result in stream:
-                results.append(result.sequence)
-        assert (results[-1], stream.counts.waiting) == (3, 0)
-
-
-@kinds
-@pytest.mark.parametrize(("model", "error"), [("missing", NotFound), ("quits", NotReady), ("hung", DeadlineExceeded)])
-async def test_stream_failed_call_raises_its_error(running: Running, kind: str, model: str, error: type) -> None:
-    frames = Frames(gap=0.01)
-    async with AsyncClient(running.target, timeout=0.4) as client:
-        with pytest.raises(error):
-            async for _ in client.stream(model, frames.of(kind)):
-                pass
-        assert await asyncio.to_thread(frames.over)
-
-
-@kinds
-async def test_client_without_daemon_raises_not_ready(tmp_path: Path, kind: str) -> None:
-    frames = Frames(gap=0.01)
-    async with AsyncClient(f"unix:{tmp_path}/none.sock") as client:
-        with pytest.raises(DaemonUnavailable):
-            await client.models()
-        with pytest.raises(DaemonUnavailable):
-            await anext(client.stream("shapes", frames.of(kind)))
-    assert await asyncio.to_thread(frames.over)
+                sequences.append(result.sequence)
+        assert (sequences[-1], stream.counts.waiting) == (3, 0)
 
 
 async def test_stream_slow_camera_does_not_block_the_loop(running: Running) -> None:
@@ -107,7 +77,6 @@ async def test_client_calls_return_values_or_raise(running: Running, tmp_path: P
     async with AsyncClient(running.target) as client:
         result = await client.infer("shapes", np.zeros((4, 6, 3), np.uint8), score=0.5)
         assert (result.width, result.height, len(result.detections)) == (6, 4, 2)
-        assert [engine.key for engine in await client.engines("shapes")] == ["abc"]
         with pytest.raises(InvalidInput):
             await client.infer("shapes", b"bad")
         assert (await client.add_model("new", path)).state == "loading"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -38,18 +37,6 @@ from tests import models
 from tests.unit.client_daemon import TENSORS, Running, encode
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    with Running(f"unix:{tmp_path}/edged.sock") as running:
-        yield running
-
-
-@pytest.fixture
-def client(running: Running) -> Iterator[Client]:
-    with Client(running.target, timeout=10) as client:
-        yield client
 
 
 def picture(height: int = 6, width: int = 8) -> np.ndarray:
@@ -104,14 +91,6 @@ def test_infer_invalid_picture_raises(client: Client, running: Running, image: o
     assert running.daemon.frames == []
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"score": 1.5}, {"iou": -0.1}, {"score": float("nan")}, {"max_detections": 0}, {"max_detections": 2**32}]
-)
-def test_infer_threshold_out_of_range_raises(client: Client, wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidInput, match="out of range"):
-        client.infer("shapes", picture(), **wrong)
-
-
 def test_infer_picture_beyond_grpc_default_limit_is_sent(client: Client, running: Running) -> None:
     big = np.zeros((2000, 3000, 3), np.uint8)
     assert client.infer("shapes", big).width == 3000
@@ -129,8 +108,6 @@ def test_result_fields_hold_the_daemons_values(client: Client) -> None:
     assert (result.camera, result.model, result.engine, result.backend) == ("door", "shapes", "abc", "null")
     assert (result.age_ms, result.timings.infer_ms, result.timings.total_ms) == (12.5, 1.5, 3.5)
     assert result.error is None
-    with pytest.raises(AttributeError):
-        result.age_ms = 0  # type: ignore[misc]
 
 
 def test_result_json_is_roboflows_format(client: Client) -> None:
@@ -169,40 +146,38 @@ def test_result_tensors_of_every_datatype_become_arrays(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("datatype", "shape", "data"),
+    ("datatype", "shape", "data", "error"),
     [
-        ("FP32", [2], b"1234567"),
-        ("FP32", [-1], b"1234"),
-        ("BYTES", [1], b"\x05\0\0\0abc"),
-        ("BYTES", [2], encode(np.array([b"one"], object))),
-        ("BYTES", [1], b"\1\0"),
+        ("FP32", [2], b"1234567", EdgedError),
+        ("FP32", [-1], b"1234", EdgedError),
+        ("BYTES", [1], b"\x05\0\0\0abc", EdgedError),
+        ("BYTES", [2], encode(np.array([b"one"], object)), EdgedError),
+        ("BYTES", [1], b"\1\0", EdgedError),
+        ("FP8", [1], b"1", Unsupported),
     ],
 )
-def test_result_torn_tensor_raises(datatype: str, shape: list[int], data: bytes) -> None:
-    with pytest.raises(EdgedError, match="tensor 't'"):
+def test_to_array_torn_or_unknown_tensor_raises(datatype: str, shape: list[int], data: bytes, error: type) -> None:
+    with pytest.raises(error, match="tensor 't'"):
         to_array(cam.Tensor(name="t", datatype=datatype, shape=shape, data=data))
-
-
-def test_result_unknown_datatype_raises_unsupported() -> None:
-    with pytest.raises(Unsupported, match="FP8"):
-        to_array(cam.Tensor(name="t", datatype="FP8", shape=[1], data=b"1"))
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-def test_infer_refused_call_raises_matching_error(client: Client) -> None:
-    with pytest.raises(NotFound, match="no model 'missing'"):
-        client.infer("missing", b"x")
-    with pytest.raises(InvalidInput, match="damaged"):
-        client.infer("shapes", b"bad")
-    with pytest.raises(NotReady, match="has no engine yet"):
-        client.infer("building", b"x")
-
-
-def test_infer_late_answer_raises_deadline_exceeded(running: Running) -> None:
-    with Client(running.target, timeout=0.2) as client, pytest.raises(DeadlineExceeded):
-        client.infer("hung", b"x")
+@pytest.mark.parametrize(
+    ("model", "image", "error", "words"),
+    [
+        ("missing", b"x", NotFound, "no model 'missing'"),
+        ("shapes", b"bad", InvalidInput, "damaged"),
+        ("building", b"x", NotReady, "has no engine yet"),
+        ("hung", b"x", DeadlineExceeded, "in time"),
+    ],
+)
+def test_infer_failed_call_raises_matching_error(
+    running: Running, model: str, image: bytes, error: type, words: str
+) -> None:
+    with Client(running.target, timeout=0.5) as client, pytest.raises(error, match=words):
+        client.infer(model, image)
 
 
 @pytest.mark.parametrize(
@@ -227,15 +202,9 @@ def test_to_edged_every_status_gives_one_line(code: str, details: str | None, ki
 
 
 @pytest.mark.parametrize("details", ["failed to connect to all addresses", "Socket closed"])
-@pytest.mark.parametrize(
-    ("target", "is_here"),
-    [
-        *(("unix:/x", True), ("localhost:8001", True), ("[::1]:8001", True), ("tls:127.0.0.1:8001", True)),
-        *(("dock1:8001", False), ("tls:dock1.example:8001", False)),
-    ],
-)
-def test_to_edged_says_start_only_for_this_machine(details: str, target: str, is_here: bool) -> None:
-    assert ("start" in str(to_edged(grpc.StatusCode.UNAVAILABLE, details, target))) is is_here
+def test_to_edged_says_start_only_for_this_machine(details: str) -> None:
+    for target, is_here in (("unix:/x", True), ("tls:127.0.0.1:8001", True), ("tls:dock1.example:8001", False)):
+        assert ("start" in str(to_edged(grpc.StatusCode.UNAVAILABLE, details, target))) is is_here
 
 
 def test_code_name_known_and_unknown_codes() -> None:

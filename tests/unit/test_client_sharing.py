@@ -60,24 +60,23 @@ class Peer:
             self.ways.append(kind)
             result = pb.Result(camera=frame.camera, sequence=frame.sequence)
             try:
-                self._look(frame, segments)
+                image, content = self._look(frame, segments)
+                self.shapes.append((image.height, image.width, image.format))
+                self.contents.append(content)
             except EdgedError as error:
                 result.error.code, result.error.message = grpc.StatusCode.FAILED_PRECONDITION.value[0], str(error)
             yield result
 
-    def _look(self, frame: pb.Frame, segments: Segments) -> None:
-        if frame.HasField("shared"):
-            if self.refuses_later and len(self.ways) > 2:
-                raise SegmentUnusable("not this one")
-            shared = frame.shared
-            picture = segments.picture(shared.segment, shared.offset, shared.stamp, shared.size)
-            place = bytearray(picture.size)
-            picture.read_into(memoryview(place))
-            self.contents.append(bytes(place))
-            self.shapes.append((shared.height, shared.width, shared.format))
-        else:
-            self.contents.append(frame.raw.data or frame.encoded)
-            self.shapes.append((frame.raw.height, frame.raw.width, frame.raw.format))
+    def _look(self, frame: pb.Frame, segments: Segments) -> tuple[pb.SharedImage | pb.RawImage, bytes]:
+        shared = frame.shared
+        if not frame.HasField("shared"):
+            return frame.raw, frame.raw.data or frame.encoded
+        if self.refuses_later and len(self.ways) > 2:
+            raise SegmentUnusable("not this one")
+        picture = segments.picture(shared.segment, shared.offset, shared.stamp, shared.size)
+        content = bytearray(picture.size)
+        picture.read_into(memoryview(content))
+        return shared, bytes(content)
 
 
 @pytest.fixture
@@ -103,34 +102,17 @@ def run(target: str, frames: Any, **options: Any) -> list[Any]:
         return list(stream)
 
 
-def test_sharing_arrays_arrive_whole(peer: tuple[Peer, str]) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+def test_sharing_arrays_arrive_whole(peer: tuple[Peer, str], reads: bool) -> None:
     daemon, target = peer
-    results = run(target, iter(PICTURES))
-    assert [result.error for result in results] == [None] * len(PICTURES)
-    assert daemon.ways == ["shared"] * len(PICTURES)
-    assert daemon.contents == [picture.tobytes() for picture in PICTURES]
-    assert daemon.shapes == [(6, 8, pb.BGR)] * len(PICTURES)
-    assert daemon.asked == 1
-    assert not left()
-
-
-def test_sharing_gray_and_growing_pictures_arrive_whole(peer: tuple[Peer, str]) -> None:
-    daemon, target = peer
-    pictures = [np.arange(n * n, dtype=np.uint8).reshape(n, n) for n in (4, 100, 300, 8)]
-    run(target, iter(pictures))
-    assert daemon.ways == ["shared"] * 4
+    daemon.reads = reads
+    pictures = [*PICTURES, *(np.arange(n * n, dtype=np.uint8).reshape(n, n) for n in (4, 100, 300, 8))]
+    results = run(target, iter(pictures))
+    assert [result.error for result in results] == [None] * len(pictures)
+    assert daemon.ways == ["shared" if reads else "raw"] * len(pictures)
     assert daemon.contents == [picture.tobytes() for picture in pictures]
-    assert daemon.shapes == [(n, n, pb.GRAY) for n in (4, 100, 300, 8)]
-    assert not left()
-
-
-def test_sharing_daemon_that_cannot_read_gets_bytes(peer: tuple[Peer, str]) -> None:
-    daemon, target = peer
-    daemon.reads = False
-    results = run(target, iter(PICTURES))
-    assert [result.error for result in results] == [None] * len(PICTURES)
-    assert daemon.ways == ["raw"] * len(PICTURES)
-    assert daemon.contents == [picture.tobytes() for picture in PICTURES]
+    assert daemon.shapes == [(*p.shape[:2], pb.BGR if p.ndim == 3 else pb.GRAY) for p in pictures]
+    assert daemon.asked == 1
     assert not left()
 
 
@@ -203,18 +185,15 @@ def test_sharing_stream_closed_early_leaves_no_segment(peer: tuple[Peer, str]) -
             assert not left()
 
 
-async def _some(pictures: list[np.ndarray]) -> AsyncIterator[np.ndarray]:
-    for picture in pictures:
-        yield picture
-        await asyncio.sleep(0.01)
-
-
 async def test_async_sharing_arrays_arrive_whole_and_leave_no_segment(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
 
-    async with AsyncClient(target) as client:
-        stream = client.stream("m", _some(PICTURES * 100), lossless=True)
+    async def pictures() -> AsyncIterator[np.ndarray]:
+        for picture in PICTURES * 100:
+            yield picture
+            await asyncio.sleep(0.01)
+
+    async with AsyncClient(target) as client, client.stream("m", pictures(), lossless=True) as stream:
         assert [(await anext(stream)).error for _ in PICTURES] == [None] * len(PICTURES)
-        await stream.aclose()
     assert daemon.contents[: len(PICTURES)] == [picture.tobytes() for picture in PICTURES]
     assert (set(daemon.ways), daemon.asked, left()) == ({"shared"}, 1, [])

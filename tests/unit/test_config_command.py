@@ -1,4 +1,4 @@
-"""`edged config`: what it prints and writes, what it finds wrong, and how it ends."""
+"""`edged config`: output, files, mistakes found, exit status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edged.config.template import template
 
 @pytest.fixture(autouse=True)
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A box without a service, whose environment says nothing."""
+    """A box without a service and without variables."""
     for name in [name for name in os.environ if name.startswith("EDGED_") or name == "CONFIGURATION_DIRECTORY"]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(paths, "SERVICE_CONFIG", tmp_path / "etc" / "edged.toml")
@@ -28,7 +28,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*words: object) -> tuple[int, str, str]:
-    """Exit status, what was printed, and what was said on standard error."""
+    """Exit status, standard output and standard error."""
     app = typer.Typer()
     command.register(app)
     app.command("other")(lambda: None)  # with one alone typer leaves its name out
@@ -49,7 +49,7 @@ def test_init_prints_the_file() -> None:
     assert call("init") == (0, template(), "")
 
 
-def test_init_writes_it_for_owner_and_group_and_leaves_alone_what_is_there(tmp_path: Path) -> None:
+def test_init_out_writes_a_new_file_and_replaces_one_only_with_force(tmp_path: Path) -> None:
     file = tmp_path / "new.toml"
     before = os.umask(0)
     try:
@@ -58,47 +58,37 @@ def test_init_writes_it_for_owner_and_group_and_leaves_alone_what_is_there(tmp_p
         os.umask(before)
     assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == (template(), 0o640)
     file.write_text("stop_seconds = 1")
-    status, _, said = call("init", "--out", file)
-    assert (status, said) == (1, f"edged: {file} already exists; use --force to replace it\n")
+    status, _, err = call("init", "--out", file)
+    assert (status, err) == (1, f"edged: {file} already exists; use --force to replace it\n")
     assert file.read_text() == "stop_seconds = 1"
     assert call("init", "--out", file, "--force")[0] == 0
     assert file.read_text() == template()
     assert sorted(tmp_path.iterdir()) == [file]
 
 
-def test_init_does_not_write_through_a_link_that_leads_nowhere(tmp_path: Path) -> None:
-    link = tmp_path / "link.toml"
-    link.symlink_to(tmp_path / "elsewhere")
-    assert call("init", "--out", link)[0] == 1
-    assert not (tmp_path / "elsewhere").exists()
-
-
-@pytest.mark.parametrize("force", [(), ("--force",)])
-def test_init_says_where_it_cannot_write(tmp_path: Path, force: tuple[str, ...]) -> None:
-    status, _, said = call("init", "--out", tmp_path / "none" / "x.toml", *force)
-    assert status == 1
-    assert "none/x.toml: No such file or directory" in said
-
-
-@pytest.mark.parametrize("force", [(), ("--force",)])
-def test_init_replaces_nothing_that_is_no_file(tmp_path: Path, force: tuple[str, ...]) -> None:
-    """Such as /dev/null, which root could."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    status, _, said = call("init", "--out", pipe, *force)
-    assert (status, said) == (2, f"edged: {pipe} is not a regular file; give --out another name\n")
-    assert stat.S_ISFIFO(pipe.stat().st_mode)
-
-
-def test_init_replaces_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
-    file, link = written(tmp_path, "stop_seconds = 1"), tmp_path / "link.toml"
+def test_init_out_link_is_followed_only_with_force(tmp_path: Path) -> None:
+    dangling, link, file = tmp_path / "dangling.toml", tmp_path / "link.toml", written(tmp_path, "stop_seconds = 1")
+    dangling.symlink_to(tmp_path / "elsewhere")
     link.symlink_to(file)
+    assert call("init", "--out", dangling)[0] == 1
+    assert not (tmp_path / "elsewhere").exists()
     assert call("init", "--out", link, "--force")[0] == 0
     assert (link.is_symlink(), file.read_text()) == (True, template())
 
 
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_init_out_unusable_path_is_refused(tmp_path: Path, force: tuple[str, ...]) -> None:
+    status, _, err = call("init", "--out", tmp_path / "none" / "x.toml", *force)
+    assert (status, "none/x.toml: No such file or directory" in err) == (1, True)
+    pipe = tmp_path / "pipe"  # such as /dev/null, which root could replace
+    os.mkfifo(pipe)
+    status, _, err = call("init", "--out", pipe, *force)
+    assert (status, err) == (2, f"edged: {pipe} is not a regular file; give --out another name\n")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_that_root_replaces_stays_whose_it_was(tmp_path: Path) -> None:
+def test_init_force_by_root_keeps_the_owner(tmp_path: Path) -> None:
     file = written(tmp_path, "")
     os.chown(file, 1234, 2345)
     assert call("init", "--out", file, "--force")[0] == 0
@@ -108,7 +98,7 @@ def test_a_file_that_root_replaces_stays_whose_it_was(tmp_path: Path) -> None:
 # --- check ----------------------------------------------------------------------------------------------------------
 
 
-def test_check_tells_everything_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_check_prints_every_mistake_in_the_order_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     file = written(
         tmp_path,
@@ -125,8 +115,8 @@ door = "/nowhere/door.onnx"
 yard = 5
 """,
     )
-    status, printed, said = call("check", file)
-    assert (status, said) == (2, "")
+    status, printed, err = call("check", file)
+    assert (status, err) == (2, "")
     assert printed.splitlines() == [
         f"{file}:1: stop-seconds: unknown key; did you mean `stop_seconds`?",
         f"{file}:2: listen[0]: {tmp_path}/taken exists and is not a socket; remove it or listen elsewhere",
@@ -159,13 +149,13 @@ yard = 5
         (f'model_control = "{"x" * 200}"', "x…"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line_and_what_to_do(tmp_path: Path, text: str, words: str) -> None:
+def test_check_mistake_has_its_line_and_a_remedy(tmp_path: Path, text: str, words: str) -> None:
     status, printed, _ = call("check", written(tmp_path, text))
     assert status == 2
     assert words in printed.splitlines()[0]
 
 
-def test_check_looks_at_the_services_file_where_none_is_named(box: Path) -> None:
+def test_check_without_argument_reads_the_services_file(box: Path) -> None:
     service = box / "etc" / "edged.toml"
     assert call("check") == (0, f"the defaults, since {service} does not exist: ok\n", "")
     service.parent.mkdir()
@@ -173,26 +163,18 @@ def test_check_looks_at_the_services_file_where_none_is_named(box: Path) -> None
     assert call("check") == (0, f"{service}: ok\n", "")
 
 
-def test_check_looks_at_the_environment_as_well(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reads_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGED_HTTP_BODY_MB", "lots")
     monkeypatch.setenv("EDGED_LISTN", "x")
-    status, printed, said = call("check")
-    assert (status, printed.partition(",")[0]) == (
-        2,
-        "EDGED_HTTP_BODY_MB: http.body_mb: expected a whole number from 1 to 1024",
-    )
-    assert said == "edged: EDGED_LISTN in the environment is unknown to edged; did you mean EDGED_LISTEN?\n"
+    status, printed, err = call("check")
+    assert status == 2
+    assert printed.startswith("EDGED_HTTP_BODY_MB: http.body_mb: expected a whole number from 1 to 1024,")
+    assert err == "edged: EDGED_LISTN in the environment is unknown to edged; did you mean EDGED_LISTEN?\n"
 
 
-def test_a_file_that_is_not_there_is_wrong_where_it_is_named(tmp_path: Path) -> None:
-    assert call("check", "/nowhere/x.toml") == (
-        2,
-        "/nowhere/x.toml: cannot be read: No such file or directory\n",
-        "",
-    )
-
-
-def test_a_fifo_does_not_hold_it_up(tmp_path: Path) -> None:
+def test_check_missing_file_or_fifo_is_a_mistake(tmp_path: Path) -> None:
+    missing = "/nowhere/x.toml: cannot be read: No such file or directory\n"
+    assert call("check", "/nowhere/x.toml") == (2, missing, "")
     os.mkfifo(tmp_path / "fifo")
     assert "is not a regular file" in call("check", tmp_path / "fifo")[1]
 
@@ -200,9 +182,7 @@ def test_a_fifo_does_not_hold_it_up(tmp_path: Path) -> None:
 # --- show -----------------------------------------------------------------------------------------------------------
 
 
-def test_show_prints_what_is_in_force_as_a_file_that_says_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_prints_values_as_an_equal_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(
         tmp_path, '[engines]\nbudget_mb = 5\n[models]\n"a b" = "/a"\n[access]\ngrants = {"[::1]:1" = ["infer"]}\n'
     )
@@ -219,7 +199,7 @@ def test_show_prints_what_is_in_force_as_a_file_that_says_the_same(
     assert "\nscore = 0.5  # " in with_origin
 
 
-def test_show_says_where_each_value_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_origin_of_each_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, "stop_seconds = 1\n[engines]\nbudget_mb = 5\n")
     monkeypatch.setenv("EDGED_ENGINES_ATTEMPTS", "2")
     lines = call("show", "--config", file, "--origin")[1].splitlines()
@@ -228,9 +208,9 @@ def test_show_says_where_each_value_comes_from(tmp_path: Path, monkeypatch: pyte
     assert "attempts = 2  # EDGED_ENGINES_ATTEMPTS" in lines
     assert "keep_free_mb = 200  # default" in lines
     assert "# [frigate] is not there" in lines
-    told = json.loads(call("show", "--config", file, "--json")[1])
-    assert told["file"] == str(file)
-    rows = {row.pop("key"): row for row in told["keys"]}
+    printed = json.loads(call("show", "--config", file, "--json")[1])
+    assert printed["file"] == str(file)
+    rows = {row.pop("key"): row for row in printed["keys"]}
     assert rows["engines.budget_mb"] == {
         "value": 5,
         "origin": "file",
@@ -242,9 +222,9 @@ def test_show_says_where_each_value_comes_from(tmp_path: Path, monkeypatch: pyte
     assert not any(key.startswith("frigate") for key in rows)
 
 
-def test_show_of_what_is_wrong_says_what_and_shows_nothing(tmp_path: Path) -> None:
+def test_show_invalid_file_shows_only_the_mistakes(tmp_path: Path) -> None:
     file = written(tmp_path, "stop_seconds = 'x'\nlissen = 1")
-    status, printed, said = call("show", "-c", file)
+    status, printed, err = call("show", "-c", file)
     assert (status, printed) == (2, "")
-    assert said.startswith(f"edged: configuration {file}:1: stop_seconds: expected a number")
-    assert said.endswith(f" (and 1 more: edged config check {file})\n")
+    assert err.startswith(f"edged: configuration {file}:1: stop_seconds: expected a number")
+    assert err.endswith(f" (and 1 more: edged config check {file})\n")

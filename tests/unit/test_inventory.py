@@ -1,4 +1,4 @@
-"""Inventories: what a file says, what is refused and how, and which boxes are meant."""
+"""Inventories: boxes and their defaults, invalid files, selection."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def written(folder: Path, text: str) -> Path:
     return place
 
 
-def test_boxes_have_what_they_say_and_otherwise_the_defaults(tmp_path: Path) -> None:
+def test_load_boxes_have_their_values_or_the_defaults(tmp_path: Path) -> None:
     first, second, third = load(written(tmp_path, GOOD)).boxes
     assert (first.name, first.target, first.groups) == ("dock1", "tls:dock1.example:8001", ("dock", "north"))
     assert (first.settings.ca, first.settings.timeout_s) == (str(tmp_path / "ca.pem"), 5)
@@ -55,24 +55,19 @@ def test_boxes_have_what_they_say_and_otherwise_the_defaults(tmp_path: Path) -> 
     assert (third.groups, third.settings.certificate) == ((), "")
 
 
-def test_what_nobody_says_comes_from_the_environment(tmp_path: Path) -> None:
+def test_credentials_missing_values_come_from_the_environment(tmp_path: Path) -> None:
     first, second, _ = load(written(tmp_path, GOOD)).boxes
     environment = {"EDGED_CA": "/env/ca", "EDGED_CERTIFICATE": "/env/c", "EDGED_KEY": "/env/k", "EDGED_TOKEN": "secret"}
-    ours = str(tmp_path / "ca.pem")
-    assert first.credentials(environment) == Credentials(ours, "/env/c", "/env/k", "secret")
+    assert first.credentials(environment) == Credentials(str(tmp_path / "ca.pem"), "/env/c", "/env/k", "secret")
     assert second.credentials(environment).certificate == str(tmp_path / "me.pem")
     assert Box("x", "here").credentials(environment) == Credentials("/env/ca", "/env/c", "/env/k", "secret")
-
-
-def test_a_token_of_the_file_comes_before_that_of_the_environment(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("of-the-file")
     (tmp_path / "token").chmod(0o600)
-    text = '[boxes.a]\ntarget = "tls:a"\ntoken_file = "token"\n'
-    (box,) = load(written(tmp_path, text)).boxes
-    assert box.credentials({"EDGED_TOKEN": "of-the-environment"}).token == "of-the-file"
+    (box,) = load(written(tmp_path, '[boxes.a]\ntarget = "tls:a"\ntoken_file = "token"\n')).boxes
+    assert box.credentials(environment).token == "of-the-file"
 
 
-def test_groups_and_names_choose_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_select_groups_and_names_in_the_order_of_the_file(tmp_path: Path) -> None:
     found = load(written(tmp_path, GOOD))
     assert [box.name for box in found.select()] == ["dock1", "dock 2", "here"]
     assert [box.name for box in found.select(groups=["dock"])] == ["dock1", "dock 2"]
@@ -84,7 +79,7 @@ def test_groups_and_names_choose_in_the_order_of_the_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "words"),
     [
         ("", "no box in it"),
         ("boxes = 3", "the file: boxes: expected a table, got a whole number"),
@@ -106,27 +101,23 @@ def test_groups_and_names_choose_in_the_order_of_the_file(tmp_path: Path) -> Non
         ('[boxes.a]\ntarget = "a:8001"\n[boxes.b]\ntarget = "a"', "boxes a and b have the same target, a:8001"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_in_one_line(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as raised:
+def test_load_invalid_file_raises(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as raised:
         load(written(tmp_path, text))
     assert str(tmp_path / "boxes.toml") in str(raised.value)
     assert "secret" not in str(raised.value)
 
 
-def test_a_file_may_begin_with_the_mark_of_editors_that_leave_one(tmp_path: Path) -> None:
+def test_load_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     (box,) = load(written(tmp_path, '\ufeff[boxes.a]\ntarget = "tls:a"\n')).boxes
     assert box.name == "a"
 
 
-def test_a_pipe_does_not_hold_it_up(tmp_path: Path) -> None:
+def test_load_fifo_or_missing_file_raises(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="pipe is not a regular file"):
-        load(tmp_path / "pipe")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml"):
-        load(tmp_path / "none.toml")
+    for name, words in (("pipe", "pipe is not a regular file"), ("none.toml", r"none\.toml")):
+        with pytest.raises(ConfigError, match=words):
+            load(tmp_path / name)
 
 
 # --- edged inventory check ------------------------------------------------------------------------------------------
@@ -138,7 +129,7 @@ def check(*line: str) -> Result:
     return CliRunner().invoke(app, ["inventory", "check", *line])
 
 
-def test_a_check_shows_how_each_box_would_be_asked(tmp_path: Path) -> None:
+def test_check_shows_how_each_box_would_be_called(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret-token")
     (tmp_path / "token").chmod(0o600)
     text = (
@@ -154,7 +145,7 @@ def test_a_check_shows_how_each_box_would_be_asked(tmp_path: Path) -> None:
     assert "secret-token" not in result.stdout
 
 
-def test_a_check_of_a_wrong_file_ends_with_status_2(tmp_path: Path) -> None:
+def test_check_invalid_file_has_status_2(tmp_path: Path) -> None:
     result = check(str(written(tmp_path, "[boxes]\nx = 1")))
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1

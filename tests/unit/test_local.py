@@ -1,4 +1,4 @@
-"""What commands do to the box itself where no daemon runs."""
+"""Commands on this box's folders, without a daemon."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def overwritten(file: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("replace", [replaced_by_a_link, overwritten])
-def test_a_file_that_is_replaced_after_it_was_examined_is_not_taken_in(
+def test_add_file_replaced_after_examination_raises_superseded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: Callable[[Path, Path], None]
 ) -> None:
     file, other = models.save(models.conv(), tmp_path / "m.onnx"), models.save(models.matmul(), tmp_path / "other.onnx")
@@ -62,7 +62,7 @@ class Recorded(Exception):
     ("words", "environment", "seconds"),
     [((), {}, 18.0), (("--seconds", "60"), {}, 60.0), ((), {"EDGED_ADMISSION_SECONDS": "40"}, 40.0)],
 )
-def test_models_are_added_within_the_limits_that_were_given(
+def test_add_uses_the_given_limits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: tuple[str, ...],
@@ -82,15 +82,15 @@ def test_models_are_added_within_the_limits_that_were_given(
     assert made == [(tmp_path, tmp_path / "c", AdmissionLimits(seconds=seconds, memory_mb=512))]
 
 
-def test_a_daemon_has_limits_of_its_own(tmp_path: Path) -> None:
+def test_add_to_a_daemon_takes_no_limits(tmp_path: Path) -> None:
     file = models.save(models.conv(), tmp_path / "m.onnx")
-    target = ("--target", f"unix:{tmp_path}/nobody")
+    target = ("--target", f"unix:{tmp_path}/none")
     refused = add("m", file, *target, "--seconds", "60")
     assert refused.exit_code == 2
     assert "--seconds is for commands without a daemon" in refused.stderr
-    unheeded = add("m", file, *target, environment={"EDGED_ADMISSION_SECONDS": "60"})
-    assert "--seconds" not in unheeded.stderr
-    assert unheeded.exit_code == 1, "nobody listens there"
+    ignored = add("m", file, *target, environment={"EDGED_ADMISSION_SECONDS": "60"})
+    assert "--seconds" not in ignored.stderr
+    assert ignored.exit_code == 1, "no daemon listens"
 
 
 def add(*line: str | Path, environment: dict[str, str] | None = None) -> Result:

@@ -1,4 +1,4 @@
-"""`edged top` at a terminal and without one: what it prints, its keys, and a terminal that is as it was at the end."""
+"""`edged top` at a terminal and without one: output, keys, and the restored terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ PROGRAM = (
 )
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 SHOW_CURSOR = b"\x1b[?25h"
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    with Running(f"unix:{tmp_path}/s") as running:
-        yield running
 
 
 def call(*line: str) -> Result:
@@ -112,7 +105,7 @@ def _plain(written: bytes) -> str:
     return re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9])", "", written.decode(errors="replace"))
 
 
-def is_given_back(terminal: Terminal) -> bool:
+def is_restored(terminal: Terminal) -> bool:
     """Whether the terminal shows what it did before, with a cursor and keys as they were."""
     written = terminal.written
     return (
@@ -126,7 +119,7 @@ def is_given_back(terminal: Terminal) -> bool:
 # --- without a terminal ---------------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_one_picture_is_printed(running: Running) -> None:
+def test_top_without_terminal_prints_one_picture(running: Running) -> None:
     result = call("--target", running.target)
     assert result.exit_code == 0, result.output
     first, *rest = result.stdout.splitlines()
@@ -137,8 +130,8 @@ def test_without_a_terminal_one_picture_is_printed(running: Running) -> None:
     assert "\x1b" not in result.stdout
 
 
-def test_one_picture_for_programs(running: Running, tmp_path: Path) -> None:
-    result = call("--once", "--json", "--target", running.target, "--target", f"unix:{tmp_path}/nobody")
+def test_top_json_once_has_each_box(running: Running, tmp_path: Path) -> None:
+    result = call("--once", "--json", "--target", running.target, "--target", f"unix:{tmp_path}/none")
     here, away = map(json.loads, result.stdout.splitlines())
     assert result.exit_code == 1
     assert (here["box"], here["ok"], here["error"]) == (running.target, True, "")
@@ -148,30 +141,27 @@ def test_one_picture_for_programs(running: Running, tmp_path: Path) -> None:
     assert "no edged daemon answers" in away["error"]
 
 
-def test_nobody_there_is_an_error(tmp_path: Path) -> None:
-    result = call("--target", f"unix:{tmp_path}/nobody")
+def test_top_invalid_options_and_missing_daemon_fail(tmp_path: Path) -> None:
+    for line in (("--interval", "0"), ("--interval", "x"), ("--group", "north")):
+        assert call(*line).exit_code == 2
+    result = call("--target", f"unix:{tmp_path}/none")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("edged: no edged daemon answers at")
 
 
-@pytest.mark.parametrize("line", [("--interval", "0"), ("--interval", "x"), ("--group", "north")])
-def test_what_makes_no_sense_is_refused(line: tuple[str, ...]) -> None:
-    assert call(*line).exit_code == 2
-
-
-def test_json_goes_on_until_it_is_ended(running: Running) -> None:
+def test_top_json_goes_on_until_interrupted(running: Running) -> None:
     command = [sys.executable, "-c", PROGRAM, "top", "--json", "-i", "0.2", "--target", running.target]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         looks = [json.loads(process.stdout.readline()) for _ in range(3)]
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=20)
     finally:
         process.kill()
         process.wait()
     assert [look["ok"] for look in looks] == [True] * 3
-    assert (process.returncode, told) == (130, "")
+    assert (process.returncode, err) == (130, "")
 
 
 # --- at a terminal --------------------------------------------------------------------------------------------------
@@ -183,24 +173,21 @@ def test_screen_of_one_box_has_a_line_for_each_row(running: Running, columns: in
         terminal.shows("doors  ready")
         wait(lambda: "doors  ready" in terminal.picture(), "a whole picture")
         lines = terminal.picture().splitlines()
-    words = [line.split()[0] for line in lines if line.strip()]
-    assert words == ["edged", "cpu", "making", "MODEL", "doors", "q"]
+    assert [line.split()[0] for line in lines if line.strip()] == ["edged", "cpu", "making", "MODEL", "doors", "q"]
     assert max(map(len, lines)) <= columns
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_screen_of_several_boxes_has_a_line_for_each_box(running: Running, tmp_path: Path, columns: int) -> None:
-    away = f"unix:{tmp_path}/away"
-    with Terminal(running.target, away, columns=columns, lines=30) as terminal:
+def test_screen_of_several_boxes_has_a_line_for_each_box(running: Running, tmp_path: Path) -> None:
+    with Terminal(running.target, f"unix:{tmp_path}/away", columns=80, lines=30) as terminal:
         terminal.shows("silent")
         wait(lambda: "here" in terminal.picture(), "both were asked")
         lines = terminal.picture().splitlines()
     heading = next(i for i, line in enumerate(lines) if line.startswith("BOX"))
     assert [line.split()[1] for line in lines[heading + 1 : heading + 3]] == ["here", "silent"]
-    assert max(map(len, lines)) <= columns
+    assert max(map(len, lines)) <= 80
 
 
-def test_keys_sort_and_quit(running: Running) -> None:
+def test_screen_keys_sort_and_quit(running: Running) -> None:
     with Terminal(running.target) as terminal:
         terminal.shows("s sort: name")
         terminal.shows("doors  ready")
@@ -210,21 +197,21 @@ def test_keys_sort_and_quit(running: Running) -> None:
         terminal.shows("s sort: busiest")
         terminal.press("q")
         assert terminal.ended() == 0
-        assert is_given_back(terminal)
+        assert is_restored(terminal)
 
 
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGHUP, 129)]
 )
-def test_whatever_ends_it_the_terminal_is_given_back(running: Running, number: int, status: int) -> None:
+def test_screen_signal_restores_the_terminal(running: Running, number: int, status: int) -> None:
     with Terminal(running.target) as terminal:
         terminal.shows("doors  ready")
         terminal.process.send_signal(number)
         assert terminal.ended() == status
-        assert is_given_back(terminal)
+        assert is_restored(terminal)
 
 
-def test_a_daemon_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+def test_screen_missing_daemon_is_awaited(tmp_path: Path) -> None:
     target = f"unix:{tmp_path}/s"
     with Terminal(target) as terminal:
         with Running(target):
@@ -235,4 +222,4 @@ def test_a_daemon_that_goes_away_is_waited_for(tmp_path: Path) -> None:
             wait(lambda: "no answer" not in terminal.picture(), "it is back")
             terminal.press("q")
             assert terminal.ended() == 0
-        assert is_given_back(terminal)
+        assert is_restored(terminal)
