@@ -26,14 +26,11 @@ from edged.errors import EdgedError, InvalidInput
 Parameters = ParamSpec("Parameters")
 
 _DAEMON = "The daemon: unix:/PATH, HOST:PORT or tls:HOST:PORT; default: EDGED_TARGET, or its default socket."
-Target = Annotated[str | None, typer.Option("--target", "-t", metavar="ADDRESS", help=_DAEMON, show_default=False)]
+Target = Annotated[str | None, typer.Option("--target", "-t", metavar="ADDRESS", help=_DAEMON)]
 TARGET_HELP = f"{_DAEMON} Repeatable, for several at once."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, errors too.")]
 Score = Annotated[
-    float | None,
-    typer.Option(
-        "--score", min=0.0, max=1.0, help="Leave out detections below this score, 0 to 1.", show_default=False
-    ),
+    float | None, typer.Option("--score", min=0.0, max=1.0, help="Leave out detections below this score, 0 to 1.")
 ]
 
 FAILED, USAGE = 1, 2
@@ -174,12 +171,13 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def working(on: str) -> Iterator[None]:
-    """Show a spinner on a terminal while something takes its time; nothing in a log or pipe."""
+def working(on: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner on a terminal while something takes its time; nothing in a log or pipe. Yield a function that
+    changes its text."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        progress.add_task(on)
-        yield
+        shown = progress.add_task(on)
+        yield lambda text: progress.update(shown, description=text)
 
 
 def print_json(encoded: bytes) -> None:

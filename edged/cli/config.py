@@ -26,13 +26,12 @@ _GROUP = "edged"  # the service's, which has to read what root writes
 group = typer.Typer(no_args_is_help=True, help="The configuration file: write, check and show one.")
 
 _File = Annotated[
-    Path | None,
-    typer.Argument(help="The file; otherwise the one that edged serve, or the service, reads.", show_default=False),
+    Path | None, typer.Argument(help="The file; otherwise the one that edged serve, or the service, reads.")
 ]
 
 
 def init(
-    out: Annotated[Path | None, typer.Option("--out", help="Write to this file.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Print a configuration file with every key and its default.
@@ -74,12 +73,7 @@ def check(file: _File = None) -> None:
 def show(
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            "-c",
-            help="The file; otherwise the one that edged serve, or the service, reads.",
-            show_default=False,
-        ),
+        typer.Option("--config", "-c", help="The file; otherwise the one that edged serve, or the service, reads."),
     ] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     json: common.Json = False,

@@ -24,27 +24,18 @@ def demo(
         float, typer.Option("--seconds", min=1.0, help="Streaming time before the restart; 4 s more follow it.")
     ] = 14.0,
     cameras: Annotated[int, typer.Option("--cameras", min=1, max=64, help="Number of cameras.")] = 4,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.", show_default=False)
-    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.")] = None,
     snapshot: Annotated[
-        Path | None,
-        typer.Option(
-            "--snapshot", metavar="FILE.jpg", help="Write what the cameras see, annotated.", show_default=False
-        ),
+        Path | None, typer.Option("--snapshot", metavar="FILE.jpg", help="Write what the cameras see, annotated.")
     ] = None,
     model: Annotated[
-        Path | None,
-        typer.Option(
-            "--model", metavar="FILE.onnx", help="Your model instead of the embedded one.", show_default=False
-        ),
+        Path | None, typer.Option("--model", metavar="FILE.onnx", help="Your model instead of the embedded one.")
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--source",
             help="Your frames instead of drawn ones: rtsp://..., /dev/video0, a video, a folder of pictures.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from edged import paths
@@ -20,26 +17,19 @@ from edged.doctor.check import Check, Result
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from edged.doctor.check import Report, Step
-    from edged.doctor.run import CheckOptions
+    from edged.doctor.check import Report
 
 _STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.WRONG: "bold red", Result.UNKNOWN: "dim"}
 
 
 def doctor(
-    model: Annotated[
-        str | None, typer.Argument(help="Check only this model, by name or file.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="Check only this model, by name or file.")] = None,
     config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="The daemon's configuration, for its folders.", show_default=False),
+        Path | None, typer.Option("--config", "-c", help="The daemon's configuration, for its folders.")
     ] = None,
-    state: Annotated[Path | None, typer.Option("--state", help="Directory for models.", show_default=False)] = None,
-    cache: Annotated[Path | None, typer.Option("--cache", help="Directory for engines.", show_default=False)] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option("--root", help="Check a recorded device below this directory.", show_default=False),
-    ] = None,
+    state: Annotated[Path | None, typer.Option("--state", help="Directory for models.")] = None,
+    cache: Annotated[Path | None, typer.Option("--cache", help="Directory for engines.")] = None,
+    root: Annotated[Path | None, typer.Option("--root", help="Check a recorded device below this directory.")] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="Time limit for all checks.")] = 300.0,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
     target: common.Target = None,
@@ -55,11 +45,33 @@ def doctor(
 
     Exit status: 0 no problems, 1 problems, 2 bad arguments.
     """
-    from edged.doctor.run import run_checks
+    from edged import config as configuration
+    from edged.client import address
+    from edged.doctor.run import CheckOptions, run_checks
 
-    wanted = _wanted(model, config, state, cache, root, seconds, target)
-    with _progress() as on_step:
-        report = asyncio.run(run_checks(wanted, on_step))
+    if root is not None and not root.is_dir():
+        raise InvalidInput(f"directory {root} does not exist")
+    if root is not None and model is not None:
+        raise InvalidInput("MODEL and --root exclude each other; a recorded device has no models")
+    settings = configuration.load(config, os.environ)
+    is_named = bool(target or os.environ.get("EDGED_TARGET", "").strip())
+    # Folders without a daemon mean those folders, as for every other command.
+    asks = bool(target) or not (state or cache)
+    listened = next((each for each in settings.listen if each.startswith("unix:")), None)
+    options = CheckOptions(
+        state=state or _folder(settings.state, paths.default_state_dir()),
+        cache=cache or _folder(settings.cache, paths.default_cache_dir()),
+        target=address.resolve(target or (None if is_named else listened)) if asks else "",
+        is_named=is_named,
+        model=model or "",
+        root=root or Path("/"),
+        seconds=seconds,
+        engines=settings.engines,
+        arena_mb=settings.hosts.arena_mb,
+        models={name: Path(path).absolute() for name, path in settings.models.items()},
+    )
+    with common.working("checking this box") as change:
+        report = asyncio.run(run_checks(options, lambda step: change(f"{step.name.value} {step.subject}".strip())))
     is_ok = report.is_ok(strict=strict)
     if json:
         common.print_json(msgspec.json.encode({"ok": is_ok, "checks": report.checks, "left_out": report.left_out}))
@@ -76,54 +88,8 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(common.command(doctor))
 
 
-def _wanted(
-    model: str | None,
-    config: Path | None,
-    state: Path | None,
-    cache: Path | None,
-    root: Path | None,
-    seconds: float,
-    target: str | None,
-) -> CheckOptions:
-    """Combine options and configuration. InvalidInput for bad options, ConfigError for a bad configuration."""
-    from edged import config as configuration
-    from edged.client import address
-    from edged.doctor.run import CheckOptions
-
-    if root is not None and not root.is_dir():
-        raise InvalidInput(f"directory {root} does not exist")
-    if root is not None and model is not None:
-        raise InvalidInput("MODEL and --root exclude each other; a recorded device has no models")
-    settings = configuration.load(config, os.environ)
-    is_named = bool(target or os.environ.get("EDGED_TARGET", "").strip())
-    # Folders without a daemon mean those folders, as for every other command.
-    asks = bool(target) or not (state or cache)
-    listened = next((each for each in settings.listen if each.startswith("unix:")), None)
-    return CheckOptions(
-        state=state or _folder(settings.state, paths.default_state_dir()),
-        cache=cache or _folder(settings.cache, paths.default_cache_dir()),
-        target=address.resolve(target or (None if is_named else listened)) if asks else "",
-        is_named=is_named,
-        model=model or "",
-        root=root or Path("/"),
-        seconds=seconds,
-        engines=settings.engines,
-        arena_mb=settings.hosts.arena_mb,
-        models={name: Path(path).absolute() for name, path in settings.models.items()},
-    )
-
-
 def _folder(named: str, default: Path) -> Path:
     return Path(named).expanduser().absolute() if named else default
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[Step], None]]:
-    """Show the current check on a terminal; nothing in a log or pipe."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=common.err, transient=True, disable=not common.err.is_terminal) as progress:
-        shown = progress.add_task("checking this box")
-        yield lambda step: progress.update(shown, description=f"{step.name.value} {step.subject}".strip())
 
 
 def _table(checks: tuple[Check, ...]) -> Table:

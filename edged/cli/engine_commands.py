@@ -18,19 +18,13 @@ from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
 from edged.errors import EdgedError, InvalidInput
 
 if TYPE_CHECKING:
-    from edged.api_types import EngineProgress
     from edged.client.client import Client
     from edged.client.stream import Updates
 
-Model = Annotated[str | None, typer.Argument(help="All engines of this model.", show_default=False)]
+Model = Annotated[str | None, typer.Argument(help="All engines of this model.")]
 Key = Annotated[
     str | None,
-    typer.Option(
-        "--engine",
-        metavar="KEY",
-        help="The engine with this key, or its first 6 or more characters.",
-        show_default=False,
-    ),
+    typer.Option("--engine", metavar="KEY", help="The engine with this key, or its first 6 or more characters."),
 ]
 All = Annotated[bool, typer.Option("--all", help="All engines of all models that the command applies to.")]
 
@@ -199,10 +193,14 @@ def follow_progress(order: Order, targets: Targets, json: bool, done: str, nothi
     last: dict[_Which, EngineProgress] = {}
     with targets.client() as client:
         updates = order(client)
-        with _watching(lambda: typer.echo(GOES_ON, err=True)), _display(json) as show:
-            for update in updates:
-                last[update.model, update.key] = update
-                show("", update)
+        try:
+            with _display(json) as show:
+                for update in updates:
+                    last[update.model, update.key] = update
+                    show("", update)
+        except KeyboardInterrupt:
+            common.say(GOES_ON)
+            raise
     engines = list(last.values())
     _print_outcomes("", engines, json)
     if not engines and not json:
@@ -228,38 +226,23 @@ def _follow_fleet(order: Order, boxes: Sequence[Box], json: bool, done: str, not
             report(update)
         return list(last.values())
 
-    ended: dict[str, str] = {}
-    ends: dict[str, list[EngineProgress]] = {}
-    # All at once: the boxes do the work, and one that waits for others would not begin.
-    received = remote.call_all(boxes, work, len(boxes))
-    with _watching(lambda: remote.print_interrupted(ended, boxes, GOES_ON)), _display(json) as show:
-        for each in received:
-            if isinstance(each, remote.BoxUpdate):
-                show(each.box, each.update)
-                continue
-            wrong = trouble(each.answer or (), done)
-            ended[each.box] = each.error or wrong
-            if each.answer is not None:
-                ends[each.box] = each.answer
-            if json:
-                remote.print_json_line(each, wrong, lambda engines: [engine.json() for engine in engines])
+    with _display(json) as show:
+        ended, answers = remote.gather(
+            boxes,
+            work,
+            json,
+            to_json=lambda engines: [engine.json() for engine in engines],
+            failure=lambda engines: trouble(engines, done),
+            on_update=show,
+            if_interrupted=GOES_ON,
+            at_once=len(boxes),  # the boxes do the work, and one that waits for others would not begin
+        )
     for box in boxes:
-        engines = ends.get(box.name)
-        if engines is not None:
-            _print_outcomes(box.name, engines, json)
-            if not engines and not json:
+        if box.name in answers:
+            _print_outcomes(box.name, answers[box.name], json)
+            if not answers[box.name] and not json:
                 common.show(f"{box.name}: {nothing}")
     remote.print_summary(ended, boxes, json)
-
-
-@contextlib.contextmanager
-def _watching(leave: Callable[[], None]) -> Iterator[None]:
-    """Call `leave` after Ctrl-C."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        leave()
-        raise
 
 
 def _draws() -> bool:

@@ -224,12 +224,10 @@ def build(
         ),
     ],
     precision: Annotated[
-        list[str] | None,
-        typer.Option("--precision", help="Only this one; may be given several times.", show_default=False),
+        list[str] | None, typer.Option("--precision", help="Only this one; may be given several times.")
     ] = None,
     setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the model, as for a file.", show_default=False),
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the model, as for a file.")
     ] = None,
     state: StateOption = None,
     cache: CacheOption = None,

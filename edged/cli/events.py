@@ -26,8 +26,7 @@ def events(
     targets: Targets = DEFAULT_TARGETS,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new events, until Ctrl-C.")] = False,
     after: Annotated[
-        str,
-        typer.Option("--after", metavar="[EPOCH:]N", help="Only events after number N of the daemon run EPOCH."),
+        str, typer.Option("--after", metavar="[EPOCH:]N", help="Only events after number N of the daemon run EPOCH.")
     ] = "0",
     json: common.Json = False,
 ) -> None:
@@ -61,24 +60,27 @@ def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
         for event in client.events(follow=follow):
             report(event)
 
-    ended: dict[str, str] = {}
+    def on_update(box: str, event: EventInfo) -> None:
+        if json:
+            common.print_json(msgspec.json.encode({"box": box, "update": event.json()}))
+        else:
+            common.out.print(f"{box:{width}}  {_line(event)}", soft_wrap=True)
+
+    def on_outcome(end: remote.BoxOutcome[None]) -> None:
+        if follow and end.error:  # the other boxes go on
+            common.say(f"{end.box}: {end.error}")
+
     width = max(len(box.name) for box in boxes)
-    try:
-        for each in remote.call_all(boxes, work, len(boxes)):
-            if isinstance(each, remote.BoxOutcome):
-                ended[each.box] = each.error
-                if json:
-                    remote.print_json_line(each, "", lambda _: None)
-                elif follow and each.error:  # the other boxes go on
-                    common.say(f"{each.box}: {each.error}")
-            elif json:
-                common.print_json(msgspec.json.encode({"box": each.box, "update": each.update.json()}))
-            else:
-                common.out.print(f"{each.box:{width}}  {_line(each.update)}", soft_wrap=True)
-    except KeyboardInterrupt:
-        if not follow:
-            remote.print_interrupted(ended, boxes, "")
-        raise
+    ended, _ = remote.gather(
+        boxes,
+        work,
+        json,
+        to_json=lambda _: None,
+        on_update=on_update,
+        on_outcome=on_outcome,
+        if_interrupted=None if follow else "",
+        at_once=len(boxes),
+    )
     remote.print_summary(ended, boxes, json)
 
 

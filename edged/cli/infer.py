@@ -21,9 +21,7 @@ def infer(
     picture: Annotated[str, typer.Argument(help="A JPEG or PNG file.")],
     target: common.Target = None,
     json: common.Json = False,
-    save: Annotated[
-        Path | None, typer.Option("--save", help="Write the picture with its detections.", show_default=False)
-    ] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Write the picture with its detections.")] = None,
     score: common.Score = None,
 ) -> None:
     """Send one picture to the daemon; print what the model finds.

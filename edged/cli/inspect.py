@@ -35,16 +35,11 @@ def inspect(
             "--draw",
             metavar="PICTURE",
             help="Run the model once on this picture, draw what it finds, and count it by class.",
-            show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            help="File for the drawn picture; default: PICTURE.MODEL.jpg in this folder.",
-            show_default=False,
-        ),
+        typer.Option("--out", help="File for the drawn picture; default: PICTURE.MODEL.jpg in this folder."),
     ] = None,
     samples: model_options.Samples = None,
     convert: model_options.Convert = False,
@@ -157,7 +152,7 @@ def _size(file: Path) -> int | None:
         return None
 
 
-# The keys of `_facts`.
+# The keys of `_facts`, and their values for a file that could not be read.
 _NOTHING_KNOWN: dict[str, Any] = {
     "digest": "",
     "size": None,
@@ -179,43 +174,26 @@ _NOTHING_KNOWN: dict[str, Any] = {
     "names": [],
     "backends": {},
 }
+_PLAIN = ("digest", "size", "ir_version", "opsets", "producer", "metadata")  # of the inspection, as it has them
+_PLAIN += ("operators", "subgraphs", "functions", "parameters")
 
 
 def _facts(file: Path, admission: Admission) -> dict[str, Any]:
-    inspection = admission.inspection
-    return {
-        "file": str(file),
-        **_verdict(admission.finding, admission.warnings),
-        "digest": inspection.digest,
-        "size": inspection.size,
-        "ir_version": inspection.ir_version,
-        "opsets": inspection.opsets,
-        "producer": inspection.producer,
-        "metadata": inspection.metadata,
+    inspection, model = admission.inspection, admission.model
+    facts = {"file": str(file), **_verdict(admission.finding, admission.warnings), **_NOTHING_KNOWN}
+    facts |= {name: getattr(inspection, name) for name in _PLAIN}
+    facts |= {
         "inputs": [_tensor(spec) for spec in inspection.signature.inputs],
         "optional": [_tensor(spec) for spec in inspection.optional],
         "outputs": [_tensor(spec) for spec in inspection.signature.outputs],
-        "operators": inspection.operators,
-        "subgraphs": inspection.subgraphs,
-        "functions": inspection.functions,
-        "parameters": inspection.parameters,
         "external": [msgspec.to_builtins(item) for item in inspection.external],
-        **_meaning(admission),
         "backends": {name: {"ok": not why, "message": why} for name, why in admission.backends.items()},
     }
-
-
-def _meaning(admission: Admission) -> dict[str, Any]:
-    """Return family, preprocessing and names; empty for a model that cannot be served."""
-    if admission.model is None:
-        return {"family": None, "family_reason": "", "picture": None, "names": ()}
-    found = admission.model.recognition
-    return {
-        "family": found.family,
-        "family_reason": found.reason,
-        "picture": msgspec.to_builtins(found.preprocess),
-        "names": found.names,
-    }
+    if model is not None:
+        found = model.recognition
+        facts |= {"family": found.family, "family_reason": found.reason, "names": found.names}
+        facts["picture"] = msgspec.to_builtins(found.preprocess)
+    return facts
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:

@@ -46,7 +46,6 @@ Seconds = Annotated[
         "--seconds",
         envvar=limits.ADMISSION_SECONDS,
         help="Time limit for examining a model of up to 100 MiB; larger ones get more.",
-        show_default=False,
     ),
 ]
 MemoryMb = Annotated[
@@ -55,7 +54,6 @@ MemoryMb = Annotated[
         "--memory-mb",
         envvar=limits.ADMISSION_MEMORY_MB,
         help="Memory limit in MiB for examining a model, besides three times its size.",
-        show_default=False,
     ),
 ]
 
@@ -66,7 +64,6 @@ Samples = Annotated[
         metavar="DIR_OR_FILE",
         help="JPEG or PNG pictures to verify its engines with, tensors as *.npz of an array for each input, or a folder"
         " of them; repeatable, 32 at most.",
-        show_default=False,
     ),
 ]
 

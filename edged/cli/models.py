@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -244,18 +244,14 @@ def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
 def _open_dimensions(shapes: Shapes) -> dict[str, str]:
     lines = [f"{formatting.shown(each.name)}[{', '.join(each.dims)}]" for each in shapes.inputs]
     lines += [f"one dimension: {tie}" for tie in shapes.ties]
-    wanted = [
-        f"{formatting.shown(each.name)} {_range(each.wanted)}" for each in shapes.inputs if each.wanted is not None
-    ]
-    serving = [
-        f"{formatting.shown(each.name)} {_range(each.serving)}" for each in shapes.inputs if each.serving is not None
-    ]
-    seen = [f"{formatting.shown(each.name)} {_range(each.seen)}" for each in shapes.inputs if each.seen is not None]
+
+    seen = _ranges((each.name, each.seen) for each in shapes.inputs)
     return {
         "open": "\n".join(lines),
-        "  engines for": "\n".join(wanted) or _UNKNOWN.get(shapes.policy, _UNKNOWN["any"]),
-        "  serving": "\n".join(serving) or "any shape",
-        "  requests": "\n".join([f"{shapes.requests} answered", *seen]),
+        "  engines for": _ranges((each.name, each.wanted) for each in shapes.inputs)
+        or _UNKNOWN.get(shapes.policy, _UNKNOWN["any"]),
+        "  serving": _ranges((each.name, each.serving) for each in shapes.inputs) or "any shape",
+        "  requests": f"{shapes.requests} answered\n{seen}".strip(),
         "  policy": shapes.policy + (f": {shapes.learning}" if shapes.learning else ""),
     }
 
@@ -264,6 +260,10 @@ _UNKNOWN = {
     "any": "no range is known: set profile.INPUT, or shapes.policy = learn",
     "learn": "no range is known until requests have come",
 }
+
+
+def _ranges(named: Iterable[tuple[str, ShapeRange | None]]) -> str:
+    return "\n".join(f"{formatting.shown(name)} {_range(found)}" for name, found in named if found is not None)
 
 
 def _range(found: ShapeRange) -> str:

@@ -216,27 +216,68 @@ def _item_table(answers: Mapping[str, Sequence[Item]], columns: Sequence[Column[
     return table
 
 
+def gather(
+    boxes: Sequence[Box],
+    work: Work[Update, Answer],
+    json: bool,
+    *,
+    to_json: Callable[[Answer], Any],
+    failure: Callable[[Answer], str] = lambda _: "",
+    on_update: Callable[[str, Update], None] = lambda _box, _update: None,
+    on_outcome: Callable[[BoxOutcome[Answer]], None] = lambda _: None,
+    if_interrupted: str | None = "",
+    at_once: int = AT_ONCE,
+    doing: str | None = None,
+) -> tuple[dict[str, str], dict[str, Answer]]:
+    """Run `work` at every box; return why each box failed, empty if it did not, and the answers, both by name.
+
+    With `json` each outcome is printed as it comes, otherwise `on_outcome` gets it. Ctrl-C prints which boxes have not
+    answered, and `if_interrupted`, unless that is None. A terminal shows `doing` and the missing boxes.
+    """
+    ended: dict[str, str] = {}
+    answers: dict[str, Answer] = {}
+    received = call_all(boxes, work, at_once)
+    try:
+        while len(ended) < len(boxes):
+            missing = [box.name for box in boxes if box.name not in ended]
+            with contextlib.nullcontext() if doing is None else common.working(f"{doing} for {_few(missing)}"):
+                each = next(received)
+            if isinstance(each, BoxUpdate):
+                on_update(each.box, each.update)
+                continue
+            wrong = ""
+            if each.answer is not None:
+                answers[each.box], wrong = each.answer, failure(each.answer)
+            ended[each.box] = each.error or wrong
+            if json:
+                _print_json(each, wrong, to_json)
+            else:
+                on_outcome(each)
+    except KeyboardInterrupt:
+        if if_interrupted is not None:
+            missing = [box.name for box in boxes if box.name not in ended]
+            line = f"no answer yet from {', '.join(missing)}" if missing else "all boxes have answered"
+            common.say("; ".join(filter(None, (line, if_interrupted))))
+        raise
+    return ended, answers
+
+
 def print_summary(ended: Mapping[str, str], boxes: Sequence[Box], json: bool) -> None:
-    """Print the summary; exit with status 1 if any box failed. `ended`: by box, why it failed, or empty."""
-    failed = {name: why for name, why in ended.items() if why}
+    """Print the summary of `gather`; exit with status 1 if any box failed."""
+    failed = {box.name: ended[box.name] for box in boxes if ended[box.name]}
     if not json:
         common.say(f"{len(ended) - len(failed)} of {len(boxes)} boxes done")
-        for box in boxes:
-            if box.name in failed:
-                common.say(f"  {box.name}: {failed[box.name]}")
+        for name, why in failed.items():
+            common.say(f"  {name}: {why}")
     if failed:
         raise typer.Exit(common.FAILED)
 
 
-def print_interrupted(ended: Iterable[str], boxes: Sequence[Box], if_interrupted: str) -> None:
-    """Print which boxes have not answered, after Ctrl-C."""
-    silent = [box.name for box in boxes if box.name not in set(ended)]
-    line = f"no answer yet from {', '.join(silent)}" if silent else "all boxes have answered"
-    common.say("; ".join(filter(None, (line, if_interrupted))))
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def print_json_line(ended: BoxOutcome[Answer], failure: str, to_json: Callable[[Answer], Any]) -> None:
-    """Print one box's outcome for programs."""
+def _print_json(ended: BoxOutcome[Answer], failure: str, to_json: Callable[[Answer], Any]) -> None:
     result = None if ended.answer is None else to_json(ended.answer)
     line = {"box": ended.box, "ok": not (ended.error or failure), "error": ended.error or failure, "result": result}
     if ended.error:
@@ -245,37 +286,26 @@ def print_json_line(ended: BoxOutcome[Answer], failure: str, to_json: Callable[[
 
 
 def _run_on_fleet(command: RemoteCommand[Answer], boxes: Sequence[Box], json: bool, doing: str) -> None:
-    ended: dict[str, str] = {}
-    answers: dict[str, Answer] = {}
-    try:
-        for end in _waited_for(call_all(boxes, lambda client, _: command.call(client)), boxes, ended, doing):
-            wrong = "" if end.answer is None else command.failure(end.answer)
-            ended[end.box] = end.error or wrong
-            if end.answer is not None:
-                answers[end.box] = end.answer
-            if json:
-                print_json_line(end, wrong, command.to_json)
-            elif end.answer is not None and command.table is None:
-                _print(end.box, list(command.render(end.answer)))
-    except KeyboardInterrupt:
-        print_interrupted(ended, boxes, command.if_interrupted)
-        raise
+    def show(end: BoxOutcome[Answer]) -> None:
+        if end.answer is not None and command.table is None:
+            _print(end.box, list(command.render(end.answer)))
+
+    def work(client: Client, _: Callable[[None], None]) -> Answer:
+        return command.call(client)
+
+    ended, answers = gather(
+        boxes,
+        work,
+        json,
+        to_json=command.to_json,
+        failure=command.failure,
+        on_outcome=show,
+        if_interrupted=command.if_interrupted,
+        doing=doing or "waiting",
+    )
     if command.table is not None and answers and not json:
         common.show(command.table({box.name: answers[box.name] for box in boxes if box.name in answers}))
     print_summary(ended, boxes, json)
-
-
-def _waited_for(
-    received: Iterator[BoxUpdate[None] | BoxOutcome[Answer]], boxes: Sequence[Box], ended: Mapping[str, str], doing: str
-) -> Iterator[BoxOutcome[Answer]]:
-    """Yield outcomes as they come; a terminal shows which boxes are missing."""
-    while len(ended) < len(boxes):
-        silent = [box.name for box in boxes if box.name not in ended]
-        more = f" and {len(silent) - 3} more" if len(silent) > 3 else ""
-        with common.working(f"{doing or 'waiting'} for {', '.join(silent[:3])}{more}"):
-            end = next(received)
-        if isinstance(end, BoxOutcome):
-            yield end
 
 
 def _print(box: str, parts: Sequence[RenderableType]) -> None:

@@ -129,21 +129,13 @@ def _draw(result: Result, picture: Path, place: Path, caption: str) -> None:
     from edged.vision.draw import annotate
     from edged.vision.image import decode
 
-    labels = {found.class_id: found.label for found in result.detections}
-    labels |= {found.class_id: found.label for found in result.classes}
     classes = Classes(
         np.array([found.class_id for found in result.classes], np.int32),
         np.array([found.score for found in result.classes], np.float32),
     )
-    drawn_picture = annotate(decode(picture.read_bytes()), result.boxes(), _names(labels), caption, classes)
+    drawn_picture = annotate(decode(picture.read_bytes()), result.boxes(), result.labels(), caption, classes)
     if not cv2.imwrite(str(place), drawn_picture):
         raise InvalidInput(f"{str(place)!r} cannot be written; choose a folder that exists and that you own")
-
-
-def _names(labels: Mapping[int, str]) -> list[str]:
-    """Return names by class up to the last named one; other classes are called by their number."""
-    named = {number: label for number, label in labels.items() if label != str(number)}
-    return [named.get(number, str(number)) for number in range(max(named, default=-1) + 1)]
 
 
 def _result(result: Result, drawn: str) -> PictureResult:

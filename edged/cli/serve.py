@@ -29,8 +29,7 @@ _SWITCH_SECONDS = 0.0005
 
 def serve(
     config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="Configuration file (TOML); see edged config.", show_default=False),
+        Path | None, typer.Option("--config", "-c", help="Configuration file (TOML); see edged config.")
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -40,8 +39,8 @@ def serve(
         list[str] | None,
         typer.Option("--listen", "-l", metavar="ADDRESS", help="unix:PATH or HOST:PORT on this machine; repeatable."),
     ] = None,
-    state: Annotated[Path | None, typer.Option("--state", help="Directory for models.", show_default=False)] = None,
-    cache: Annotated[Path | None, typer.Option("--cache", help="Directory for engines.", show_default=False)] = None,
+    state: Annotated[Path | None, typer.Option("--state", help="Directory for models.")] = None,
+    cache: Annotated[Path | None, typer.Option("--cache", help="Directory for engines.")] = None,
 ) -> None:
     """Run the daemon, in the foreground.
 

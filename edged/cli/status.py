@@ -164,8 +164,7 @@ def refresh(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> No
 def device(
     context: typer.Context,
     root: Annotated[
-        Path | None,
-        typer.Option("--root", help="Read the facts of a recorded device below this directory.", show_default=False),
+        Path | None, typer.Option("--root", help="Read the facts of a recorded device below this directory.")
     ] = None,
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -93,8 +91,6 @@ if TYPE_CHECKING:
 
 Show = Callable[["Result"], None]
 
-_TERMINATED = 128 + signal.SIGTERM
-
 
 def stream(
     model: Annotated[str, typer.Argument(help="The model's name; see edged models.")],
@@ -109,9 +105,7 @@ def stream(
     json: common.Json = False,
     camera: Annotated[str, typer.Option("--camera", metavar="NAME", help="The camera's name in results.")] = "camera",
     score: common.Score = None,
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0.0, help="Stop after so many seconds.", show_default=False)
-    ] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", min=0.0, help="Stop after so many seconds.")] = None,
     pace: options.Pace = True,
     loop: options.Loop = False,
     latest: options.Latest = None,
@@ -149,7 +143,6 @@ def stream(
     from edged.client.sources import open_source
 
     with (
-        _terminable(),
         open_source(source, pace=pace, latest=latest, max_fps=send_fps, loop=loop, hardware=hardware) as frames,
         Client(target) as client,
         _sinks(json, lines, save, preview, mqtt, camera, lossless=not frames.paced or every_frame) as sinks,
@@ -281,20 +274,3 @@ def _limited(frames: Source, seconds: float | None) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM completes files as Ctrl-C does."""
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(_TERMINATED)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -20,26 +20,16 @@ Loop = Annotated[bool, typer.Option("--loop", help="Repeat a file or folder.")]
 Latest = Annotated[
     bool | None,
     typer.Option(
-        "--latest/--in-order",
-        help="Send the newest frame, or each in order. Default: cameras the newest, files each.",
-        show_default=False,
+        "--latest/--in-order", help="Send the newest frame, or each in order. Default: cameras the newest, files each."
     ),
 ]
 SendFps = Annotated[
-    float,
-    typer.Option("--send-fps", min=0.0, metavar="N", help="Send at most N frames a second; 0: all."),
+    float, typer.Option("--send-fps", min=0.0, metavar="N", help="Send at most N frames a second; 0: all.")
 ]
-Hardware = Annotated[
-    bool,
-    typer.Option("--hardware/--no-hardware", help="Decode video in hardware if possible."),
-]
-EveryFrame = Annotated[
-    bool,
-    typer.Option("--every-frame", help="Answer all frames in order, however long that takes."),
-]
+Hardware = Annotated[bool, typer.Option("--hardware/--no-hardware", help="Decode video in hardware if possible.")]
+EveryFrame = Annotated[bool, typer.Option("--every-frame", help="Answer all frames in order, however long that takes.")]
 MaxFps = Annotated[
-    float,
-    typer.Option("--max-fps", min=0.0, metavar="N", help="Answer at most N frames a second; 0: all."),
+    float, typer.Option("--max-fps", min=0.0, metavar="N", help="Answer at most N frames a second; 0: all.")
 ]
 MaxStaleness = Annotated[
     float,
@@ -50,69 +40,38 @@ MaxStaleness = Annotated[
         help="Skip frames that are older than this when their turn comes; 0: none.",
     ),
 ]
-Weight = Annotated[
-    float,
-    typer.Option("--weight", help="Share of the engine against other cameras of the model."),
-]
+Weight = Annotated[float, typer.Option("--weight", help="Share of the engine against other cameras of the model.")]
 Priority = Annotated[
-    int,
-    typer.Option("--priority", min=-100, max=100, help="Cameras with a higher priority always go first."),
+    int, typer.Option("--priority", min=-100, max=100, help="Cameras with a higher priority always go first.")
 ]
-Track = Annotated[
-    bool,
-    typer.Option("--track", help="Give each object an id that it keeps from frame to frame."),
-]
+Track = Annotated[bool, typer.Option("--track", help="Give each object an id that it keeps from frame to frame.")]
 RegionText = Annotated[
     str | None,
     typer.Option(
-        "--region",
-        metavar="X,Y,W,H",
-        help="Use only this part of the picture, in pixels; size 0: up to the edge.",
-        show_default=False,
+        "--region", metavar="X,Y,W,H", help="Use only this part of the picture, in pixels; size 0: up to the edge."
     ),
 ]
 Rotation = Annotated[
-    int,
-    typer.Option(
-        "--rotation",
-        metavar="DEGREES",
-        help="Turn the picture 90, 180 or 270 degrees clockwise first.",
-    ),
+    int, typer.Option("--rotation", metavar="DEGREES", help="Turn the picture 90, 180 or 270 degrees clockwise first.")
 ]
 ClassAgnostic = Annotated[
     bool | None,
-    typer.Option(
-        "--class-agnostic/--by-class",
-        help="Whether boxes of different classes suppress each other.",
-        show_default=False,
-    ),
+    typer.Option("--class-agnostic/--by-class", help="Whether boxes of different classes suppress each other."),
 ]
 Reconnect = Annotated[
-    bool,
-    typer.Option("--reconnect/--no-reconnect", help="Reconnect to a daemon that went away, or end."),
+    bool, typer.Option("--reconnect/--no-reconnect", help="Reconnect to a daemon that went away, or end.")
 ]
 Lines = Annotated[
-    Path | None,
-    typer.Option(
-        "--lines", metavar="FILE", help="Append each result to a file, one JSON object a line.", show_default=False
-    ),
+    Path | None, typer.Option("--lines", metavar="FILE", help="Append each result to a file, one JSON object a line.")
 ]
 Save = Annotated[
     Path | None,
-    typer.Option(
-        "--save",
-        metavar="FILE.mp4",
-        help="Write a video of the answered frames with their detections.",
-        show_default=False,
-    ),
+    typer.Option("--save", metavar="FILE.mp4", help="Write a video of the answered frames with their detections."),
 ]
 PreviewAt = Annotated[
     str | None,
     typer.Option(
-        "--preview",
-        metavar="[HOST:]PORT",
-        help="Show the live picture to browsers, by default only of this machine.",
-        show_default=False,
+        "--preview", metavar="[HOST:]PORT", help="Show the live picture to browsers, by default only of this machine."
     ),
 ]
 MqttUrl = Annotated[
@@ -122,7 +81,6 @@ MqttUrl = Annotated[
         metavar="URL",
         help="Publish detections to a broker and Home Assistant: mqtt://user@host:1883/prefix?rate=2, or mqtts://. "
         "The password is read from EDGED_MQTT_PASSWORD, or the file in EDGED_MQTT_PASSWORD_FILE.",
-        show_default=False,
     ),
 ]
 

@@ -20,26 +20,18 @@ from edged.client import address
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from edged.cli.local import LocalBox
     from edged.client.client import Client
 
 _TIMEOUT_S = 30.0
 
-TargetsOption = Annotated[
-    list[str] | None,
-    typer.Option("--target", "-t", metavar="ADDRESS", help=common.TARGET_HELP, show_default=False),
-]
+TargetsOption = Annotated[list[str] | None, typer.Option("--target", "-t", metavar="ADDRESS", help=common.TARGET_HELP)]
 InventoryOption = Annotated[
     Path | None,
-    typer.Option(
-        "--inventory",
-        metavar="FILE",
-        help="Call the boxes of this file; --target selects some by name.",
-        show_default=False,
-    ),
+    typer.Option("--inventory", metavar="FILE", help="Call the boxes of this file; --target selects some by name."),
 ]
 GroupsOption = Annotated[
-    list[str] | None,
-    typer.Option("--group", metavar="NAME", help="Only boxes of this group; repeatable.", show_default=False),
+    list[str] | None, typer.Option("--group", metavar="NAME", help="Only boxes of this group; repeatable.")
 ]
 TimeoutOption = Annotated[
     float | None,
@@ -48,9 +40,9 @@ TimeoutOption = Annotated[
         metavar="SECONDS",
         min=0.001,
         help=f"Longest time for one box to answer; default {_TIMEOUT_S:g}, or the inventory's.",
-        show_default=False,
     ),
 ]
+_OPTIONS = {"target": TargetsOption, "inventory": InventoryOption, "group": GroupsOption, "timeout": TimeoutOption}
 
 
 class Targets(msgspec.Struct, frozen=True):
@@ -110,57 +102,32 @@ def client_of(box: Box) -> Client:
 def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command so that its argument `targets` comes from the options above."""
     known = inspect.signature(function, eval_str=True)
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in (
-            ("target", TargetsOption),
-            ("inventory", InventoryOption),
-            ("group", GroupsOption),
-            ("timeout", TimeoutOption),
-        )
-    ]
 
     @functools.wraps(function)
-    def wrapped(
-        *args: Any,
-        target: list[str] | None = None,
-        inventory: Path | None = None,
-        group: list[str] | None = None,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        target, inventory, group, timeout = (kwargs.pop(name, None) for name in _OPTIONS)
         if group and inventory is None:
             raise InvalidInput("--group needs --inventory FILE")
         function(*args, targets=Targets(tuple(target or ()), inventory, tuple(group or ()), timeout), **kwargs)
 
+    kind = inspect.Parameter.KEYWORD_ONLY
+    options = [inspect.Parameter(name, kind, default=None, annotation=each) for name, each in _OPTIONS.items()]
     parameters: list[inspect.Parameter] = []
     for parameter in known.parameters.values():
-        as_option = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        parameters += options if parameter.name == "targets" else [as_option]
+        parameters += options if parameter.name == "targets" else [parameter.replace(kind=kind)]
     # typer reads both: the signature for what there is, the annotations for its types.
     wrapped.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapped
 
 
-if TYPE_CHECKING:
-    from edged.cli.local import LocalBox
-
 StateOption = Annotated[
     Path | None,
-    typer.Option(
-        "--state",
-        help="Directory for models; use it instead of a daemon, even if EDGED_TARGET is set.",
-        show_default=False,
-    ),
+    typer.Option("--state", help="Directory for models; use it instead of a daemon, even if EDGED_TARGET is set."),
 ]
 CacheOption = Annotated[
     Path | None,
-    typer.Option(
-        "--cache",
-        help="Directory for engines; use it instead of a daemon, even if EDGED_TARGET is set.",
-        show_default=False,
-    ),
+    typer.Option("--cache", help="Directory for engines; use it instead of a daemon, even if EDGED_TARGET is set."),
 ]
 
 

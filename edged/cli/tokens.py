@@ -16,16 +16,10 @@ if TYPE_CHECKING:
     from edged.api.auth.tokens import TokenFile
 
 _File = Annotated[
-    Path | None,
-    typer.Option(
-        "--file",
-        help="The file of tokens, if the configuration names one (access.tokens_file).",
-        show_default=False,
-    ),
+    Path | None, typer.Option("--file", help="The file of tokens, if the configuration names one (access.tokens_file).")
 ]
 _State = Annotated[
-    Path | None,
-    typer.Option("--state", help="The daemon's directory for models, which has the tokens.", show_default=False),
+    Path | None, typer.Option("--state", help="The daemon's directory for models, which has the tokens.")
 ]
 
 

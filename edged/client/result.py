@@ -180,7 +180,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def labels(self) -> Sequence[str]:
         """Return the labels by class id, as far as they were found."""
-        return _Labels({d.class_id: d.label for d in self.detections})
+        return _Labels({found.class_id: found.label for found in (*self.classes, *self.detections)})
 
 
 class _Labels(Sequence[str]):

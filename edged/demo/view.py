@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import cv2
 import numpy as np
@@ -36,51 +35,33 @@ _COLOURS = {
 }
 
 
-class View(Protocol):
-    """Shows a demonstration. Times are seconds since the daemon was launched."""
+class View:
+    """Shows a demonstration; times are seconds since the daemon was launched. On a terminal events scroll by above a
+    table that is redrawn at each look; otherwise every two seconds a line on the cameras is printed, and one on the
+    engines if they changed."""
 
-    def heading(self, text: str) -> None: ...
-    def event(self, line: Line) -> None: ...
-    def show(self, now: float, counts: FrameCounts, life: Life) -> None: ...
-
-
-class LiveView:
-    """Events scroll by above a table that is redrawn at each look."""
-
-    def __init__(self, console: Console, live: Live) -> None:
+    def __init__(self, console: Console, live: Live | None = None) -> None:
         self._console, self._live = console, live
-
-    def heading(self, text: str) -> None:
-        self._console.print(Text(text, "bold"))
-
-    def event(self, line: Line) -> None:
-        self._console.print(event(line), soft_wrap=True)
-
-    def show(self, now: float, counts: FrameCounts, life: Life) -> None:
-        self._live.update(Group(Text(), _cameras(counts), Text(), _engines(life)), refresh=True)
-
-
-class PlainView:
-    """Events as they come; every two seconds a line on the cameras, and one on the engines if they changed."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
         self._shown = 0.0
         self._engines = ""
 
     def heading(self, text: str) -> None:
         self._shown = 0.0
-        self._console.print(text, soft_wrap=True)
+        self._console.print(Text(text, "bold"), soft_wrap=True)
 
     def event(self, line: Line) -> None:
-        self._console.print(event(line), soft_wrap=True)
+        text = Text.assemble((f"{line.at_s:6.1f} s  ", "cyan"), line.text)
+        self._console.print(text, soft_wrap=True)
 
     def show(self, now: float, counts: FrameCounts, life: Life) -> None:
+        if self._live is not None:
+            self._live.update(Group(Text(), _cameras(counts), Text(), _engines(life)), refresh=True)
+            return
         if now < self._shown + _PLAIN_S:
             return
         self._shown = now
-        self._console.print(f"{now:6.1f} s    {cameras_line(counts)}", soft_wrap=True)
-        engines = engines_line(life)
+        self._console.print(f"{now:6.1f} s    {_cameras_line(counts)}", soft_wrap=True)
+        engines = " | ".join(" ".join(filter(None, _engine_row(engine))) for engine in life.engines) or "no engine"
         if engines != self._engines:
             self._console.print(f"            {engines}", soft_wrap=True)
         self._engines = engines
@@ -90,29 +71,20 @@ class PlainView:
 def open_view(console: Console) -> Iterator[View]:
     """Open the view for a console: live for a terminal, otherwise plain."""
     if not console.is_terminal:
-        yield PlainView(console)
+        yield View(console)
         return
     # Drawn when there is something new, not by a thread: the cameras need the processor.
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield LiveView(console, live)
+        yield View(console, live)
 
 
-def event(line: Line) -> Text:
-    return Text.assemble((f"{line.at_s:6.1f} s  ", "cyan"), line.text)
-
-
-def cameras_line(counts: FrameCounts) -> str:
+def _cameras_line(counts: FrameCounts) -> str:
     """Every camera in a few words."""
     words = [
         f"{name} {rate} fps, {age}, {skipped} skipped" + (f", {failed} failed" if failed != "0" else "")
         for name, rate, age, skipped, failed in _camera_rows(counts)[:_MOST_CAMERAS]
     ]
     return " | ".join(words + _more(counts))
-
-
-def engines_line(life: Life) -> str:
-    """Every engine in a few words."""
-    return " | ".join(" ".join(word for word in _engine_row(engine) if word) for engine in life.engines) or "no engine"
 
 
 def _cameras(counts: FrameCounts) -> Table:

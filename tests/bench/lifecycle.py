@@ -1,9 +1,9 @@
-"""What a change of the device costs those who are served: time to the first answer, time to the new engine, failures.
+"""The cost of a change of the device for clients: time to the first answer, time to the new engine, failures.
 
 python tests/bench/lifecycle.py
 
 The change is a real one for the daemon: the metadata of another runtime package appears on its path, which is a fact
-that all engines of ONNX Runtime depend on. Seconds are of this box; what to compare them with stands beside them.
+that all engines of ONNX Runtime depend on. Seconds are of this box, with a ratio to compare.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def serving(client: edged.Client) -> edged.api_types.EngineInfo | None:
 
 
 def change(packages: Path, version: str) -> None:
-    """Installs nothing but the words of a package."""
+    """Installs only the metadata of a package."""
     folder = packages / f"onnxruntime_gpu-{version}.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: {version}\n")
@@ -51,7 +51,7 @@ def main() -> None:
     packages = daemon.home / "packages"
     packages.mkdir()
     environment["PYTHONPATH"] = os.pathsep.join([str(packages), *_path()])
-    # Only engines that the change is about, or one that it does not concern would simply go on.
+    # Only engines that the change affects; another one would go on serving.
     Repository(daemon.models).add("shapes", {"model.onnx": MODEL_PATH}, {"backends": "onnxruntime"})
     started = time.monotonic()
     with daemon:
@@ -67,14 +67,14 @@ def main() -> None:
             change(packages, "9.9.9")
             changed = time.monotonic()
             client.refresh_device()
-            told = time.monotonic() - changed
+            noticed = time.monotonic() - changed
             gap = first_answer(client)
             wait_for("the new engines serve", lambda: serving(client), 120)
             swapped = time.monotonic() - changed
             daemon.settled("shapes")
         answered = sum(load.cameras.answered) + load.asked
         print(
-            f"change under load: noticed after {told:.2f} s, next answer after {gap * 1000:.0f} ms"
+            f"change under load: noticed after {noticed:.2f} s, next answer after {gap * 1000:.0f} ms"
             f" ({gap / cold:.3f} of a cold start's), an engine for it serves after {swapped:.1f} s;"
             f" {answered} requests answered, {len(load.failures)} failed"
         )

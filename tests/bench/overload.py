@@ -1,5 +1,5 @@
-"""32 cameras at 30 frames a second against an engine that is ten times too slow: who is answered, and how fresh. Ages
-are told in service rounds, the time in which the engine answers every camera once.
+"""32 cameras at 30 frames a second against an engine that is ten times too slow: fairness and ages. Ages are in
+service rounds, the time in which the engine answers every camera once.
 
 python tests/bench/overload.py [SECONDS]
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ import edged
 import edged.library
 from edged.proto import cameras_pb2 as pb
 from tests.integration.daemon import Daemon
+from tests.measuring import argument
 from tests.overload import Camera, jain, offer, resident_kb, slow_model
 
 CAMERAS, FPS, TOO_SLOW = 32, 30, 10
@@ -77,4 +77,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 30.0)
+    main(argument(30.0))

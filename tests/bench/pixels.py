@@ -1,4 +1,4 @@
-"""What the way from a picture to the input costs: JPEGs at a reduced scale, regions, turns. Ratios measured in one run.
+"""The cost of preparing a picture: JPEGs at a reduced scale, regions, rotation. Prints ratios measured in one run.
 
 python tests/bench/pixels.py [SECONDS]
 """
@@ -6,8 +6,6 @@ python tests/bench/pixels.py [SECONDS]
 from __future__ import annotations
 
 import itertools
-import sys
-import time
 from collections.abc import Callable
 
 import cv2
@@ -20,26 +18,15 @@ from edged.vision.image import decode, decode_reduced
 from edged.vision.placement import Fit, Region, Roi
 from edged.vision.prepare import Preparer
 from edged.vision.preprocess import Preprocess
+from tests.measuring import argument, in_turns
 
 _RESOLUTIONS = ((1280, 720), (1920, 1080), (3840, 2160))
 _SIDES = (320, 640)
 
 
-def in_turns(works: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """The least milliseconds of each, called in turns, so that the load of the moment meets all of them."""
-    least = dict.fromkeys(works, float("inf"))
-    until = time.perf_counter() + seconds
-    for name, work in itertools.cycle(works.items()):
-        started = time.perf_counter()
-        work()
-        ended = time.perf_counter()
-        least[name] = min(least[name], (ended - started) * 1e3)
-        if ended > until and name == list(works)[-1]:
-            return least
-    raise AssertionError("there is nothing to time")
-
-
-def told(title: str, least: dict[str, float]) -> None:
+def report(title: str, works: dict[str, Callable[[], object]], seconds: float) -> None:
+    """Print the least milliseconds of each."""
+    least = {name: min(times) * 1e3 for name, times in in_turns(works, seconds).items()}
     first = next(iter(least.values()))
     print(f"{title:32}" + "".join(f"  {name} {value:6.2f} ms ({first / value:4.2f}x)" for name, value in least.items()))
 
@@ -55,7 +42,7 @@ def reduced(seconds: float) -> None:
             "whole": lambda e=encoded, p=preparer, o=out: p.prepare(decode(e), o),
             f"1/{step}": lambda e=encoded, p=preparer, o=out: p.prepare(decode_reduced(e, p.reduction), o),
         }
-        told(f"JPEG {width}x{height} into {side}", in_turns(works, seconds))
+        report(f"JPEG {width}x{height} into {side}", works, seconds)
 
 
 def views(seconds: float) -> None:
@@ -70,7 +57,7 @@ def views(seconds: float) -> None:
         "180": Roi(rotation=180),
     }
     works = {name: lambda v=view: preparer.prepare(picture, out, v) for name, view in seen.items()}
-    told("prepare 1920x1080 into 640", in_turns(works, seconds))
+    report("prepare 1920x1080 into 640", works, seconds)
 
 
 def packing(seconds: float) -> None:
@@ -85,9 +72,9 @@ def packing(seconds: float) -> None:
         "masks": lambda: Detections.unpack(masked.pack()),
         "one mask": lambda: masks.encode(disc, 50, 50, 1920, 1080),
     }
-    told(f"{n} detections", in_turns(works, seconds))
+    report(f"{n} detections", works, seconds)
 
 
 if __name__ == "__main__":
     for measure in (reduced, views, packing):
-        measure(float(sys.argv[1]) if len(sys.argv) > 1 else 2.0)
+        measure(argument(2.0))

@@ -1,4 +1,4 @@
-"""What HTTP costs against gRPC for the same tensors. Prints ratios measured in turns in one run.
+"""The latency of HTTP against gRPC for the same tensors. Prints ratios measured in turns in one run.
 
 python -m tests.bench.rest [SECONDS]
 """
@@ -6,8 +6,6 @@ python -m tests.bench.rest [SECONDS]
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Callable
 
 import grpc
@@ -17,21 +15,7 @@ from edged.proto import open_inference_pb2 as pb
 from edged.shapes import MODEL_PATH
 from tests.integration import onnx_files
 from tests.integration.test_http import HttpDaemon
-
-_TURNS = 5
-
-
-def latencies(ways: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
-    """Median seconds of each way, taken in turns."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(_TURNS):
-        for name, work in ways.items():
-            work()
-            ends = time.perf_counter() + seconds / _TURNS
-            while (started := time.perf_counter()) < ends:
-                work()
-                taken[name].append(time.perf_counter() - started)
-    return {name: float(np.median(values)) for name, values in taken.items()}
+from tests.measuring import argument, in_turns
 
 
 def ways_of(
@@ -41,11 +25,11 @@ def ways_of(
     head = {"name": name, "datatype": "FP32", "shape": list(values.shape)}
     data = values.tobytes()
     text = json.dumps({"inputs": [{**head, "data": values.ravel().tolist()}]}).encode()
-    said = {
+    binary = {
         "inputs": [{**head, "parameters": {"binary_data_size": len(data)}}],
         "parameters": {"binary_data_output": True},
     }
-    binary_head = json.dumps(said).encode()
+    binary_head = json.dumps(binary).encode()
     call = channel.unary_unary(
         "/inference.GRPCInferenceService/ModelInfer",
         request_serializer=pb.ModelInferRequest.SerializeToString,
@@ -80,11 +64,12 @@ def main(seconds: float) -> None:
             ("id", "x", picture.reshape(-1, 4)),
             ("shapes", "images", picture),
         ):
-            found = latencies(ways_of(daemon, channel, model, name, values), seconds)
+            taken = in_turns(ways_of(daemon, channel, model, name, values), 3 * seconds)
+            found = {way: float(np.median(times)) for way, times in taken.items()}
             for way, median in found.items():
                 ratio = median / found["gRPC"]
                 print(f"{model:7} {values.nbytes:8} bytes  {way:13} {median * 1e3:8.2f} ms  {ratio:5.2f} of gRPC")
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 4.0)
+    main(argument(4.0))

@@ -1,4 +1,4 @@
-"""How much of a bare engine's speed is left when it is reached through the daemon. Prints ratios measured in one run.
+"""The speed of an engine through the daemon, relative to the same engine in process. Prints ratios measured in one run.
 
 python tests/bench/serving.py [SECONDS]
 """
@@ -6,7 +6,6 @@ python tests/bench/serving.py [SECONDS]
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import numpy as np
 import edged
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration.daemon import Daemon
+from tests.measuring import argument
 
 _SCENE = Scene(1)
 _RAW = [_SCENE.frame(i)[0] for i in range(20)]
@@ -85,4 +85,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 4.0)
+    main(argument(4.0))

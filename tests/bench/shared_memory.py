@@ -1,4 +1,4 @@
-"""How much a raw picture costs as bytes through gRPC and through shared memory. Prints ratios measured in one run.
+"""The cost of a raw picture as bytes through gRPC and through shared memory. Prints ratios measured in one run.
 
 python tests/bench/shared_memory.py [SECONDS]
 """
@@ -6,7 +6,6 @@ python tests/bench/shared_memory.py [SECONDS]
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import edged
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration.daemon import Daemon
+from tests.measuring import argument
 
 _PICTURES = [cv2.resize(Scene(1).frame(index)[0], (1280, 720)) for index in range(10)]
 _ROUNDS = 3  # taken turns, so that the load of the moment meets both
@@ -67,4 +67,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 3.0)
+    main(argument(3.0))

@@ -1,4 +1,4 @@
-"""What the store costs as it fills up: a start, lists, a plan, an eviction. Prints how each grows with the engines.
+"""The time of store operations as the store grows: start, lists, plan, eviction. Prints how each grows.
 
 python tests/bench/store.py [ENGINES ...]
 
@@ -37,7 +37,7 @@ from tests.waiting import run
 
 _SIZES = (50, 500, 5000)
 _BLOB = bytes(4096)
-_MODELS = 10  # are wanted; engines of all others, and of the device as it was, are left over
+_MODELS = 10  # whose engines are needed; those of all others, and of the device as it was, are not
 _MB = 1 << 20
 
 

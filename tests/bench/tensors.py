@@ -1,4 +1,4 @@
-"""What the bytes of a tensor cost on their way through the daemon. Prints ratios measured in one run.
+"""The cost of a tensor's bytes on their way through the daemon. Prints ratios measured in one run.
 
 python tests/bench/tensors.py [MEBIBYTES]
 
@@ -21,20 +21,15 @@ from edged.api.grpc import wire
 from edged.proto import open_inference_pb2 as pb
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
+from tests.measuring import in_turns
 
-_ROUNDS = 9  # taken turns, so that the load of the moment meets all
+_SECONDS = 3.0
 _SERVICE = "/inference.GRPCInferenceService/"
 
 
 def median_seconds(*ways: Callable[[], object]) -> list[float]:
-    """How long each takes, taken in turns."""
-    took: list[list[float]] = [[] for _ in ways]
-    for _ in range(_ROUNDS):
-        for way, times in zip(ways, took, strict=True):
-            started = time.perf_counter()
-            way()
-            times.append(time.perf_counter() - started)
-    return [statistics.median(times) for times in took]
+    taken = in_turns({str(number): way for number, way in enumerate(ways)}, _SECONDS)
+    return [statistics.median(times) for times in taken.values()]
 
 
 def codec(size: int) -> None:

@@ -1,12 +1,11 @@
-"""What tracing costs a request: in the call that asks whether it is traced, against a call that does nothing, and in a
-daemon, as a share of the requests that it answers without. Prints figures measured in one run.
+"""The cost of tracing for a request: of the call that asks whether it is traced, against an empty call, and in a daemon,
+as a share of the requests that it answers without. Prints figures measured in one run.
 
 python tests/bench/tracing.py [SECONDS]
 """
 
 from __future__ import annotations
 
-import sys
 import time
 import timeit
 from pathlib import Path
@@ -17,6 +16,7 @@ from edged.serving.trace import Tracing
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
 from tests.integration.inference_calls import Calls, request
+from tests.measuring import argument
 
 _CALLS = 500_000
 _TURNS = 4
@@ -41,7 +41,7 @@ def _nanoseconds(call: object) -> float:
 
 
 def _compare(calls: Calls, seconds: float) -> None:
-    """In turns, so that what else the box does falls on all."""
+    """In turns, so that the load of the moment meets all."""
     ways = {"off": ([], []), "one in 1000": (["TIMESTAMPS"], ["1000"]), "each": (["TIMESTAMPS"], ["1"])}
     answered = dict.fromkeys(ways, 0)
     for _ in range(_TURNS):
@@ -61,4 +61,4 @@ def _ask(calls: Calls, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if sys.argv[1:] else 6.0)
+    main(argument(6.0))

@@ -191,11 +191,6 @@ def test_output_range_leaves_out_nan_and_infinity() -> None:
     assert sample_run.output_range("x", np.empty((0, 6), np.int64)) == sample_run.RawOutput("x", "int64", (0, 6))
 
 
-def test_names_are_listed_as_far_as_there_are_any() -> None:
-    assert sample_run._names({2: "bus", 0: "0", 2**31 - 1: str(2**31 - 1)}) == ["0", "1", "bus"]
-    assert sample_run._names({2**31 - 1: str(2**31 - 1)}) == []
-
-
 def test_place_for_default_or_given_name() -> None:
     assert sample_run.place_for(Path("a/street.png"), Path("b/yolo.onnx"), None) == Path("street.yolo.jpg")
     assert sample_run.place_for(Path("street.png"), Path("yolo.onnx"), Path("x/y.PNG")) == Path("x/y.PNG")

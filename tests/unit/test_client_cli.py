@@ -265,9 +265,7 @@ def test_stream_options_reach_the_daemon(running: Running, picture: str) -> None
         (["--save", "/nowhere/found.mp4"], "'/nowhere/found.mp4' cannot be written"),
     ],
 )
-def test_stream_wrong_options_fail_in_one_line(
-    running: Running, picture: str, words: list[str], expected: str
-) -> None:
+def test_stream_wrong_options_fail_in_one_line(running: Running, picture: str, words: list[str], expected: str) -> None:
     result = call("stream", "shapes", picture, *words, "-t", running.target)
     assert result.exit_code == 2
     assert expected in wrong(result)

@@ -51,24 +51,21 @@ def overlap(a: Prediction, b: Prediction) -> float:
     return both / ((a.x2 - a.x1) * (a.y2 - a.y1) + (b.x2 - b.x1) * (b.y2 - b.y1) - both)
 
 
-def test_file_is_small() -> None:
+def test_model_is_small_and_old_enough_for_older_runtimes() -> None:
     assert MODEL_PATH.stat().st_size < 1_000_000
-
-
-def test_graph_is_old_enough_for_older_runtimes() -> None:
     model = onnx.load(MODEL_PATH)
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 17)]
     assert model.ir_version <= 10
     assert "Shape" not in {node.op_type for node in model.graph.node}  # sizes are fixed: nothing to compute
 
 
-def test_one_square_picture_in_and_one_table_out(session: onnxruntime.InferenceSession) -> None:
+def test_model_takes_one_picture_and_gives_one_table(session: onnxruntime.InferenceSession) -> None:
     (given,), (got,) = session.get_inputs(), session.get_outputs()
     assert (given.name, given.shape, given.type) == ("images", [1, 3, SIZE, SIZE], "tensor(float)")
     assert (got.name, got.shape, got.type) == ("output0", [1, 4 + len(CLASSES), CELLS], "tensor(float)")
 
 
-def test_metadata_reads_like_an_ultralytics_export(session: onnxruntime.InferenceSession) -> None:
+def test_model_metadata_is_that_of_an_ultralytics_export(session: onnxruntime.InferenceSession) -> None:
     facts = session.get_modelmeta().custom_metadata_map
     assert facts["task"] == "detect"
     assert facts["author"] == "edged"
@@ -81,7 +78,7 @@ def test_metadata_reads_like_an_ultralytics_export(session: onnxruntime.Inferenc
     assert facts["version"]
 
 
-def test_scores_are_probabilities_and_boxes_are_pixels(session: onnxruntime.InferenceSession) -> None:
+def test_model_gives_probabilities_and_pixels(session: onnxruntime.InferenceSession) -> None:
     noise = np.random.default_rng(0).random((1, 3, SIZE, SIZE), np.float32)
     table = session.run(None, {"images": noise})[0][0]
     assert np.isfinite(table).all()
@@ -92,7 +89,7 @@ def test_scores_are_probabilities_and_boxes_are_pixels(session: onnxruntime.Infe
 
 @pytest.mark.parametrize("quality", [None, 80], ids=["raw", "jpeg"])
 @pytest.mark.parametrize("size", [(320, 240), (640, 480), (1280, 720)], ids=str)
-def test_unseen_scenes_are_read_right(
+def test_model_detects_figures_of_unseen_scenes(
     session: onnxruntime.InferenceSession, size: tuple[int, int], quality: int | None
 ) -> None:
     counts = Counts()
@@ -108,6 +105,6 @@ def test_unseen_scenes_are_read_right(
     assert counts.recall >= 0.95, counts
 
 
-def test_empty_scenes_stay_empty(session: onnxruntime.InferenceSession) -> None:
+def test_model_finds_nothing_in_empty_scenes(session: onnxruntime.InferenceSession) -> None:
     pictures = [Scene(UNSEEN + n, shapes=0).frame(0)[0] for n in range(20)]
     assert sum(len(detect(session, picture, 0.4)) for picture in pictures) <= 1

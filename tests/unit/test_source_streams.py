@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import socket
@@ -22,7 +23,6 @@ from edged.client.sources import open_source, pyav
 from edged.client.sources.address import CameraSettings, camera_address
 from edged.client.sources.jpeg import complete, length
 from edged.client.sources.pyav import AvFilm, shots
-from edged.client.sources.source import Newest
 from edged.errors import InvalidInput
 
 av = pytest.importorskip("av")
@@ -92,11 +92,13 @@ def test_shots_flipped_bytes_are_read_to_the_end(tmp_path: Path) -> None:
 
 def test_recording_without_readable_video_raises(tmp_path: Path) -> None:
     truncated, sound = tmp_path / "v.mp4", tmp_path / "a.wav"
+    empty = tmp_path / "empty.mp4"
+    empty.touch()
     truncated.write_bytes(h264(30, container="mp4")[:2000])
     with wave.open(str(sound), "wb") as made:
         made.setparams((1, 2, 8000, 0, "NONE", ""))
         made.writeframes(bytes(1600))
-    for path in (truncated, sound):
+    for path in (truncated, sound, empty):
         with pytest.raises(InvalidInput, match=path.name):
             open_source(path)
 
@@ -149,59 +151,50 @@ def test_accelerator_unavailable_decodes_in_software(tmp_path: Path) -> None:
 # --- HTTP -----------------------------------------------------------------------------------------------------------
 
 
-class QuietFiles(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
+@contextlib.contextmanager
+def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """An HTTP server on a free port; gives its URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
 
 
-class HttpCamera:
-    """Sends JPEGs one after the other for ever; `hang_up` ends what it sends now, each connection counts from 0."""
+class JpegCamera:
+    """Sends JPEGs one after the other until `broken` is set; each connection counts from 0."""
 
-    def __init__(self, boundary: str = "edge", pictures: Callable[[int], bytes] = jpeg) -> None:
+    def __init__(self) -> None:
         camera = self
         self.connections = 0
         self.broken = threading.Event()
-        self.over = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 camera.connections += 1
                 camera.broken.clear()
                 self.send_response(200)
-                self.send_header("Content-Type", f"multipart/x-mixed-replace; boundary={boundary}")
+                self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=edge")
                 self.end_headers()
-                for number in range(10_000):
-                    picture = pictures(min(250, number))
-                    head = f"--{boundary}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
-                    self.wfile.write(head.encode() + picture + b"\r\n")
-                    if camera.broken.wait(0.01) or camera.over.is_set():
-                        return
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def handle(self) -> None:
                 with contextlib.suppress(ConnectionError):
-                    super().handle()
+                    for number in range(10_000):
+                        picture = jpeg(min(250, number))
+                        head = f"--edge\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
+                        self.wfile.write(head.encode() + picture + b"\r\n")
+                        if camera.broken.wait(0.01):
+                            return
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/video?user=me&password=secret"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-
-    def __enter__(self) -> HttpCamera:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self._server.shutdown()
-        self._thread.join(10)
-        self._server.server_close()
+        self.handler = Handler
 
 
 def test_network_camera_motion_jpeg_stays_jpeg_and_reconnects(caplog: pytest.LogCaptureFixture) -> None:
-    with HttpCamera() as camera, open_source(camera.url) as source:
+    camera = JpegCamera()
+    with serving(camera.handler) as url, open_source(f"{url}/video?user=me&password=secret") as source:
         source.reader.backoff = Backoff((0.1,))  # type: ignore[attr-defined]
         first = next(source)
         assert isinstance(first.image, bytes)
@@ -237,17 +230,9 @@ def test_network_camera_hls_plays_at_its_own_speed(tmp_path: Path) -> None:
             made.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((48, 64, 3), number, np.uint8), format="bgr24")))
         made.mux(stream.encode(None))
     assert len(list(tmp_path.glob("*.ts"))) >= 2
-    handler = functools.partial(QuietFiles, directory=str(tmp_path))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        with open_source(f"http://127.0.0.1:{server.server_address[1]}/live.m3u8") as source:
-            stamps = [next(source).captured_mono_ns / 1e9 for _ in range(15)]
-    finally:
-        server.shutdown()
-        thread.join(10)
-        server.server_close()
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with serving(handler) as url, open_source(f"{url}/live.m3u8") as source:
+        stamps = [next(source).captured_mono_ns / 1e9 for _ in range(15)]
     assert stamps == sorted(stamps)
     assert stamps[-1] - stamps[0] > 0.4  # fifteen at 25 a second last 0.56 s
     assert max(np.diff(stamps)) < 0.9  # no segment was shown as one picture
@@ -305,30 +290,27 @@ def device(tmp_path: Path) -> Path:
     return path
 
 
-def taken(source: object, count: int) -> list[Any]:
-    assert isinstance(source, Newest)
-    return [next(source).image for _ in range(count)]
-
-
-def test_v4l2_camera_asks_for_jpeg_and_passes_it_on(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = Devices(monkeypatch, device)
-    with open_source(f"v4l2://{device}?width=64&height=48&fps=15") as source:
-        (picture,) = taken(source, 1)
-    assert picture.startswith(b"\xff\xd8")
-    assert devices.asked[0] == {"video_size": "64x48", "framerate": "15", "input_format": "mjpeg"}
-
-
-def test_v4l2_camera_without_jpeg_uses_its_format(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = Devices(monkeypatch, device, refuses=22)
-    with open_source(f"v4l2://{device}") as source:
-        taken(source, 1)
-    assert devices.asked[:2] == [{"input_format": "mjpeg"}, {}]
+@pytest.mark.parametrize(
+    ("query", "refuses", "asked"),
+    [
+        ("?width=64&height=48&fps=15", 0, [{"video_size": "64x48", "framerate": "15", "input_format": "mjpeg"}]),
+        ("", errno.EINVAL, [{"input_format": "mjpeg"}, {}]),
+    ],
+    ids=["JPEG", "a camera without JPEG"],
+)
+def test_v4l2_camera_asks_for_jpeg_first_and_passes_it_on(
+    device: Path, monkeypatch: pytest.MonkeyPatch, query: str, refuses: int, asked: list[dict[str, str]]
+) -> None:
+    devices = Devices(monkeypatch, device, refuses)
+    with open_source(f"v4l2://{device}{query}") as source:
+        assert next(source).image[:2] == b"\xff\xd8"  # type: ignore[index]
+    assert devices.asked[: len(asked)] == asked
 
 
 def test_v4l2_camera_busy_is_tried_again(
     device: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    devices = Devices(monkeypatch, device, refuses=16)
+    devices = Devices(monkeypatch, device, errno.EBUSY)
     with open_source(f"v4l2://{device}") as source:
         threading.Timer(0.3, source.interrupt).start()
         assert list(source) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import sys
 import termios
 import time
@@ -38,7 +37,7 @@ class Screen:
         live = Live(
             console=self._console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
-        with _unwinding(), _keyboard() as keys, live:
+        with _keyboard() as keys, live:
             drawn = 0.0
             while True:
                 pressed = _pressed(keys, _TICK_S)
@@ -69,21 +68,6 @@ class Screen:
         filler = [Text("")] * (room - len(shown))
         # One text, so that the lines' own ends do not count.
         return Text("\n", no_wrap=True, end="").join((*shown, *filler, Text(footer[:width], "dim")))
-
-
-@contextlib.contextmanager
-def _unwinding() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind the process, so that the terminal is restored."""
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
