@@ -1,4 +1,4 @@
-"""What every command shares: its options, where it prints, and how it ends."""
+"""Shared by all commands: options, output, exit status."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _exit(number: int, _: object) -> NoReturn:
 
 
 def refused_by_system(error: OSError, what: object = None) -> str:
-    """Return a line that says what the system refused, and why."""
+    """Return a line with the name and the reason of an error of the system."""
     name, why = what or error.filename, error.strerror or str(error) or type(error).__name__
     return f"cannot use {os.fsdecode(name) if isinstance(name, bytes) else name}: {why}" if name else why
 

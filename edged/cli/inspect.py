@@ -50,7 +50,7 @@ def inspect(
 ) -> None:
     """Show what is in an ONNX file and if this box can serve it.
 
-    It names the detector family, and says for each backend here whether it can serve the model, or why not.
+    It names the detector family, and for each backend here whether it can serve the model, or why not.
 
     --draw runs the model once, as edged would serve it, and draws what it finds. If boxes are missing or in the wrong
     place, set family, preprocess.* or thresholds.*: try settings with --set, then give the same to edged models add.

@@ -90,8 +90,8 @@ class LocalBox:
                 record = repaired.record
                 examined = admit(builder, repaired.path, settings, self.installed(), tuple(pictures.values()))
                 admission = asyncio.run(examined)
-                kept = record if record.is_worth_keeping else None
-                self.repository.add(name, repaired.files, settings, samples=pictures, move=True, record=kept)
+                worthy = record if record.is_worth_keeping else None
+                self.repository.add(name, repaired.files, settings, samples=pictures, move=True, record=worthy)
         return admission.inspection, record
 
     def _repaired(

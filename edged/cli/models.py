@@ -105,7 +105,7 @@ def add(
 
 
 def list_(targets: Targets = DEFAULT_TARGETS, state: StateOption = None, json: common.Json = False) -> None:
-    """Show the models, what serves them, and what is wrong with them."""
+    """Show the models, the engines that serve them, and their problems."""
     command = remote.list_command(
         lambda client: list(client.models()),
         _COLUMNS,
@@ -146,8 +146,8 @@ def remove(
     """
     command: RemoteCommand[str] = RemoteCommand(
         call=lambda client: client.remove_model(name, delete=delete),
-        render=lambda kept: _removed(name, kept),
-        to_json=lambda kept: {"name": name, "kept": kept},
+        render=lambda folder: [_removed(name, folder)],
+        to_json=lambda folder: {"name": name, "kept": folder},
     )
     remote.run_or_read(command, targets, (state,), lambda: local_box(state).remove(name, delete=delete), json)
 
@@ -161,11 +161,12 @@ def register(app: typer.Typer) -> None:
     app.add_typer(models, name="models")
 
 
-def _removed(name: str, kept: str) -> list[str]:
-    if not kept:
-        return [f"model {name} removed, its files deleted"]
-    back = f"mv {shlex.quote(kept)}/* {shlex.quote(str(Path(kept).parents[1]))}/"
-    return [f"model {name} removed; its files are kept; to restore it: {back}"]
+def _removed(name: str, folder: str) -> str:
+    """Say that a model was removed, and its files moved to `folder`; deleted if that is empty."""
+    if not folder:
+        return f"model {name} removed, its files deleted"
+    restore = f"mv {shlex.quote(folder)}/* {shlex.quote(str(Path(folder).parents[1]))}/"
+    return f"model {name} removed; its files are kept; to restore it: {restore}"
 
 
 def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
@@ -244,7 +245,6 @@ def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
 def _open_dimensions(shapes: Shapes) -> dict[str, str]:
     lines = [f"{formatting.shown(each.name)}[{', '.join(each.dims)}]" for each in shapes.inputs]
     lines += [f"one dimension: {tie}" for tie in shapes.ties]
-
     seen = _ranges((each.name, each.seen) for each in shapes.inputs)
     return {
         "open": "\n".join(lines),

@@ -65,7 +65,7 @@ class Targets(msgspec.Struct, frozen=True):
 
     @property
     def named(self) -> str | None:
-        """What the user named, as one text; None if nothing."""
+        """The inventory or addresses that the user gave, as one text; None without any."""
         return str(self.inventory) if self.inventory is not None else ", ".join(self.targets) or None
 
     def boxes(self) -> tuple[Box, ...]:

@@ -62,10 +62,10 @@ def list_(file: _File = None, state: _State = None, json: common.Json = False) -
 
     found = _kept(file, state).read()
     if json:
-        told = [
+        listed = [
             {"name": t.name, "roles": list(t.roles), "created": t.created, "expires": t.expires or None} for t in found
         ]
-        common.print_json(msgspec.json.encode(told))
+        common.print_json(msgspec.json.encode(listed))
         return
     table = common.table("NAME", "ROLES", "CREATED", "EXPIRES")
     for token in found:

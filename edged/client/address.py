@@ -1,4 +1,4 @@
-"""Where a daemon is: what a user writes, as a gRPC target (https://github.com/grpc/grpc/blob/master/doc/naming.md)."""
+"""Addresses of daemons: converts the text that a user gives to a gRPC target (https://github.com/grpc/grpc/blob/master/doc/naming.md)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def host_of(target: str) -> str:
 
 
 def is_here(target: str) -> bool:
-    """Whether what is sent to a resolved target stays on this machine: a unix socket, or loopback by its name."""
+    """Whether a resolved target is on this machine: a unix socket, or loopback by its name."""
     return target.startswith(UNIX) or is_loopback(host_of(target))
 
 
@@ -55,7 +55,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _machine(text: str) -> str:
-    """What follows `tls:`. A port alone would mean localhost, which needs no TLS: the host was forgotten."""
+    """The address after `tls:`. A port alone would mean localhost, which needs no TLS: the host was forgotten."""
     rest = text.removeprefix(TLS)
     if not rest or rest.startswith(":") or rest.isdecimal() or "/" in rest:
         raise InvalidInput(f"{text!r} has no host; TLS needs tls:HOST:PORT")

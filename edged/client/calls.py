@@ -241,12 +241,12 @@ class DaemonCalls:
 
     @unary
     def status(self) -> Call[StatusInfo]:
-        """Return the whole box at a glance: what serves, what is being made, what is wrong."""
+        """Return the state of the whole box: models and engines, builds, alarms."""
         return Call(_OPERATIONS + "GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, _one(StatusInfo))
 
     @unary
     def load(self) -> Call[LoadInfo]:
-        """Return what the box does now: models, cameras, engine hosts, device. Rates follow from two of these."""
+        """Return the load of models, cameras, engine hosts and the device. Rates follow from two of these."""
         return Call(_OPERATIONS + "GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse, _one(LoadInfo))
 
     @unary

@@ -192,7 +192,7 @@ def _tls(credentials: Credentials) -> grpc.ChannelCredentials:
 
 
 def require_usable(credentials: Credentials) -> None:
-    """InvalidInput for files that TLS cannot use. gRPC would only say that it cannot connect; `ssl` says why."""
+    """InvalidInput for files that TLS cannot use. gRPC only reports that it cannot connect; `ssl` has the reason."""
     import ssl  # here, since few clients need it
 
     def attempt(what: str, path: str, load: Callable[[], None]) -> None:

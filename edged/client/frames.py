@@ -27,7 +27,7 @@ Region = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class FrameOptions:
-    """What goes with every frame, and `options` with the first of every call; None leaves it to model and daemon."""
+    """Options of every frame, and `options` of the first frame of every call; None leaves it to model and daemon."""
 
     thresholds: pb.Thresholds | None = None
     region: pb.Region | None = None
@@ -172,7 +172,7 @@ def single(model: str, image: Picture, camera: str, wanted: FrameOptions, sharin
 
 
 def read_picture(image: str | os.PathLike[str] | bytes | bytearray | memoryview) -> bytes:
-    """Return the bytes of an encoded picture; NotFound or InvalidInput if there are none."""
+    """Return the bytes of an encoded picture; NotFound or InvalidInput if it cannot be read or is empty."""
     if isinstance(image, (bytes, bytearray, memoryview)):
         encoded, what = bytes(image), "the picture"
     elif isinstance(image, (str, os.PathLike)):

@@ -93,8 +93,8 @@ class FrameCounts:
 class FrameRequests:
     """The requests of one stream, which may take several calls.
 
-    An exception from the user's frames ends the requests and is kept in `failure`: what was sent before it is still
-    answered, then the receiving side raises it. With `lossless` the next frame leaves only when none waits for its
+    An exception from the user's frames ends the requests: frames that were sent before it are still answered, then
+    the receiving side raises it from `failure`. With `lossless` the next frame leaves only when none waits for its
     answer, so that the daemon never skips one.
     """
 
@@ -196,7 +196,7 @@ class FrameRequests:
             item = next(self._frames)
             taken = item if isinstance(item, Captured) else Captured.now(item)
             self._wait_for_turn()
-            # Only now, since an earlier answer may have said that the daemon cannot read shared memory.
+            # Only now, since an earlier answer may show that the daemon cannot read shared memory.
             return self._maker.make(taken)
         except StopIteration:
             self._close()

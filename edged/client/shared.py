@@ -44,7 +44,7 @@ class SharedRing(AbstractContextManager["SharedRing"]):
 
     `group` (a group id) may read it too, for a daemon of another user. `close`, from any thread, the end of a `with`
     block, of the last reference or of the program removes it; the next ring of the user removes those of killed
-    programs. OutOfSpace if there is no room: containers have 64 MB unless `--shm-size` says more.
+    programs. OutOfSpace without room for it: containers have 64 MB unless `--shm-size` gives more.
     """
 
     def __init__(

@@ -138,7 +138,7 @@ def late(target: str) -> DeadlineExceeded:
 
 
 def _refusal(words: str, target: str) -> str:
-    """Why a server at the target refuses the connection; empty if there is no server."""
+    """Why a server at the target refuses the connection; empty if no server answers."""
     reason = next((reason for sign, reason in _HANDSHAKE if sign in words), "")
     if not reason and not target.startswith("unix:") and any(sign in words for sign in _HUNG_UP):
         reason = "the server at {} hangs up; it may want TLS (EDGED_CA), or your certificate (EDGED_CERTIFICATE)"
@@ -146,7 +146,7 @@ def _refusal(words: str, target: str) -> str:
 
 
 def _remedy(words: str, target: str) -> str:
-    """What the user can do."""
+    """The remedy, as the end of the message."""
     if "permission denied" in words:
         return " (permission denied): use sudo, or join the socket's group (docs/security.md)"
     if "resolution" in words or "errors resolving" in words:

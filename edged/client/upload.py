@@ -21,7 +21,7 @@ Samples: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class Package:
-    """What is uploaded: header, model with external data, samples by name. Files are read as they are sent."""
+    """An upload: header, model with external data, samples by name. Files are read as they are sent."""
 
     header: ModelHeader
     files: tuple[tuple[str, Path], ...]

@@ -1,1 +1,1 @@
-"""The demonstration: a daemon in a scratch folder, drawn cameras with known truth, and what there is to see."""
+"""The demonstration: a daemon in a scratch folder, drawn cameras with known truth, and a report."""

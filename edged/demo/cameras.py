@@ -53,7 +53,7 @@ class DemoCamera(Source):
 
 
 class DrawnCamera(DemoCamera):
-    """Draws scenes of its own seed and sends them as JPEG, as a network camera would."""
+    """Draws scenes of a seed and sends them as JPEG, as a network camera would."""
 
     def __init__(self, name: str, seed: int, offset: float = 0.0) -> None:
         super().__init__(name, Pace(FPS, offset))

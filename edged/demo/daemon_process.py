@@ -50,7 +50,7 @@ class DaemonProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                # What a killed daemon leaves is removed with the scratch folder. The user's configuration is for
+                # Leftovers of a killed daemon are removed with the scratch folder. The user's configuration is for
                 # another daemon.
                 env={**os.environ, "TMPDIR": str(temporary), "XDG_CONFIG_HOME": str(folder)},
                 # Ctrl-C goes to all processes of a terminal, but streams have to end before their daemon.

@@ -74,7 +74,7 @@ def is_reference(engine: EngineInfo) -> bool:
 
 
 def title(engine: EngineInfo) -> str:
-    """A short name of an engine: its backend, and what is unusual about it."""
+    """A short name of an engine: its backend, and its precision and device unless they are the usual ones."""
     words = [engine.backend]
     words += [engine.precision] if engine.precision not in ("", "fp32") else []
     words += [engine.device] if engine.device not in ("", "cpu") else []
@@ -114,7 +114,7 @@ class Story:
         self._reported: set[str] = set()  # engines whose making was reported
         self._decided = {engine.key for engine in before.engines if _is_decided(engine)} if before else set()
 
-    def tell(self, now: float) -> list[Line]:
+    def new_lines(self, now: float) -> list[Line]:
         """Return the events since the last call, in their order."""
         lines = []
         for engine in self._life.engines:
@@ -122,7 +122,7 @@ class Story:
                 self._decided.add(engine.key)
                 if (
                     is_reference(engine) or engine.key not in self._life.first_by
-                ):  # else the line about the swap says it
+                ):  # otherwise the line about the swap has it
                     self._reported.add(engine.key)
                     lines.append(Line(now, outcome(engine)))
         for key, at in self._life.first_by.items():

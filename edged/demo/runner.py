@@ -29,8 +29,8 @@ _HOPELESS = 20  # frames that fail before any is answered
 
 @dataclass(frozen=True)
 class Plan:
-    """What to show, with `seconds` of streaming before the restart; None means the embedded model, drawn cameras, and
-    no picture."""
+    """The options of a demonstration, with `seconds` of streaming before the restart; None means the embedded model,
+    drawn cameras, and no picture."""
 
     cameras: int
     seconds: float
@@ -65,13 +65,13 @@ async def run(plan: Plan, view: View) -> Outcome:
     with scratch() as folder:
         await _live(_Stage(plan, counts, cold, Story(cold), view), folder, is_shown)
         if not cold.problem:
-            view.heading("restart, with what is in the store")
+            view.heading("restart, with the engines in the store")
             await _live(_Stage(plan, counts, warm, Story(warm, cold), view, plan.snapshot), folder, is_back)
     return Outcome(make_report(counts, cold, warm, swap_due=plan.model is None), cold, warm)
 
 
 async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
-    """Run one life of the daemon. An error that ends it early is kept, so that the rest is still reported."""
+    """Run one life of the daemon. An error that ends it early is stored, so that the rest is still reported."""
     model = stage.plan.model or MODEL_PATH
     try:
         async with (
@@ -82,7 +82,7 @@ async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
     except EdgedError as error:
         if not stage.counts.ages:
             raise
-        stage.life.problem = str(error)  # it says more than a camera that lost its stream
+        stage.life.problem = str(error)  # more precise than a camera that lost its stream
 
 
 @dataclass
@@ -153,13 +153,13 @@ class _Stage:
         try:
             models, engines = await client.models(), await client.engines(self.name)
         except EdgedError:
-            await asyncio.sleep(_LOOK_S)  # the error of a daemon that ended says more, and comes a moment later
+            await asyncio.sleep(_LOOK_S)  # the error of a daemon that ended is better, and comes a moment later
             daemon.check()
             raise
         model = next((model for model in models if model.name == self.name), None)
         now = time.monotonic() - daemon.launched
         self.life.look(model, engines, now)
-        for line in self.story.tell(now):
+        for line in self.story.new_lines(now):
             self.view.event(line)
         self.view.show(now, self.counts, self.life)
         if model is not None and model.state in ("refused", "failed"):

@@ -261,7 +261,7 @@ class _Figure:
 
 @dataclass(frozen=True)
 class Scene:
-    """What one drawn camera sees: `shapes` figures in pictures of width x height pixels. ValueError outside the limits.
+    """One drawn camera: `shapes` figures in pictures of width x height pixels. ValueError outside the limits.
 
     A scene caches its background and the motion of its figures: use it from one thread at a time.
     """

@@ -1,5 +1,5 @@
-"""The cost of tracing for a request: of the call that asks whether it is traced, against an empty call, and in a daemon,
-as a share of the requests that it answers without. Prints figures measured in one run.
+"""The cost of tracing for a request: of the call that asks whether it is traced, against an empty call, and in a
+daemon, as a share of the requests that it answers without. Prints figures measured in one run.
 
 python tests/bench/tracing.py [SECONDS]
 """

@@ -154,24 +154,24 @@ def test_story_reports_each_event_once_in_order() -> None:
     story = Story(life)
     life.answer("ref", 0.9)
     life.look(model(0), [engine("ref", "serving"), engine("openvino", "building")], 1.0)
-    assert story.tell(1.0) == [(0.9, "first answer, by onnxruntime unoptimised; nothing is built yet")]
+    assert story.new_lines(1.0) == [(0.9, "first answer, by onnxruntime unoptimised; nothing is built yet")]
     life.look(model(0), [engine("ref", "serving", 9.0), engine("openvino", "ready", 4.0)], 3.0)
     built = "openvino built in 0.5 s, verified (cosine 1.0000)"
-    assert [line.text for line in story.tell(3.0)] == [
+    assert [line.text for line in story.new_lines(3.0)] == [
         "onnxruntime unoptimised measured",
         f"{built}: 2.2 times as fast as unoptimised",
     ]
     life.answer("openvino", 3.4)
-    assert story.tell(4.0) == [(3.4, "openvino swapped in: 2.2 times as fast as unoptimised")]
-    assert story.tell(5.0) == []
-    late = [line.text for line in Story(life).tell(5.0)]  # which sees both at once
+    assert story.new_lines(4.0) == [(3.4, "openvino swapped in: 2.2 times as fast as unoptimised")]
+    assert story.new_lines(5.0) == []
+    late = [line.text for line in Story(life).new_lines(5.0)]  # which sees both at once
     assert f"{built} and swapped in: 2.2 times as fast as unoptimised" in late
     assert len(late) == 3
 
 
 def test_story_after_a_restart_reports_only_what_is_new() -> None:
     _, cold, warm = shown()
-    assert Story(warm, cold).tell(2.0) == [(0.8, "first answer, by openvino from the store")]
+    assert Story(warm, cold).new_lines(2.0) == [(0.8, "first answer, by openvino from the store")]
 
 
 def test_render_verdict_only_without_problems() -> None:

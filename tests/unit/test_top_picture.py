@@ -229,7 +229,7 @@ def test_picture_silent_box_is_dim_and_says_since_when() -> None:
     assert "25.0" not in doors.plain  # an old rate
     assert {str(span.style) for span in doors.spans if span.start < span.end} <= {"dim", "none", ""}
     back = seen.answered(load(mono_s=101.0), NOW)
-    assert (back.error, back.looks) == ("", 6)
+    assert (back.error, back.answers) == ("", 6)
     assert drawn([BoxState("dock1")], 80) == ["edged at dock1", "no answer yet"]
 
 

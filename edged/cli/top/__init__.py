@@ -67,7 +67,7 @@ def register(app: typer.Typer) -> None:
 def _print_once(watch: Watch, json: bool) -> None:
     from edged.cli.top.picture import Order, picture
 
-    seen = watch.wait(lambda box: box.looks > 1 or bool(box.error), _PATIENCE_S)
+    seen = watch.wait(lambda box: box.answers > 1 or bool(box.error), _PATIENCE_S)
     if json:
         _print_json(seen)
     elif len(seen) == 1 and seen[0].load is None:

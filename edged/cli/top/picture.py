@@ -15,7 +15,7 @@ from edged.cli import formatting
 from edged.cli.top.watch import BoxState
 
 _GAP = 2
-_LEAST = 10  # cells that a cut column keeps
+_LEAST = 10  # cells of a column that is cut
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ def table(columns: Sequence[Column], rows: Sequence[Row], width: int, style: str
     """Return a heading and a line for each row, none wider than `width`. Empty columns are left out."""
     texts = [[plain(cell.text) for cell in row] for row in rows]
     natural = [max([cell_len(column.title), *(cell_len(row[i]) for row in texts)]) for i, column in enumerate(columns)]
-    kept = [i for i in range(len(columns)) if any(row[i] for row in texts)]
-    while len(kept) > 1 and _needed(columns, natural, kept) > width:
-        kept.remove(min(reversed(kept), key=lambda i: columns[i].matters))
-    widths = _widths(columns, natural, kept, width)
+    shown = [i for i in range(len(columns)) if any(row[i] for row in texts)]
+    while len(shown) > 1 and _needed(columns, natural, shown) > width:
+        shown.remove(min(reversed(shown), key=lambda i: columns[i].matters))
+    widths = _widths(columns, natural, shown, width)
     gap = Text(_GAP * " ")
-    lines = [gap.join(Text(_fill(columns[i].title, widths[i], columns[i].is_right), "dim") for i in kept)]
+    lines = [gap.join(Text(_fill(columns[i].title, widths[i], columns[i].is_right), "dim") for i in shown)]
     for row, words in zip(rows, texts, strict=True):
-        lines.append(gap.join(Text(_fill(words[i], widths[i], columns[i].is_right), row[i].style) for i in kept))
+        lines.append(gap.join(Text(_fill(words[i], widths[i], columns[i].is_right), row[i].style) for i in shown))
     for line in lines:
         line.rstrip()
         line.truncate(width)
@@ -68,16 +68,16 @@ def table(columns: Sequence[Column], rows: Sequence[Row], width: int, style: str
     return lines
 
 
-def _needed(columns: Sequence[Column], natural: Sequence[int], kept: Sequence[int]) -> int:
-    least = (min(natural[i], _LEAST) if columns[i].is_cut else natural[i] for i in kept)
-    return sum(least) + _GAP * (len(kept) - 1)
+def _needed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int]) -> int:
+    least = (min(natural[i], _LEAST) if columns[i].is_cut else natural[i] for i in shown)
+    return sum(least) + _GAP * (len(shown) - 1)
 
 
-def _widths(columns: Sequence[Column], natural: Sequence[int], kept: Sequence[int], width: int) -> dict[int, int]:
+def _widths(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int], width: int) -> dict[int, int]:
     """Give spare cells to the columns that would be cut, in the order in which they matter."""
-    found = {i: min(natural[i], _LEAST) if columns[i].is_cut else natural[i] for i in kept}
-    spare = width - _GAP * (len(kept) - 1) - sum(found.values())
-    for i in sorted(kept, key=lambda i: -columns[i].matters):
+    found = {i: min(natural[i], _LEAST) if columns[i].is_cut else natural[i] for i in shown}
+    spare = width - _GAP * (len(shown) - 1) - sum(found.values())
+    for i in sorted(shown, key=lambda i: -columns[i].matters):
         more = max(0, min(spare, natural[i] - found[i]))
         found[i] += more
         spare -= more
@@ -188,7 +188,7 @@ def _paled(row: Row, box: BoxState) -> Row:
 
 
 def _one(box: BoxState, width: int, now: float) -> list[Text]:
-    """The only box: what it is, how its device fares, what it makes and what is wrong, in lines of their own."""
+    """The only box: a line each for its name and version, device, alarms and builds."""
     load = box.load
     if load is None:
         return [_line(f"edged at {box.name}", "bold", width), *_silence(box, width, now)]
@@ -237,7 +237,11 @@ def _silence(box: BoxState, width: int, now: float) -> list[Text]:
 def _silent(box: BoxState, now: float) -> str:
     if not box.tried:
         return "no answer yet"
-    since = f"since {formatting.clock(box.heard)}, {formatting.span(now - box.heard)} ago" if box.heard else "so far"
+    since = (
+        f"since {formatting.clock(box.last_answer)}, {formatting.span(now - box.last_answer)} ago"
+        if box.last_answer
+        else "so far"
+    )
     return f"no answer {since}: {box.error}"
 
 

@@ -20,21 +20,21 @@ from edged.errors import EdgedError
 class BoxState(msgspec.Struct, frozen=True):
     """One box. `rates`: requests and frames a second by model between the last two answers, as far as known.
 
-    `heard` is when it last answered and `tried` when it was last called, in seconds since the epoch, 0 for never.
-    `looks` counts answers. `error` says why the last call failed; empty if it did not.
+    `last_answer` and `tried`, the last call, are in seconds since the epoch, 0 for never; `answers` counts answers.
+    `error` is why the last call failed; empty if it did not.
     """
 
     name: str
     load: LoadInfo | None = None
     rates: dict[str, float] = {}
-    heard: float = 0.0
+    last_answer: float = 0.0
     tried: float = 0.0
-    looks: int = 0
+    answers: int = 0
     error: str = ""
 
     def answered(self, load: LoadInfo, now: float) -> BoxState:
         """Return the state after an answer."""
-        return BoxState(self.name, load, rates(self.load, load), now, now, self.looks + 1)
+        return BoxState(self.name, load, rates(self.load, load), now, now, self.answers + 1)
 
     def failed(self, error: str, now: float) -> BoxState:
         """Return the state after a failed call."""

@@ -94,7 +94,7 @@ def _open_film(name: str, hardware: bool) -> Film:
 
 
 def _find_pictures(path: Path) -> list[Path] | None:
-    """The pictures of a folder, or a picture; None for another file. NotFound if there is nothing."""
+    """The pictures of a folder, or a picture; None for another file. NotFound for a missing or empty folder."""
     if not path.exists():
         raise NotFound(f"no such picture, folder, video or camera {str(path)!r}")
     if not path.is_dir():

@@ -189,7 +189,7 @@ class AvFilm:
 
 _TIMEOUT_S = (10.0, 10.0)  # to open, and for each read
 # UDP loses packets on a busy LAN. FFmpeg's "nobuffer" is left off: it throws the frames away that it looked at to learn
-# the format, the first key frame among them, and the next may be seconds off. What is kept is overtaken at once.
+# the format, the first key frame among them, and the next may be seconds off. Old frames are skipped anyway.
 _RTSP = {"rtsp_transport": "tcp"}
 
 
@@ -210,8 +210,8 @@ def network_camera(url: str, accelerated: bool = True) -> Live:
 
 
 def _played(taken: Iterator[Shot], camera: Live) -> Iterator[Shot]:
-    """HLS arrives some seconds at a time: shown at the speed it was taken at, and stamped when shown, since nothing
-    says when that was."""
+    """HLS arrives some seconds at a time: shown at the speed it was taken at, and stamped when shown, since the
+    capture time is unknown."""
     due = Playback(_USUAL_FPS)
     for shot in taken:
         camera.stopped.wait(due.until(shot.position))

@@ -96,7 +96,7 @@ def _follow(camera: Live, descriptor: int, settings: RingSettings) -> Iterator[S
     """Yield pictures until the owner removes the ring. OSError if it is not a ring of such pictures."""
     step = os.fstat(descriptor).st_size // settings.slots
     if step < layout.slot_size(max(1, settings.raw_bytes)) or step % layout.ALIGNED:
-        raise OSError(f"its slots of {step} bytes hold no such pictures; say how many there are and what is in them")
+        raise OSError(f"its slots of {step} bytes hold no such pictures; give slots, width, height and format")
     last = 0
     while not camera.stopped.is_set():
         newest = max(_slots(descriptor, step, settings.slots))
