@@ -1,4 +1,4 @@
-"""The whole command line in processes of its own: every failure is one line, and what is printed is complete."""
+"""The whole command line in processes: every failure is one line, and output is complete."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def edged(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
-def test_commands_are_listed_as_one_meets_them(edged: Shell) -> None:
+def test_help_lists_commands_in_order(edged: Shell) -> None:
     lines = edged("--help").stdout.partition("Commands:")[2].splitlines()
     assert [line.split()[0] for line in lines if line.strip()] == COMMANDS
 
@@ -79,13 +79,13 @@ def test_commands_are_listed_as_one_meets_them(edged: Shell) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_failure_is_one_line(edged: Shell, words: list[str], status: int, message: str) -> None:
+def test_command_failure_is_one_line(edged: Shell, words: list[str], status: int, message: str) -> None:
     ended = edged(*words)
     assert (ended.returncode, ended.stdout) == (status, "")
-    told = [line for line in ended.stderr.splitlines() if not line.startswith(("E0", "E1", "I0", "W0"))]  # gRPC's own
-    assert len(told) == 1, ended.stderr
-    assert told[0].startswith("edged: ")
-    assert message in told[0]
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith(("E0", "E1", "I0", "W0"))]  # gRPC's own
+    assert len(lines) == 1, ended.stderr
+    assert lines[0].startswith("edged: ")
+    assert message in lines[0]
 
 
 def test_inspect_needs_no_cache(edged: Shell) -> None:
@@ -121,7 +121,7 @@ def test_inspect_reports_every_problem_of_a_model(edged: Shell) -> None:
     assert (stage, remedy) == ("graph: unservable type", bad["remedy"])
 
 
-def test_inspect_lists_external_data_that_is_missing(edged: Shell) -> None:
+def test_inspect_missing_external_data_is_listed(edged: Shell) -> None:
     models.external(edged.home / "m", write=False)
     ended = edged("inspect", "m/model.onnx", "--json")
     assert ended.returncode == 2
@@ -139,7 +139,7 @@ def test_named_folder_overrides_the_environment(edged: Shell) -> None:
     assert "no edged daemon answers" in edged("models", "list", **away).stderr
 
 
-def test_an_engine_that_is_listed_can_be_shown(edged: Shell) -> None:
+def test_engines_show_listed_engine(edged: Shell) -> None:
     assert edged("models", "add", "mine", "good.onnx").returncode == 0
     first, *_ = json.loads(edged("engines", "list", "--json").stdout)["engines"]
     shown = json.loads(edged("engines", "show", first["key"][:10], "--json").stdout)
@@ -149,7 +149,7 @@ def test_an_engine_that_is_listed_can_be_shown(edged: Shell) -> None:
     assert all(any(line.startswith(f"part {part} ") for line in lines) for part in first["parts"])
 
 
-def test_a_pipe_gets_whole_lines(edged: Shell) -> None:
+def test_device_in_a_pipe_prints_whole_lines(edged: Shell) -> None:
     facts = json.loads(edged("device", "--json").stdout)
     lines = edged("device", COLUMNS="40").stdout.splitlines()
     assert lines[-1].split() == ["digest", facts["digest"]]

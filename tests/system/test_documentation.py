@@ -172,32 +172,25 @@ def _interrupted(house: House, text: str) -> str:
         assert process.stdout is not None
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=20)
-    return "" if first and process.returncode in (0, 130) else f"status {process.returncode}: {told}"
+        _, err = process.communicate(timeout=20)
+    return "" if first and process.returncode in (0, 130) else f"status {process.returncode}: {err}"
 
 
 def read_toml(text: str, place: Path) -> str:
-    """What is wrong with TOML: it has to be a daemon's, a model's or a client's."""
+    """Why TOML is invalid as a daemon's, a model's and a client's; empty if it is one of them."""
     file = place / "snippet.toml"
     file.write_text(text)
-    said = []
-    problems = reading.read(file, {}).problems
-    if not problems:
-        return ""
-    said.append(str(problems[0]))
-    try:
-        settings.validate(settings.read_toml(text.encode()))
-    except EdgedError as error:
-        said.append(str(error))
-    else:
-        return ""
-    try:
-        inventory.load(file)
-    except EdgedError as error:
-        said.append(str(error))
-    else:
-        return ""
-    return "; ".join(said)
+    problems = [str(problem) for problem in reading.read(file, {}).problems[:1]]
+    for read in (lambda: settings.validate(settings.read_toml(text.encode())), lambda: inventory.load(file)):
+        if not problems:
+            return ""
+        try:
+            read()
+        except EdgedError as error:
+            problems.append(str(error))
+        else:
+            return ""
+    return "; ".join(problems)
 
 
 _PROGRAMS = """
@@ -207,13 +200,13 @@ from tritonclient import grpc
 import tritonclient.grpc
 pictures = [open("hall.jpg", "rb").read()]
 pixels = np.zeros((720, 1280, 3), np.uint8)
-said = {}
+failed = {}
 for place, text in json.load(sys.stdin).items():
     try:
         exec(compile(text, place, "exec"), dict(globals()))
     except BaseException:
-        said[place] = traceback.format_exc(limit=-3)
-print("\\n" + json.dumps(said))
+        failed[place] = traceback.format_exc(limit=-3)
+print("\\n" + json.dumps(failed))
 """
 
 

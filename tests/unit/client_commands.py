@@ -1,4 +1,4 @@
-"""The part of the tests' small daemon that takes operators' commands. The selected model's name says how it goes."""
+"""The part of the tests' small daemon that takes operators' commands. The selected model's name selects the behaviour."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Commands:
         self.alarms: list[ops.Alarm] = []
 
     async def rebuild(self, request: Any, context: Any) -> AsyncIterator[ops.EngineProgress]:
-        """Also Verify. Both engines wait first, then one is built in steps and both end as the model says."""
+        """Also Verify. Both engines wait first, then one is built in steps and both end as the model selects."""
         model = request.selector.model
         self.given.append(request)
         self.watching += 1

@@ -1,5 +1,5 @@
-"""A small daemon that speaks edged.v1 as protos/ document it, for the client's tests. The model's name says how it
-behaves. Runs in a thread, or as a program: python -m tests.unit.client_daemon TARGET.
+"""A small daemon that speaks edged.v1 as protos/ document it, for the client's tests. The model's name selects the
+behaviour. Runs in a thread, or as a program: python -m tests.unit.client_daemon TARGET.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where sockets, state and cache are, for root, for a user and under systemd."""
+"""Default paths of sockets, state, cache and configuration: for root, for a user and under systemd."""
 
 from __future__ import annotations
 
@@ -27,35 +27,30 @@ def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(paths, "_RUN", tmp_path / "run")
 
 
-def test_a_user() -> None:
+def test_defaults_of_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert paths.default_socket() == Path("/tmp/edged-1000/edged.sock")
     assert paths.default_state_dir() == Path("/home/me/.local/share/edged")
     assert paths.default_cache_dir() == Path("/home/me/.cache/edged")
-
-
-def test_a_user_with_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/invalid")
     assert paths.default_socket() == Path("/run/user/1000/edged/edged.sock")
     assert paths.default_state_dir() == Path("/data/edged")
     assert paths.default_cache_dir() == Path("/home/me/.cache/edged")
-
-
-def test_a_user_on_a_box_with_a_system_daemon(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "edged.sock").touch()
+    (tmp_path / "run" / "edged.sock").touch()  # of a system's daemon
     assert paths.default_socket() == tmp_path / "run" / "edged.sock"
 
 
-def test_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_defaults_of_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert paths.default_socket() == tmp_path / "run" / "edged.sock"
     assert paths.default_state_dir() == Path("/var/lib/edged")
     assert paths.default_cache_dir() == Path("/var/cache/edged")
+    assert paths.default_config() is None
 
 
-def test_a_client_takes_the_operators_socket_where_it_is_let_in(
+def test_client_socket_prefers_the_operators_socket_if_it_listens(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
@@ -64,20 +59,16 @@ def test_a_client_takes_the_operators_socket_where_it_is_let_in(
     assert operate == tmp_path / "operate.sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(operate))
-        assert paths.client_socket() == tmp_path / "edged.sock"  # nobody listens, as after a crash
+        assert paths.client_socket() == tmp_path / "edged.sock"  # left by a crash
         listening.listen()
         assert paths.client_socket() == operate
 
 
-def test_edgeds_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_own_variables_then_systemds_override(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGED_STATE", "~/state")
     monkeypatch.setenv("EDGED_CACHE", "/big/disk")
     assert paths.default_state_dir() == Path("/home/me/state")
     assert paths.default_cache_dir() == Path("/big/disk")
-
-
-def test_systemd_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGED_STATE", "/other")
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/edged:/var/lib/more")
     monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/edged")
     monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/edged")
@@ -92,8 +83,3 @@ def test_default_config_service_comes_before_the_users_own(monkeypatch: pytest.M
     assert paths.default_config() == Path("/config/edged/edged.toml")
     monkeypatch.setenv("CONFIGURATION_DIRECTORY", "/etc/edged")
     assert paths.default_config() == Path("/etc/edged/edged.toml")
-
-
-def test_default_config_root_by_hand_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert paths.default_config() is None
