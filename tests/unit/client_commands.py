@@ -1,4 +1,4 @@
-"""The part of the tests' small daemon that takes operators' commands. The selected model's name selects the behaviour."""
+"""The operators' commands of the tests' small daemon. The selected model's name selects the behaviour."""
 
 from __future__ import annotations
 
