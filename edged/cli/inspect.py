@@ -174,8 +174,8 @@ _NOTHING_KNOWN: dict[str, Any] = {
     "names": [],
     "backends": {},
 }
-_PLAIN = ("digest", "size", "ir_version", "opsets", "producer", "metadata")  # of the inspection, as it has them
-_PLAIN += ("operators", "subgraphs", "functions", "parameters")
+# Of these, the fields of an inspection.
+_PLAIN = tuple("digest size ir_version opsets producer metadata operators subgraphs functions parameters".split())
 
 
 def _facts(file: Path, admission: Admission) -> dict[str, Any]:

@@ -180,7 +180,8 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def labels(self) -> Sequence[str]:
         """Return the labels by class id, as far as they were found."""
-        return _Labels({found.class_id: found.label for found in (*self.classes, *self.detections)})
+        known = {found.class_id: found.label for found in self.classes}
+        return _Labels(known | {found.class_id: found.label for found in self.detections})
 
 
 class _Labels(Sequence[str]):
