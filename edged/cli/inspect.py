@@ -175,7 +175,10 @@ _NOTHING_KNOWN: dict[str, Any] = {
     "backends": {},
 }
 # Of these, the fields of an inspection.
-_PLAIN = tuple("digest size ir_version opsets producer metadata operators subgraphs functions parameters".split())
+_PLAIN = (
+    *("digest", "size", "ir_version", "opsets", "producer", "metadata"),
+    *("operators", "subgraphs", "functions", "parameters"),
+)
 
 
 def _facts(file: Path, admission: Admission) -> dict[str, Any]:
