@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
-from edged.errors import EdgedError, HostLost
+import msgspec
+
+from edged.errors import HostLost
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena
 from edged.serving.link import Reply
 from edged.serving.session import ServingSession
+from edged.serving.slot import Slot
 from edged.serving.work import EngineRef
 from edged.vision.family import recognise
 
@@ -17,6 +21,12 @@ from edged.vision.family import recognise
 def engine_ref(key: str, backend: str = "fake") -> EngineRef:
     """An engine of a model that takes no pictures."""
     return EngineRef(key, backend, "model", recognise((), (), {}, {}))
+
+
+async def turn() -> None:
+    """Let everything that is due happen."""
+    for _ in range(4):
+        await asyncio.sleep(0)
 
 
 class FakeLink:
@@ -46,11 +56,31 @@ class FakeLink:
         self.closed.append(number)
 
     def sent(self) -> list[bytes]:
-        """What the host would read of every job, oldest first."""
+        """The bytes that the host would read of every job, oldest first."""
         return [self._bytes(job) for job, _ in self.jobs.values()]
 
+    def sizes(self) -> list[int]:
+        """The number of pictures, or of rows of the first input, of every job, oldest first."""
+        orders = [job for job, _ in self.jobs.values()]
+        return [len(job.pictures) if isinstance(job, m.Detect) else job.inputs[0].shape[0] for job in orders]
+
+    async def drain(self) -> list[int]:
+        """Answer every job, and those that follow; return the size of each."""
+        sizes = []
+        while self.jobs:
+            sizes.append(self.sizes()[0])
+            self.answer()
+            await turn()
+        return sizes
+
+    def reply(self, *outputs: m.TensorRef, not_finite: tuple[str, ...] = ()) -> None:
+        """Answer the oldest job, a tensor request, with these outputs."""
+        number = min(self.jobs)
+        _, future = self.jobs.pop(number)
+        future.set_result(m.Answer(number, outputs, m.Times(), not_finite))
+
     def answer(self, number: int | None = None) -> None:
-        """Answers a job, the oldest by default: a frame with its own bytes as detections, tensors with themselves."""
+        """Answer a job, the oldest by default: a frame with its own bytes as detections, tensors with themselves."""
         number = min(self.jobs) if number is None else number
         job, future = self.jobs.pop(number)
         times = m.Times(infer_ms=1.0)
@@ -65,8 +95,8 @@ class FakeLink:
             )
             future.set_result(m.Answer(number, outputs, times))
 
-    def fail(self, error: EdgedError) -> None:
-        """The oldest job ends with an error."""
+    def fail(self, error: Exception) -> None:
+        """End the oldest job with an error."""
         _, future = self.jobs.pop(min(self.jobs))
         future.set_exception(error)
 
@@ -77,8 +107,16 @@ class FakeLink:
             future.set_exception(HostLost("the host died"))
         self.jobs.clear()
 
-    def session(self, number: int = 1, key: str = "engine") -> ServingSession:
-        return ServingSession(self, number, engine_ref(key))  # type: ignore[arg-type]
+    async def die(self, slot: Slot) -> None:
+        """Lose the host of a slot's session."""
+        self.lose()
+        slot.vacate(self)  # type: ignore[arg-type]
+        await turn()
+
+    def session(self, number: int = 1, key: str = "engine", **facts: Any) -> ServingSession:
+        """A session of an engine with these facts."""
+        engine = msgspec.structs.replace(engine_ref(key), **facts)
+        return ServingSession(self, number, engine)  # type: ignore[arg-type]
 
     def _bytes(self, job: m.Infer | m.Detect) -> bytes:
         refs = job.pictures if isinstance(job, m.Detect) else job.inputs

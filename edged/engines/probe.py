@@ -39,7 +39,7 @@ from edged.models.model import Model
 from edged.models.triton_check import made_up_inputs
 from edged.models.triton_config import WARMUP_FOLDER, Warmup, WarmupInput
 from edged.raw_contents import to_array, to_bytes
-from edged.serving.batch import order, stage
+from edged.serving.batch import stage
 from edged.serving.link import HostLink
 from edged.serving.work import InputTensor, TensorWork, Work
 from edged.store.record import Verdict
@@ -59,23 +59,20 @@ async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session
 
     Overloaded if the arena has no room; whatever the session raises.
     """
-    work = TensorWork(inputs, None)
-    work.future.cancel()  # its result is not awaited
     refused: list[EdgedError] = []
 
     def refuse(_: Work, error: EdgedError) -> None:
         refused.append(error)
 
-    batch = stage([work], link.arena, refuse)
+    batch = stage([TensorWork(inputs, None)], link, refuse)
+    if batch is None:
+        raise refused[0]
     try:
-        if refused:
-            raise refused[0]
-        reply = await link.submit(order(batch, session, None))
+        reply = await batch.send(session, 0)
         assert isinstance(reply, m.Answer)  # tensors are answered so
         yield reply
     finally:
-        for staged in batch:
-            staged.release()
+        batch.release()
 
 
 _COMPARED = 3  # golden questions; one right answer suffices

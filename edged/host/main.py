@@ -97,7 +97,7 @@ class CancellableJobs:
 _LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may be anything
 
 
-class Say(Protocol):
+class Send(Protocol):
     """Sends a message to the daemon, and the bulk bytes that follow it."""
 
     def __call__(self, message: m.FromHost, pieces: Sequence[bytes | memoryview] = (), /) -> None: ...
@@ -110,46 +110,46 @@ _NO_MEMORY = re.compile(
 )
 
 
-class _SessionThreads:
+class SessionThreads:
     """One session, its two threads and the queues between them. The daemon bounds what is queued."""
 
-    def __init__(self, order: m.Open, backend: Backend, shared: SharedView, say: Say) -> None:
-        self._open, self._backend, self._shared, self._say = order, backend, shared, say
+    def __init__(self, order: m.Open, backend: Backend, shared: SharedView, send: Send) -> None:
+        self._open, self._backend, self._shared, self._send = order, backend, shared, send
         self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()
         self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | Inputs, float] | None]
         self._prepared = queue.SimpleQueue()
         self._pipeline: Pipeline | None = None
-        self._runs: CancellableJobs | None = None
+        self._jobs: CancellableJobs | None = None
         self.is_over = False  # it could not be opened
         threading.Thread(target=self._prepare_loop, name=f"prepare-{order.session}", daemon=True).start()
 
     def submit(self, job: m.Infer | m.Detect | None) -> None:
-        """Takes a job, once the session is open; None ends the session after what was taken before."""
-        if job is not None and self._runs is not None:
-            self._runs.take(job.job)
+        """Queue a job of an open session; None ends the session after the jobs before it."""
+        if job is not None and self._jobs is not None:
+            self._jobs.take(job.job)
         self._todo.put(job)
 
     def stop(self, job: int) -> None:
-        """The job is not to run, or no longer."""
-        if self._runs is not None:
-            self._runs.stop(job)
+        """Stop a job that waits or runs."""
+        if self._jobs is not None:
+            self._jobs.stop(job)
 
     def _prepare_loop(self) -> None:
         order, session = self._open, None
         try:
             session = self._backend.open(order.order)
             nodes = session.nodes() if isinstance(session, Placed) else {}
-            self._runs = runs = CancellableJobs(session)
+            self._jobs = jobs = CancellableJobs(session)
             self._pipeline = Pipeline(session, order.order.signature, order.recognition, order.batch, order.bounds)
         except Exception as error:
             self.is_over = True
             if session is not None:
                 with contextlib.suppress(Exception):  # the reason why it cannot be opened is more useful
                     session.close()
-            self._say(m.OpenFailed(order.session, *_named(_behind(Path(order.order.model), error))))
+            self._send(m.OpenFailed(order.session, *_named(_behind(Path(order.order.model), error))))
             return
         threading.Thread(target=self._infer_loop, name=f"infer-{self._open.session}", daemon=True).start()
-        self._say(m.Opened(self._open.session, nodes))
+        self._send(m.Opened(self._open.session, nodes))
         while (job := self._todo.get()) is not None:
             began = time.perf_counter()
             try:
@@ -157,29 +157,29 @@ class _SessionThreads:
                 self._prepared.put((job, prepared, (time.perf_counter() - began) * 1e3))
                 del prepared  # it is the other thread's now
             except Exception as error:
-                runs.leave(job.job)
-                self._say(m.JobFailed(job.job, *_named(error)))
+                jobs.leave(job.job)
+                self._send(m.JobFailed(job.job, *_named(error)))
         self._prepared.put(None)
 
     def _infer_loop(self) -> None:
         assert self._pipeline is not None
-        assert self._runs is not None
+        assert self._jobs is not None
         while (item := self._prepared.get()) is not None:
             job, prepared, took = item
-            said: m.FromHost
+            answer: m.FromHost
             bulk = Bulk()
             try:
-                said = self._run(self._pipeline, self._runs, job, prepared, took, bulk)
-                self._say(said, bulk.pieces)
+                answer = self._run(self._pipeline, self._jobs, job, prepared, took, bulk)
+                self._send(answer, bulk.pieces)
             except Exception as error:
-                said = m.JobFailed(job.job, *_named(error), error.outputs if isinstance(error, NotFinite) else ())
-                self._say(said)
-            del item, prepared, said, bulk  # a view into the arena must not outlive its job
+                answer = m.JobFailed(job.job, *_named(error), error.outputs if isinstance(error, NotFinite) else ())
+                self._send(answer)
+            del item, prepared, answer, bulk  # a view into the arena must not outlive its job
         try:
             self._pipeline.close()
         except Exception:
             traceback.print_exc()  # into the daemon's log
-        self._say(m.Closed(self._open.session))
+        self._send(m.Closed(self._open.session))
 
     def _prepare(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> Prepared | Inputs:
         if isinstance(job, m.Detect):
@@ -193,7 +193,7 @@ class _SessionThreads:
     def _run(
         self,
         pipeline: Pipeline,
-        runs: CancellableJobs,
+        jobs: CancellableJobs,
         job: m.Infer | m.Detect,
         prepared: Prepared | Inputs,
         prepare_ms: float,
@@ -202,7 +202,7 @@ class _SessionThreads:
         datatypes = {spec.name: spec.datatype for spec in self._open.order.signature.outputs}
         if isinstance(job, m.Infer):
             assert not isinstance(prepared, Prepared)
-            outputs, times = runs.run(job.job, partial(pipeline.run, prepared, job.outputs))
+            outputs, times = jobs.run(job.job, partial(pipeline.run, prepared, job.outputs))
             began = time.perf_counter()
             bad = pipeline.finite.bad(outputs)
             pipeline.finite.require(bad)
@@ -211,7 +211,7 @@ class _SessionThreads:
             times = msgspec.structs.replace(times, prepare_ms=prepare_ms, postprocess_ms=after_ms)
             return m.Answer(job.job, refs, times, bad)
         assert isinstance(prepared, Prepared)
-        outcomes = runs.run(job.job, partial(pipeline.infer, prepared))
+        outcomes = jobs.run(job.job, partial(pipeline.infer, prepared))
         return m.Detected(job.job, tuple(self._seen(outcome, datatypes, job.reply, bulk) for outcome in outcomes))
 
     def _shot(self, picture: m.Picture) -> Shot:
@@ -224,9 +224,7 @@ class _SessionThreads:
         found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
         classes = None if outcome.classes is None else outcome.classes.pack()
         try:
-            refs = self._place(
-                outcome.outputs, datatypes, reply, bulk
-            )  # of a model without a family: it gets one at a time
+            refs = self._place(outcome.outputs, datatypes, reply, bulk)  # a model without a family gets one at a time
         except EdgedError as error:
             return _unanswered(error)
         about = (outcome.width, outcome.height, outcome.times)
@@ -235,7 +233,7 @@ class _SessionThreads:
     def _place(
         self, outputs: dict[str, Array], datatypes: dict[str, str], reply: Span | None, bulk: Bulk, parts: int = 1
     ) -> tuple[m.TensorRef, ...]:
-        """Writes outputs one after the other into the reply's span; what does not fit goes with the message.
+        """Write outputs one after the other into the reply's span; those that do not fit go with the message.
 
         TooLarge if they exceed what this number of requests of the model may return.
         """
@@ -260,7 +258,7 @@ class _SessionThreads:
 
 
 def _behind(model: Path, error: Exception) -> Exception:
-    """What kept a model from being opened: runtimes blame the model for what its disk did not give them."""
+    """Why a model cannot be opened: runtimes blame the model for what its disk did not deliver."""
     found = disk_fault_behind(model.parent, error)
     if found is None and isinstance(error, EdgedError):
         try:
@@ -276,8 +274,8 @@ def _unanswered(error: Exception) -> m.Seen:
 
 
 def _named(error: Exception) -> tuple[str, str]:
-    """The class of `edged.errors` and the one line that stand for an exception on the link. Names of files and texts of
-    runtimes may hold what cannot be encoded."""
+    """The class of `edged.errors` and the line of text for an exception. File names and texts of runtimes may hold
+    characters that cannot be encoded."""
     name, message = _class_and_message(error)
     return name, message[:_LONGEST_REASON].encode(errors="backslashreplace").decode()
 
@@ -293,30 +291,29 @@ def _class_and_message(error: Exception) -> tuple[str, str]:
 
 
 def serve(backend_name: str, daemon: HostEnd, arena: int, reach: Reach) -> None:
-    """Run until the daemon closes the link or goes."""
+    """Run until the daemon closes the link or ends."""
     confine.refuse_calls(reach)
-    say = daemon.send
     try:
         backend = registry.load(backend_name)
     except errors.EdgedError as error:
-        say(m.Unfit(str(error)))
+        daemon.send(m.Unfit(str(error)))
         return
     shared = SharedView(arena)
     decoder = msgspec.msgpack.Decoder(ready(m.ToHost))
-    sessions: dict[int, _SessionThreads] = {}
-    say(m.Ready(os.getpid(), backend.version()))
+    sessions: dict[int, SessionThreads] = {}
+    daemon.send(m.Ready(os.getpid(), backend.version()))
     while (data := daemon.receive()) is not None:
         order = decoder.decode(data)
         if isinstance(order, m.Open):
             sessions = {number: session for number, session in sessions.items() if not session.is_over}
-            sessions[order.session] = _SessionThreads(order, backend, shared, say)
+            sessions[order.session] = SessionThreads(order, backend, shared, daemon.send)
         elif isinstance(order, m.Close):
             sessions.pop(order.session).submit(None)
         elif isinstance(order, m.Ping):
-            say(m.Pong())
+            daemon.send(m.Pong())
         elif isinstance(order, m.Stop):
-            if (asked := sessions.get(order.session)) is not None:
-                asked.stop(order.job)
+            if (session := sessions.get(order.session)) is not None:
+                session.stop(order.job)
         else:
             sessions[order.session].submit(order)
 
@@ -325,11 +322,11 @@ def main() -> None:
     """`python -m edged.host.main PARENT_PID BACKEND SOCKET_FD ARENA_FD MEMORY_MB REACH`"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which stops its hosts
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
-    parent, backend, daemon, arena, memory_mb, reached = sys.argv[1:]
+    parent, backend, daemon, arena, memory_mb, text = sys.argv[1:]
     if not process.die_with_parent(int(parent)):
         sys.exit(1)
     process.go_before_the_daemon(int(memory_mb))
-    reach = Reach.parsed(reached)
+    reach = Reach.parsed(text)
     confine.confine_files(reach)
     serve(backend, HostEnd(socket.socket(fileno=int(daemon))), int(arena), reach)
 

@@ -1,8 +1,8 @@
 """One opened engine with everything around it: pictures in, detections or tensors out. Runs in the host, or in-process.
 
-Two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, take it to the device
-where the session can do that ahead) and `infer` (run, decode boxes). Each step has one owner at a time. Pictures that
-share a batch fail one by one: a damaged picture does not affect the others.
+Two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, copy it to the device if
+the session can do that ahead) and `infer` (run, decode boxes). One thread at a time runs each step. Pictures of a batch
+fail one by one: a damaged picture does not affect the others.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from edged.vision.prepare import Preparer
 
 _BUFFERS = 3  # one being prepared, one being inferred, one waiting between the two
 _UNWATCHED = Bounds(finite="ignore")
-_DECODERS = 4  # threads that decode the pictures of a batch; OpenCV lets go of the interpreter meanwhile
+_DECODERS = 4  # threads that decode the pictures of a batch; OpenCV releases the interpreter's lock meanwhile
 
 
 class Shot(msgspec.Struct, frozen=True):
-    """A picture as it comes: encoded where `pixel_format` is empty, else raw pixels with their geometry."""
+    """A picture as it came: encoded if `pixel_format` is empty, else raw pixels with their geometry."""
 
     data: bytes | memoryview
     pixel_format: str = ""
@@ -48,12 +48,12 @@ class Shot(msgspec.Struct, frozen=True):
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """Inputs that the session has taken to its device ahead of their turn. They must be inferred."""
+    """Inputs that the session has copied to its device ahead of their turn. They must be inferred."""
 
     handle: object
 
 
-# Inputs by name, or what the session has made of them.
+# Inputs by name, or staged on the device.
 Inputs: TypeAlias = Mapping[str, Array] | Staged
 
 
@@ -68,8 +68,8 @@ class _Fitted(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """Pictures as the model wants them, or why not, in their order. The tensor is the pipeline's and is reused two
-    calls later. `inputs` is None if no picture could be decoded."""
+    """Pictures fitted into the input tensor, or their errors, in their order. The tensor is reused two calls later.
+    `inputs` is None if no picture could be decoded."""
 
     inputs: Inputs | None
     pictures: tuple[_Fitted | Exception, ...]
@@ -77,7 +77,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came out of a picture: detections, or classes, or the raw outputs of a model without a family. `not_finite`
+    """The result of a picture: detections, or classes, or the raw outputs of a model without a family. `not_finite`
     names the outputs that held NaN or infinity."""
 
     width: int
@@ -90,8 +90,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Pipeline:
-    """Owns a session, from the start, and the buffers in front of it. `batch` is the most pictures at a time. `bounds`
-    decides what happens to outputs that are not finite."""
+    """Owns a session and its input buffers; closes the session if it raises at the start. `batch` is the most pictures
+    at a time. `bounds` decides about outputs that are not finite."""
 
     def __init__(
         self,
@@ -109,7 +109,9 @@ class Pipeline:
         self._decoders: ThreadPoolExecutor | None = None
         try:
             opened = open_family(recognition) if recognition.family else None
-            self._classifier = opened if isinstance(opened, Classifier) else None  # asked once: it takes a while
+            self._classifier = (
+                opened if isinstance(opened, Classifier) else None
+            )  # once: an isinstance check takes a while
             self._detector = None if isinstance(opened, Classifier) else opened
             self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
             self._fixed, self._buffers = _input_buffers(signature, recognition, self._staging, batch)
@@ -119,7 +121,7 @@ class Pipeline:
             raise
 
     def prepare(self, shots: Sequence[Shot]) -> Prepared:
-        """Decodes pictures, at most `batch` of them, and fits them into an input tensor."""
+        """Decode pictures, at most `batch` of them, and fit them into an input tensor."""
         if self._preparer is None:
             raise InvalidInput(f"this model takes no picture ({self.recognition.picture}); send tensors instead")
         self._turn = (self._turn + 1) % _BUFFERS
@@ -148,9 +150,8 @@ class Pipeline:
     def infer(self, prepared: Prepared) -> list[Outcome | Exception]:
         """Run the engine on prepared pictures and decode its outputs; return one result per picture, in order.
 
-        Raises what keeps it from decoding one of several: outputs that are not one row for each picture say nothing of
-        the others either.
-        """
+        If it cannot decode the outputs of one of several pictures it raises that error: outputs that are not one row
+        for each picture are useless for the others, too."""
         if prepared.inputs is None:
             return [each for each in prepared.pictures if isinstance(each, Exception)]
         started = time.perf_counter()
@@ -168,7 +169,7 @@ class Pipeline:
             return [error]
 
     def run(self, inputs: Inputs, outputs: Sequence[str] | None) -> tuple[dict[str, Array], Times]:
-        """A tensor request as it is."""
+        """Run a tensor request."""
         started = time.perf_counter()
         answer = self._infer(inputs, outputs)
         return answer, Times(infer_ms=(time.perf_counter() - started) * 1e3)
@@ -186,7 +187,7 @@ class Pipeline:
         return list(self._decoders.map(partial(_decode, preparer), shots))
 
     def _extra_inputs(self, pictures: Sequence[_Fitted | Exception], rows: int) -> dict[str, Array]:
-        """What the model wants to know of the pictures besides; rows that no picture fills repeat the last."""
+        """The family's further inputs about the pictures; rows without a picture repeat the last."""
         family = self._detector or self._classifier
         if family is None:
             return {}
@@ -206,7 +207,7 @@ class Pipeline:
     def _checked(
         self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float, bad: tuple[str, ...], rows: int
     ) -> Outcome | Exception:
-        """The outcome of one of several, of whose outputs those in `bad` are not finite in some row."""
+        """The outcome of one picture; the outputs in `bad` are not finite in some row."""
         if not bad:
             return self._outcome(outputs, picture, infer_ms)
         own = self.finite.bad({name: outputs[name] for name in bad}, picture.row, rows)
@@ -237,8 +238,7 @@ class Pipeline:
 
 
 def _decode(preparer: Preparer, shot: Shot) -> tuple[Image | Decoded, float] | Exception:
-    """BGR pixels and the milliseconds that they took. Of the preparer only its knowledge of sizes is used, which
-    several threads may ask for."""
+    """BGR pixels and the milliseconds that they took. Threads share the preparer: only its sizes are read here."""
     started = time.perf_counter()
     pixels: Image | Decoded
     try:
@@ -255,8 +255,8 @@ def _decode(preparer: Preparer, shot: Shot) -> tuple[Image | Decoded, float] | E
 def _input_buffers(
     signature: Signature, recognition: Recognition, staging: Staging | None, batch: int
 ) -> tuple[bool, list[Array]]:
-    """Input tensors to alternate between, and whether they go as they are: with a fixed batch what no picture fills
-    stays as it was, else only the rows that are filled are given to the engine."""
+    """Input tensors to alternate between, and whether the engine gets all of their rows, as it does with a fixed batch;
+    otherwise it gets the rows with pictures."""
     if recognition.preprocess is None:
         return True, []
     spec = next(s for s in signature.inputs if s.name == recognition.input)

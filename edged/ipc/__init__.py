@@ -1,1 +1,1 @@
-"""What crosses a process boundary: message types, framing, shared memory."""
+"""Messages between processes, their framing, and shared memory."""

@@ -1,7 +1,7 @@
-"""Memory that the daemon and one engine host share: a picture or tensor is written once and read where it lies.
+"""Memory that the daemon and one engine host share: a picture or tensor is written once and read without a copy.
 
-The memory is anonymous (memfd): it has no name that could be left behind, and it goes with the last process that
-holds it. The daemon alone decides what is free; the host only reads and writes the spans named in its job.
+The memory is anonymous (memfd): it has no name that could be left behind, and is freed with the last process that holds
+it. The daemon alone decides which parts are free; the host only reads and writes the spans named in its job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from edged.errors import Overloaded, TooLarge
 
-_ALIGN = 64  # a cache line, and what vector loads like best
+_ALIGN = 64  # a cache line, and the best alignment for vector loads
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -46,7 +46,7 @@ class FreeList:
         raise Overloaded(f"the shared memory of {self.capacity} bytes is full; send less at a time")
 
     def give(self, offset: int) -> None:
-        """Returns what `take` gave; KeyError when it was not taken."""
+        """Free what `take` returned; KeyError if it was not taken."""
         size = self._taken.pop(offset)
         index = bisect.bisect_left(self._holes, (offset, 0))
         if index < len(self._holes) and self._holes[index][0] == offset + size:
@@ -63,7 +63,7 @@ class FreeList:
 
 
 class Arena:
-    """The daemon's end: makes the memory and hands out spans. Untouched pages cost nothing."""
+    """The daemon's end: creates the memory and allocates spans. Untouched pages cost nothing."""
 
     def __init__(self, capacity: int) -> None:
         self.handle = os.memfd_create("edged-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -76,12 +76,6 @@ class Arena:
 
     def reserve(self, size: int) -> Span:
         return Span(self._free.take(size), size)
-
-    def store(self, data: bytes | memoryview) -> Span:
-        """Copies bytes in: the one copy on their way to the engine."""
-        span = self.reserve(len(data))
-        self._view[span.offset : span.offset + span.size] = data
-        return span
 
     def read(self, span: Span) -> memoryview:
         """A view that is valid until the span is released."""
@@ -108,7 +102,7 @@ class SharedView:
         self.memory = memoryview(self._map)
 
     def at(self, span: Span) -> memoryview:
-        """The bytes of a span; ValueError if it lies outside."""
+        """The bytes of a span; ValueError if it is outside."""
         if span.offset < 0 or span.size < 0 or span.offset + span.size > len(self.memory):
             raise ValueError(f"span {span} is outside the arena")
         return self.memory[span.offset : span.offset + span.size]

@@ -1,8 +1,4 @@
-"""NaN and infinity in outputs: finding them, in the host, and how often a model had them lately, in the daemon.
-
-An alarm wants to know when it began, when it was last, and how many of how many answers; it is over when none had any
-for a while.
-"""
+"""NaN and infinity in outputs: the host finds them, the daemon counts how often a model had them lately."""
 
 from __future__ import annotations
 
@@ -16,15 +12,15 @@ from edged.errors import NotFinite
 from edged.models.limits import FINITE, Bounds
 from edged.tensors import Array, TensorSpec
 
-QUIET_SECONDS = 300.0  # without one, and it is over
+QUIET_SECONDS = 300.0  # without one, after which a spell is over
 _FLOATS = ("FP16", "BF16", "FP32", "FP64")
-# Formats of 16 bits are looked at as whole numbers: an exponent of ones alone is NaN or infinity. numpy has no bfloat16
-# and takes twenty times as long over float16.
+# 16-bit formats are checked as integers: an exponent of all ones is NaN or infinity. numpy has no bfloat16 and takes
+# twenty times as long for float16.
 _EXPONENTS = {"FP16": 0x7C00, "BF16": 0x7F80}
 
 
 def is_finite(array: Array, datatype: str) -> bool:
-    """Whether all of an output is, in about the time that it takes to read it once."""
+    """Whether all of an output is finite; takes about as long as reading it once."""
     exponent = _EXPONENTS.get(datatype)
     if exponent is None or not array.size:
         return bool(np.count_nonzero(np.isfinite(array)) == array.size)  # `all` of a small array takes twice as long
@@ -32,14 +28,14 @@ def is_finite(array: Array, datatype: str) -> bool:
 
 
 def watched(bounds: Bounds, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Outputs of a model that are looked at: those of floats, or none if its settings say so."""
+    """The outputs of a model that are checked: those of floats, or none if its settings say so."""
     if bounds.finite == "ignore":
         return ()
     return tuple(spec for spec in outputs if spec.datatype in _FLOATS)
 
 
 class FiniteCheck:
-    """Looks at the outputs of one model; at none if its settings say so."""
+    """Checks the outputs of one model."""
 
     def __init__(self, bounds: Bounds, outputs: Sequence[TensorSpec]) -> None:
         self._datatypes = {spec.name: spec.datatype for spec in watched(bounds, outputs)}
@@ -70,7 +66,7 @@ def _row(array: Array, row: int, rows: int) -> Array:
 
 
 class Spell(msgspec.Struct, frozen=True):
-    """A time in which an output was not always finite: seconds of time.monotonic(), and answers since it began."""
+    """A period in which an output was not always finite: seconds of time.monotonic(), and answers since it began."""
 
     output: str
     began: float
@@ -80,7 +76,7 @@ class Spell(msgspec.Struct, frozen=True):
 
 
 class Finiteness:
-    """Counts the answers of one model, and those that were not finite, by output: `counts` are all there were."""
+    """Counts the answers of one model that were not finite. `counts` is the total by output."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -88,7 +84,7 @@ class Finiteness:
         self._spells: dict[str, Spell] = {}  # `answers` is the count before it began
 
     def answered(self, bad: Iterable[str], now: float) -> None:
-        """One more answer, and the outputs of it that hold NaN or infinity."""
+        """Count an answer; `bad` are its outputs that hold NaN or infinity."""
         for output in bad:
             self.counts[output] += 1
             known = self._spells.get(output)
@@ -98,7 +94,7 @@ class Finiteness:
         self._answers += 1
 
     def spells(self, now: float) -> tuple[Spell, ...]:
-        """Those that are not over."""
+        """The spells that are not over."""
         return tuple(
             msgspec.structs.replace(spell, answers=self._answers - spell.answers)
             for spell in self._spells.values()

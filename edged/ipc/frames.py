@@ -21,14 +21,14 @@ _INLINE = 64 << 10  # bulk bytes that go in a message: an answer with a few obje
 
 
 class Bulk:
-    """The bulk bytes of one message: the first few go in it, the others follow it in the order of the calls."""
+    """The bulk bytes of one message: small ones go in it, the others follow it in the order of the calls."""
 
     def __init__(self) -> None:
         self._room = _INLINE
         self.pieces: list[bytes | memoryview] = []
 
     def put(self, data: bytes | memoryview) -> tuple[bytes, int]:
-        """What goes in the message, and how many bytes follow it instead."""
+        """Return the bytes that go in the message, and the number of bytes that follow it instead."""
         if len(data) <= self._room:
             self._room -= len(data)
             return bytes(data), 0
@@ -45,7 +45,7 @@ class HostEnd:
         self._lock, self._encoder = threading.Lock(), msgspec.msgpack.Encoder()
 
     def receive(self) -> bytes | None:
-        """The next message; None if the daemon is gone."""
+        """Return the next message; None if the daemon has ended."""
         header = self._reader.read(HEADER.size)
         if len(header) < HEADER.size:
             return None
@@ -54,7 +54,7 @@ class HostEnd:
         return data if len(data) == size else None
 
     def send(self, message: msgspec.Struct, pieces: Sequence[bytes | memoryview] = ()) -> None:
-        """Sends a message and what follows it. TooLarge for a message that the daemon would not take."""
+        """Send a message and the bytes that follow it. TooLarge for a message that the daemon would not take."""
         data = bytearray(HEADER.size)
         self._encoder.encode_into(message, data, HEADER.size)
         size = len(data) - HEADER.size

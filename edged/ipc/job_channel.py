@@ -1,13 +1,12 @@
 """Messages from a child to its parent: frames on one pipe, which nothing else may write to.
 
 A frame is one byte for its kind, four bytes of length (little-endian) and that many bytes of JSON. Any number of
-`PROGRESS` may come first; one `ANSWER` or `FAILURE` is the last word. A length beyond its kind's bound is refused when
-it is read, before anything of that length is kept: a child that went wild cannot fill its parent's memory.
+`PROGRESS` may come first; one `ANSWER` or `FAILURE` is the last. A length beyond its kind's bound is refused before
+memory is allocated for it, so that a child cannot fill its parent's memory.
 
-There is no heartbeat. A runtime may hold Python's lock for half an hour while it compiles, so a thread that beats would
-fall silent in a healthy child; and one that does beat says nothing about the thread that works. The parent looks at the
-processor time that a child uses instead (`edged.engines.child_watch`).
-"""
+Children send no heartbeat. A runtime may hold Python's lock for half an hour while it compiles, so a heartbeat would
+stop in a healthy child; and it would prove nothing about the thread that works. Instead the parent observes the
+processor time that a child uses (`edged.engines.child_watch`)."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ from edged.ipc.job_messages import Failure, Progress
 
 PROGRESS, ANSWER, FAILURE = b"P", b"A", b"F"
 _LARGEST = {PROGRESS: 64 << 10, ANSWER: 4 << 20, FAILURE: 64 << 10}  # bytes of JSON, which are decoded on the loop
-# What decoding may raise for bytes that a child made up.
+# Errors of decoding any bytes.
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 _HEADER = struct.Struct("<cI")
-_INTERVAL = 0.2  # seconds between two words about one phase
+_INTERVAL = 0.2  # seconds between two reports of one phase
 _LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may be anything
 
 
@@ -42,7 +41,7 @@ class Frame(NamedTuple):
 
 
 def pack(kind: bytes, message: msgspec.Struct) -> bytes:
-    """A message as a frame. BuildFailed when it is larger than its kind may be."""
+    """A message as a frame. BuildFailed if it is larger than its kind may be."""
     payload = msgspec.json.encode(message)
     if len(payload) > _LARGEST[kind]:
         raise BuildFailed(f"the child's {type(message).__name__.lower()} of {len(payload)} bytes is too large to send")
@@ -50,7 +49,7 @@ def pack(kind: bytes, message: msgspec.Struct) -> bytes:
 
 
 def progress(frame: Frame) -> Progress:
-    """What a PROGRESS holds. Garbled when it holds something else."""
+    """The content of a PROGRESS frame. Garbled if it is anything else."""
     try:
         return msgspec.json.decode(frame.payload, type=ready(Progress))
     except UNREADABLE as error:
@@ -64,7 +63,7 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are complete with `data`. Garbled at the first byte that cannot be one's."""
+        """Yield the frames that `data` completes. Garbled at the first byte that cannot be part of one."""
         self._buffer += data
         while (size := self._size()) is not None and len(self._buffer) >= size:
             frame = Frame(bytes(self._buffer[:1]), bytes(self._buffer[_HEADER.size : size]))
@@ -72,7 +71,7 @@ class Frames:
             yield frame
 
     def _size(self) -> int | None:
-        """Bytes of the frame that begins the buffer; None while its header is not all there."""
+        """The size of the frame at the start of the buffer; None until its header is complete."""
         if not self._buffer:
             return None
         largest = _LARGEST.get(bytes(self._buffer[:1]))
@@ -89,8 +88,8 @@ class Frames:
 class Teller:
     """The child's end. A runtime may report progress thousands of times, and from several of its threads.
 
-    Of one phase the first report is sent, then five a second at most, and the last one when the next phase or the end
-    comes. Nothing is sent between reports: see above for the reason.
+    Of each phase the first report is sent, then at most five a second, and the last one before the next phase or the
+    end.
     """
 
     def __init__(self, pipe: BinaryIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -114,12 +113,12 @@ class Teller:
             self._write(pack(PROGRESS, _plain(progress)))
 
     def answer(self, message: msgspec.Struct) -> None:
-        """The last word of a job that was done. BuildFailed when it is too large; nothing is sent then."""
+        """End a job that is done. BuildFailed, and nothing is sent, if the message is too large."""
         self._end(pack(ANSWER, message))
 
     def fail(self, error: str, reason: str, finding: Mapping[str, str] | None = None) -> None:
-        """The last word of a job that could not be done: a class of `edged.errors`, its message, and the finding that
-        the error carries, if any."""
+        """End a job that failed: a class of `edged.errors`, its message, and the finding that the error carries, if
+        any."""
         cut = {name: value[:_LONGEST_REASON] for name, value in (finding or {}).items()}
         self._end(pack(FAILURE, Failure(error, reason[:_LONGEST_REASON], cut)))
 
@@ -140,7 +139,7 @@ class Teller:
 
 
 def _plain(progress: Progress) -> Progress:
-    """A fraction as a runtime may give it (NumPy's float, 1.0000001, not a number) as one from 0 to 1."""
+    """Make a runtime's fraction (NumPy's float, 1.0000001, not a number) a number from 0 to 1."""
     if progress.fraction is None:
         return progress
     fraction = float(progress.fraction)

@@ -1,4 +1,4 @@
-"""What a one-shot child is asked and what it answers, as messages."""
+"""The jobs of one-shot children, and their answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edged.vision.family import Recognition
 
 
 class Lower(msgspec.Struct, frozen=True, tag=True):
-    """Writes a model for older versions into the file `out`; 0 leaves a version as it is. Answered by `Lowered`."""
+    """Write a model for older versions into the file `out`; 0 leaves a version as it is. Answered by `Lowered`."""
 
     path: str
     out: str
@@ -25,17 +25,17 @@ class Lower(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lowered(msgspec.Struct, frozen=True):
-    """`by_definition`: nothing was changed but what means the same by the operators' own definitions."""
+    """`by_definition`: all changes are equivalent by the definitions of the operators."""
 
     by_definition: bool
     details: tuple[str, ...] = ()
 
 
 class Prove(msgspec.Struct, frozen=True, tag=True):
-    """Compares the answers of a repaired model with those of the original. Answered by `Proven`.
+    """Compare the answers of a repaired model with those of the original. Answered by `Proven`.
 
-    The original is asked through ONNX Runtime, or, with `evaluate`, through ONNX's reference implementation, which is
-    given about so many `seconds` for as many questions as it can answer in that time.
+    The original runs in ONNX Runtime, or, with `evaluate`, in ONNX's reference implementation, which answers as many
+    questions as it can in about so many `seconds`.
     """
 
     original: Order
@@ -54,9 +54,8 @@ class Proven(msgspec.Struct, frozen=True):
 
 
 class FreeDims(msgspec.Struct, frozen=True, tag=True):
-    """Finds what the inputs of a model really take, and writes it with inputs declared so into the file `out`, if that
-    is not what they are declared as. `sizes`: whether pictures of other sizes are tried as well. Answered by `Freed`.
-    """
+    """Find the shapes that a model really takes. If they are not the declared ones, write the model with inputs
+    declared so into the file `out`. `sizes`: whether to try pictures of other sizes as well. Answered by `Freed`."""
 
     order: Order
     recognition: Recognition
@@ -66,20 +65,20 @@ class FreeDims(msgspec.Struct, frozen=True, tag=True):
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """`changes` are lines "x: 10x3x32x32 -> Nx3x32x32", none if everything is declared as it is; `details` say how
-    it was found, `refused` why something that was asked for was not done."""
+    """`before` and `after` are the declared shapes; `details` say how they were found, `refused` why a requested change
+    was not made."""
 
     before: str = ""
     after: str = ""
     details: tuple[str, ...] = ()
-    sized: bool = False  # whether pictures of other sizes are among it
+    sized: bool = False  # whether pictures of other sizes are taken
     refused: str = ""
     figures: dict[str, float] = {}
     questions: int = 0
 
 
 class Simplify(msgspec.Struct, frozen=True, tag=True):
-    """Simplifies a model into the file `out`, its weights beside it in `weights` where they are too many for one file.
+    """Simplify a model into the file `out`, with its weights in the file `weights` if they are too many for one file.
     Answered by `Simplified`."""
 
     path: str
@@ -96,10 +95,8 @@ class Simplified(msgspec.Struct, frozen=True):
 
 
 class RuntimeSupport(msgspec.Struct, frozen=True):
-    """What a runtime of this version takes: ONNX opsets from `oldest` to `newest` and IR versions up to `newest_ir`.
-
-    0 means any version.
-    """
+    """A version of a runtime, with the ONNX opsets from `oldest` to `newest` and the IR versions up to `newest_ir` that
+    it takes. 0 means any version."""
 
     version: str
     oldest: int
@@ -114,10 +111,10 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Whether a backend takes a model as it was written; the last of its stages is `through`. Answered by `Checked`.
+    """Check whether a backend takes a model as it was written, through stage `through`. Answered by `Checked`.
 
-    `support` is what is known of some version of the runtime already; `given` are the user's samples, paths by the
-    digests of their contents.
+    `support` is that of some version of the runtime, if known; `given` are the user's samples, paths by the digests of
+    their contents.
     """
 
     order: Order
@@ -132,25 +129,25 @@ class Check(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckSamples(msgspec.Struct, frozen=True, tag=True):
-    """Whether pictures can be read, and tensors of a model of this signature, by their paths. Answered by `Done`, or by
-    the first reason why not."""
+    """Check that pictures, and tensors of a model with this signature, can be read. Answered by `Done`, or by the first
+    failure."""
 
     samples: tuple[str, ...]
     signature: Signature
 
 
 class MakeGolden(msgspec.Struct, frozen=True, tag=True):
-    """Runs the reference on golden inputs and keeps both in the file `out`. Answered by `MadeGolden`."""
+    """Run the reference on golden inputs and store both in the file `out`. Answered by `MadeGolden`."""
 
     order: Order
     out: str
     recognition: Recognition
-    samples: tuple[str, ...] = ()  # paths of what the user gave
-    shape_range: ShapeRange = ShapeRange()  # of the shapes to ask with
+    samples: tuple[str, ...] = ()  # paths of the user's samples
+    shape_range: ShapeRange = ShapeRange()  # of the shapes of the inputs
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
-    """Builds into the empty directory `out`. Answered by `Built`.
+    """Build an engine in the empty directory `out`. Answered by `Built`.
 
     `expects` is the version of the runtime that the engine's key names; with another one loaded the job is void.
     """
@@ -163,42 +160,42 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 
 
 class Verify(msgspec.Struct, frozen=True, tag=True):
-    """Opens a built engine, compares it with the golden outputs in the file `golden`, times it. Answered by `Timed`."""
+    """Open a built engine, compare it with the golden outputs in the file `golden`, time it. Answered by `Timed`."""
 
     order: Order
     golden: str
     reference: Order
     tolerance: Tolerance
-    recognition: Recognition  # how boxes are read from the outputs, so that they can be compared
+    recognition: Recognition  # how boxes are read from outputs to be compared
     expects: str = ""
-    arithmetic: str = "fp32"  # the precision of fewest digits that is computed in, by the model or by the engine
+    arithmetic: str = "fp32"  # the lowest precision that the model or the engine computes in
 
 
 class CompareLevels(msgspec.Struct, frozen=True, tag=True):
-    """Compares a model at each level of ONNX Runtime's optimisation with the model as it was written, which `order` is
-    for. Answered by `ComparedLevels`."""
+    """Compare a model at each level of ONNX Runtime's optimisation with the model as it was written, which `order`
+    opens. Answered by `ComparedLevels`."""
 
     order: Order
     recognition: Recognition
     tolerance: Tolerance
-    samples: tuple[str, ...] = ()  # paths of what the user gave
+    samples: tuple[str, ...] = ()  # paths of the user's samples
     shape_range: ShapeRange = ShapeRange()
 
 
 class LoadRuntime(msgspec.Struct, frozen=True, tag=True):
-    """Imports a backend's runtime and finds out what it takes. Answered by `LoadedRuntime`."""
+    """Import a backend's runtime and find the versions that it takes. Answered by `LoadedRuntime`."""
 
     backend: str
 
 
 class TryProvider(msgspec.Struct, frozen=True, tag=True):
-    """Computes with one of ONNX Runtime's execution providers. Answered by `Done`."""
+    """Compute with one of ONNX Runtime's execution providers. Answered by `Done`."""
 
     provider: str
 
 
 class ImportPackage(msgspec.Struct, frozen=True, tag=True):
-    """Imports modules of an optional package. Answered by `Done`."""
+    """Import modules of an optional package. Answered by `Done`."""
 
     modules: tuple[str, ...]
 
@@ -211,17 +208,17 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The findings about a model on a runtime with these limits: why it is refused, or what to report."""
+    """The findings about a model on a runtime with this support: why it is refused, or what to report."""
 
     support: RuntimeSupport
     finding: Finding | None = None
     warnings: tuple[Finding, ...] = ()
-    tries: int = 1  # how often in a row it ended so
+    tries: int = 1  # in a row that ended so
     seconds: float = 0.0  # from opening it to its first answer; 0 if it gave none
 
 
 class Done(msgspec.Struct, frozen=True):
-    """Nothing more to say."""
+    """The job is done."""
 
 
 class MadeGolden(msgspec.Struct, frozen=True):
@@ -247,23 +244,23 @@ class Timed(msgspec.Struct, frozen=True):
 
 
 class LevelVerdict(msgspec.Struct, frozen=True):
-    """What one level of optimisation does to the answers."""
+    """The verdict on one level of optimisation."""
 
     level: str
     verdict: Verdict
 
 
 class ComparedLevels(msgspec.Struct, frozen=True):
-    """In the order of the levels, each of which does all that the one before does, and more."""
+    """In the order of the levels, each of which includes the one before."""
 
     levels: tuple[LevelVerdict, ...]
 
 
 class LoadedRuntime(msgspec.Struct, frozen=True):
-    """`opset` and `ir_version` are the highest that it takes, 0 if it takes not even an old one, `ANY` where it does
-    not look; `providers` are ONNX Runtime's; `talks` says how it could send something home, empty if it cannot."""
+    """`opset` and `ir_version` are the highest that it takes, 0 if it does not even take an old one, `ANY` if it does
+    not check; `providers` are ONNX Runtime's; `talks` says how it could send telemetry, empty if it cannot."""
 
-    ANY: ClassVar[int] = 64  # ONNX has come near this with neither number
+    ANY: ClassVar[int] = 64  # neither number of ONNX is near this
 
     version: str
     opset: int
@@ -291,8 +288,8 @@ Job = (
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a child ends that could not do its job: a class of `edged.errors` and its message, and where the model is at
-    fault the fields of the finding."""
+    """The end of a job that failed: a class of `edged.errors`, its message, and the fields of the finding if the model
+    is at fault."""
 
     error: str
     message: str

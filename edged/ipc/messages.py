@@ -1,5 +1,5 @@
-"""What the daemon and an engine host say to each other (MessagePack, in the frames of `frames`; bulk bytes are in the
-arena)."""
+"""Messages between the daemon and an engine host: MessagePack in the frames of `frames`; bulk bytes are in the
+arena."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edged.vision.placement import Roi
 
 _FEW, _MANY = msgspec.Meta(max_length=1024), msgspec.Meta(max_length=4096)
 
-# -- what a frame or a tensor looks like on the link ----------------------------------------------------------------
+# -- frames and tensors ---------------------------------------------------------------------------------------------
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):
-    """One picture: encoded when `pixel_format` is empty, else raw with its geometry in pixels and bytes.
+    """One picture: encoded if `pixel_format` is empty, else raw with its geometry in pixels and bytes.
 
-    None as roi means all of it as it is, None as thresholds the model's own.
+    Without a roi the whole picture is used, without thresholds the model's.
     """
 
     span: Span
@@ -34,8 +34,8 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor: in the arena, or, if it did not fit there, in the message or as many bytes that follow it. BYTES are
-    length-prefixed elements."""
+    """One tensor: in the arena, or, if it did not fit there, in the message or in so many bytes that follow it. BYTES
+    are length-prefixed elements."""
 
     name: str
     datatype: str
@@ -46,7 +46,7 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Milliseconds spent in each step of the host; those who go together share `infer_ms`."""
+    """Milliseconds spent in each step of the host; parts of a batch share `infer_ms`."""
 
     decode_ms: float = 0.0
     prepare_ms: float = 0.0
@@ -55,11 +55,11 @@ class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What became of one picture of `width` x `height` pixels.
+    """The result of one picture of `width` x `height` pixels.
 
-    Detections or classes, packed as `edged.vision.detections` does; or the outputs of
-    a model of no family; or the name and line of the error that is its answer. `not_finite` names outputs that
-    held NaN or infinity. `following`: bytes that follow the message, which are its detections.
+    Detections or classes, packed by `edged.vision.detections`; or the outputs of a model without a family; or the class
+    and message of the error that is its answer. `not_finite` names outputs that held NaN or infinity. `following`: the
+    number of bytes that follow the message, which are its detections.
     """
 
     width: int = 0
@@ -78,7 +78,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """`batch` is the largest number of pictures that will be sent together, `bounds` what each request may take."""
+    """`batch` is the largest number of pictures that will be sent together, `bounds` the limits of each request."""
 
     session: int
     order: Order
@@ -92,8 +92,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Infer(msgspec.Struct, frozen=True, tag=True):
-    """A tensor request, or several that go together as so many `parts`. `reply` is where outputs go as far as they
-    fit."""
+    """A tensor request, or a batch of so many `parts`. `reply` is the span for outputs, as far as they fit."""
 
     job: int
     session: int
@@ -104,7 +103,7 @@ class Infer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Detect(msgspec.Struct, frozen=True, tag=True):
-    """Camera frames that go together. `reply` is where raw outputs go as far as they fit."""
+    """A batch of camera frames. `reply` is the span for raw outputs, as far as they fit."""
 
     job: int
     session: int
@@ -127,12 +126,12 @@ ToHost = Open | Close | Infer | Detect | Stop | Ping
 
 # -- from the host --------------------------------------------------------------------------------------------------
 #
-# A stranger's model may speak for the host. So a message that takes long to decode cannot be: it has no fields that
-# are not known, none twice, and no list that is longer than what may have been asked for.
+# A hostile model may have taken the host over, so no message may take long to decode: it has no unknown fields, no
+# field twice, and no list that is longer than a request can make it.
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The host's first word: its backend is imported, and which version of the runtime that was."""
+    """The host's first message: it has imported its backend, with this version of the runtime."""
 
     pid: int
     version: str
@@ -162,7 +161,7 @@ class OpenFailed(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """Outputs of a tensor request. `not_finite` names those that hold NaN or infinity."""
+    """The outputs of a tensor request. `not_finite` names those that hold NaN or infinity."""
 
     job: int
     outputs: Annotated[tuple[TensorRef, ...], _MANY]
@@ -171,7 +170,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unkn
 
 
 class Detected(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """What became of the frames of a job, in their order."""
+    """The results of the frames of a job, in their order."""
 
     job: int
     seen: Annotated[tuple[Seen, ...], _FEW]

@@ -1,8 +1,7 @@
-"""The daemon's end of the socket to an engine host: orders out, answers in. Bytes only; what they mean is the link's.
+"""The daemon's end of the socket to an engine host, which moves bytes; the link encodes and decodes them.
 
-The two ends are a pair without a name. A host is not trusted: however much it sends, the kernel holds it back until the
-loop reads again, and what it announces is compared with what it may send before any memory is taken for it.
-"""
+The two ends are a pair without a name. A host is not trusted: however much it sends, the kernel blocks it until the
+loop reads again, and the sizes that it announces are checked before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -14,39 +13,39 @@ from collections.abc import Callable
 from edged.ipc.frames import HEADER, LARGEST_MESSAGE
 
 _BUFFER = 64 << 10  # bytes read at once
-_AT_ONCE = 16  # reads, before others have their turn
+_AT_ONCE = 16  # reads, before other tasks have their turn
 
-Heard = Callable[[bytes, memoryview], None]
+Receive = Callable[[bytes, memoryview], None]
 
 
 class HostSocket:
-    """Made in the loop. `child` is the host's end, to be given up by `started` once the host has it."""
+    """Create it in the loop. `child` is the host's end, which `started` closes here."""
 
-    def __init__(self, heard: Heard, most_bulk: Callable[[], int], gone: Callable[[str], None]) -> None:
+    def __init__(self, receive: Receive, most_bulk: Callable[[], int], gone: Callable[[str], None]) -> None:
         """OSError if the box has no sockets left.
 
-        `heard` is called with each message and the bulk bytes that followed it, and may close the socket. `most_bulk`
-        returns how many bulk bytes may follow a message now. `gone` is called once if the host has closed its end, with
-        why if it sent something that it may not send.
+        `receive` is called with each message and the bulk bytes that followed it, and may close the socket. `most_bulk`
+        returns the number of bulk bytes that may follow a message now. `gone` is called once if the host has closed its
+        end, with a reason if it sent something that it may not send.
         """
-        self._heard, self._most_bulk, self._gone = heard, most_bulk, gone
+        self._receive, self._most_bulk, self._gone = receive, most_bulk, gone
         self._loop = asyncio.get_running_loop()
         self._socket, self.child = socket.socketpair()
         self._socket.setblocking(False)
         self._is_open, self._is_draining = True, False
         self._small = memoryview(bytearray(_BUFFER))
-        self._large: memoryview | None = None  # the frame that is coming, if it is larger than that
+        self._large: memoryview | None = None  # the incoming frame, if it is larger than that
         self._message_size = 0  # of the large frame
         self._filled = 0
         self._unsent = bytearray()
         self._loop.add_reader(self._socket, self.drain)
 
     def started(self) -> None:
-        """The host has its end, or will never have it."""
+        """Close the host's end here: the host has it, or did not start."""
         self.child.close()
 
     def send(self, data: bytes) -> bool:
-        """Sends a message; False if the host is not there any more."""
+        """Send a message; return False if the host has ended."""
         if not self._is_open:
             return False
         frame = HEADER.pack(len(data), 0) + data
@@ -69,7 +68,7 @@ class HostSocket:
             self._loop.remove_writer(self._socket)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """How many bytes the kernel took; -1 if the host is gone."""
+        """The number of bytes that the kernel took; -1 if the host has ended."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):
@@ -78,8 +77,8 @@ class HostSocket:
             return -1
 
     def drain(self) -> None:
-        """Read what has arrived, if it is not more than a working host sends at once."""
-        if self._is_draining:  # called by what a message led to
+        """Read the bytes that have arrived, up to what a working host sends at once."""
+        if self._is_draining:  # a message led to this call
             return
         self._is_draining = True
         try:
@@ -90,7 +89,7 @@ class HostSocket:
             self._is_draining = False
 
     def _read(self) -> bool:
-        """Whether something came."""
+        """Read once; return whether bytes came."""
         place = (self._small if self._large is None else self._large)[self._filled :]
         try:
             count = self._socket.recv_into(place)
@@ -106,11 +105,11 @@ class HostSocket:
             self._take_small()
         elif self._filled == len(self._large):
             frame, self._large, self._filled = self._large, None, 0
-            self._heard(bytes(frame[: self._message_size]), frame[self._message_size :])
+            self._receive(bytes(frame[: self._message_size]), frame[self._message_size :])
         return True
 
     def _take_small(self) -> None:
-        """Hands on the frames that the buffer holds completely; begins a large one."""
+        """Pass on the frames that are complete in the buffer; begin a large one."""
         begin = 0
         while self._is_open and self._filled - begin >= HEADER.size:
             size, bulk = HEADER.unpack_from(self._small, begin)
@@ -126,7 +125,7 @@ class HostSocket:
                 break
             frame = bytes(self._small[begin + HEADER.size : begin + total])
             begin += total
-            self._heard(frame[:size] if bulk else frame, memoryview(frame)[size:])
+            self._receive(frame[:size] if bulk else frame, memoryview(frame)[size:])
         rest = self._filled - begin
         if begin:
             self._small[:rest] = bytes(self._small[begin : self._filled])
@@ -135,7 +134,9 @@ class HostSocket:
 
     def _begin_large(self, message_size: int, size: int, begin: int) -> None:
         here = self._filled - begin
-        self._large = memoryview(mmap.mmap(-1, size))  # unlike a bytearray's, its pages are made when they are filled
+        self._large = memoryview(
+            mmap.mmap(-1, size)
+        )  # unlike a bytearray's, its pages are allocated when they are filled
         self._large[:here] = self._small[begin : self._filled]
         self._message_size, self._filled = message_size, here
 

@@ -1,6 +1,6 @@
-"""What the daemon and the tracker's process say to each other: MessagePack in frames, four bytes of length first.
+"""Messages between the daemon and the tracker's process: MessagePack, after four bytes of length.
 
-Pipes carry it, one each way. Answers come in the order of the questions.
+Two pipes carry them. Answers come in the order of the requests.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LARGEST = 16 << 20
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Detections of a camera's frame, as `Detections.pack` gives them. `after`: the highest id it has had so far, which
-    counts if the tracker does not know the camera: it may have started after the camera."""
+    """Detections of a camera's frame, packed by `Detections.pack`. `after`: the highest id of the camera so far, for a
+    tracker that started later than the camera."""
 
     number: int
     camera: int
@@ -35,7 +35,7 @@ ToTracker = Follow | Forget
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first word: the library is there."""
+    """The first message: the library is imported."""
 
 
 class Unfit(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -59,7 +59,7 @@ class NotFollowed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 FromTracker = Ready | Unfit | Followed | NotFollowed
-# What decoding may raise for bytes that are no message.
+# Errors of decoding any bytes.
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder()
@@ -71,5 +71,5 @@ def pack(message: ToTracker | FromTracker) -> bytes:
 
 
 def not_installed(module: str) -> str:
-    """What is wrong if one of the tracker's libraries is missing, and what to do."""
+    """The message if one of the tracker's libraries is missing, with the remedy."""
     return f"tracking needs a library that is not installed ({module}): {packages.install_extra('tracking')}"

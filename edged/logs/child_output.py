@@ -13,7 +13,7 @@ import re
 import time
 
 _CHUNK = 1 << 16  # bytes read at once: other work of the loop runs in between
-_LAST_CHUNKS = 16  # a pipe holds one; a process that the child left running may go on writing
+_LAST_CHUNKS = 16  # a pipe holds one; a process that the child left running may continue to write
 _LONGEST = 1000  # characters of a line
 _BURST, _LINES_A_SECOND = 100.0, 20.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

@@ -85,7 +85,7 @@ class Repetition:
 
 
 def kind(record: logging.LogRecord) -> Hashable:
-    """What makes two records alike: `alike` if the caller gave it; the line for loggers of decisions; otherwise the
+    """The key of similar records: `alike` if the caller gave it; the line for loggers of decisions; otherwise the
     template, model, engine, and the place where the exception was raised, but not the other arguments."""
     who = record.name, record.levelno
     alike = getattr(record, "alike", None)

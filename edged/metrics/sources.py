@@ -1,4 +1,4 @@
-"""What metrics and `edged top` read: the box's sensors, the memory of processes, counts of events.
+"""Sources of metrics and `edged top`: the box's sensors, the memory of processes, counts of events.
 
 Needs no Prometheus library. Formats: the kernel's Documentation/driver-api/thermal/sysfs-api.rst (millidegrees),
 admin-guide/pm/cpufreq.rst (kilohertz), proc_pid_statm(5).

@@ -1,7 +1,7 @@
 """One execution of an engine: stage its work in shared memory, send it to the host, deliver the answers.
 
-`stage` places the bytes, `answers` reads the reply, `InFlightBatch` is what has been sent and not answered yet, and
-`Delivery` answers, retries or refuses each piece of work and counts it.
+`stage` places the bytes in a `Batch`, `answers` reads the reply, and `Delivery` answers, retries or refuses each piece
+of work and counts it.
 """
 
 from __future__ import annotations
@@ -24,85 +24,128 @@ from edged.serving.statistics import Statistics
 from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputTensor, OutputView, TensorWork, Work
 from edged.tensors import DATATYPES, byte_size
 
+_LOG = logging.getLogger("edged.serving")
 _ALIGNED = 64  # bytes: the host places each output at a multiple
+_LOSSES = 5  # of hosts killed from outside; after so many, a request is suspected of causing the next
+
+Refuse = Callable[[Work, EdgedError], None]
 
 
-class StagedWork:
-    """One piece of work with its bytes in the arena. The first of several tensor requests holds the bytes of all."""
+class Batch:
+    """Work that runs together: frames, or tensor requests. `spans` hold its bytes in the arena: one for each frame, or
+    one for each input with the rows of all requests. Outputs that fit come back in the span `reply`."""
 
-    __slots__ = ("_arena", "queue_ms", "sent", "spans", "work")
+    __slots__ = ("_link", "future", "reply", "sent", "spans", "works")
+    future: asyncio.Future[Reply]
 
-    def __init__(self, work: Work, arena: Arena, spans: list[Span]) -> None:
-        self.work, self._arena, self.spans = work, arena, spans
+    def __init__(self, link: HostLink, works: Sequence[Work], spans: list[Span]) -> None:
+        self._link, self.works, self.spans = link, works, spans
+        self.reply: Span | None = None
         self.sent = time.monotonic()
-        self.queue_ms = (self.sent - work.received) * 1e3
+
+    def send(self, session: int, reply_bytes: int) -> asyncio.Future[Reply]:
+        """Send it to the host; `reply_bytes` is the expected size of its outputs. EdgedError if the host does not take
+        it. If no client waits for any part of it any more, the job is stopped, if its runtime can stop."""
+        try:
+            if reply_bytes:
+                self.reply = self._link.arena.reserve(reply_bytes)
+        except EdgedError:
+            pass  # outputs then come in the message, which is slower and always works
+        try:
+            self.future = self._link.submit(partial(self._message, session))
+        except BaseException:
+            self.release()
+            raise
+        for work in self.works:
+            work.future.add_done_callback(self._abandon_if_unwanted)
+        return self.future
 
     def release(self) -> None:
+        """Release its memory in the arena."""
         for span in self.spans:
-            self._arena.release(span)
-        self.spans = []
+            self._link.arena.release(span)
+        if self.reply is not None:
+            self._link.arena.release(self.reply)
+        self.spans, self.reply = [], None
+
+    def _message(self, session: int, job: int) -> m.Infer | m.Detect:
+        first = self.works[0]
+        if isinstance(first, TensorWork):
+            rows = sum(work.rows for work in self.works) if len(self.works) > 1 else 0
+            return first.message(job, session, self.spans, self.reply, rows, len(self.works))
+        pairs = zip(self.works, self.spans, strict=True)
+        pictures = tuple(work.picture(span) for work, span in pairs if isinstance(work, FrameWork))
+        return m.Detect(job, session, pictures, self.reply)
+
+    def _abandon_if_unwanted(self, waiting: asyncio.Future[Any]) -> None:
+        if waiting.cancelled() and not self.future.done() and not any(work.is_wanted for work in self.works):
+            self._link.abandon(self.future)
 
 
-def stage(chosen: Sequence[Work], arena: Arena, refuse: Callable[[Work, EdgedError], None]) -> list[StagedWork]:
-    """Copy the bytes of a batch into the arena. Work that does not fit is refused and leaves nothing in the arena."""
-    tensors = [work for work in chosen if isinstance(work, TensorWork)]
-    if len(tensors) > 1:
-        return _stage_rows(tensors, arena, refuse)
-    batch = []
+def stage(chosen: Sequence[Work], link: HostLink, refuse: Refuse) -> Batch | None:
+    """Copy the bytes of work into the arena; None if no part of it fits. Work that does not fit is refused and leaves
+    nothing in the arena."""
+    spans: list[Span] = []
+    try:
+        works = _stage_rows(chosen, link.arena, spans, refuse) or _stage_frames(chosen, link.arena, spans, refuse)
+    except BaseException:
+        _release(link.arena, spans)
+        raise
+    return Batch(link, works, spans) if works else None
+
+
+def _stage_frames(chosen: Sequence[Work], arena: Arena, spans: list[Span], refuse: Refuse) -> list[Work]:
+    staged = list[Work]()
     for work in chosen:
-        spans: list[Span] = []
+        if not isinstance(work, FrameWork):
+            continue
         try:
-            for blob in work.blobs():
-                spans.append(arena.reserve(_size(blob)))
-                _fill(arena.read(spans[-1]), blob)
+            spans.append(arena.reserve(_size(work.data)))
         except EdgedError as error:
-            _release(arena, spans)
             refuse(work, error)
-        except BaseException:
-            _release(arena, spans)
-            raise
+            continue
+        try:
+            _fill(arena.read(spans[-1]), work.data)
+        except EdgedError as error:
+            arena.release(spans.pop())
+            refuse(work, error)
         else:
-            batch.append(StagedWork(work, arena, spans))
-    return batch
+            staged.append(work)
+    return staged
 
 
-def _stage_rows(chosen: list[TensorWork], arena: Arena, refuse: Callable[[Work, EdgedError], None]) -> list[StagedWork]:
+def _stage_rows(chosen: Sequence[Work], arena: Arena, spans: list[Span], refuse: Refuse) -> list[TensorWork]:
     """Concatenate the rows of each input, so that the host finds one tensor per input.
 
     If not all requests fit, as many go as fit; the others may come again.
     """
-    works, left = list(chosen), list[TensorWork]()
+    works, left = [work for work in chosen if isinstance(work, TensorWork)], list[TensorWork]()
     while works:
-        spans: list[Span] = []
-        at: TensorWork | None = None
+        unreadable: TensorWork | None = None
         try:
             for blobs in zip(*(work.blobs() for work in works), strict=True):
-                at = None
+                unreadable = None
                 spans.append(arena.reserve(sum(map(_size, blobs))))
                 place, offset = arena.read(spans[-1]), 0
                 for work, blob in zip(works, blobs, strict=True):
-                    at = work
+                    unreadable = work
                     _fill(place[offset : offset + _size(blob)], blob)
                     offset += _size(blob)
+            break
         except EdgedError as error:
             _release(arena, spans)
-            if at is None and len(works) > 1:
+            if unreadable is None and len(works) > 1:
                 half = len(works) // 2
                 works, left = works[:half], works[half:] + left
                 continue
-            culprit = works[0] if at is None else at
+            culprit = unreadable or works[0]
             refuse(culprit, error)
             works = [work for work in works if work is not culprit]
-            if not works and not isinstance(error, Overloaded):  # only this request was in the way
+            if not works and not isinstance(error, Overloaded):  # this request alone did not fit
                 works, left = left, []
-        except BaseException:
-            _release(arena, spans)
-            raise
-        else:
-            break
     for work in left:
         refuse(work, Overloaded("the shared memory has no room for this request now; send less at a time"))
-    return [StagedWork(work, arena, [] if index else spans) for index, work in enumerate(works)]
+    return works
 
 
 def _size(blob: Blob) -> int:
@@ -119,54 +162,40 @@ def _fill(place: memoryview, blob: Blob) -> None:
 def _release(arena: Arena, spans: list[Span]) -> None:
     for span in spans:
         arena.release(span)
+    spans.clear()
 
 
-def order(batch: Sequence[StagedWork], session: int, reply: Span | None) -> Callable[[int], m.Infer | m.Detect]:
-    """Return what makes the message to the host from the job's number: tensors, or frames that go together."""
-
-    def make(job: int) -> m.Infer | m.Detect:
-        first = batch[0]
-        if isinstance(first.work, TensorWork):
-            rows = sum(staged.work.rows for staged in batch) if len(batch) > 1 else 0
-            return first.work.message(job, session, first.spans, reply, rows, len(batch))
-        pictures = [p.work.picture(p.spans[0]) for p in batch if isinstance(p.work, FrameWork)]
-        return m.Detect(job, session, tuple(pictures), reply)
-
-    return make
-
-
-def answers(
-    batch: Sequence[StagedWork], engine: EngineRef, reply: Reply, arena: Arena, room: Span | None
-) -> list[Answered | EdgedError]:
+def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
     """Return the result of each piece of work, copied out of the arena, whose span goes to the next request.
 
-    EngineUnusable if outputs are not those requested, are outside `room`, or have not the rows of the batch: an
-    untrusted model may have taken over the host, and the rest of the arena belongs to other clients.
+    EngineUnusable if outputs are not those requested, are outside the span `reply`, or have not the rows of the batch:
+    an untrusted model may have taken over the host, and the rest of the arena belongs to other clients.
     """
+    works = batch.works
     if isinstance(reply, m.Answer):
-        first = batch[0].work
+        first = works[0]
         assert isinstance(first, TensorWork)  # what goes together asks for the same
         _require(reply.outputs, engine, engine.outputs if first.outputs is None else first.outputs)
-        outputs = _outputs(reply.outputs, arena, room, [staged.work.rows for staged in batch])
-        return [_answered(staged, tensors, engine, reply.times) for staged, tensors in zip(batch, outputs, strict=True)]
-    if len(reply.seen) != len(batch):
-        return [EngineUnusable(f"the host answered {len(reply.seen)} of {len(batch)} pictures") for _ in batch]
-    return [_answer(seen, staged, engine, arena, room) for seen, staged in zip(reply.seen, batch, strict=True)]
+        outputs = _outputs(reply.outputs, arena, batch.reply, [work.rows for work in works])
+        return [_answered(w, batch, views, engine, reply.times) for w, views in zip(works, outputs, strict=True)]
+    if len(reply.seen) != len(works):
+        return [EngineUnusable(f"the host answered {len(reply.seen)} of {len(works)} pictures") for _ in works]
+    return [_answer(seen, work, batch, engine, arena) for seen, work in zip(reply.seen, works, strict=True)]
 
 
-def infer_ms(reply: Reply) -> float | None:
+def _infer_ms(reply: Reply) -> float | None:
     """Milliseconds of inference; None if the engine did not run, or for several pictures at once."""
     if isinstance(reply, m.Answer):
         return reply.times.infer_ms
     return reply.seen[0].times.infer_ms if len(reply.seen) == 1 and not reply.seen[0].error else None
 
 
-def times_of(reply: Reply) -> list[m.Times]:
+def _times_of(reply: Reply) -> list[m.Times]:
     """Times of a reply: one entry per picture without an error, or one for all tensors of a batch."""
     return [reply.times] if isinstance(reply, m.Answer) else [seen.times for seen in reply.seen if not seen.error]
 
 
-def room_for(reply: Reply) -> int:
+def _reply_bytes(reply: Reply) -> int:
     """Bytes that the outputs of a reply need in the arena."""
     refs = reply.outputs if isinstance(reply, m.Answer) else [ref for seen in reply.seen for ref in seen.outputs]
     sizes = (len(ref.data) if ref.span is None else ref.span.size for ref in refs)
@@ -174,32 +203,29 @@ def room_for(reply: Reply) -> int:
 
 
 def _answered(
-    staged: StagedWork, outputs: tuple[OutputView, ...], engine: EngineRef, times: m.Times
+    work: Work, batch: Batch, outputs: tuple[OutputView, ...], engine: EngineRef, times: m.Times
 ) -> Answered | EdgedError:
     """The answer of a tensor request, or the error if its outputs could not be written to their destination."""
-    assert isinstance(staged.work, TensorWork)
+    assert isinstance(work, TensorWork)
     try:
-        return Answered(engine, None, staged.work.take(outputs), 0, 0, staged.queue_ms, times)
+        return Answered(engine, None, work.take(outputs), 0, 0, (batch.sent - work.received) * 1e3, times)
     except EdgedError as error:
         return error
 
 
-def _answer(
-    seen: m.Seen, staged: StagedWork, engine: EngineRef, arena: Arena, room: Span | None
-) -> Answered | EdgedError:
+def _answer(seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Arena) -> Answered | EdgedError:
     if seen.error:
         return rebuild(seen.error, seen.message)
     outputs: tuple[OutputTensor, ...] = ()
     if seen.outputs:  # raw outputs: the model has no family
         try:
             _require(seen.outputs, engine, engine.outputs)
-            (views,) = _outputs(seen.outputs, arena, room, [1])
+            (views,) = _outputs(seen.outputs, arena, batch.reply, [1])
         except EngineUnusable as error:
             return error
         outputs = tuple(view.kept() for view in views)
-    return Answered(
-        engine, seen.detections, outputs, seen.width, seen.height, staged.queue_ms, seen.times, seen.classes
-    )
+    queue_ms = (batch.sent - work.received) * 1e3
+    return Answered(engine, seen.detections, outputs, seen.width, seen.height, queue_ms, seen.times, seen.classes)
 
 
 def _require(refs: Sequence[m.TensorRef], engine: EngineRef, wanted: Collection[str]) -> None:
@@ -256,51 +282,6 @@ def _parts(ref: m.TensorRef, data: memoryview, rows: list[int]) -> Iterator[tupl
         offset += count * size
 
 
-class InFlightBatch:
-    """A batch that was sent to a host. `future` ends with the reply; outputs that fit are in the arena's span `reply`.
-    If no client waits for any part of it any more, the job is stopped, if its runtime can stop."""
-
-    __slots__ = ("_link", "batch", "future", "reply")
-
-    def __init__(self, link: HostLink, session: int, batch: Sequence[StagedWork], reply_bytes: int) -> None:
-        """Sends the batch; `reply_bytes` is the expected size of the reply. EdgedError if the host does not take
-        it; the batch then still holds its spans of the arena."""
-        self._link, self.batch = link, batch
-        self.reply = _room(link.arena, reply_bytes)
-        try:
-            self.future: asyncio.Future[Reply] = link.submit(order(batch, session, self.reply))
-        except BaseException:
-            self._give_back()
-            raise
-        for staged in batch:
-            staged.work.future.add_done_callback(self._abandon_if_unwanted)
-
-    def release(self) -> None:
-        """Release what it holds of the arena."""
-        for staged in self.batch:
-            staged.release()
-        self._give_back()
-
-    def _abandon_if_unwanted(self, waiting: asyncio.Future[Any]) -> None:
-        if not waiting.cancelled() or self.future.done():
-            return
-        if not any(staged.work.is_wanted for staged in self.batch):
-            self._link.abandon(self.future)
-
-    def _give_back(self) -> None:
-        if self.reply is not None:
-            self._link.arena.release(self.reply)
-            self.reply = None
-
-
-def _room(arena: Arena, size: int) -> Span | None:
-    """Reserve room for the answer. Without room it comes in the message, which is slower and always works."""
-    try:
-        return arena.reserve(size) if size else None
-    except EdgedError:
-        return None
-
-
 class BatchSplit:
     """The parts of a failed batch, each retried alone. If all succeed, the engine cannot run them together, and
     `on_incompatible` is called. A part that fails alone too would have failed any batch, so nothing is concluded;
@@ -318,49 +299,39 @@ class BatchSplit:
             self._on_incompatible()
 
 
-def count(
-    statistics: Statistics,
-    batch: Sequence[StagedWork],
-    results: Sequence[Answered | EdgedError],
-    reply: Reply,
-    now: float,
+def _count(
+    statistics: Statistics, batch: Batch, results: Sequence[Answered | EdgedError], reply: Reply, now: float
 ) -> None:
     """Count one execution and the requests that it answered; `now` of time.monotonic()."""
-    took = times_of(reply)
+    took = _times_of(reply)
     if not took:
         return
     input_ms = sum(times.decode_ms + times.prepare_ms for times in took)
-    rows = sum(staged.work.rows for staged in batch)
+    rows = sum(work.rows for work in batch.works)
     statistics.executed(rows, input_ms, took[0].infer_ms, sum(times.postprocess_ms for times in took))
-    good = [(p, r.times) for p, r in zip(batch, results, strict=True) if isinstance(r, Answered)]
-    for staged, times in good:
-        if staged.work.is_wanted:
+    for work, result in zip(batch.works, results, strict=True):
+        if isinstance(result, Answered) and work.is_wanted:
+            times = result.times
             statistics.succeeded(
-                staged.work.rows,
-                (now - staged.work.received) * 1e3,
-                staged.queue_ms,
+                work.rows,
+                (now - work.received) * 1e3,
+                result.queue_ms,
                 times.decode_ms + times.prepare_ms,
                 times.infer_ms,
                 times.postprocess_ms,
             )
 
 
-def count_finite(finite: Finiteness, reply: Reply | BaseException, parts: int, now: float) -> None:
+def _count_finite(finite: Finiteness, reply: Reply, parts: int, now: float) -> None:
     """Count answers and their outputs that were not finite. In a batch of tensor requests it is unknown whose it was,
     so it counts for each of the `parts`."""
     if isinstance(reply, m.Detected):
         for seen in reply.seen:
             if not seen.error or seen.not_finite:
                 finite.answered(seen.not_finite, now)
-    elif isinstance(reply, m.Answer):
+    else:
         for _ in range(parts):
             finite.answered(reply.not_finite, now)
-    elif isinstance(reply, NotFinite):
-        finite.answered(reply.outputs, now)
-
-
-_LOG = logging.getLogger("edged.serving")
-_LOSSES = 5  # of hosts killed from outside; after so many, a request is suspected of causing the next
 
 
 class Delivery:
@@ -371,36 +342,29 @@ class Delivery:
         self.statistics, self.finite = Statistics(), Finiteness()
         self.answered = self.failed = 0
 
-    def conclude(
-        self, session: ServingSession, batch: Sequence[StagedWork], room: Span | None, future: asyncio.Future[Reply]
-    ) -> None:
-        """Conclude a batch after the host's reply or failure; every client gets a result, even if the reply is invalid.
-        The outputs are expected in `room`."""
+    def conclude(self, session: ServingSession, batch: Batch) -> None:
+        """Conclude a batch after the host's reply or failure; every client gets a result, even if the reply is
+        invalid."""
         try:
-            self._conclude(session, batch, room, future)
-        except Exception:  # the event loop's exception handler logs it
-            for staged in batch:
-                self.fail(staged.work, EngineUnusable("the engine's answer is invalid; see the daemon's log"))
-            raise
-
-    def _conclude(
-        self, session: ServingSession, batch: Sequence[StagedWork], room: Span | None, future: asyncio.Future[Reply]
-    ) -> None:
-        error = future.exception()
-        if error is None:
-            try:
-                self._settle(session, batch, room, future.result())
-            except EdgedError as unsettled:
-                error = unsettled
-        if error is None:
-            return
-        if isinstance(error, HostLost) or len(batch) == 1:
+            error = batch.future.exception()
+            if error is None:
+                error = self._settle(session, batch, batch.future.result())
+            if error is None:
+                return
+            if not isinstance(error, HostLost) and len(batch.works) > 1:
+                self._retry_individually(session, batch, error)
+                return
             session.health.failed(error)
-            count_finite(self.finite, error, 1, time.monotonic())
-            for staged in batch:
-                self.fail(staged.work, _known(error))
-        else:
-            self._retry_individually(session, batch, error)
+            if isinstance(error, NotFinite):
+                self.finite.answered(error.outputs, time.monotonic())
+            if not isinstance(error, EdgedError):  # a bug: links fail jobs with nothing else
+                raise error
+            for work in batch.works:
+                self.fail(work, error)
+        except Exception:  # the event loop's exception handler logs it
+            for work in batch.works:
+                self.fail(work, EngineUnusable("the engine's answer is invalid; see the daemon's log"))
+            raise
 
     def fail(self, work: Work, error: EdgedError) -> None:
         """Retry work that was lost with its host or found no memory next to other work; answer anything else with the
@@ -423,29 +387,33 @@ class Delivery:
             self.statistics.failed((time.monotonic() - work.received) * 1e3, type(error).__name__)
         work.future.set_exception(error.with_traceback(None))  # it would keep the work's bytes
 
-    def _settle(self, session: ServingSession, batch: Sequence[StagedWork], room: Span | None, reply: Reply) -> None:
-        results = answers(batch, session.engine, reply, session.link.arena, room)
-        took = infer_ms(reply)
-        if took is not None and (batch[0].work.is_frame or session.engine.is_static):
-            session.latency.add(took)
-        session.reply_bytes = max(session.reply_bytes, room_for(reply))
-        now = time.monotonic()
-        count(self.statistics, batch, results, reply, now)
-        count_finite(self.finite, reply, len(batch), now)
-        for staged, result in zip(batch, results, strict=True):
+    def _settle(self, session: ServingSession, batch: Batch, reply: Reply) -> EdgedError | None:
+        """Answer the work of a batch, or return what is wrong with the whole reply."""
+        try:
+            results = answers(batch, session.engine, reply, session.link.arena)
+        except EdgedError as error:
+            return error
+        now, took = time.monotonic(), _infer_ms(reply)
+        if took is not None and (batch.works[0].is_frame or session.engine.is_static):
+            session.latency.add(took, now)
+        session.reply_bytes = max(session.reply_bytes, _reply_bytes(reply))
+        _count(self.statistics, batch, results, reply, now)
+        _count_finite(self.finite, reply, len(batch.works), now)
+        for work, result in zip(batch.works, results, strict=True):
             if isinstance(result, EdgedError):
                 session.health.failed(result)
-                self.fail(staged.work, result)
+                self.fail(work, result)
                 continue
             session.health.answered(now)
-            if staged.work.is_wanted:
-                staged.work.future.set_result(result)
+            if work.is_wanted:
+                work.future.set_result(result)
                 self.answered += 1
+        return None
 
-    def _retry_individually(self, session: ServingSession, batch: Sequence[StagedWork], error: BaseException) -> None:
+    def _retry_individually(self, session: ServingSession, batch: Batch, error: BaseException) -> None:
         """Retry each part of a failed batch alone. If all succeed, the engine cannot run so many at a time, whatever
         its model declares, and from then on they run one by one."""
-        wanted = [staged.work for staged in batch if staged.work.is_wanted]
+        wanted = [work for work in batch.works if work.is_wanted]
         if not wanted:
             return
         parts = BatchSplit(len(wanted), partial(self._go_one_by_one, session, wanted[0].is_frame, str(error)))
@@ -460,10 +428,3 @@ class Delivery:
             session.batching = Batching()
         else:
             session.rows = 1
-
-
-def _known(error: BaseException) -> EdgedError:
-    """Return an EdgedError, the only kind that links fail jobs with; raise anything else, which is a bug."""
-    if isinstance(error, EdgedError):
-        return error
-    raise error

@@ -1,7 +1,7 @@
-"""What is known of the cameras that send frames: counts, rates, ages, the last error. For people to look at.
+"""Counts, rates, ages and the last error of each camera that sends frames, for people to look at.
 
-A camera is known by its id and the model it looks through, also over several connections: one that reconnects goes on
-where they were. They are dropped some time after its last connection has ended.
+A camera is identified by its id and its model, so one that reconnects keeps its counts. They are dropped some time
+after its last connection has ended.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ class Rate:
         if len(recent) < 2 or recent[-1] <= recent[0]:
             return 0.0
         gap = (recent[-1] - recent[0]) / (len(recent) - 1)
-        # Silence that is longer than the usual gap counts too, so that a camera that stopped fades instead of standing.
+        # Silence longer than the usual gap counts too, so that the rate of a camera that stopped falls.
         return (len(recent) - 1) / max(recent[-1] - recent[0], now - recent[0] - gap)
 
 
 class Limit:
-    """Lets at most so many through a second, on the average: one that came late may be followed a little early."""
+    """Admits at most so many events a second on average: after a late one, the next may be a little early."""
 
     def __init__(self, per_second: float) -> None:
         self._period = 1 / per_second if per_second > 0 else 0.0
         self._due: float | None = None
 
     def admits(self, now: float) -> bool:
-        """Whether one that comes now goes through; if so it is counted."""
+        """Whether to admit an event that comes now; if so it is counted."""
         if not self._period:
             return True
         if self._due is not None and now < self._due:
             return False
-        # One period is made up for, so that a camera whose frames fall between gets its share all the same.
+        # One missed period is made up for, so that frames that come between two periods still reach the rate.
         self._due = (now if self._due is None else max(self._due, now - self._period)) + self._period
         return True
 
@@ -66,11 +66,11 @@ _PRIORITIES = (-100, 100)
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """`freshest`: one frame waits and the newest wins; `every_frame`: all are answered, in their order.
+    """`freshest`: one frame waits, and a newer one replaces it; `every_frame`: all are answered, in their order.
 
-    max_fps: frames a second that are taken, 0 for all. max_staleness: seconds after its capture that a frame may still
-    be chosen, 0 for any; the clocks of the client and of this box have to agree. share: its part of the engine against
-    other cameras. track: whether detections get ids that follow them from frame to frame.
+    max_fps: frames a second that are taken, 0 for all. max_staleness: seconds from capture in which a frame may be
+    chosen, 0 for any; the clocks of the client and of this box have to agree. share: its part of the engine among
+    cameras. track: whether detections get ids that follow them from frame to frame.
     """
 
     mode: Mode = "freshest"
@@ -89,7 +89,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
         priority: int = 0,
         track: bool = False,
     ) -> StreamOptions:
-        """Options from outside, a weight of 0 meaning 1; InvalidInput for what is out of range."""
+        """Options of a client, where a weight of 0 means 1. InvalidInput if a value is out of range."""
         weight = weight or 1.0
         if not 0 <= max_fps <= 1e6 or not 0 <= max_staleness < math.inf:  # NaN is neither
             raise InvalidInput(f"max_fps={max_fps:g} and max_staleness={max_staleness:g} s must be 0 or more")
@@ -107,11 +107,11 @@ _MOST = 1024  # ids come from clients, who may make up as many as they like
 
 
 class CameraRecord:
-    """One camera and what became of its frames: received = answered + failed + skipped + dropped + under way."""
+    """The counts of one camera: received = answered + failed + skipped + dropped + in flight."""
 
     def __init__(self, camera: str, model: str) -> None:
         self.camera, self.model = camera, model
-        self.lane = ""
+        self.protocol = ""  # of the connection that began last
         self.connections = 0
         self.received = self.answered = self.failed = self.dropped = 0
         self.skipped: Counter[str] = Counter()
@@ -119,7 +119,7 @@ class CameraRecord:
         self.width = self.height = 0
         self.last_error, self.last_error_unix_s = "", 0.0
         self.last_frame_unix_s = 0.0
-        self.tracked_by: object = None  # the connection whose frames its tracks are made of
+        self.tracked_by: object = None  # the connection that continues its tracks
         self.seen = time.monotonic()  # when its last message came
         self._ages: deque[float] = deque(maxlen=_AGES)
         self.age_seconds = Histogram()
@@ -151,12 +151,12 @@ class CameraRecord:
         self.last_error_unix_s = unix_s
 
     def report(self, now: float) -> CameraInfo:
-        """How it fares."""
+        """The current state of the camera."""
         ages = sorted(self._ages)
         return CameraInfo(
             camera=self.camera,
             model=self.model,
-            lane=self.lane,
+            lane=self.protocol,
             connections=self.connections,
             received=self.received,
             answered=self.answered,
@@ -183,28 +183,28 @@ class Cameras:
     def __init__(self) -> None:
         self._records: dict[tuple[str, str], CameraRecord] = {}
 
-    def connect(self, camera: str, model: str, lane: str) -> CameraRecord:
-        """A connection begins to send frames of a camera through a model; `disconnect` must follow."""
+    def connect(self, camera: str, model: str, protocol: str) -> CameraRecord:
+        """Add a connection that sends frames of a camera to a model; `disconnect` must follow."""
         record = self._records.get((camera, model))
         if record is None:
             self._forget(time.monotonic())
             record = self._records[camera, model] = CameraRecord(camera, model)
-        record.lane = lane
+        record.protocol = protocol
         record.connections += 1
         return record
 
     def disconnect(self, record: CameraRecord) -> None:
-        """It sends no more."""
+        """Remove a connection."""
         record.connections -= 1
         record.seen = time.monotonic()
 
     def records(self) -> list[CameraRecord]:
-        """The same as `reports` is about, in no order."""
+        """All cameras that `reports` reports, unordered."""
         self._forget(time.monotonic())
         return list(self._records.values())
 
     def reports(self) -> list[CameraInfo]:
-        """All that send or did lately, by camera and model."""
+        """All cameras that send or did so lately, by id and model."""
         now = time.monotonic()
         self._forget(now)
         return [self._records[key].report(now) for key in sorted(self._records)]
@@ -218,5 +218,5 @@ class Cameras:
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:
-    """The nearest rank, None of nothing."""
+    """The nearest rank; None of an empty list."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

@@ -1,16 +1,14 @@
-"""Which model killed its engine host, and which are not to serve any more. Pure: no clock, no IO.
+"""Decides which engine killed its host, and which are quarantined. Pure: no clock, no IO.
 
-A host that dies takes along what its other models were doing, so one death proves little. What to do about it:
+A host that dies interrupts all of its engines, so one death proves little:
 
-- A host that was killed from outside, by an operator or by the kernel for want of memory, holds nothing against the
-  engines in it. Only an engine that was at work at two such deaths in a row, without an answer between them, becomes a
-  suspect.
-- Otherwise every engine that was at work is a suspect, and half of those with the most deaths move to another host, so
-  that the next death has half as many. There are only as many hosts for suspects as there is memory for. An engine
-  that is the only one left gets a host alone.
-- An engine that was blamed `DEATHS` times is not opened any more, as long as one of these deaths was certain enough
-  that chance or a neighbour cannot have been all of it. Another engine of the model may serve instead, which is given
-  one death less.
+- If the host was killed from outside, by an operator or by the kernel for lack of memory, its engines are not blamed.
+  Only an engine that had work at two such deaths in a row, without an answer between them, becomes a suspect.
+- Otherwise every engine that had work is a suspect, and half of those with the most deaths move to another host, so
+  that the next death has half as many suspects. Memory limits the number of hosts for suspects. The last suspect gets a
+  host alone.
+- An engine that was blamed `DEATHS` times is quarantined, if it was alone in at least one of these deaths. Another
+  engine of the model may serve instead; it is quarantined after one death less.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ APART_SECONDS = 600.0  # without a death, after which a suspect goes back to the
 
 
 class EngineId(msgspec.Struct, frozen=True, order=True):
-    """An engine of a model; of two models that share an engine each is its own."""
+    """An engine of a model. Two models that share an engine have two."""
 
     model: str
     engine: str  # its key's digest
 
 
 class Death(msgspec.Struct, frozen=True):
-    """One death of a host that an engine was in with something to do, in seconds since the epoch.
+    """One death of a host in which an engine had work, in seconds since the epoch.
 
-    is_alone: no other engine had anything to do in it, or it is known to have hung at this one. is_outside: the host
-    was killed by a signal that some process sent, or by the kernel for want of memory.
+    is_alone: no other engine had work in it, or it is known to have hung at this one. is_outside: a process or, for
+    lack of memory, the kernel killed the host.
     """
 
     unix_s: float
@@ -45,8 +43,8 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is held against an engine: its deaths, oldest first; since when it is quarantined (0: it is not); and the
-    number of the host that it is opened in (0: the one that all share)."""
+    """The deaths of an engine, oldest first; since when it is quarantined (0: it is not); and the number of the host
+    that it is opened in (0: the shared one)."""
 
     deaths: tuple[Death, ...] = ()
     quarantined_unix_s: float = 0.0
@@ -58,7 +56,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def weight(self) -> int:
-        """How many deaths it may have caused."""
+        """The number of deaths that it may have caused."""
         return len(_counted(self.deaths))
 
 
@@ -87,7 +85,7 @@ def died(records: Records, suspects: Iterable[tuple[EngineId, bool]], death: Dea
 
 
 def host_of(records: Records, suspect: EngineId, unix_s: float) -> int:
-    """The number of the host that an engine is opened in; 0 for the one that all share."""
+    """The number of the host that an engine is opened in; 0 for the shared one."""
     record = records.get(suspect)
     if record is None or record.is_quarantined or abs(unix_s - record.deaths[-1].unix_s) > APART_SECONDS:
         return 0
@@ -95,24 +93,24 @@ def host_of(records: Records, suspect: EngineId, unix_s: float) -> int:
 
 
 def live(records: Records, unix_s: float) -> Records:
-    """Without what is forgotten: deaths long ago of engines that are not quarantined. The clock may have been put back:
-    deaths far in the future were long ago as well."""
+    """The records without old deaths of engines that are not quarantined. Deaths far in the future are old as well: the
+    clock may have been set back."""
     return {s: r for s, r in records.items() if r.is_quarantined or abs(unix_s - r.deaths[-1].unix_s) <= WINDOW_SECONDS}
 
 
 def forgiven(records: Records, model: str, engine: str = "") -> Records:
-    """Without what is held against a model, or one engine of it."""
+    """The records without those of a model, or of one engine of it."""
     return {s: r for s, r in records.items() if s.model != model or engine not in ("", s.engine)}
 
 
 def _move(records: Records, involved: list[EngineId], most_hosts: int, now: float) -> None:
-    """Splits the likeliest of those involved in a death into two hosts."""
+    """Split the likeliest of those involved in a death into two hosts."""
     heaviest = max((records[suspect].weight for suspect in involved), default=0)
     if not heaviest or any(records[suspect].is_quarantined for suspect in involved):
         return
     likeliest = [suspect for suspect in involved if records[suspect].weight == heaviest]
     movers = likeliest[: max(1, len(likeliest) // 2)]
-    others: dict[int, list[EngineId]] = {}  # those that are apart by now, by host
+    others: dict[int, list[EngineId]] = {}  # suspects in other hosts than the shared one, by host
     for suspect in records:
         if suspect not in movers and (number := host_of(records, suspect, now)):
             others.setdefault(number, []).append(suspect)
@@ -129,14 +127,14 @@ def _move(records: Records, involved: list[EngineId], most_hosts: int, now: floa
 
 
 def _is_enough(deaths: tuple[Death, ...], allowed: int) -> bool:
-    """In company an engine counts as killer once at most: if it is one, it is alone sooner or later."""
+    """Deaths together with other engines count once at most: an engine that kills its host is alone sooner or later."""
     counted = _counted(deaths)
     alone = sum(death.is_alone for death in counted)
     return alone > 0 and alone + min(1, len(counted) - alone) >= allowed
 
 
 def _counted(deaths: tuple[Death, ...]) -> tuple[Death, ...]:
-    """Without the first loss from outside, which proves nothing."""
+    """The deaths without the first one from outside, which proves nothing."""
     first = next((death for death in deaths if death.is_outside), None)
     return tuple(death for death in deaths if death is not first)
 

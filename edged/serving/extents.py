@@ -1,6 +1,7 @@
-"""Which shapes a model's requests had, in bounded memory: exact bounds, and how often each combination came. Pure.
+"""The shapes of a model's answered requests, in bounded memory: exact bounds, and how often each combination came.
+Pure.
 
-Only what was answered is noted, so that nothing is learnt from what the model cannot do.
+Requests that failed are not recorded: they may have shapes that the model cannot take.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ Combination: TypeAlias = tuple[tuple[str, Shape], ...]
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """Requests whose inputs had the same shapes, by name, and how many there were."""
+    """A combination of shapes by input, and the number of requests that had it."""
 
     shapes: dict[str, Shape]
     count: int
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What traffic had: the number of requests, the kinds that came most, the most frequent first, and for each input
-    the smallest and largest size of every dimension, of all requests."""
+    """The number of requests, the most frequent kinds in order, and for each input the smallest and largest size of
+    every dimension in all requests."""
 
     requests: int = 0
     kinds: tuple[Kind, ...] = ()
@@ -47,7 +48,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Traffic:
-    """Notes the shapes of one model's requests. `version` grows with every new kind."""
+    """Records the shapes of one model's requests. `version` grows with every new kind."""
 
     def __init__(self, seen: Seen | None = None) -> None:
         seen = seen or Seen()
@@ -58,13 +59,13 @@ class Traffic:
         self._pending: dict[Combination, int] = {}
 
     def note(self, shapes: Combination) -> None:
-        """One request was answered. Called for each, so it only counts."""
+        """Record an answered request. Called for each, so it only counts."""
         self._pending[shapes] = self._pending.get(shapes, 0) + 1
         if len(self._pending) >= _PENDING:
             self._sort_in()
 
     def seen(self) -> Seen:
-        """Everything up to now."""
+        """All requests so far."""
         self._sort_in()
         kinds = sorted(self._kinds.items(), key=lambda item: -item[1])
         return Seen(
@@ -75,7 +76,7 @@ class Traffic:
         )
 
     def look(self) -> int:
-        """The version, with everything that was noted."""
+        """The version after all requests so far."""
         self._sort_in()
         return self.version
 

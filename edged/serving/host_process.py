@@ -1,4 +1,4 @@
-"""The process of an engine host: how it is started and ended, what it prints, and how it came to its end."""
+"""The process of an engine host: its start, its output, its progress and its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edged.serving import memory
 HOST_MODULE = "edged.host.main"  # run with `python -m`; its first arguments are the parent's pid and the backend
 
 _STOP_SECONDS = 3.0
-# What a processor or the C library does to a process that goes wrong. Any other signal was sent by a process.
+# Signals that a process's own fault raises. Any other was sent by another process.
 _FAULTS = {
     *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE),
     *(signal.SIGSYS, signal.SIGTRAP),
@@ -33,7 +33,7 @@ class End(str, enum.Enum):
 
     WORK = "work"  # by a fault, or by itself: what it worked on may have caused it
     OUTSIDE = "outside"  # by a signal from an operator, a service manager or a test
-    MEMORY = "memory"  # killed by the kernel, which was out of memory: others may have taken that
+    MEMORY = "memory"  # killed by the kernel, which was out of memory: other processes may have taken it
 
     @property
     def is_outside(self) -> bool:
@@ -42,15 +42,15 @@ class End(str, enum.Enum):
 
 
 def end_of(status: int | None, *, is_out_of_memory: bool) -> End:
-    """Why a process ended with that exit status (negative: a signal). Pure. `is_out_of_memory`: the kernel killed some
-    process for want of memory at that time."""
+    """Why a process ended with an exit status (negative: a signal). Pure. `is_out_of_memory`: the kernel killed a
+    process for lack of memory meanwhile."""
     if status is None or status >= 0 or -status in _FAULTS:
         return End.WORK
     return End.MEMORY if status == -signal.SIGKILL and is_out_of_memory else End.OUTSIDE
 
 
 class HostProcess:
-    """One that was started."""
+    """A process that was started."""
 
     def __init__(self, child: asyncio.subprocess.Process, printed: Pipe) -> None:
         self._child, self._printed, self._kernel_kills = child, printed, memory.kernel_kills()
@@ -59,15 +59,15 @@ class HostProcess:
 
     @classmethod
     async def start(
-        cls, backend: str, connection: HostSocket, arena: Arena, memory_mb: int, reach: Reach
+        cls, backend: str, connection: HostSocket, arena: Arena, memory_mb: int, reach: Reach, module: str = HOST_MODULE
     ) -> HostProcess:
-        """`memory_mb` is what it may allocate, 0 for any amount; `reach` the files that it may. OSError if it cannot be
-        started."""
+        """`memory_mb` is what it may allocate, 0 for any amount; `reach` the files that it may open. OSError if it
+        cannot be started."""
         printed = Pipe(ChildLogForwarder(f"host {backend}", backend=backend))
         try:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", HOST_MODULE, str(os.getpid()), backend),
+                *("-m", module, str(os.getpid()), backend),
                 *(str(connection.child.fileno()), str(arena.handle), str(memory_mb), reach.argument()),
                 pass_fds=(connection.child.fileno(), arena.handle),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -94,28 +94,27 @@ class HostProcess:
         return end_of(self.status, is_out_of_memory=memory.kernel_kills() != self._kernel_kills)
 
     def look(self) -> None:
-        """It lives: what the kernel has killed so far was another process."""
+        """Note that it lives: any process that the kernel has killed so far was another one."""
         self._kernel_kills = memory.kernel_kills()
 
     async def stop(self) -> None:
-        """Asks it to end, and waits a while for that."""
+        """Ask it to end, and wait a limited time for that."""
         if self.status is None:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self.ended), _STOP_SECONDS)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kill it."""
         if self.status is None:
             self._signal(signal.SIGKILL)
 
-    def hear_out(self) -> None:
-        """Read what it printed last, then stop listening."""
+    def close_output(self) -> None:
+        """Read the rest of its output, then stop reading."""
         self._printed.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Not by the process object, which would reap one that has just died, and whoever waits for it would be told a
-        status that it never had."""
+        """Not by the process object: it would reap a process that has just died, and report a wrong status."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -146,7 +145,7 @@ def read(pid: int, *, threads: bool = False) -> Sign | None:
 
 
 def _turns(pid: int) -> int:
-    """0 if this kernel does not count them. Format: the kernel's sched-stats."""
+    """Turns on a processor; 0 if this kernel does not count them. Format: the kernel's sched-stats."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[2])
@@ -155,7 +154,7 @@ def _turns(pid: int) -> int:
 
 
 def _fields(path: str) -> list[bytes]:
-    """Those behind the name, which may hold anything."""
+    """The fields behind the name, which may hold anything."""
     with open(path, "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
@@ -180,31 +179,31 @@ class Progress:
         self._seen: Sign | None = None
         self._at: float | None = None
 
-    def heard(self) -> None:
-        """A message came from the host."""
+    def received(self) -> None:
+        """Note that a message came from the host."""
         self.silent = 0.0
 
     def look(self, now: float, sign: Sign | None, *, is_busy: bool) -> None:
-        """Take a look. Nothing is expected of a host that is not busy."""
+        """Compare a sign with the one before. Nothing is expected of a host that is not busy."""
         step = 0.0 if self._at is None else min(now - self._at, _LONGEST_STEP)
         before, self._seen, self._at = self._seen, sign, now
         if not is_busy or sign is None:
             self.stopped = self.silent = 0.0
             return
         has_worked = sign.state in "RD" or before is None or sign.work != before.work
-        # One that is stopped and continued many times a second, to keep it slow, has turns in between.
+        # A process that is stopped and continued many times a second, to slow it down, has turns in between.
         is_still = before is not None and (sign.turns, sign.work) == (before.turns, before.work)
         self.stopped = self.stopped + step if sign.state == "T" and is_still else 0.0
         self.silent = 0.0 if has_worked else self.silent + step
 
     @property
     def should_ping(self) -> bool:
-        """Whether to ask it for a sign of life."""
+        """Whether to send a ping."""
         return self.silent >= self._limits.ping
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was stopped by a signal, and not for a moment only."""
+        """Whether a signal stopped it, and for more than a moment."""
         return self.stopped >= self._limits.stopped
 
     @property

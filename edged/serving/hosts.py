@@ -1,6 +1,6 @@
-"""The living engine hosts, one for each backend and generation of libraries; a lost one is started again, more slowly
-each time. When libraries change on disk, hosts of the new generation run in parallel with the old
-ones until these are empty.
+"""The engine hosts, one for each backend and generation of libraries; a lost one is started again, later each time.
+
+When libraries change on disk, hosts of the new generation run in parallel with the old ones until these are empty.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from edged.serving.link import HostLink
 
 # Seconds to wait before start number 1, 2, 3, ... of a host that keeps dying.
 _BACKOFF = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-_SHORT = 2.0  # at most, for a host that works until it is killed, while the box has memory for it
+_SHORT = 2.0  # at most, for a host that starts, while the box has memory for it
 _ROOM_MB = 512
 _HEALTHY_SECONDS = 60.0  # living this long forgives earlier deaths
 _IDLE_SECONDS = 60.0  # an empty host may be wanted again soon; after this its memory is worth more
 
 
 class HostKind(msgspec.Struct, frozen=True):
-    """What a host is: its backend, the generation of facts, the runtime version that it must load ("" for any), and
-    which of the hosts for suspects it is ("" for the one that all share)."""
+    """A kind of host: its backend, the generation of facts, the runtime version that it must load ("" for any), and
+    which of the hosts for suspects it is ("" for the shared one)."""
 
     backend: str
     generation: str = ""
@@ -45,7 +45,7 @@ class _Record(msgspec.Struct):
 
 
 class Hosts:
-    """Hands out links. `on_lost` is called with a link whenever its host has gone, for whatever reason."""
+    """Starts hosts when they are needed. `on_lost` is called with each link whose host has ended, for any reason."""
 
     def __init__(
         self,
@@ -63,14 +63,13 @@ class Hosts:
         self._records: dict[HostKind, _Record] = {}
 
     def reconfigure(self, limits: HostLimits) -> None:
-        """Other limits, for hosts that start from now on."""
+        """Change the limits of hosts that start from now on."""
         self._limits = limits
 
     async def get(self, kind: HostKind, model: Path | None = None) -> HostLink:
-        """A living host, started if need be, that may open a model; where the one there is was started before the model
-        came and may not, one of its own for the model's folder. NotReady while it may not be started again yet.
-
-        Superseded if the runtime on disk is not the one that the host is for.
+        """Return a living host that may open a model; start one if necessary. If the existing one was started before
+        the model came and may not open it, that is a separate host for the model's folder. NotReady while the host may
+        not be started again yet. Superseded if the runtime on disk is not the one that the host is for.
         """
         while (link := self._links.get(kind)) is not None and not link.lost and not link.stopping:
             reaches = model is None or kind.apart.endswith(str(model.parent))
@@ -94,7 +93,7 @@ class Hosts:
         return max(0.0, record.not_before - time.monotonic()) if record else 0.0
 
     def empty(self, wanted: Container[HostKind]) -> list[HostLink]:
-        """Hosts without a session that nothing wants any more, or that nothing has wanted for a while."""
+        """Hosts without a session that are not in `wanted`, or that have had none for a while."""
         now, found = time.monotonic(), []
         for kind, link in self._links.items():
             record = self._records[kind]
@@ -105,11 +104,11 @@ class Hosts:
         return found
 
     def links(self) -> list[HostLink]:
-        """The hosts that live now."""
+        """The living hosts."""
         return [link for link in self._links.values() if not link.lost]
 
     async def stop(self) -> None:
-        """Ends all hosts."""
+        """End all hosts."""
         starting = list(self._starting.values())
         for task in starting:
             task.cancel()
@@ -150,7 +149,7 @@ class Hosts:
         self._on_lost(link, why)
 
     def _prune(self, now: float) -> None:
-        """Forgets kinds of hosts that do not run and may be started at once: the facts or the suspects were others."""
+        """Forget kinds of hosts that do not run and may be started at once, such as those of earlier facts."""
         there = self._links.keys() | self._starting.keys()
         self._records = {
             kind: record
@@ -160,7 +159,7 @@ class Hosts:
 
 
 def pause(deaths: int, *, has_room: bool) -> float:
-    """Seconds until a host is started again that died so many times in a row by what it worked on, or for want of
-    memory. `has_room`: it came up before it died, and the box has memory for it. Pure."""
+    """Seconds until a host is started again that crashed, or died for lack of memory, so many times in a row.
+    `has_room`: it had started, and the box has memory for it. Pure."""
     seconds = _BACKOFF[min(deaths, len(_BACKOFF) - 1)]
     return min(seconds, _SHORT) if has_room else seconds

@@ -1,14 +1,18 @@
-"""The daemon's end of one engine host: talks to it, and notices when it dies or hangs. Bytes go by `sockets`, the
-process is started and ended by `host_process`."""
+"""The daemon's end of one engine host: sends jobs, receives answers, and notices if the host dies or hangs.
+
+`ipc/sockets` moves the bytes, `host_process` starts and ends the process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
+import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -24,7 +28,7 @@ from edged.ipc.sockets import HostSocket
 from edged.models.limits import SECONDS, Bounds
 from edged.serving import memory
 from edged.serving.crash_attribution import EngineId
-from edged.serving.host_process import End, HostProcess, Progress, ProgressTimes, read
+from edged.serving.host_process import HOST_MODULE, End, HostProcess, Progress, ProgressTimes, read
 from edged.vision.family import Recognition
 
 
@@ -35,107 +39,21 @@ class LinkTimes(msgspec.Struct, frozen=True):
     look: float = 0.2  # memory can be used up in a few seconds
     grace: float = 2.0  # for a job to stop: a runtime checks between two operators, and a large one may take a second
     ending: float = 1.0  # from when the connection is gone until the process must have ended
-    unread: float = 1.0  # until the arena is closed: answers that were just delivered may still be read from it
+    unread: float = 1.0  # until the arena is closed: clients may still read answers that were just delivered
     progress: ProgressTimes = ProgressTimes()
 
 
 _TIMES = LinkTimes()
 
 
-class OverdueJob(msgspec.Struct, frozen=True):
-    """A job beyond its limit: to be stopped, or past the grace period (`is_hopeless`)."""
-
-    session: int
-    job: int
-    is_hopeless: bool = False
-
-
-class _SessionJobs:
-    __slots__ = ("jobs", "limit", "since", "stopped")
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self.jobs: dict[int, None] = {}  # in their order
-        self.since = 0.0  # when the turn of the first began
-        self.stopped: float | None = None  # when it was to be stopped
-
-
-class JobDeadlines:
-    """Deadlines of the running jobs of one host's sessions. Pure; times are seconds of any clock.
-
-    A session runs its jobs one after the other, so a job's time begins when the one before it is answered. At its limit
-    it is stopped. If it still runs after a grace period its runtime cannot stop, and the host is replaced.
-    """
-
-    def __init__(self, grace: float = _TIMES.grace) -> None:
-        self._grace = grace
-        self._deadlines: dict[int, _SessionJobs] = {}
-
-    def open(self, session: int, limit: float) -> None:
-        """Add a session; each of its jobs may take `limit` seconds."""
-        self._deadlines[session] = _SessionJobs(limit)
-
-    def close(self, session: int) -> None:
-        self._deadlines.pop(session, None)
-
-    def give(self, session: int, job: int, now: float) -> None:
-        """Add a job to a session."""
-        turn = self._deadlines[session]
-        if not turn.jobs:
-            turn.since, turn.stopped = now, None
-        turn.jobs[job] = None
-
-    def end(self, session: int, job: int, now: float) -> bool:
-        """Remove an answered job; return whether it had been stopped at its limit."""
-        turn = self._deadlines.get(session)
-        if turn is None or job not in turn.jobs:
-            return False
-        is_first = next(iter(turn.jobs)) == job
-        was_stopped = is_first and turn.stopped is not None
-        del turn.jobs[job]
-        if is_first:
-            turn.since, turn.stopped = now, None
-        return was_stopped
-
-    def overdue(self, now: float) -> list[OverdueJob]:
-        """Jobs that reached their limit, each reported once; and those that did not stop, reported until they end."""
-        found = []
-        for session, turn in self._deadlines.items():
-            if not turn.jobs or now - turn.since <= turn.limit:
-                continue
-            job = next(iter(turn.jobs))
-            if turn.stopped is None:
-                turn.stopped = now
-                found.append(OverdueJob(session, job))
-            elif now - turn.stopped > self._grace:
-                found.append(OverdueJob(session, job, is_hopeless=True))
-        return found
-
-    def late(self, now: float) -> float:
-        """Seconds by which the most overdue job is beyond its limit; 0 if no job is."""
-        over = (now - turn.since - turn.limit for turn in self._deadlines.values() if turn.jobs)
-        return max(0.0, max(over, default=0.0))
-
-    @property
-    def busy(self) -> set[int]:
-        """Sessions with jobs."""
-        return {session for session, turn in self._deadlines.items() if turn.jobs}
-
-    @property
-    def shortest(self) -> float:
-        """The shortest job limit of any session; infinity without sessions."""
-        return min((turn.limit for turn in self._deadlines.values()), default=float("inf"))
-
-
-_LONG = 16 << 20  # bytes of what was found in pictures, which is no output
-_UNASKED = 8  # things that a host may say that answer nothing, such as that it is ready
-
+_FOUND_BYTES = 16 << 20  # of detections in an answer, beyond its outputs
+_UNREQUESTED = 8  # messages of a host that answer nothing, such as that it is ready
 
 Reply = m.Answer | m.Detected
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """Whose engine is opened in a host, and what its requests may take."""
+    """The engine that a session is opened for, and the limits of its requests."""
 
     suspect: EngineId = EngineId("", "")
     bounds: Bounds = Bounds()
@@ -150,8 +68,70 @@ class Loss(msgspec.Struct, frozen=True):
     end: End = End.WORK
 
 
-_NOBODY = Tenant()
-_NOTHING = memoryview(b"")
+class HostSession:
+    """A session of a host, and the deadlines of its jobs. Times are seconds of any clock.
+
+    A session runs its jobs one after the other, so a job's time begins when the one before it is answered. At its limit
+    it is stopped. If it still runs after a grace period its runtime cannot stop, and the host is replaced.
+    """
+
+    __slots__ = ("asked", "closing", "has_answered", "jobs", "number", "opening", "since", "stopped", "tenant")
+
+    def __init__(
+        self, number: int, tenant: Tenant, opening: asyncio.Future[None] | None = None, now: float = 0.0
+    ) -> None:
+        self.number, self.tenant, self.opening = number, tenant, opening
+        self.closing: asyncio.Future[None] | None = None
+        self.asked = now  # when it was to open or close
+        self.has_answered = False
+        self.jobs: dict[int, None] = {}  # in their order
+        self.since = 0.0  # when the first of them began
+        self.stopped: float | None = None  # when it was stopped at its limit
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a job may take."""
+        return self.tenant.bounds.seconds
+
+    def give(self, job: int, now: float) -> None:
+        """Add a job."""
+        if not self.jobs:
+            self.since, self.stopped = now, None
+        self.jobs[job] = None
+
+    def end(self, job: int, now: float) -> bool:
+        """Remove an answered job; return whether it had been stopped at its limit."""
+        if job not in self.jobs:
+            return False
+        is_first = next(iter(self.jobs)) == job
+        was_stopped = is_first and self.stopped is not None
+        del self.jobs[job]
+        if is_first:
+            self.since, self.stopped = now, None
+        return was_stopped
+
+    def late(self, now: float) -> float:
+        """Seconds by which the running job is beyond its limit; negative if it is not, or no job runs."""
+        return now - self.since - self.limit if self.jobs else -math.inf
+
+    def overdue(self, now: float, grace: float) -> Literal["", "stop", "hopeless"]:
+        """Whether the running job has reached its limit: once to stop it, and from the end of the grace period on."""
+        if self.late(now) <= 0:
+            return ""
+        if self.stopped is None:
+            self.stopped = now
+            return "stop"
+        return "hopeless" if now - self.stopped > grace else ""
+
+
+class _Job(NamedTuple):
+    future: asyncio.Future[Reply]
+    session: HostSession
+    parts: int
+
+
+_UNKNOWN = Tenant()
+_NO_BYTES = memoryview(b"")
 
 
 class HostLink:
@@ -164,33 +144,26 @@ class HostLink:
         on_lost: Callable[[HostLink, str], None],
         reads: tuple[str, ...] = (),
         times: LinkTimes = _TIMES,
+        module: str = HOST_MODULE,
     ) -> None:
-        """`reads` are the folders and files of models and engines that the host may open."""
-        self.backend, self._reads, self._times = backend, reads, times
+        """`reads` are the folders and files of models and engines that the host may open, `module` what it runs."""
+        self.backend, self._reads, self._times, self._module = backend, reads, times, module
         self.pid = 0
         self.version = ""  # of the runtime that it loaded
-        self.sessions: set[int] = set()
+        self.sessions: dict[int, HostSession] = {}
         self.nodes: dict[int, Nodes] = {}  # where the nodes of each session run, as far as its runtime reports it
         self.lost = ""  # why, once it takes nothing more
-        self.loss = Loss()  # and what else is known of it then
+        self.loss = Loss()  # the details, once it is over
         self.memory_mb = limits.memory_mb or memory.derived_mb(memory.box_mb())
-        self._tenants: dict[int, Tenant] = {}  # of the sessions, also of those that are opening
-        self._answered: set[int] = set()  # sessions that have answered something
-        self._deadlines = JobDeadlines(times.grace)
         self._progress = Progress(times.progress)
-        self._sent = self._said = 0  # messages to it and from it
+        self._sent = self._received = 0  # messages
         self._is_garbled = False  # its further messages are ignored
         self._is_over = False  # all waiting requests have failed with the loss
         self._limits, self._on_lost = limits, on_lost
         self._loop = asyncio.get_running_loop()
         self.arena = Arena(limits.arena_mb << 20)
         self._numbers = itertools.count(1)
-        self._jobs: dict[
-            int, tuple[asyncio.Future[Reply], int, int]
-        ] = {}  # with its session, and how many parts it has
-        self._opening: dict[int, asyncio.Future[None]] = {}
-        self._closing: dict[int, asyncio.Future[None]] = {}
-        self._asked: dict[int, float] = {}  # since when a session has been opening or closing
+        self._jobs: dict[int, _Job] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ready(m.FromHost))
         self.stopping = False
@@ -199,12 +172,12 @@ class HostLink:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Starts the process and waits until it has imported its backend. HostLost when it does not."""
+        """Start the process and wait until it has imported its backend. HostLost if it does not."""
         try:
-            connection = self._socket = HostSocket(self._hear, self._most_bulk, self._be_cut_off)
+            connection = self._socket = HostSocket(self._receive, self._most_bulk, self._disconnected)
             allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
             host = self._process = await HostProcess.start(
-                self.backend, connection, self.arena, allowed_mb, rules.reach(self._reads)
+                self.backend, connection, self.arena, allowed_mb, rules.reach(self._reads), self._module
             )
             self.pid = host.pid
             self._watch = tasks.keep("watcher of a host", lambda: self._watch_process(host))
@@ -220,57 +193,55 @@ class HostLink:
         """Whether the host may open a model and its external data."""
         return all(any(Path(path).is_relative_to(each) for each in self._reads) for path in rules.around(model))
 
-    async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _NOBODY) -> int:
-        """Opens an engine for up to `batch` pictures at a time; its number within this host. The backend's error when
-        it cannot be opened."""
+    async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _UNKNOWN) -> int:
+        """Open an engine for up to `batch` pictures at a time; return its number within this host. Raises the
+        backend's error if it cannot be opened."""
         self._require_alive()
         number = next(self._numbers)
         seconds = tenant.bounds.seconds or self._limits.job_seconds
         output_mb = tenant.bounds.output_mb or self._limits.output_mb
         bounds = msgspec.structs.replace(tenant.bounds, seconds=seconds, output_mb=output_mb)
         self._send(m.Open(number, order, recognition, batch, bounds))
-        self._tenants[number] = msgspec.structs.replace(tenant, bounds=bounds)
-        self._deadlines.open(number, seconds)
-        opened: asyncio.Future[None] = self._loop.create_future()
-        self._opening[number], self._asked[number] = opened, time.monotonic()
-        self.sessions.add(number)
-        await opened
+        opening: asyncio.Future[None] = self._loop.create_future()
+        self.sessions[number] = HostSession(number, Tenant(tenant.suspect, bounds), opening, time.monotonic())
+        await opening
         return number
 
     async def close_session(self, number: int) -> None:
-        """Closes a session after what was submitted to it before; returns at once when the host is gone."""
+        """Close a session after what was submitted to it before; returns at once if the host is gone."""
         if self.lost:
             return
         try:
             self._send(m.Close(number))
         except HostLost:
             return
-        closed: asyncio.Future[None] = self._loop.create_future()
-        self._closing[number], self._asked[number] = closed, time.monotonic()
-        await closed
+        session = self.sessions[number]
+        session.closing, session.asked = self._loop.create_future(), time.monotonic()
+        await session.closing
 
     def submit(self, make: Callable[[int], m.Infer | m.Detect]) -> asyncio.Future[Reply]:
-        """Sends a job; the future ends with the answer, the job's error, or HostLost."""
+        """Send a job; the future ends with the answer, the job's error, or HostLost."""
         self._require_alive()
         number = next(self._numbers)
         future: asyncio.Future[Reply] = self._loop.create_future()
         message = make(number)
         self._send(message)
-        self._deadlines.give(message.session, number, time.monotonic())
+        session = self.sessions[message.session]
+        session.give(number, time.monotonic())
         parts = message.parts if isinstance(message, m.Infer) else len(message.pictures)
-        self._jobs[number] = (future, message.session, parts)
+        self._jobs[number] = _Job(future, session, parts)
         return future
 
     def abandon(self, future: asyncio.Future[Reply]) -> None:
         """Cancel a job that no request waits for, if its runtime can stop it. The host still answers it."""
-        for job, (waiting, session, _) in self._jobs.items():
-            if waiting is future:
+        for number, job in self._jobs.items():
+            if job.future is future:
                 with contextlib.suppress(HostLost):
-                    self._send(m.Stop(job, session))
+                    self._send(m.Stop(number, job.session.number))
                 return
 
     async def stop(self) -> None:
-        """Ends the process; what it still held fails with HostLost."""
+        """End the process; work that it still holds fails with HostLost."""
         self.stopping = True
         if self._process is not None:
             await self._process.stop()
@@ -279,19 +250,18 @@ class HostLink:
             await asyncio.gather(self._watch, return_exceptions=True)
 
     def kill(self, why: str, suspects: Collection[int] | None = None, end: End = End.WORK) -> None:
-        """Ends the process at once. `suspects` are sessions that are known to be why; otherwise all that are busy."""
+        """End the process at once. `suspects` are the sessions known to have caused it; by default all busy ones."""
         if self._process is not None:
             self._process.kill()
         self._lose(why, suspects, end)
 
-    def _forget(self, number: int) -> None:
-        """A session is no more."""
-        self.sessions.discard(number)
-        self.nodes.pop(number, None)
-        self._asked.pop(number, None)
-        self._tenants.pop(number, None)
-        self._answered.discard(number)
-        self._deadlines.close(number)
+    @property
+    def overdue(self) -> float:
+        """Seconds by which the host exceeds its limits; 0 while it is within them."""
+        now = time.monotonic()
+        return max([0.0, *(session.late(now) for session in self.sessions.values()), *self._waits(now).values()])
+
+    # -- messages ----------------------------------------------------------------------------------------------------
 
     def _require_alive(self) -> None:
         if self.lost:
@@ -302,35 +272,33 @@ class HostLink:
         if self._socket.send(self._encoder.encode(message)):
             self._sent += 1
             return
-        self._be_cut_off()
+        self._disconnected()
         self._require_alive()
 
-    def _be_cut_off(self, why: str = "") -> None:
-        """The host cannot be spoken to any more. `why`: it sent something that it may not send."""
+    def _disconnected(self, why: str = "") -> None:
+        """The connection has ended. `why`: the host sent something that it may not send."""
         if why:
             self.kill(why)
-        elif not self.lost:  # noticed here before the end of the process is; how that came is known then
+        elif not self.lost:  # the process will be seen to end, and then it is known how
             self.lost = "no longer answers"
             self._loop.call_later(self._times.ending, self._end)
 
-    def _most_bulk(self) -> int:
-        """The most bytes of outputs that may come with an answer now."""
-        waiting = self._jobs.values()
-        return max(
-            (_LONG + (self._tenants[session].bounds.output_mb << 20) * parts for _, session, parts in waiting),
-            default=0,
-        )
-
     def _end(self) -> None:
-        """Its connection is gone, and it should be."""
         if not self._is_over:
             self.kill("no longer answers")
 
-    def _hear(self, data: bytes, bulk: memoryview = _NOTHING) -> None:
+    def _most_bulk(self) -> int:
+        """The most bytes of outputs that may come with an answer now."""
+        return max(
+            (_FOUND_BYTES + (job.session.tenant.bounds.output_mb << 20) * job.parts for job in self._jobs.values()),
+            default=0,
+        )
+
+    def _receive(self, data: bytes, bulk: memoryview = _NO_BYTES) -> None:
         """Handle a message of the host. It is not trusted: a hostile model may have taken the host over."""
         if self._is_garbled:
             return
-        self._progress.heard()
+        self._progress.received()
         try:
             self._take(self._decoder.decode(data), bulk)
         except Exception as error:
@@ -340,85 +308,90 @@ class HostLink:
                 self.kill("sent an answer that cannot be read")
 
     def _take(self, message: m.FromHost, bulk: memoryview) -> None:
-        """What was not asked, or is not waited for any more, is passed over, but not for ever."""
-        self._said += 1
-        if self._said > self._sent + _UNASKED:
-            raise EngineUnusable(f"it said {self._said} things and was asked {self._sent}")
+        """Ignore what was not requested or is not awaited any more, a limited number of times."""
+        self._received += 1
+        if self._received > self._sent + _UNREQUESTED:
+            raise EngineUnusable(f"it sent {self._received} messages and received {self._sent}")
         if isinstance(message, m.Answer | m.Detected):
             if (job := self._jobs.pop(message.job, None)) is not None:
-                self._answered.add(job[1])
-                self._deadlines.end(job[1], message.job, time.monotonic())  # the session's next job has its turn now
-                _settle(job[0], m.joined(message, bulk) if bulk else message)
+                job.session.has_answered = True
+                job.session.end(message.job, time.monotonic())  # the session's next job begins now
+                _settle(job.future, m.joined(message, bulk) if bulk else message)
         elif isinstance(message, m.JobFailed):
             if (job := self._jobs.pop(message.job, None)) is not None:
-                self._fail_job(message, job[0], job[1])
+                self._fail_job(message, job)
         elif isinstance(message, m.Opened):
-            if (opening := self._opening.pop(message.session, None)) is not None:
-                self._open_now(message, opening)
+            self._opened(message)
         elif isinstance(message, m.OpenFailed):
-            _fail(self._opening.pop(message.session, None), rebuild(message.error, message.message))
-            self._forget(message.session)
+            self._forget(message.session, rebuild(message.error, message.message))
         elif isinstance(message, m.Closed):
-            _settle(self._closing.pop(message.session, None), None)
-            self._forget(message.session)
+            self._forget(message.session, EngineUnusable("the host closed the engine while it was being opened"))
         elif isinstance(message, m.Ready):
             self.version = message.version
             _settle(self._ready, None)
         elif isinstance(message, m.Unfit):
             self._lose(f"cannot start: {message.message}")
 
-    def _open_now(self, opened: m.Opened, opening: asyncio.Future[None]) -> None:
+    def _opened(self, opened: m.Opened) -> None:
+        session = self.sessions.get(opened.session)
+        if session is None or session.opening is None:
+            return
+        opening, session.opening = session.opening, None
         if opening.cancelled():  # by its caller
             self._send(m.Close(opened.session))
             return
         self.nodes[opened.session] = opened.nodes
         _settle(opening, None)
 
-    def _fail_job(self, failed: m.JobFailed, future: asyncio.Future[Reply], session: int) -> None:
-        if self._deadlines.end(session, failed.job, time.monotonic()):
-            _fail(future, self._too_long(session))
+    def _forget(self, number: int, error: EdgedError) -> None:
+        """Remove a session that has closed or could not be opened; `error` is for a caller that waits for it."""
+        self.nodes.pop(number, None)
+        session = self.sessions.pop(number, None)
+        if session is None:
+            return
+        _fail(session.opening, error)
+        _settle(session.closing, None)
+        if session.jobs:
+            raise EngineUnusable("it closed an engine that has work")
+
+    def _fail_job(self, failed: m.JobFailed, job: _Job) -> None:
+        if job.session.end(failed.job, time.monotonic()):
+            _fail(job.future, _too_long(job.session))
         else:
-            self._answered.add(session)  # a runtime that refuses is alive
-            _fail(future, rebuild(failed.error, failed.message, failed.not_finite))
+            job.session.has_answered = True  # a runtime that refuses is alive
+            _fail(job.future, rebuild(failed.error, failed.message, failed.not_finite))
 
-    def _too_long(self, session: int) -> DeadlineExceeded:
-        bounds = self._tenants[session].bounds
-        return DeadlineExceeded(
-            f"a request of model {bounds.model!r} may take {bounds.seconds:g} s of its engine and took longer;"
-            f" send less at a time, or raise {SECONDS} of the model"
-        )
+    # -- limits and the end ------------------------------------------------------------------------------------------
 
-    @property
-    def overdue(self) -> float:
-        """Seconds for which it has been hanging beyond its limits; 0 while it is within them."""
-        now = time.monotonic()
-        return max([0.0, self._deadlines.late(now), *(late for _, late in self._waits(now))])
-
-    def _waits(self, now: float) -> Iterator[tuple[int, float]]:
-        """Sessions that are opening or closing, and the seconds for which they should have been done with it."""
-        for session in (*self._opening, *self._closing):
-            yield session, now - self._asked[session] - self._limits.open_seconds
+    def _waits(self, now: float) -> dict[int, float]:
+        """Sessions that open or close, and the seconds by which they are beyond the limit for that."""
+        limit = self._limits.open_seconds
+        return {number: now - s.asked - limit for number, s in self.sessions.items() if s.opening or s.closing}
 
     def _look(self) -> None:
-        """Stops jobs at their limit; ends the host when one does not stop, it makes no progress, or it has taken too
-        much memory."""
+        """Stop jobs at their limit; end the host if one does not stop, it makes no progress, or it has taken too much
+        memory."""
         now = time.monotonic()
-        for overdue in self._deadlines.overdue(now):
-            if not overdue.is_hopeless:
-                self._send(m.Stop(overdue.job, overdue.session))
+        for number, session in self.sessions.items():
+            overdue = session.overdue(now, self._times.grace)
+            if not overdue:
                 continue
-            future, session, _ = self._jobs.pop(overdue.job)
-            _fail(future, self._too_long(session))
-            return self.kill("hung: a request did not stop at its limit", (session,))
+            running = next(iter(session.jobs))
+            if overdue == "stop":
+                self._send(m.Stop(running, number))
+                continue
+            _fail(self._jobs.pop(running).future, _too_long(session))
+            return self.kill("hung: a request did not stop at its limit", (number,))
         sign = read(self.pid, threads=self._progress.should_ping)
-        self._progress.look(now, sign, is_busy=bool(self._jobs or self._opening or self._closing))
+        waits = self._waits(now)
+        self._progress.look(now, sign, is_busy=bool(self._jobs or waits))
         if self._progress.is_stopped:
             return self.kill("was stopped by a signal and ended", (), End.OUTSIDE)
         if self._progress.is_stuck:
             return self.kill("hung: it neither works nor answers")
         if self._progress.should_ping:
             self._send(m.Ping())
-        hanging = [session for session, late in self._waits(now) if late > 0]
+        hanging = [number for number, late in waits.items() if late > 0]
         if hanging:
             return self.kill("hung: an engine was not opened or closed within its limit", hanging)
         if self.memory_mb and (used := memory.used_mb(self.pid)) > self.memory_mb:
@@ -426,9 +399,10 @@ class HostLink:
         return None
 
     async def _watch_process(self, host: HostProcess) -> None:
-        """Notices the end of the process, and what goes beyond its limits."""
+        """Wait for the end of the process, and check its limits meanwhile."""
         while not host.ended.done():
-            period = min(self._times.look, self._deadlines.shortest / 8, self._limits.open_seconds / 4)
+            shortest = min((session.limit for session in self.sessions.values()), default=math.inf)
+            period = min(self._times.look, shortest / 8, self._limits.open_seconds / 4)
             await asyncio.wait([host.ended], timeout=period)
             if not host.ended.done() and not self.lost:
                 host.look()
@@ -444,36 +418,43 @@ class HostLink:
             return
         self._is_over = True
         if self._socket is not None:
-            self._socket.drain()  # what it answered before it went still counts
+            self._socket.drain()  # answers that it sent before it ended still count
         self.lost = why
-        busy = self._deadlines.busy | self._opening.keys() if suspects is None else set(suspects)
-        known = sorted(busy & self._tenants.keys())
-        self.loss = Loss(why, tuple((self._tenants[n].suspect, n in self._answered) for n in known), end)
+        busy = [
+            (session.tenant.suspect, session.has_answered)
+            for number, session in self.sessions.items()
+            if (session.jobs or session.opening if suspects is None else number in suspects)
+        ]
+        self.loss = Loss(why, tuple(busy), end)
         error = HostLost(f"engine host {self.backend} {why}", is_outside=end.is_outside)
-        for job, *_ in self._jobs.values():
-            _fail(job, error)
-        for opening in (*self._opening.values(), self._ready):
-            _fail(opening, error)
-        for closing in self._closing.values():
-            _settle(closing, None)
+        for job in self._jobs.values():
+            _fail(job.future, error)
+        _fail(self._ready, error)
+        for session in self.sessions.values():
+            _fail(session.opening, error)
+            _settle(session.closing, None)
+            session.opening = session.closing = None
         self._jobs.clear()
-        self._opening.clear()
-        self._closing.clear()
-        self._release()
-        self._on_lost(self, why)
-
-    def _release(self) -> None:
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
-            self._process.hear_out()
+            self._process.close_output()
         self._loop.call_later(self._times.unread, self._close_arena)
+        self._on_lost(self, why)
 
     def _close_arena(self) -> None:
         try:
             self.arena.close()
         except BufferError:
             self._loop.call_later(self._times.unread, self._close_arena)
+
+
+def _too_long(session: HostSession) -> DeadlineExceeded:
+    bounds = session.tenant.bounds
+    return DeadlineExceeded(
+        f"a request of model {bounds.model!r} may take {bounds.seconds:g} s of its engine and took longer;"
+        f" send less at a time, or raise {SECONDS} of the model"
+    )
 
 
 def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None] | None, value: Reply | None) -> None:
@@ -488,7 +469,7 @@ def _fail(future: asyncio.Future[Reply] | asyncio.Future[None] | None, error: Ed
 
 
 def rebuild(name: str, message: str, not_finite: tuple[str, ...] = ()) -> EdgedError:
-    """The error that a host named."""
+    """The error of the class that a host names."""
     if name == NotFinite.__name__:
         return NotFinite(message, not_finite)
     kind = getattr(errors, name, None)

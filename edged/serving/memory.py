@@ -1,4 +1,4 @@
-"""How much memory an engine host may have, and how much it has."""
+"""The memory that an engine host may use, and the memory that it uses."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from edged.device.system import read_memory
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LEFT_MB, _LEFT_SHARE = 512, 0.1  # of the box, for everything that is not a host
-_HOST_MB = 512  # a host with small models takes a fifth of it, and other processes want memory, too
+_HOST_MB = 512  # a host with small models takes a fifth of it, and other processes need memory, too
 _MOST_MORE = 4
 _LEAST_SHARE = 0.5  # a box so small that this would leave nothing
-# Where a driver maps a GPU into a process, what it reserves counts as the process's data, whatever it uses of it.
+# If a driver maps a GPU into a process, the memory that it reserves counts as the process's data, used or not.
 _DRIVERS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-gpu")
 
 
 def derived_mb(total_mb: int) -> int:
-    """Mebibytes for hosts of a box that has so many: all but what the rest of it needs; 0, no limit, where the box does
-    not report its memory."""
+    """Mebibytes for hosts of a box with so much memory: all except what other processes need. 0, no limit, if the box
+    does not report its memory."""
     left = max(_LEFT_MB, round(total_mb * _LEFT_SHARE))
     return max(total_mb - left, round(total_mb * _LEAST_SHARE))
 
@@ -40,8 +40,8 @@ def is_gpu_mapped() -> bool:
 
 
 def used_mb(pid: int) -> float:
-    """Memory that is resident and a process's own, which leaves out what it shares with the daemon and files that it
-    mapped; 0 once it is gone. See `statm` in proc(5)."""
+    """Resident memory of a process, without memory shared with the daemon and mapped files; 0 once it has ended. See
+    `statm` in proc(5)."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -51,7 +51,7 @@ def used_mb(pid: int) -> float:
 
 
 def kernel_kills() -> int:
-    """How many processes the kernel has killed for want of memory: of the daemon's cgroup, or of the whole box if the
+    """Processes that the kernel has killed for lack of memory: in the daemon's cgroup, or on the whole box if the
     cgroup does not count them. 0 if neither does."""
     try:
         with open(_counter(), "rb") as file:
@@ -80,7 +80,7 @@ def _group() -> Path:
 
 
 def available_mb() -> int:
-    """Mebibytes that processes could still take: of the box, or of its cgroup's limit if that is less. 0 if unknown."""
+    """Mebibytes that are free on the box, or below the limit of its cgroup if that is less. 0 if unknown."""
     free, group = read_memory(Root()).free, _group()
     with contextlib.suppress(OSError, ValueError):  # without a limit memory.max holds "max"
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
@@ -90,6 +90,6 @@ def available_mb() -> int:
 
 
 def hosts_for(available: int) -> int:
-    """How many more hosts there is room for at most, for models that are suspected of killing theirs; one at least,
-    without which it could not be found out which model does. `available`: mebibytes."""
+    """The most hosts for models that are suspected of killing theirs. At least one, without which the model cannot be
+    found. `available`: mebibytes."""
     return min(_MOST_MORE, max(1, available // _HOST_MB))

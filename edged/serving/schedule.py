@@ -1,4 +1,4 @@
-"""Which work goes next for one model. Pure: no clock of its own, no IO, nothing runs here.
+"""Decides which work goes next for one model. Pure: no clock, no IO.
 
 Each camera has a queue with its newest frame, or every frame in order; requests share one bounded queue. Among the
 queues of the highest priority that have work, the next is the one with the smallest share of the engine in proportion
@@ -19,27 +19,27 @@ import msgspec
 
 from edged.errors import Overloaded
 
-# Lanes without work are remembered while what they had counts against them, as many as this and up to twice as many.
-_REMEMBERED = 256
+_REMEMBERED = 256  # queues without work that are ahead of their share; up to twice as many before some are dropped
 
 
 class Waiting(Protocol):
-    """Work that may have lost its client, or its worth."""
+    """A piece of waiting work."""
 
     @property
-    def is_wanted(self) -> bool: ...
+    def is_wanted(self) -> bool:
+        """Whether its client still waits."""
 
     @property
     def expires(self) -> float:
-        """The time after which it is not worth doing; infinity for never."""
+        """The time at which it is too late; infinity for never."""
 
     @property
     def received(self) -> float:
-        """Since when it waits."""
+        """When it came."""
 
     @property
     def is_frame(self) -> bool:
-        """Whether it is a camera's."""
+        """Whether it is a frame of a camera."""
 
     @property
     def group(self) -> Hashable | None:
@@ -47,7 +47,7 @@ class Waiting(Protocol):
 
     @property
     def rows(self) -> int:
-        """How much of a batch it takes."""
+        """Its rows of a batch."""
 
 
 Work = TypeVar("Work", bound=Waiting)
@@ -61,9 +61,9 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Batching(msgspec.Struct, frozen=True):
-    """How many rows may go together, and how many seconds the first may wait for the others; a frame is one row.
+    """The most rows of a batch, and the seconds that the first may wait for the others; a frame is one row.
 
-    As soon as there are as many as one of the `preferred` numbers, so many go.
+    A batch goes as soon as it has one of the `preferred` numbers of rows.
     """
 
     limit: int = 1
@@ -71,7 +71,7 @@ class Batching(msgspec.Struct, frozen=True):
     preferred: tuple[int, ...] = ()
 
     def goal(self, available: int) -> int:
-        """How many of the available rows go now; 0 if it is worth waiting for more."""
+        """The number of available rows that go now; 0 to wait for more."""
         reached = [size for size in self.preferred if size <= min(available, self.limit)]
         if reached:
             return max(reached)
@@ -79,7 +79,7 @@ class Batching(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, Generic[Work], frozen=True):
-    """What goes now, together; what is too late for that; and when to ask again if nothing else happens before."""
+    """The work that goes now, together; work that is too late; and when to choose again if nothing happens before."""
 
     work: tuple[Work, ...] = ()
     late: tuple[Work, ...] = ()
@@ -97,7 +97,7 @@ class _CameraQueue(Generic[Work]):
         self.key, self.share = key, share
         self.work: deque[Work] = deque()
         self.turn = 0.0
-        self.number = 0  # since it last began to wait: the longest wait decides between equals
+        self.number = 0  # grows with each turn: of equals, the one that has waited longest goes first
 
     @property
     def order(self) -> tuple[int, float, int]:
@@ -110,16 +110,16 @@ class Schedule(Generic[Work]):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._queues: dict[Hashable, _CameraQueue[Work]] = {}  # with work
-        self._idle: dict[Hashable, _CameraQueue[Work]] = {}  # without, but ahead of the others
-        self._again: deque[Work] = deque()  # lost with its host once; goes first, and alone
-        self._reached: dict[int, float] = {}  # how far the turns of each priority are
+        self._idle: dict[Hashable, _CameraQueue[Work]] = {}  # without work, but ahead of the others
+        self._again: deque[Work] = deque()  # to retry: goes first, and alone
+        self._reached: dict[int, float] = {}  # the turn that each priority has reached
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return sum(len(queue.work) for queue in self._queues.values()) + len(self._again)
 
     def __bool__(self) -> bool:
-        """Whether anything waits; asked after every request, so it counts nothing."""
+        """Whether work waits; called after every request, so it counts nothing."""
         return bool(self._queues or self._again)
 
     def offer(self, camera: Hashable, work: Work, share: Share = _EQUAL) -> Work | None:
@@ -138,7 +138,7 @@ class Schedule(Generic[Work]):
         self._append(camera, work, share)
 
     def push(self, work: Work, priority: int = 0, limit: int = 0) -> None:
-        """Queues a request behind those of its priority; Overloaded when too many of them wait."""
+        """Queue a request behind those of its priority; Overloaded if too many of them wait."""
         most = limit or self._limit
         key = ("requests", priority)
         requests = self._queues.get(key)
@@ -150,25 +150,25 @@ class Schedule(Generic[Work]):
 
     @property
     def first_again(self) -> Work | None:
-        """What goes before everything else, if there is any."""
+        """The work to retry that goes next, if any."""
         return self._again[0] if self._again else None
 
     def retry(self, work: Work) -> None:
-        """Puts work that was lost with its host before everything else."""
+        """Queue work that was lost with its host before all other work."""
         self._again.append(work)
 
     def choose(self, now: float = 0.0, frames: Batching = _ALONE, requests: Batching = _ALONE) -> Choice[Work]:
-        """The work whose turn it is; without any when nothing waits, or when it is worth waiting for more.
+        """Choose the work whose turn it is: none if none waits, or if it is worth waiting for more.
 
-        Work that has been cancelled is dropped when its turn comes.
+        Cancelled work is dropped when its turn comes.
         """
         late: list[Work] = []
         _sift(self._again, now, late)
         if self._again:
             return Choice((self._again.popleft(),), tuple(late))
         again_at = math.inf
-        patient: list[Hashable] = []  # groups that wait for more; the others need not wait with them
-        while (first := self._next(now, late, besides=patient)) is not None:
+        patient: list[Hashable] = []  # groups that wait for more work
+        while (first := self._next(now, late, excluded=patient)) is not None:
             head = first.work[0]
             batching = frames if head.is_frame else requests
             if head.group is None or head.rows >= batching.limit:
@@ -211,14 +211,15 @@ class Schedule(Generic[Work]):
         queue.work.append(work)
 
     def _adopt(self, queue: _CameraQueue[Work], share: Share) -> None:
-        """Turns are counted in each priority for itself: a queue that changes takes along only how far ahead it was."""
+        """Set the share of a queue. Each priority counts its own turns: a queue that changes its priority keeps only
+        how far ahead it was."""
         if share.priority != queue.share.priority:
             ahead = queue.turn - self._reached.get(queue.share.priority, 0.0)
             queue.turn = max(0.0, ahead) + self._reached.get(share.priority, 0.0)
         queue.share = share
 
     def _rest(self, queue: _CameraQueue[Work]) -> None:
-        """Put an empty queue aside; it is kept while it has had more than its share."""
+        """Put an empty queue aside, to be remembered while it has had more than its share."""
         del self._queues[queue.key]
         self._idle[queue.key] = queue
         if len(self._idle) > 2 * _REMEMBERED:
@@ -226,18 +227,18 @@ class Schedule(Generic[Work]):
             self._idle = {each.key: each for each in ahead[-_REMEMBERED:]}
 
     def _next(
-        self, now: float, late: list[Work], group: Hashable | None = None, besides: Sequence[Hashable] = ()
+        self, now: float, late: list[Work], group: Hashable | None = None, excluded: Sequence[Hashable] = ()
     ) -> _CameraQueue[Work] | None:
-        """The queue whose turn it is, with first work that is wanted and in time; what is too late goes to `late`.
+        """Return the queue whose turn it is, its first work wanted and in time; late work is added to `late`.
 
-        Of one group alone, if any is named, and of none of those `besides`.
+        Only queues of `group`, if it is given, and none of the excluded groups.
         """
         while True:
             queues: Iterable[_CameraQueue[Work]] = self._queues.values()
             if group is not None:
                 queues = [queue for queue in queues if queue.work[0].group == group]
-            elif besides:
-                queues = [queue for queue in queues if queue.work[0].group not in besides]
+            elif excluded:
+                queues = [queue for queue in queues if queue.work[0].group not in excluded]
             best = min(queues, key=_ORDER, default=None)
             if best is None or not _sift(best.work, now, late):
                 return best
@@ -255,7 +256,7 @@ class Schedule(Generic[Work]):
         return work
 
     def _together(self, group: Hashable, goal: int, now: float, late: list[Work]) -> tuple[Work, ...]:
-        """Work of a group in the order of its turns, as much as the goal has room for; the first always."""
+        """Take work of a group in its turns, until the goal is reached; at least one piece."""
         chosen: list[Work] = []
         rows = 0
         while rows < goal and (queue := self._next(now, late, group)) is not None:
@@ -266,13 +267,13 @@ class Schedule(Generic[Work]):
         return tuple(chosen)
 
     def _available(self, group: Hashable, wait: float) -> tuple[int, float]:
-        """The rows of a group that could go now, and until when they may wait for more: not at all where one of them
+        """The rows of a group that could go now, and until when they may wait for more: not at all if some of them
         would be too late by then."""
         rows, since, expires = 0, math.inf, math.inf
         for queue in self._queues.values():
             for work in queue.work:
                 if work.group != group:
-                    break  # those behind it have to wait for it
+                    break  # the work behind it waits for it
                 if work.is_wanted:
                     rows, since, expires = rows + work.rows, min(since, work.received), min(expires, work.expires)
         due = since + wait
@@ -283,7 +284,7 @@ _ORDER = operator.attrgetter("order")
 
 
 def _sift(line: deque[Work], now: float, late: list[Work]) -> bool:
-    """Drops from the head of a line what is not worth doing any more; whether there was any."""
+    """Drop late and cancelled work from the head of a queue; return whether there was any."""
     before = len(line)
     while line and not (line[0].is_wanted and line[0].expires > now):
         work = line.popleft()
@@ -293,9 +294,9 @@ def _sift(line: deque[Work], now: float, late: list[Work]) -> bool:
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """How requests wait. size: the most that do, 0 for a sensible number. timeout: seconds after which one is too late,
-    0 for never; `allow_override` lets a request's own `timeout` say less. What is too late is refused, or, with
-    `delay`, goes when there is nothing else to do."""
+    """How requests wait. size: the most that do, 0 for the default. timeout: seconds after which a request is late, 0
+    for never; `allow_override` lets a request set a shorter one. A late request is refused, or, with `delay`, goes
+    after all others."""
 
     size: int = 0
     timeout: float = 0.0
@@ -304,10 +305,10 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class TensorBatching(msgspec.Struct, frozen=True):
-    """How a model's tensor requests are put together, and how they wait.
+    """Batches of a model's tensor requests, and how requests wait.
 
-    Levels of priority go from 1, which goes first, to `levels`; 0 levels means that there is one. A request that names
-    none has `default_level`. `policies` are by level, where they differ from `policy`.
+    Levels of priority are 1, which goes first, to `levels`; 0 means a single level. A request without a level has
+    `default_level`. `policies` are those of levels that do not have `policy`.
     """
 
     batching: Batching = Batching()
@@ -317,7 +318,7 @@ class TensorBatching(msgspec.Struct, frozen=True):
     policies: dict[int, QueuePolicy] = {}
 
     def level(self, wanted: int) -> int:
-        """The level of a request that asks for one; one that does not exist is the default."""
+        """The level of a request that asks for one; the default if that does not exist."""
         return wanted if 1 <= wanted <= self.levels else self.default_level
 
     def of(self, level: int) -> QueuePolicy:

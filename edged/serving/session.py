@@ -11,22 +11,22 @@ from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable
 from edged.serving.link import HostLink
 from edged.serving.work import EngineRef
 
-_KEPT = 128
+_NEWEST = 128  # inferences that are remembered
 _FEWEST = 5  # answers needed for a median
 _MOMENT = 1e-9  # seconds: slow, but only just
-_OLD_SECONDS = 30.0  # older times say nothing about now
+_OLD_SECONDS = 30.0  # older times do not count
 
 
 class LatencyWindow:
     """The newest inference times of one session, in milliseconds. Adding costs one append."""
 
     def __init__(self) -> None:
-        self._times: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._times: deque[tuple[float, float]] = deque(maxlen=_NEWEST)
         self._slow_since: float | None = None
 
-    def add(self, milliseconds: float) -> None:
-        """Record one inference."""
-        self._times.append((time.monotonic(), milliseconds))
+    def add(self, milliseconds: float, now: float) -> None:
+        """Record one inference; `now` of time.monotonic()."""
+        self._times.append((now, milliseconds))
 
     def median(self, now: float) -> float | None:
         """Median of the last half minute, in milliseconds; None if there were too few answers."""
@@ -36,7 +36,7 @@ class LatencyWindow:
     def slow_for(self, now: float, limit_ms: float) -> float:
         """Seconds for which the median has been above a limit without a break; 0 if it is not now.
 
-        Call it regularly. Without new inferences the last result stands and does not grow.
+        Call it regularly. Without new inferences the result does not change.
         """
         median = self.median(now)
         if median is not None and median <= limit_ms:
@@ -111,7 +111,7 @@ class ServingSession:
 
     @property
     def edition(self) -> str:
-        """Which build of its engine key it is."""
+        """Tells builds of one engine key apart."""
         return self.engine.edition
 
     async def retire(self) -> None:

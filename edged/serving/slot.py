@@ -18,7 +18,7 @@ import msgspec
 
 from edged.errors import EdgedError, HostLost, NotReady, Overloaded
 from edged.ipc.finite import Finiteness
-from edged.serving.batch import Delivery, InFlightBatch, StagedWork, stage
+from edged.serving.batch import Batch, Delivery, stage
 from edged.serving.link import HostLink, Reply
 from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
 from edged.serving.session import ServingSession
@@ -214,7 +214,6 @@ class Slot:
 
     def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> bool:
         """Send work; return whether there may be room for more. Work that does not fit in the arena waits for room."""
-        arena = session.link.arena
         crowded: list[tuple[Work, EdgedError]] = []
 
         def refuse(work: Work, error: EdgedError) -> None:
@@ -223,7 +222,9 @@ class Slot:
             else:
                 self._delivery.fail(work, error)
 
-        self._submit(session, stage(chosen, arena, refuse))
+        batch = stage(chosen, session.link, refuse)
+        if batch is not None:
+            self._submit(session, batch)
         for work, error in crowded:
             if session.in_flight:
                 self._retry(work)
@@ -231,33 +232,26 @@ class Slot:
                 self._delivery.fail(work, error)
         return not (crowded and session.in_flight)
 
-    def _submit(self, session: ServingSession, batch: list[StagedWork]) -> None:
-        if not batch:
-            return
+    def _submit(self, session: ServingSession, batch: Batch) -> None:
         try:
-            in_flight = InFlightBatch(session.link, session.number, batch, session.reply_bytes)
-        except HostLost:  # the host did not receive the work, which waits for the next one
-            for staged in batch:
-                staged.release()
-                self._retry(staged.work)
-            return
+            future = batch.send(session.number, session.reply_bytes)
         except EdgedError as error:
-            for staged in batch:
-                staged.release()
-                self._delivery.fail(staged.work, error)
+            for work in batch.works:
+                if isinstance(error, HostLost):  # the host did not receive the work, which waits for the next one
+                    self._retry(work)
+                else:
+                    self._delivery.fail(work, error)
             return
         session.in_flight += 1
-        session.is_on_trial = batch[0].work.retried
+        session.is_on_trial = batch.works[0].retried
         session.idle.clear()
-        in_flight.future.add_done_callback(partial(self._finish, session, batch, in_flight))
+        future.add_done_callback(partial(self._finish, session, batch))
 
-    def _finish(
-        self, session: ServingSession, batch: list[StagedWork], in_flight: InFlightBatch, future: asyncio.Future[Reply]
-    ) -> None:
+    def _finish(self, session: ServingSession, batch: Batch, _: asyncio.Future[Reply]) -> None:
         try:
-            self._delivery.conclude(session, batch, in_flight.reply, future)
+            self._delivery.conclude(session, batch)
         finally:  # the engine serves on after any error
-            in_flight.release()
+            batch.release()
             session.in_flight -= 1
             session.is_on_trial = False
             if not session.in_flight:

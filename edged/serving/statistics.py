@@ -1,4 +1,4 @@
-"""What a model's engines have done, counted exactly, in Triton's terms."""
+"""Counts of what a model's engines have done, in Triton's terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10
 
 
 class Histogram:
-    """`bounds` are the largest values of all ranges but the last, which has none."""
+    """`bounds` are the largest values of all ranges except the last, which has none."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -26,7 +26,7 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """For each range its largest value, infinite for the last, and how many were not above it."""
+        """For each range its largest value, infinite for the last, and how many values were not above it."""
         found, count = [], 0
         for bound, here in zip((*self.bounds, float("inf")), self.counts, strict=True):
             count += here
@@ -35,7 +35,7 @@ class Histogram:
 
 
 class Duration:
-    """How often something happened, and the nanoseconds that it took in all."""
+    """The number of times that something happened, and the nanoseconds that it took in total."""
 
     __slots__ = ("count", "ns")
 
@@ -58,7 +58,7 @@ class BatchDuration:
 
 
 class ResponseDuration:
-    """Responses of one place among those to a request; `empty` are those without outputs."""
+    """Responses with the same place among those to a request; `empty` are those without outputs."""
 
     __slots__ = ("compute_infer", "compute_output", "empty", "success")
 
@@ -76,7 +76,7 @@ class Statistics:
     A request is a frame or a tensor request: `success` and `fail` count requests, `queue` and the three parts of
     computing those that succeeded. `inference_count` counts rows of batches, a frame being one, and `execution_count`
     how often an engine ran. `batches` is by the number of rows. `last_inference_ms` is since the epoch, 0 for never.
-    `responses` is of models that give several to a request, by their place; what is far behind counts as the last.
+    `responses` are those of models with several to a request, by their place; the last place counts all behind it.
     `failures` are those of `fail` by the class of their error. `infer_seconds` is of every execution, `request_seconds`
     of requests that succeeded, from their arrival.
     """
@@ -92,7 +92,7 @@ class Statistics:
         self.infer_seconds, self.request_seconds = Histogram(), Histogram()
 
     def executed(self, rows: int, input_ms: float, infer_ms: float, output_ms: float) -> None:
-        """An engine ran once, for so many rows."""
+        """Count one execution of an engine."""
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         batch = self.batches.setdefault(rows, BatchDuration())
@@ -104,7 +104,7 @@ class Statistics:
     def succeeded(
         self, rows: int, total_ms: float, queue_ms: float, input_ms: float, infer_ms: float, output_ms: float
     ) -> None:
-        """A request of so many rows was answered."""
+        """Count a request that was answered."""
         self.inference_count += rows
         self.success.add(total_ms)
         self.request_seconds.add(total_ms / 1e3)
@@ -114,9 +114,9 @@ class Statistics:
         self.compute_output.add(output_ms)
 
     def responded(self, rows: int, infer_ms: float, output_ms: float, *, empty_final: bool) -> None:
-        """A request was answered row by row, and where it was asked for by an empty response at the end.
+        """Count a request that was answered row by row, and by an empty response at the end if `empty_final`.
 
-        One run of the engine makes all rows, so the first of them waits for it and the others for nothing.
+        One run of the engine makes all rows, so its time counts for the first.
         """
         for place in range(rows):
             response = self._response(place)
@@ -134,6 +134,6 @@ class Statistics:
         return response
 
     def failed(self, total_ms: float, error: str = "EdgedError") -> None:
-        """A request was answered by an error, of the class of that name."""
+        """Count a request that was answered by an error; `error` is the name of its class."""
         self.fail.add(total_ms)
         self.failures[error] += 1

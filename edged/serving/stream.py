@@ -1,8 +1,8 @@
-"""The frames of one client's call: what waits, what is out, what comes back in order, and what was skipped.
+"""The frames of one client's call: which wait, which are in flight, which are delivered, and which were skipped.
 
-For every camera of the call: frames put = results delivered + those that their `skips` and the skip reports count. A
-few frames of a camera are under way at a time; while its client does not read, the newest frame waits here and older
-ones are skipped, or, where every frame is to be answered, no more are taken.
+For every camera of the call: frames put = results delivered + frames that their `skips` and the skip reports count. A
+few frames of a camera are in flight at a time. While its client does not read, the newest frame waits here and older
+ones are skipped, or, in mode `every_frame`, no more are taken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from edged.serving.stream_camera import EVERY_UNDER_WAY, FULL, OVERTAKEN, RATE, 
 from edged.serving.work import Answered, FrameWork
 
 _MOST_CAMERAS = 256  # of one call; each may hold some pictures
-_TELL_SECONDS = 1.0  # skipped frames are reported after this time if no result reports them
 
 Tag = TypeVar("Tag")
 
@@ -29,7 +28,7 @@ Tag = TypeVar("Tag")
 class Follows(Protocol):
     """Gives detections ids that follow them from frame to frame: see `edged.serving.tracking`.
 
-    `missing`: why this box cannot do that at all, and what to install; empty if it can.
+    `missing`: why this box cannot do that, and what to install; empty if it can.
     """
 
     @property
@@ -42,11 +41,10 @@ class Follows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[Tag]):
-    """One frame's outcome, with what the caller put in as its tag, and the frames of its camera skipped before it.
+    """The outcome of one frame, with its caller's tag, and the frames of its camera skipped before it.
 
-    `work` has no picture any more.
-    `age_ms` is from capture to now, or from receipt if the capture time is unknown. `tracker_ids` has one id for each
-    detection, -1 for none, or is empty.
+    `work` has no picture any more. `age_ms` is from capture, or from receipt if the capture time is unknown, to now.
+    `tracker_ids` has one id for each detection, -1 for none, or is empty.
     """
 
     camera: str
@@ -76,10 +74,18 @@ class SkipReport:
 
 
 class Stream(Generic[Tag]):
-    """Used from one event loop; `put` as frames come, iterate for the results, `close` in any case."""
+    """Used from one event loop: `put` frames, iterate over `results`, `close` in any case."""
 
-    def __init__(self, cameras: Cameras | None = None, tracking: Follows | None = None, lane: str = "grpc") -> None:
-        self._known, self._tracking, self._lane = cameras or Cameras(), tracking, lane
+    def __init__(
+        self,
+        cameras: Cameras | None = None,
+        tracking: Follows | None = None,
+        protocol: str = "grpc",
+        report_seconds: float = 1.0,
+    ) -> None:
+        """`protocol` is how the frames come. Skips that no result reports are reported after `report_seconds`."""
+        self._known, self._tracking, self._protocol = cameras or Cameras(), tracking, protocol
+        self._report_seconds = report_seconds
         self._cameras: dict[str, StreamCamera[Tag]] = {}
         # With None instead of a frame: only a report of skipped frames.
         self._ready: deque[tuple[StreamCamera[Tag], Entry[Tag] | None]] = deque()
@@ -100,15 +106,15 @@ class Stream(Generic[Tag]):
         captured_ns: int = 0,
         options: StreamOptions | None = None,
     ) -> None:
-        """Takes a frame for a slot, or for the error that is its answer. What a slot raises becomes its answer too.
+        """Add a frame for a slot, or with the error that is its answer. An error of the slot becomes its answer too.
 
         `sequence` is the client's number of the frame, `captured_ns` its wall clock at capture, 0 if unknown. `options`
-        hold from this frame on; None leaves them as they are. InvalidInput for what cannot be a camera's id, Overloaded
-        for one camera too many.
+        apply from this frame on; None leaves them unchanged. InvalidInput for an invalid camera id, Overloaded for too
+        many cameras.
         """
         state = self._cameras.get(camera) or self._join(camera)
         received_ns = time.time_ns()
-        record = state.record(slot, self._known, self._lane)
+        record = state.record(slot, self._known, self._protocol)
         if options is not None and options != state.options:
             state.adopt(options)
         if record is not None:
@@ -124,14 +130,14 @@ class Stream(Generic[Tag]):
         self._admit(state, entry)
 
     async def room(self, camera: str) -> None:
-        """Returns when another frame of the camera may come: at once, unless each is to be answered and many wait."""
+        """Wait until another frame of the camera may come: only in mode `every_frame`, and if many wait."""
         state = self._cameras.get(camera)
         while state is not None and state.options.mode == "every_frame" and state.is_full and not self._closed:
             self._room.clear()
             await self._room.wait()
 
     def end(self, failure: BaseException | None = None) -> None:
-        """No more frames will come. With a failure, iteration raises it once everything else is delivered."""
+        """Announce that no more frames come. With a failure, iteration raises it after all results."""
         self._ended, self._failure = True, failure
         self._changed.set()
 
@@ -156,7 +162,7 @@ class Stream(Generic[Tag]):
             raise self._failure
 
     def close(self) -> None:
-        """Drops whatever is still under way: the client has gone."""
+        """Drop all frames that are not delivered: the client has disconnected."""
         if self._closed:
             return
         self._closed = True
@@ -168,12 +174,12 @@ class Stream(Generic[Tag]):
         for state in self._cameras.values():
             for entry in (*state.pending, *([state.held] if state.held is not None else [])):
                 if isinstance(entry.slot, Slot):
-                    entry.slot.withdraw(state.lane, entry.work)
+                    entry.slot.withdraw(state.queue_key, entry.work)
                 entry.drop()
             state.pending.clear()
             state.held = None
-            if state.told is not None:
-                state.told.cancel()
+            if state.reporting is not None:
+                state.reporting.cancel()
             state.leave(self._known)
             if self._tracking is not None:
                 for tracks in state.tracks.values():
@@ -189,7 +195,7 @@ class Stream(Generic[Tag]):
 
     def _admit(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> None:
         freshest = state.options.mode == "freshest"
-        if state.held is not None and not freshest:  # it was, until this frame
+        if state.held is not None and not freshest:  # this frame changed the mode
             held, state.held = state.held, None
             self._offer(state, held)
         if state.held is None and not state.limit.admits(entry.work.received):
@@ -202,7 +208,7 @@ class Stream(Generic[Tag]):
         elif freshest:
             state.held = entry
         elif state.under_way < 2 * EVERY_UNDER_WAY:
-            self._offer(state, entry)  # one that was on its way when there was no more room
+            self._offer(state, entry)  # it was sent while the queue had room
         else:
             self._skip(state, entry, FULL)
 
@@ -213,9 +219,9 @@ class Stream(Generic[Tag]):
         else:
             try:
                 if state.options.mode == "freshest":
-                    overtaken = entry.slot.offer(state.lane, entry.work, state.options.share)
+                    overtaken = entry.slot.offer(state.queue_key, entry.work, state.options.share)
                 else:
-                    entry.slot.queue(state.lane, entry.work, state.options.share)
+                    entry.slot.queue(state.queue_key, entry.work, state.options.share)
             except EdgedError as error:
                 entry.work.future.set_exception(error.with_traceback(None))  # it would keep the picture
         if overtaken is not None:
@@ -232,19 +238,19 @@ class Stream(Generic[Tag]):
         state.skips.add(entry.place, entry.sequence, reason)
         if entry.record is not None:
             entry.record.skipped[reason] += 1
-        if state.told is None:
-            self._tell_later(state)
+        if state.reporting is None:
+            self._report_later(state)
 
-    def _tell_later(self, state: StreamCamera[Tag]) -> None:
-        state.told = asyncio.get_running_loop().call_later(_TELL_SECONDS, self._tell, state)
+    def _report_later(self, state: StreamCamera[Tag]) -> None:
+        state.reporting = asyncio.get_running_loop().call_later(self._report_seconds, self._report, state)
 
-    def _tell(self, state: StreamCamera[Tag]) -> None:
+    def _report(self, state: StreamCamera[Tag]) -> None:
         """Report skipped frames if no result has done so for a while."""
-        state.told = None
+        state.reporting = None
         if not state.skips or self._closed:
             return
-        if state.unread:  # its answers take them along, unless one has been taken already
-            self._tell_later(state)
+        if state.unread:  # the next result that is read reports them, unless it is being read now
+            self._report_later(state)
         elif (state, None) not in self._ready:
             self._ready.append((state, None))
             self._changed.set()
@@ -275,7 +281,7 @@ class Stream(Generic[Tag]):
         self._fill(state)
 
     def _is_followed(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> bool:
-        """Whether the ids of its detections are known, or never will be. Otherwise they are asked for."""
+        """Whether the tracker has answered for the frame, or is not needed. Otherwise ask it."""
         found = entry.work.future.result().detections
         if entry.ids is None and self._tracking is not None and entry.record is not None and found is not None:
             entry.ids = self._tracking.follow(state.tracks_of(entry.record), entry.captured, found)
@@ -300,7 +306,7 @@ class Stream(Generic[Tag]):
         self._fill(state)
 
     def _fill(self, state: StreamCamera[Tag]) -> None:
-        """There may be room for another frame."""
+        """Offer the frame that is held if there is room for it."""
         self._room.set()
         if state.held is not None and not state.is_full and not self._closed:
             entry, state.held = state.held, None

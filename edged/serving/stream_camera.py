@@ -1,4 +1,4 @@
-"""One camera within one client's call: its frames under way, its options, and where its frames are counted."""
+"""One camera of one client's call: its frames in flight, its options, and its skipped frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_RUNS = 256
 
 
 class Skips(msgspec.Struct, frozen=True):
-    """Frames that came one after the other and were skipped for the same reason, by the numbers their client gave."""
+    """Successive frames that were skipped for the same reason, by their client's numbers."""
 
     first: int
     last: int
@@ -43,7 +43,7 @@ class SkipLedger:
         return bool(self._runs)
 
     def add(self, place: int, sequence: int, reason: str) -> None:
-        """One frame, the `place`-th of its camera, with its client's number."""
+        """Add a frame: its place among all frames of its camera, and its client's number."""
         run = self._runs[-1] if self._runs else None
         if run is not None and run.reason == reason and place == self._last + 1:
             self._runs[-1] = Skips(run.first, sequence, run.count + 1, reason)
@@ -62,9 +62,9 @@ class SkipLedger:
 
 # One waiting, two in flight, one answered but not yet read by the client.
 _UNDER_WAY = 4
-# The same where every frame is answered: enough to keep an engine with batches busy, few enough to be no delay.
+# The same in mode every_frame: enough to keep an engine with batches busy, few enough to be no delay.
 EVERY_UNDER_WAY = 16
-_LONGEST_ID = 200  # characters: people read them in a table
+_LONGEST_ID = 200  # characters: people read ids in a table
 
 Tag = TypeVar("Tag")
 
@@ -108,17 +108,17 @@ class StreamCamera(Generic[Tag]):
     unread: int = 0
     places: int = 0
     skips: SkipLedger = field(default_factory=SkipLedger)
-    told: asyncio.TimerHandle | None = None
+    reporting: asyncio.TimerHandle | None = None
     records: dict[str, CameraRecord] = field(default_factory=dict)  # by model
-    tracks: dict[str, Hashable] = field(default_factory=dict)  # of its own, by model
+    tracks: dict[str, Hashable] = field(default_factory=dict)  # of this connection, by model
 
     def __post_init__(self) -> None:
         if len(self.name) > _LONGEST_ID or not self.name.isprintable():
             raise InvalidInput(f"invalid camera id {self.name[:40]!r}: give at most {_LONGEST_ID} printable characters")
 
     @property
-    def lane(self) -> Hashable:
-        """Where its frames wait; two calls with a camera of one id have two."""
+    def queue_key(self) -> Hashable:
+        """The key of its queue in a slot: two calls with a camera of one id have two queues."""
         return id(self.connection), self.name
 
     @property
@@ -130,30 +130,30 @@ class StreamCamera(Generic[Tag]):
         return self.under_way >= (_UNDER_WAY if self.options.mode == "freshest" else EVERY_UNDER_WAY)
 
     def adopt(self, options: StreamOptions) -> None:
-        """From the next frame on it is treated so."""
+        """Apply options from the next frame on."""
         if options.max_fps != self.options.max_fps:
             self.limit = Limit(options.max_fps)
         self.options = options
 
-    def record(self, slot: Slot | EdgedError, known: Cameras, lane: str) -> CameraRecord | None:
-        """Of the camera and the model it looks through; a frame that goes nowhere counts where the others went."""
+    def record(self, slot: Slot | EdgedError, known: Cameras, protocol: str) -> CameraRecord | None:
+        """The record that counts a frame for a slot. A frame without a slot counts with the latest model."""
         if isinstance(slot, EdgedError):
             return next(reversed(self.records.values()), None)
         record = self.records.get(slot.model)
         if record is None:
-            record = self.records[slot.model] = known.connect(self.name, slot.model, lane)
+            record = self.records[slot.model] = known.connect(self.name, slot.model, protocol)
         return record
 
     def tracks_of(self, record: CameraRecord) -> Hashable:
-        """Whose tracks its frames go on: the camera's in the connection that began last, since one that was lost may
-        look alive for hours; in another its own, since two would tear each other's tracks apart."""
+        """The key of the tracks that its frames continue: the camera's for the connection that began last, since a lost
+        one may look alive for hours; another key for other connections, since each would break the other's tracks."""
         if record.model not in self.tracks:
             self.tracks[record.model] = (record.camera, record.model, id(self.connection))
             record.tracked_by = self.connection
         return (record.camera, record.model) if record.tracked_by is self.connection else self.tracks[record.model]
 
     def leave(self, known: Cameras) -> None:
-        """The connection has ended."""
+        """Remove the connection from the records."""
         for record in self.records.values():
             if record.tracked_by is self.connection:
                 record.tracked_by = None

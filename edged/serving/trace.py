@@ -1,4 +1,4 @@
-"""Traces of single requests: which are traced, when each reached which step, and the files that they are written to."""
+"""Traces of single requests, set as Triton's are: which are traced, when each reached which step, and their files."""
 
 from __future__ import annotations
 
@@ -7,21 +7,119 @@ import itertools
 import json
 import logging
 import os
+import re
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from edged.serving import trace_settings
-from edged.serving.trace_settings import Changes, TraceSettings
+from edged.errors import InvalidInput
 from edged.serving.work import Answered, InputTensor, OutputTensor, TensorWork
 from edged.tensors import numpy_dtype
 
 _LOG = logging.getLogger("edged.trace")
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+_OFF, _TIMESTAMPS, _TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
+_MODE = "triton"  # Triton's other mode sends traces to a collector
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # in the folder of traces: no separator, no dot in front
+_MOST = (1 << 31) - 1
+
+# Settings that were given for all models or for one, by the fields of TraceSettings.
+Given: TypeAlias = "dict[str, str | int | tuple[str, ...]]"
+
+
+class TraceSettings(msgspec.Struct, frozen=True):
+    """Every `rate`-th request is traced, `count` of them (-1: no limit), with what `levels` name (none: off).
+
+    They are written to `file`; with a `frequency`, to `file.0`, `file.1`, ... of so many traces each.
+    """
+
+    file: str = "trace.json"
+    levels: tuple[str, ...] = ()
+    rate: int = 1000
+    count: int = -1
+    frequency: int = 0
+
+
+def read(values: Mapping[str, Sequence[str]], before: Given) -> Given:
+    """Return `before` changed by settings by their names on the wire; one without values is removed. InvalidInput."""
+    given = dict(before)
+    for name, texts in values.items():
+        if name == "trace_mode":
+            if list(texts) not in ([], [_MODE]):
+                raise InvalidInput(f"trace_mode {', '.join(texts)[:40]!r} is not supported; use {_MODE!r}")
+            continue
+        if name not in _SETTINGS:
+            known = ", ".join((*_SETTINGS, "trace_mode"))
+            raise InvalidInput(f"unknown trace setting {name[:40]!r}; known are {known}")
+        field, parse = _SETTINGS[name]
+        if texts:
+            given[field] = parse(name, texts)
+        else:
+            given.pop(field, None)
+    return given
+
+
+def shown(settings: TraceSettings) -> dict[str, list[str]]:
+    """All settings by their names on the wire."""
+    return {
+        "trace_file": [settings.file],
+        "trace_level": list(settings.levels) or [_OFF],
+        "trace_rate": [str(settings.rate)],
+        "trace_count": [str(settings.count)],
+        "log_frequency": [str(settings.frequency)],
+        "trace_mode": [_MODE],
+    }
+
+
+def _file(name: str, texts: Sequence[str]) -> str:
+    text = _single(name, texts)
+    if not _FILE.fullmatch(text):
+        raise InvalidInput(f"{name} {text[:60]!r} is not a plain file name; traces are written to the daemon's folder")
+    return text
+
+
+def _levels(name: str, texts: Sequence[str]) -> tuple[str, ...]:
+    # MIN and MAX are older names of TIMESTAMPS that clients still send.
+    words = [_TIMESTAMPS if text in ("MIN", "MAX") else text for text in texts]
+    unknown = [word for word in words if word not in (_OFF, _TIMESTAMPS, _TENSORS)]
+    if unknown:
+        raise InvalidInput(f"{name} {unknown[0][:40]!r} is not one of {_OFF}, {_TIMESTAMPS}, {_TENSORS}")
+    return tuple(level for level in (_TIMESTAMPS, _TENSORS) if level in words)
+
+
+def _number(least: int, name: str, texts: Sequence[str]) -> int:
+    text = _single(name, texts)
+    if not re.fullmatch(r"-?[0-9]{1,10}", text) or not least <= int(text) <= _MOST:
+        raise InvalidInput(f"{name} {text[:40]!r} is not a number from {least} to {_MOST}")
+    return int(text)
+
+
+def _single(name: str, texts: Sequence[str]) -> str:
+    if len(texts) != 1:
+        raise InvalidInput(f"{name} takes one value, not {len(texts)}")
+    return texts[0]
+
+
+_SETTINGS: dict[str, tuple[str, Callable[[str, Sequence[str]], str | int | tuple[str, ...]]]] = {
+    "trace_file": ("file", _file),
+    "trace_level": ("levels", _levels),
+    "trace_rate": ("rate", partial(_number, 1)),
+    "trace_count": ("count", partial(_number, -1)),
+    "log_frequency": ("frequency", partial(_number, 0)),
+}
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
 _FILE_BYTES = 32 << 20
 _FOLDER_BYTES = 256 << 20
 _FILES = 1000
@@ -29,8 +127,8 @@ _ELEMENTS = 4096  # of a tensor
 _END = b"\n]\n"
 
 
-class Tensor(msgspec.Struct, frozen=True):
-    """A tensor on its way, with the start of its raw contents."""
+class _Tensor(msgspec.Struct, frozen=True):
+    """A tensor of a traced request, with the start of its raw contents."""
 
     activity: str
     name: str
@@ -40,39 +138,37 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class TraceRecord(msgspec.Struct, frozen=True):
-    """One request. `stamps` are names of steps with nanoseconds of the monotonic clock."""
+    """A traced request. `stamps` are names of steps with nanoseconds of the monotonic clock."""
 
     number: int
     model: str
     version: str
     request: str
     stamps: tuple[tuple[str, int], ...]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[_Tensor, ...]
 
 
+@dataclass
 class _File:
-    """One file that is being written: its number among those of its name, its traces and its bytes."""
+    """A file that is being written: its number among those of its name, its traces and its bytes."""
 
-    def __init__(self) -> None:
-        self.index = self.held = self.size = 0
-
-    def next(self) -> None:
-        """The following one of its name."""
-        self.index, self.held, self.size = self.index + 1, 0, 0
+    index: int = 0
+    traces: int = 0
+    size: int = 0
 
 
 class TraceFiles:
-    """The files of one folder, which is made when the first is written. Used by one thread, but for `begin_anew`."""
+    """The trace files of one folder, which is created with the first. Used by one thread, except `restart`."""
 
     def __init__(self, folder: Path, file_bytes: int = _FILE_BYTES, folder_bytes: int = _FOLDER_BYTES) -> None:
         self._folder, self._file_bytes, self._folder_bytes = folder, file_bytes, folder_bytes
         self._files: dict[str, _File] = {}
-        self._is_told = False  # that something cannot be written
+        self._has_warned = False
 
-    def begin_anew(self, name: str) -> None:
-        """The next trace starts the file again, or the first of its files."""
+    def restart(self, name: str) -> None:
+        """Have the next trace begin the file again, or the first of its files."""
         self._files.pop(name, None)
-        self._is_told = False
+        self._has_warned = False
 
     def write(self, records: Sequence[tuple[TraceSettings, TraceRecord]]) -> None:
         """Append traces to their files. A failure to write is logged once."""
@@ -82,7 +178,7 @@ class TraceFiles:
             for settings, record in records:
                 self._add(settings, record, sizes)
         except OSError as error:
-            self._tell(f"traces cannot be written to {self._folder}: {error.strerror or error}")
+            self._warn(f"traces cannot be written to {self._folder}: {error.strerror or error}")
 
     def _add(self, settings: TraceSettings, record: TraceRecord, sizes: dict[str, int]) -> None:
         file = self._files.setdefault(settings.file, _File())
@@ -93,22 +189,22 @@ class TraceFiles:
         size = file.size + len(text) + len(_END)
         others = sum(sizes.values()) - sizes.get(name, 0)
         if size > self._file_bytes or others + size > self._folder_bytes or len({*sizes, name}) > _FILES:
-            self._tell(f"traces are dropped: {name} or {self._folder} is full; set another trace_file or remove some")
+            self._warn(f"traces are dropped: {name} or {self._folder} is full; set another trace_file or remove some")
             return
         sizes[name] = file.size = _append(self._folder / name, text, file.size)
-        file.held += 1
-        if settings.frequency and file.held >= settings.frequency:
-            file.next()
+        file.traces += 1
+        if settings.frequency and file.traces >= settings.frequency:
+            self._files[settings.file] = _File(file.index + 1)
 
-    def _tell(self, message: str) -> None:
-        if not self._is_told:
-            self._is_told = True
+    def _warn(self, message: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             _LOG.warning("%s", message)
 
 
 def _append(path: Path, text: bytes, size: int) -> int:
-    """Before the bracket that ends the array; without a size the file starts with it. Never through a link. Returns
-    the size."""
+    """Write before the bracket that ends the array, or begin the file if it has no size; never through a link. Return
+    the new size."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if size else os.O_TRUNC)
     with os.fdopen(os.open(path, flags, 0o640), "r+b") as file:
         file.seek(max(0, size - len(_END)))
@@ -122,14 +218,14 @@ def _entries(record: TraceRecord) -> Iterator[dict[str, object]]:
     yield {**head, "request_id": record.request} if record.request else head
     for tensor in record.tensors:
         shape = ",".join(map(str, tensor.shape))
-        told = {"name": tensor.name, "data": _values(tensor), "shape": shape, "dtype": tensor.datatype}
-        yield {"id": record.number, "activity": tensor.activity, "tensor": told}
+        shown = {"name": tensor.name, "data": _values(tensor), "shape": shape, "dtype": tensor.datatype}
+        yield {"id": record.number, "activity": tensor.activity, "tensor": shown}
     if record.stamps:
         yield {"id": record.number, "timestamps": [{"name": name, "ns": ns} for name, ns in record.stamps]}
 
 
-def _values(tensor: Tensor) -> str:
-    """The first elements, in decimal; of strings those that are whole."""
+def _values(tensor: _Tensor) -> str:
+    """The first elements in decimal, or the strings that are complete."""
     if tensor.datatype == "BYTES":
         words = (element.decode(errors="replace") for element in _strings(tensor.data))
         return ",".join(json.dumps(word, ensure_ascii=False) for word in words)
@@ -153,22 +249,24 @@ def _strings(data: bytes) -> Iterator[bytes]:
         position += 4 + size
 
 
+# -- requests ---------------------------------------------------------------------------------------------------------
+
 _WRITE_SECONDS = 0.2  # traces are written together
 _WAITING = 1000  # traces that a slow disk may be behind; more are dropped
 _KEPT = 64 << 10  # bytes of a tensor
 
 
+@dataclass(slots=True)
 class Trace:
-    """One request that is traced. Clocks are monotonic, nanoseconds."""
+    """A request that is being traced."""
 
-    __slots__ = ("_number", "_owner", "_request", "_settings", "_started", "_who")
-
-    def __init__(
-        self, owner: Tracing, settings: TraceSettings, number: int, who: tuple[str, str], request: str
-    ) -> None:
-        self._owner, self._settings, self._number = owner, settings, number
-        self._who, self._request = who, request
-        self._started = time.monotonic_ns()
+    owner: Tracing
+    settings: TraceSettings
+    number: int
+    model: str
+    version: str
+    request: str
+    started: int = field(default_factory=time.monotonic_ns)
 
     def end(self, work: TensorWork, answer: Answered | None) -> None:
         """End the request, without an answer if it failed or its client disconnected.
@@ -177,24 +275,26 @@ class Trace:
         """
         ended = time.monotonic_ns()
         stamps: list[tuple[str, int]] = []
-        if trace_settings.TIMESTAMPS in self._settings.levels:
+        if _TIMESTAMPS in self.settings.levels:
             steps = _steps(work, answer)
-            started = min(self._started, steps[0][1])  # it may have been made before it was known to be traced
+            started = min(self.started, steps[0][1])  # the work may have been created before its trace
             stamps = [("REQUEST_START", started), *steps, ("REQUEST_END", ended)]
-        tensors: list[Tensor] = []
-        if trace_settings.TENSORS in self._settings.levels:
+        tensors: list[_Tensor] = []
+        if _TENSORS in self.settings.levels:
             tensors = [_tensor("TENSOR_QUEUE_INPUT", tensor) for tensor in work.inputs]
             outputs = answer.outputs if answer is not None else ()
             tensors += [_tensor("TENSOR_BACKEND_OUTPUT", tensor) for tensor in outputs]
-        record = TraceRecord(self._number, *self._who, self._request, tuple(stamps), tuple(tensors))
-        self._owner.take(self._settings, record)
+        record = TraceRecord(self.number, self.model, self.version, self.request, tuple(stamps), tuple(tensors))
+        self.owner.take(self.settings, record)
 
 
 class _Scope:
-    """What holds for one model, or for all that have nothing of their own."""
+    """The settings of one model, or of all models without settings, and how many requests they have traced."""
 
-    def __init__(self, settings: TraceSettings) -> None:
-        self.settings, self.left, self.seen = settings, settings.count, 0
+    def __init__(self) -> None:
+        self.given: Given = {}
+        self.settings = TraceSettings()
+        self.left, self.seen = self.settings.count, 0
 
     def picks(self) -> bool:
         """Whether the next request is traced."""
@@ -206,9 +306,10 @@ class _Scope:
         self.left -= self.left > 0
         return True
 
-    def change(self, settings: TraceSettings, renew: bool) -> None:
-        """Count from the start with `renew`, or if the count has changed."""
-        if renew or settings.count != self.settings.count:
+    def change(self, base: TraceSettings, is_count_set: bool) -> None:
+        """Apply the given settings over `base`; count from the start if the count was set, or is another one."""
+        settings = msgspec.structs.replace(base, **self.given)
+        if is_count_set or settings.count != self.settings.count:
             self.left = settings.count
         if settings.rate != self.settings.rate:
             self.seen = 0
@@ -216,14 +317,13 @@ class _Scope:
 
 
 class Tracing:
-    """Traces requests as it is set, into files of one folder. Used on the event loop; files are written by a thread."""
+    """Traces requests into files of one folder. Used on the event loop; a thread writes the files."""
 
     def __init__(self, folder: Path) -> None:
-        self.is_on = False  # asked for every request
+        self.is_on = False  # read for every request
         self._files = TraceFiles(folder)
-        self._given = Changes()
-        self._given_to: dict[str, Changes] = {}
-        self._all, self._own = _Scope(TraceSettings()), dict[str, _Scope]()
+        self._all = _Scope()
+        self._own: dict[str, _Scope] = {}  # by model
         self._numbers = itertools.count(1)
         self._waiting: list[tuple[TraceSettings, TraceRecord]] = []
         self._dropped = 0
@@ -231,43 +331,39 @@ class Tracing:
         self._writer: ThreadPoolExecutor | None = None
 
     def begin(self, model: str, version: str, request: str) -> Trace | None:
-        """To be called when a request comes; None unless it is traced."""
+        """Begin the trace of a request that came; None unless it is traced."""
         if not self.is_on:
             return None
         scope = self._own.get(model, self._all)
         if not scope.picks():
             return None
-        return Trace(self, scope.settings, next(self._numbers), (model, version), request)
+        return Trace(self, scope.settings, next(self._numbers), model, version, request)
 
     def settings(self, model: str = "") -> TraceSettings:
-        """What holds for a model, or for all others; `count` is what is left of it."""
+        """The settings of a model, or of all others; `count` is how many requests are left to trace."""
         scope = self._own.get(model, self._all)
         return msgspec.structs.replace(scope.settings, count=scope.left)
 
     def change(self, values: Mapping[str, Sequence[str]], model: str = "") -> None:
-        """Changes settings by their names, for one model or for all; one without values is taken back. InvalidInput."""
-        before = self._given_to.get(model, Changes()) if model else self._given
-        given = trace_settings.read(values, before)
-        counted = "trace_count" in values
-        if model:
-            self._given_to[model] = given
-        else:
-            self._given = given
-            self._all.change(given.over(TraceSettings()), counted)
-        for name in [name for name, own in self._given_to.items() if own.is_empty]:
-            del self._given_to[name]
-            self._own.pop(name, None)
-        for name, own in self._given_to.items():
-            effective = own.over(self._all.settings)
-            scope = self._own.setdefault(name, _Scope(effective))
-            scope.change(effective, counted and (name == model or (not model and own.count is None)))
+        """Change settings by their names, of one model or of all; one without values is removed. InvalidInput."""
+        changed = self._own.get(model, _Scope()) if model else self._all
+        changed.given = read(values, changed.given)
+        if model and changed.given:
+            self._own[model] = changed
+        elif model:
+            self._own.pop(model, None)
+        is_count_set = "trace_count" in values
+        self._all.change(TraceSettings(), is_count_set and not model)
+        for name, own in self._own.items():
+            is_affected = name == model or (not model and "count" not in own.given)
+            own.change(self._all.settings, is_count_set and is_affected)
         if "trace_file" in values:
-            self._files.begin_anew(self.settings(model).file)
-        scopes = (self._all, *self._own.values())
-        self.is_on = any(scope.settings.is_on for scope in scopes)
+            self._files.restart(self.settings(model).file)
+        every = (self._all.settings, *(own.settings for own in self._own.values()))
+        self.is_on = any(settings.levels and settings.count for settings in every)
 
     def take(self, settings: TraceSettings, record: TraceRecord) -> None:
-        """A trace that is to be written."""
+        """Queue a trace to be written."""
         if len(self._waiting) >= _WAITING:
             self._dropped += 1
             return
@@ -276,7 +372,7 @@ class Tracing:
             self._timer = asyncio.get_running_loop().call_later(_WRITE_SECONDS, self._write)
 
     async def close(self) -> None:
-        """Writes what waits."""
+        """Write the traces that wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._write()
@@ -307,8 +403,8 @@ def _steps(work: TensorWork, answer: Answered | None) -> list[tuple[str, int]]:
     return [(name, queued + round(end * 1e6)) for (name, _), end in zip(steps, ends, strict=True)]
 
 
-def _tensor(activity: str, tensor: InputTensor | OutputTensor) -> Tensor:
-    """A tensor with the start of its data. What is read from elsewhere is gone by now."""
+def _tensor(activity: str, tensor: InputTensor | OutputTensor) -> _Tensor:
+    """A tensor with the start of its data, or none if it is in a client's memory, which may hold other data by now."""
     data = bytes(memoryview(tensor.data)[:_KEPT]) if isinstance(tensor.data, bytes | memoryview) else b""
     shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
-    return Tensor(activity, tensor.name, tensor.datatype, shape, data)
+    return _Tensor(activity, tensor.name, tensor.datatype, shape, data)

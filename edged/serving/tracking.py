@@ -1,8 +1,8 @@
 """Ids that follow objects from frame to frame: the daemon's end of the tracker's process.
 
-The process is started when a camera first asks, ends when none has asked for a while, and is started again, later each
-time, when it dies or hangs. No result waits long for it: frames are answered without ids while it starts, when it is
-slower than the patience there is, and when too many wait.
+The process starts when a camera first asks, ends when no camera has asked for a while, and is started again, later each
+time, if it dies or hangs. No result waits long for it: frames are answered without ids while it starts, if it is too
+slow, and if too many wait.
 """
 
 from __future__ import annotations
@@ -27,35 +27,48 @@ from edged.decoding import ready
 from edged.ipc import track_messages as m
 from edged.logs.child_output import ChildLogForwarder, Pipe
 
-_IN_FLIGHT = 8  # frames at the tracker: enough to keep it busy; what waits here can still be dropped
+_IN_FLIGHT = 8  # frames at the tracker: enough to keep it busy. Those that wait here can still be dropped
 _WAITING = 64  # of all cameras
-_LARGEST = m.LARGEST // 2  # bytes of detections
-_REMEMBERED_SECONDS = 600.0
-_MOST_CAMERAS = 1024
-_IDLE, _IDLE_SECONDS = "no camera needs it", 60.0
-_START_SECONDS = 60.0
+_IDLE = "no camera needs it"
 _STOP_SECONDS = 3.0
-_SILENT_SECONDS = 10.0  # with a frame at hand; after that it hangs
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds until it is started again
-_PROVEN_SECONDS = 60.0  # after which a failure counts as the first one again
+_PROVEN_SECONDS = 60.0  # a failure after so long counts as the first one again
+
+
+class TrackingLimits(msgspec.Struct, frozen=True):
+    """Limits, most of them in seconds; tests use shorter ones."""
+
+    patience: float = 0.5  # that a frame may wait for its ids
+    start: float = 60.0
+    silent: float = 10.0  # with a frame to work on, after which the process hangs
+    idle: float = 60.0
+    first_pause: float = 0.5  # until the process is started again
+    longest_pause: float = 60.0
+    remembered: float = 600.0  # since a camera asked
+    cameras: int = 1024  # that are remembered
+
+
+_LIMITS = TrackingLimits()
+
+
+def _command() -> list[str]:
+    return [sys.executable, "-m", "edged.tracker.main", str(os.getpid()), rules.reach().argument()]
 
 
 class Tracking:
-    """Used from one event loop. `problem`: one line why there are no ids now; empty if there are, or soon will be."""
+    """Used from one event loop. `problem`: one line why frames get no ids now; empty if they do, or soon will."""
 
-    def __init__(self, patience: float = 0.5) -> None:
-        """patience: seconds that a frame may wait for its ids."""
+    def __init__(self, limits: TrackingLimits = _LIMITS, command: Callable[[], list[str]] = _command) -> None:
         self.problem = ""
-        self._patience = patience
+        self._limits, self._command = limits, command
         self._cameras: dict[Hashable, Camera] = {}  # the one that asked longest ago first
-        self._waiting: deque[Question] = deque()
+        self._waiting: deque[Frame] = deque()
         self._numbers = itertools.count(1)
         self._child: TrackerProcess | None = None
         self._life: asyncio.Task[None] | None = None
         self._asked = 0.0
         self._failures = 0
         self._not_before = 0.0
-        self._blamed: Camera | None = None  # whose frame the problem is about
+        self._blamed: Camera | None = None  # whose frame caused the problem
         self._closed = False
         self._unfit = ""  # why the last process could not work at all
 
@@ -66,7 +79,7 @@ class Tracking:
 
     @property
     def missing(self) -> str:
-        """One line why no object can be followed on this box, and what to install; empty if it can be tried."""
+        """One line why this box cannot track objects, and what to install; empty if it may be able to."""
         name = next((name for name in ("trackers", "supervision") if not packages.is_installed(name)), "")
         return m.not_installed(name) if name else self._unfit if time.monotonic() < self._not_before else ""
 
@@ -74,92 +87,92 @@ class Tracking:
         """Ids of the detections (`Detections.pack`) of one frame, in their order; -1 for those without one.
 
         Frames of a camera are taken in the order of the calls; captured: seconds on any clock of the camera's. The
-        future never raises: it gives () when there are no ids in time. An id is not given to another object of the
-        camera while the camera is known.
+        future never raises: it returns () if there are no ids in time. An id is not given to another object of the
+        camera while the camera is remembered.
         """
         now, answer = time.monotonic(), asyncio.get_running_loop().create_future()
-        question = Question(next(self._numbers), self._know(camera, now), captured, found, now, answer)
+        frame = Frame(next(self._numbers), self._remember(camera, now), captured, found, now, answer)
         self._asked = now
-        if self._is_able(question):
-            self._waiting.append(question)
+        if self._is_able(frame):
+            self._waiting.append(frame)
             if len(self._waiting) > _WAITING:
                 self._waiting.popleft().settle()
-                self._tell("the tracker is too slow: frames come faster than it follows them")
+                self._report("the tracker is too slow: frames come faster than it follows them")
             self._send()
         else:
-            question.settle()
+            frame.settle()
         if not found:
-            question.settle()  # nothing to wait for; the tracker still learns that nothing was there
+            frame.settle()  # without ids to wait for; the tracker still learns that time has passed
         return answer
 
     def forget(self, camera: Hashable) -> None:
-        """The camera will not come back, or as another one: its ids begin at 1 again."""
+        """Forget a camera: if it comes back, its ids begin at 1 again."""
         known = self._cameras.pop(camera, None)
         if known is None:
             return
-        for question in [q for q in self._waiting if q.camera is known]:
-            self._waiting.remove(question)
-            question.settle()
+        for frame in [frame for frame in self._waiting if frame.camera is known]:
+            self._waiting.remove(frame)
+            frame.settle()
         if self._blamed is known:
-            self._tell("")
+            self._report("")
         if self._child is not None and self._child.ready:
-            self._child.forget(known)
+            self._child.send(m.Forget(known.number))
 
     async def close(self) -> None:
-        """Ends the process; what was asked, and is asked from now on, gets no ids."""
+        """End the process; frames that wait, and later ones, get no ids."""
         self._closed = True
         if self._child is not None:
             self._child.end()
         if self._life is not None:
             await asyncio.wait({self._life}, timeout=_STOP_SECONDS)
 
-    def _know(self, camera: Hashable, now: float) -> Camera:
+    def _remember(self, camera: Hashable, now: float) -> Camera:
         known = self._cameras.pop(camera, None) or Camera(next(self._numbers))
         self._cameras[camera], known.asked = known, now
         while (oldest := next(iter(self._cameras))) != camera and (
-            now - self._cameras[oldest].asked > _REMEMBERED_SECONDS or len(self._cameras) > _MOST_CAMERAS
+            now - self._cameras[oldest].asked > self._limits.remembered or len(self._cameras) > self._limits.cameras
         ):
             self.forget(oldest)
         return known
 
-    def _is_able(self, question: Question) -> bool:
-        """Whether there is a tracker that may answer in time."""
-        if not self._closed and question.asked >= self._not_before and (self._life is None or self._life.done()):
+    def _is_able(self, frame: Frame) -> bool:
+        """Whether a tracker runs that may answer in time; starts one if it may."""
+        if not self._closed and frame.asked >= self._not_before and (self._life is None or self._life.done()):
             self._life = asyncio.create_task(self._live())
         child = self._child
         if child is None or not child.ready:
             return False
-        if len(question.found) > _LARGEST:
-            self._tell(f"{len(question.found)} bytes of detections in one frame are too many to track", question.camera)
+        if len(frame.found) > m.LARGEST // 2:
+            self._report(f"{len(frame.found)} bytes of detections in one frame are too many to track", frame.camera)
             return False
-        # Where the frame that it is at has waited too long already, those behind it need not begin to.
-        return not child.in_flight or question.asked - child.in_flight[0].asked <= self._patience
+        # If the frame that it works on has waited too long already, those behind it need not begin to.
+        return not child.in_flight or frame.asked - child.in_flight[0].asked <= self._limits.patience
 
     def _send(self) -> None:
         while self._child is not None and self._waiting and len(self._child.in_flight) < _IN_FLIGHT:
             self._child.ask(self._waiting.popleft())
 
-    def _take(self, question: Question, answer: m.Followed | m.NotFollowed) -> None:
-        camera = question.camera
+    def _take(self, frame: Frame, answer: m.Followed | m.NotFollowed) -> None:
+        camera = frame.camera
         if isinstance(answer, m.NotFollowed):
-            self._tell(f"the tracker failed at a frame: {answer.message}", camera)
-            question.settle()
+            self._report(f"the tracker failed at a frame: {answer.message}", camera)
+            frame.settle()
         else:
             camera.last = max(camera.last, *answer.ids, 0)
-            if self._blamed in (None, camera) and time.monotonic() - question.asked <= self._patience:
-                self._tell("")
-            question.settle(answer.ids)
+            if self._blamed in (None, camera) and time.monotonic() - frame.asked <= self._limits.patience:
+                self._report("")
+            frame.settle(answer.ids)
         self._send()
 
-    def _tell(self, problem: str, camera: Camera | None = None) -> None:
+    def _report(self, problem: str, camera: Camera | None = None) -> None:
         self.problem, self._blamed = problem, camera
 
     # -- the process -------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        """One process, from its start to its end."""
+        """Run one process from its start to its end."""
         try:
-            child = self._child = await TrackerProcess.start()
+            child = self._child = await TrackerProcess.start(self._command())
         except OSError as error:
             self._fail(f"could not be started: {error.strerror or error}")
             return
@@ -167,58 +180,60 @@ class Tracking:
         try:
             if not self._closed:
                 await child.listen(self._take)
-        except Garbled as error:
+        except ProtocolError as error:
             child.end(f"sent {error}")
         finally:
             self._child = None
             watching.cancel()
             child.end()
-            for question in (*child.in_flight, *self._waiting):
-                question.settle()
+            for frame in (*child.in_flight, *self._waiting):
+                frame.settle()
             self._waiting.clear()
         status = await child.gone()
         if time.monotonic() - child.started > _PROVEN_SECONDS:
             self._failures = 0
         self._unfit = child.unfit
         if child.unfit:
-            self._pause(child.unfit, _LONGEST_PAUSE)
+            self._pause(child.unfit, self._limits.longest_pause)
         elif child.ended != _IDLE and not self._closed:
             self._fail(child.ended or f"died (exit status {status})")
 
     async def _watch(self, child: TrackerProcess) -> None:
-        """End a process that hangs or is no longer needed; frames that wait for it go on."""
-        period = self._patience / 4
-        then = time.monotonic()
+        """Settle frames that have waited too long; end a process that hangs or is not needed."""
+        limits, then = self._limits, time.monotonic()
+        period, silence = limits.patience / 4, 0.0
         while True:
             await asyncio.sleep(period)
             now = time.monotonic()
             self._give_up(child, now)
-            # A long pause was this process's own and does not count against the tracker.
-            child.elapse(min(now - then, 4 * period))
-            then = now
-            if child.silence > (_SILENT_SECONDS if child.ready else _START_SECONDS):
-                child.end("hung and was ended" if child.ready else f"did not start within {_START_SECONDS:g} s")
-            elif child.ready and now - self._asked > _IDLE_SECONDS:
+            if child.has_spoken or (child.ready and not child.in_flight):
+                silence = 0.0
+            else:  # a long pause was this process's own and does not count against the tracker
+                silence += min(now - then, 4 * period)
+            child.has_spoken, then = False, now
+            if silence > (limits.silent if child.ready else limits.start):
+                child.end("hung and was ended" if child.ready else f"did not start within {limits.start:g} s")
+            elif child.ready and now - self._asked > limits.idle:
                 child.end(_IDLE)
 
     def _give_up(self, child: TrackerProcess, now: float) -> None:
-        """Answers the frames that have waited too long. Those that the tracker has, it still takes into account."""
-        late = [q for q in (*child.in_flight, *self._waiting) if now - q.asked > self._patience]
-        for question in late:
-            question.settle()
-        while self._waiting and now - self._waiting[0].asked > self._patience:
+        """Settle the frames that have waited too long. The tracker still takes into account those that it has."""
+        late = [frame for frame in (*child.in_flight, *self._waiting) if now - frame.asked > self._limits.patience]
+        for frame in late:
+            frame.settle()
+        while self._waiting and self._waiting[0] in late:
             self._waiting.popleft()
         if late:
-            self._tell(f"the tracker is too slow: no ids within {self._patience:g} s")
+            self._report(f"the tracker is too slow: no ids within {self._limits.patience:g} s")
 
-    def _fail(self, what: str) -> None:
-        pause = min(_FIRST_PAUSE * 2 ** min(self._failures, 10), _LONGEST_PAUSE)
+    def _fail(self, reason: str) -> None:
+        pause = min(self._limits.first_pause * 2 ** min(self._failures, 10), self._limits.longest_pause)
         self._failures += 1
-        self._pause(f"the tracker {what}", pause)
+        self._pause(f"the tracker {reason}", pause)
 
     def _pause(self, problem: str, seconds: float) -> None:
-        """The next camera to ask after a pause has the process started again."""
-        self._tell(problem)
+        """Let the first camera that asks after a pause start the process again."""
+        self._report(problem)
         self._not_before = time.monotonic() + seconds
 
 
@@ -227,16 +242,16 @@ Ids = tuple[int, ...]
 
 @dataclass(slots=True)
 class Camera:
-    """number: what the tracker knows it by. last: the highest id it has had. asked: when, in monotonic seconds."""
+    """number: its number at the tracker. last: its highest id so far. asked: when, in monotonic seconds."""
 
     number: int
     last: int = 0
     asked: float = 0.0
 
 
-@dataclass(slots=True)
-class Question:
-    """A frame whose detections want ids."""
+@dataclass(slots=True, eq=False)
+class Frame:
+    """A frame whose detections need ids."""
 
     number: int
     camera: Camera
@@ -250,33 +265,32 @@ class Question:
             self.answer.set_result(ids)
 
 
-class Garbled(Exception):
-    """The tracker sent something that is not an answer; the message describes it."""
+class ProtocolError(Exception):
+    """The tracker sent something else than an answer; the message describes it."""
 
 
 class TrackerProcess:
-    """`ready`: it can be asked. `silence`: seconds for which something was expected of it and nothing came."""
+    """A tracker's process. `ready`: it takes frames. `has_spoken`: since the watcher's last look."""
 
     def __init__(self, started: Process, printed: Pipe) -> None:
         self.pid = started.pid
         self.started = time.monotonic()
-        self.ready = False
-        self.in_flight: deque[Question] = deque()
-        self.silence = 0.0
+        self.ready = self.has_spoken = False
+        self.in_flight: deque[Frame] = deque()
         self.unfit = ""  # why it cannot work, in its own words
-        self.ended = ""  # why it was ended, if the daemon did that
+        self.ended = ""  # why the daemon ended it, if it did
         assert started.stdin is not None
         assert started.stdout is not None
-        self._process, self._questions, self._answers = started, started.stdin, started.stdout
+        self._process, self._input, self._output = started, started.stdin, started.stdout
         self._printed = printed
 
     @classmethod
-    async def start(cls) -> TrackerProcess:
-        """OSError when the box has no process or descriptor left for it."""
+    async def start(cls, command: list[str]) -> TrackerProcess:
+        """OSError if the box has no process or descriptor left for it."""
         printed = Pipe(ChildLogForwarder("tracker"))
         try:
             started = await asyncio.create_subprocess_exec(
-                *_command(),
+                *command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=printed.child,
@@ -288,43 +302,40 @@ class TrackerProcess:
         printed.started()
         return cls(started, printed)
 
-    def ask(self, question: Question) -> None:
-        camera = question.camera
-        self.in_flight.append(question)
-        self._send(m.Follow(question.number, camera.number, camera.last, question.captured, question.found))
+    def ask(self, frame: Frame) -> None:
+        """Send a frame; `listen` passes on the answer."""
+        self.in_flight.append(frame)
+        self.send(m.Follow(frame.number, frame.camera.number, frame.camera.last, frame.captured, frame.found))
 
-    def forget(self, camera: Camera) -> None:
-        self._send(m.Forget(camera.number))
+    def send(self, message: m.ToTracker) -> None:
+        self._input.write(m.pack(message))
 
-    async def listen(self, take: Callable[[Question, m.Followed | m.NotFollowed], None]) -> None:
-        """Until the process closes its end. Garbled for bytes that are no answer to what was asked."""
+    async def listen(self, take: Callable[[Frame, m.Followed | m.NotFollowed], None]) -> None:
+        """Pass on answers until the process closes its end. ProtocolError for anything else than the next answer."""
         decoder = msgspec.msgpack.Decoder(ready(m.FromTracker))
         while True:
             try:
-                (size,) = m.HEADER.unpack(await self._answers.readexactly(m.HEADER.size))
+                (size,) = m.HEADER.unpack(await self._output.readexactly(m.HEADER.size))
                 if size > m.LARGEST:
-                    raise Garbled(f"a message of {size} bytes; at most {m.LARGEST} are allowed")
-                message = decoder.decode(await self._answers.readexactly(size))
+                    raise ProtocolError(f"a message of {size} bytes; at most {m.LARGEST} are allowed")
+                message = decoder.decode(await self._output.readexactly(size))
             except (asyncio.IncompleteReadError, ConnectionError):
                 return
             except m.UNREADABLE as error:
-                raise Garbled(f"a message that cannot be read: {error}") from None
-            self.silence = 0.0
+                raise ProtocolError(f"a message that cannot be read: {error}") from None
+            self.has_spoken = True
             if isinstance(message, m.Unfit | m.Ready):
                 if self.ready or self.unfit:
-                    raise Garbled("its first word twice")
+                    raise ProtocolError("its first message twice")
                 self.ready = isinstance(message, m.Ready)
                 self.unfit = message.message if isinstance(message, m.Unfit) else ""
             elif not self.in_flight or self.in_flight[0].number != message.number:
-                raise Garbled("an answer to what was not asked")
+                raise ProtocolError("an answer without a request")
             else:
                 take(self.in_flight.popleft(), message)
 
-    def elapse(self, seconds: float) -> None:
-        """Time has passed; it counts where something is expected of the process."""
-        self.silence = self.silence + seconds if self.in_flight or not self.ready else 0.0
-
     def end(self, why: str = "") -> None:
+        """Kill the process, if it runs."""
         self.ended = self.ended or why
         # Not by the process object: it would reap a process that has just died, and hide its status.
         if self._process.returncode is None:
@@ -332,16 +343,9 @@ class TrackerProcess:
                 os.kill(self.pid, signal.SIGKILL)
 
     async def gone(self) -> int:
-        """The exit status, once the process has ended and its pipes are read to their end."""
-        self._questions.close()
+        """Wait for the end of the process and of its output; return the exit status."""
+        self._input.close()
         await self._process.communicate()
         status = await self._process.wait()
         self._printed.close()
         return status
-
-    def _send(self, message: m.ToTracker) -> None:
-        self._questions.write(m.pack(message))
-
-
-def _command() -> list[str]:
-    return [sys.executable, "-m", "edged.tracker.main", str(os.getpid()), rules.reach().argument()]

@@ -1,4 +1,4 @@
-"""One piece of work on its way through a slot: a camera frame or a tensor request, and what comes back."""
+"""Work for a slot, a camera frame or a tensor request, and its answer."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from edged.vision.placement import Roi
 
 
 class Source(Protocol):
-    """Bulk bytes outside the daemon's memory, read once when the work is chosen. Recognised as neither bytes nor a
-    view, because an isinstance check against a Protocol is slower."""
+    """Bulk bytes outside the daemon's memory, read once when the work is chosen. Code tests for bytes and views
+    instead, because an isinstance check against a Protocol is slower."""
 
     @property
     def size(self) -> int: ...
 
     def read_into(self, place: memoryview) -> None:
-        """Fills the place, of `size` bytes; an EdgedError becomes the answer of the work."""
+        """Fill a place of `size` bytes; an EdgedError becomes the answer of the work."""
 
 
 Blob: TypeAlias = "bytes | memoryview | Source"
@@ -40,13 +40,12 @@ ANY_NUMBER = 1 << 31  # of rows: more than any tensor has
 
 
 class EngineRef(msgspec.Struct, frozen=True):
-    """Which engine answers: its key, its backend, the digest of its model, how its pictures and outputs are read.
+    """The engine that answers: its key, its backend, the digest of its model, and how pictures and outputs are read.
 
     `edition` distinguishes builds of the same key. `is_static` means that every inference has the same size, so that
-    their times can be compared. `batching` is how many frames it takes at a time, `rows` how many of a tensor request,
-    `profile` the range of shapes that it was built for, empty if it takes any. `limits` is what a request may take.
-    `folded` are inputs with a default that its runtime may have built in. `outputs` are the datatypes of its outputs by
-    name; empty if they are not known.
+    their times can be compared. `batching` is of frames, `rows` the most rows of tensor requests, `profile` the range
+    of shapes that it was built for, empty if it takes any. `limits` are those of a request. `folded` are inputs with a
+    default that its runtime may have built in. `outputs` are the datatypes of its outputs by name, empty if unknown.
     """
 
     key: str
@@ -63,8 +62,8 @@ class EngineRef(msgspec.Struct, frozen=True):
     outputs: dict[str, str] = {}
 
     def takes(self, work: Work) -> bool:
-        """Whether work lies in its range of shapes, and gives no input that it has built in. Frames do: ranges are made
-        so that they have room for pictures."""
+        """Whether work is in its range of shapes, and gives no input that it has built in. Frames always are: ranges
+        are chosen to include pictures."""
         if not isinstance(work, TensorWork):
             return True
         if self.folded and not self.folded.isdisjoint(tensor.name for tensor in work.inputs):
@@ -95,11 +94,11 @@ class OutputView(msgspec.Struct, frozen=True):
     data: memoryview
 
     def kept(self) -> OutputTensor:
-        """A copy, which stays."""
+        """Copy it out of the arena."""
         return OutputTensor(self.name, self.datatype, self.shape, bytes(self.data))
 
 
-# Takes outputs before it returns, since their memory is another's from then on. An EdgedError becomes the answer.
+# Reads outputs before it returns; their memory is reused afterwards. An EdgedError becomes the answer.
 Sink: TypeAlias = Callable[[tuple[OutputView, ...]], None]
 
 
@@ -117,9 +116,9 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Work(ABC):
-    """What is common to both kinds. The future ends with an Answered or an EdgedError; cancelling it drops the work.
+    """The base of both kinds. The future ends with an Answered or an EdgedError; cancelling it drops the work.
 
-    `received` and `expires` are of time.monotonic(): when it came, and when it is no longer worth doing.
+    `received` and `expires` are of time.monotonic(): when it came, and when it is too late.
     """
 
     __slots__ = ("expires", "future", "losses", "received", "retried")
@@ -129,8 +128,8 @@ class Work(ABC):
         self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self.received = time.monotonic()
         self.expires = expires
-        self.retried = False  # it may have crashed its host: it is tried alone
-        self.losses = 0  # of its hosts, by what it did not cause
+        self.retried = False  # it may have crashed its host, so it goes alone
+        self.losses = 0  # of hosts that were killed from outside
 
     @property
     def is_wanted(self) -> bool:
@@ -143,7 +142,7 @@ class Work(ABC):
 
     @property
     def rows(self) -> int:
-        """How much of a batch it takes."""
+        """Its rows of a batch."""
         return 1
 
     @abstractmethod
@@ -173,7 +172,7 @@ class FrameWork(Work):
         expires: float = math.inf,
         must_answer: bool = False,
     ) -> None:
-        """`must_answer`: it is a request, which is late by its caller's deadline, and not one of many of a camera."""
+        """`must_answer`: it is a request with its caller's deadline, and not one of many frames of a camera."""
         super().__init__(expires)
         self.data, self.thresholds, self.roi, self.must_answer = data, thresholds, roi, must_answer
         self.pixel_format, self.width, self.height, self.stride = pixel_format, width, height, stride
@@ -245,7 +244,7 @@ class TensorWork(Work):
         return tuple(tensor.data for tensor in self.inputs)
 
     def take(self, outputs: tuple[OutputView, ...]) -> tuple[OutputTensor, ...]:
-        """What of the outputs goes into the answer, which outlives the memory that they lie in."""
+        """Pass outputs to the sink, or return copies for the answer, which outlives their memory."""
         if self.sink is None:
             return tuple(output.kept() for output in outputs)
         if self.is_wanted:
@@ -255,8 +254,7 @@ class TensorWork(Work):
     def message(
         self, job: int, session: int, spans: list[Span], reply: Span | None, rows: int = 0, parts: int = 1
     ) -> m.Infer:
-        """The order for the host, with the inputs where they were placed, and `rows` of them where others are there,
-        `parts` requests in all."""
+        """The message to the host, with the spans of the inputs; `rows` and `parts` of a batch of requests."""
         refs = tuple(
             m.TensorRef(tensor.name, tensor.datatype, (rows, *tensor.shape[1:]) if rows else tensor.shape, span)
             for tensor, span in zip(self.inputs, spans, strict=True)

@@ -116,7 +116,7 @@ _LOCK = ".owner"
 
 
 class Staging:
-    """A folder, on the file system of the entries, where they are made and where they go to be removed.
+    """A folder on the file system of the entries, where they are created and removed.
 
     Several processes may share it: each holds a lock on what it makes there. A stage without a living owner is a
     leftover that the next start removes.

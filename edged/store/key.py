@@ -1,4 +1,4 @@
-"""What decides whether an engine is valid, as named parts, and the digest of them.
+"""Keys of engines: all that decides whether an engine is valid, as named parts, and their digest.
 
 The format version comes first, so that a change of this file's meaning makes every older engine a miss instead of a
 mistake. What only describes a build (when, how long, how warm) belongs in the record.

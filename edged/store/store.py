@@ -46,8 +46,8 @@ class Store:
     """Engines by the digest of their key. The file system is the truth, memory an index; all methods except those that
     read the index wait for the disk.
 
-    A disk that cannot be written or read makes the store unchangeable or empty, but raises no error here: what it holds
-    goes on serving. `problem` says what is wrong.
+    A disk that cannot be written or read makes the store unchangeable or empty, but raises no error here: engines that
+    are open continue to serve. `problem` says what is wrong.
     """
 
     def __init__(self, root: Path, accepts_foreign: bool = True, later: Later = at_once) -> None:
@@ -138,7 +138,7 @@ class Store:
         return record
 
     def read(self, key: str) -> EngineRecord | None:
-        """Read the record of an engine from disk, where another process may have changed it; None if missing."""
+        """Read the record of an engine from disk, as another process may have changed it; None if missing."""
         found = _read(self._engines / key)
         return found[0] if found is not None else None
 

@@ -23,10 +23,10 @@ _OURS = ("trackers", "supervision", "scipy")
 
 
 def main() -> int:
-    """`python -m edged.tracker.main PARENT_PID REACH`: questions on standard input, answers on standard output."""
+    """`python -m edged.tracker.main PARENT_PID REACH`: requests on standard input, answers on standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which ends its children
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries print what they like
+    os.dup2(2, 1)  # libraries may print
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     if not process.die_with_parent(int(sys.argv[1])):
         return 1
@@ -38,55 +38,55 @@ def main() -> int:
     return 0
 
 
-def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Runs until the daemon closes the pipe. Raises what is wrong with bytes that are no question."""
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Run until the daemon closes the pipe. Raises the decoder's error for bytes that are not a request."""
     # Not before the environment is set: libraries read it while they are imported.
     import msgspec
 
     from edged.decoding import ready
     from edged.ipc import track_messages as m
 
-    def say(message: FromTracker) -> None:
+    def send(message: FromTracker) -> None:
         answers.write(m.pack(message))
         answers.flush()
 
     try:
         from edged.tracker.tracks import ByteTracker
     except ImportError as error:
-        say(m.Unfit(_missing(error)))
+        send(m.Unfit(_missing(error)))
         return
-    say(m.Ready())
+    send(m.Ready())
     decoder = msgspec.msgpack.Decoder(ready(m.ToTracker))
     cameras: dict[int, Tracker] = {}
-    while (payload := _read(questions)) is not None:
-        question: ToTracker = decoder.decode(payload)
-        if isinstance(question, m.Forget):
-            cameras.pop(question.camera, None)
+    while (payload := _read(requests)) is not None:
+        request: ToTracker = decoder.decode(payload)
+        if isinstance(request, m.Forget):
+            cameras.pop(request.camera, None)
             continue
-        tracker = cameras.get(question.camera)
+        tracker = cameras.get(request.camera)
         if tracker is None:
-            tracker = cameras[question.camera] = ByteTracker(question.after)
-        answer = follow(tracker, question)
+            tracker = cameras[request.camera] = ByteTracker(request.after)
+        answer = follow(tracker, request)
         if isinstance(answer, m.NotFollowed):
-            cameras[question.camera] = ByteTracker(tracker.last)  # whatever state it is in now, it is of no use
-        say(answer)
+            cameras[request.camera] = ByteTracker(tracker.last)  # the state of the failed one is unknown
+        send(answer)
 
 
-def follow(tracker: Tracker, question: Follow) -> Followed | NotFollowed:
-    """What a camera's tracker makes of a frame."""
+def follow(tracker: Tracker, request: Follow) -> Followed | NotFollowed:
+    """Pass a frame to its camera's tracker."""
     from edged.ipc import track_messages as m
     from edged.vision.detections import Detections
 
     try:
-        found = Detections.unpack(question.found)
-        ids = tracker.update(found.boxes, found.scores, found.class_ids, question.captured)
+        found = Detections.unpack(request.found)
+        ids = tracker.update(found.boxes, found.scores, found.class_ids, request.captured)
     except Exception as error:
-        return m.NotFollowed(question.number, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return m.Followed(question.number, tuple(ids.tolist()))
+        return m.NotFollowed(request.number, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return m.Followed(request.number, tuple(ids.tolist()))
 
 
 def _read(pipe: BinaryIO) -> bytes | None:
-    """The next message's bytes; None if the daemon has closed the pipe."""
+    """Return the bytes of the next message; None if the daemon has closed the pipe."""
     from edged.ipc import track_messages as m
 
     header = pipe.read(m.HEADER.size)
@@ -94,7 +94,7 @@ def _read(pipe: BinaryIO) -> bytes | None:
         return None
     (size,) = m.HEADER.unpack(header)
     if size > m.LARGEST:
-        raise ValueError(f"a question of {size} bytes; at most {m.LARGEST} are allowed")
+        raise ValueError(f"a request of {size} bytes; at most {m.LARGEST} are allowed")
     payload = pipe.read(size)
     return payload if len(payload) == size else None
 
@@ -104,8 +104,8 @@ def _missing(error: ImportError) -> str:
 
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OURS:
         return m.not_installed(str(error.name))
-    said = " ".join(str(error).split())[:300]
-    return f"tracking's library cannot be imported ({said}): {packages.install_extra('tracking')}"
+    why = " ".join(str(error).split())[:300]
+    return f"tracking's library cannot be imported ({why}): {packages.install_extra('tracking')}"
 
 
 if __name__ == "__main__":

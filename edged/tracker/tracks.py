@@ -1,10 +1,10 @@
-"""Which detection of a camera's frame is which object of its frames before.
+"""Finds the objects of earlier frames of a camera among the detections of the next.
 
-The tracker is ByteTrack, from the library `trackers`. This module adds what the library leaves to its caller: ids for
-the rows as they came, classes kept apart, ids that go on where an earlier tracker stopped, a clock that may stand still
-or jump, and frames that are far apart.
+The tracker is ByteTrack, from the library `trackers`. This module adds what the library leaves to its caller: ids in
+the order of the detections, separate classes, ids that continue those of an earlier tracker, a clock that may stand
+still or jump, and frames that are far apart.
 
-Only the tracker's own process imports this module: with the library come OpenCV, SciPy and 100 MB of memory.
+Only the tracker's process imports this module: the library brings OpenCV, SciPy and 100 MB of memory.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Ids = npt.NDArray[np.int64]
 MOST = 1000
 """Detections of a frame that are followed, best first: association costs the square of it, and more."""
 
-_NOMINAL = 30.0  # frames a second that the library's noise figures are meant for; other gaps are reckoned from it
-_SURE = 0.4  # score from which a detection may begin a track; below it, it may only go on with one
-_LOST_SECONDS = 2.0  # without a detection, after which an object that comes back is another one
-_LONGEST_GAP = 60.0  # seconds: nothing is known any more after that, and numbers stay small
+_NOMINAL = 30.0  # frames a second that the library's noise figures are for; other gaps are scaled from it
+_SURE = 0.4  # score from which a detection may begin a track; below it, it may only continue one
+_LOST_SECONDS = 2.0  # without a detection, after which an object that comes back is a new one
+_LONGEST_GAP = 60.0  # seconds: tracks are lost after that anyway, and numbers stay small
 # Boxes of one object overlap while frames are at most so many seconds apart; beyond that its prediction is uncertain,
 # and boxes are compared with a margin around them. Measured with moving figures of 2 to 30 frames a second: a margin at
 # all rates mixes neighbours up, no margin loses objects below 10 a second.
 _SURE_GAP = 0.1
 _MARGIN_PER_SECOND = 5.0  # in widths and heights of the box, on each side
 _LARGEST_MARGIN = 1.0
-# Each class has a strip of the plane for itself, so that boxes of two classes never overlap.
+# Each class has its own strip of the plane, so that boxes of two classes never overlap.
 _STRIP = float(1 << 20)
 _FARTHEST = _STRIP / 8  # pixels from the origin, margins and predictions included in the strip
 
@@ -86,7 +86,7 @@ class ByteTracker:
         rows = np.flatnonzero(_can_be_followed(boxes))[:MOST]
         apart = boxes[rows].astype(np.float64)
         apart[:, ::2] += class_ids[rows, None] * _STRIP
-        # The library gives rows back in another order: their numbers travel with them.
+        # The library returns rows in another order, so they carry their numbers.
         found = supervision.Detections(xyxy=apart, confidence=scores[rows], data={"row": rows})
         followed = self._library.update(found, timestamp=self._clock.now)
         if len(followed) and followed.tracker_id is not None:
@@ -97,7 +97,7 @@ class ByteTracker:
 
 
 class Clock:
-    """A camera's time, which only goes forward, made of capture times, which may do anything."""
+    """A time that only goes forward, made of a camera's capture times, which may jump."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -115,10 +115,10 @@ class Clock:
 
 
 def margin(gap: float) -> float:
-    """How far boxes are widened on each side before they are compared, in widths and heights, for a gap in seconds."""
+    """The margin on each side of boxes when they are compared, in widths and heights, for a gap in seconds."""
     return min(max(gap - _SURE_GAP, 0.0) * _MARGIN_PER_SECOND, _LARGEST_MARGIN)
 
 
 def _can_be_followed(boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Rows with an area, inside their strip. What is not a number is neither."""
+    """Rows with an area, inside their strip. NaN is neither."""
     return (np.abs(boxes) < _FARTHEST).all(axis=1) & (boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])

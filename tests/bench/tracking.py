@@ -19,7 +19,7 @@ from edged.config.limits import HostLimits
 from edged.serving.link import HostLink
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
-from edged.serving.tracking import Tracking
+from edged.serving.tracking import Tracking, TrackingLimits
 from edged.serving.work import InputTensor, TensorWork
 from edged.tensors import TensorSpec
 from edged.vision.detections import Detections
@@ -45,7 +45,7 @@ async def cost(frame: Callable[[], Awaitable[object]], seconds: float) -> tuple[
 async def measure(seconds: float) -> None:
     link = HostLink("null", HostLimits(arena_mb=16), lambda *_: None)
     await link.start()
-    tracking = Tracking(patience=10)
+    tracking = Tracking(TrackingLimits(patience=10))
     try:
         slot = Slot("m")
         order = Order("/nowhere", _SIGNATURE, Recipe("null"))

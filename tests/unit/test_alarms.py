@@ -18,7 +18,6 @@ from edged.engines.plan import PlannedModel
 from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.events import AlarmCleared, AlarmRaised, EventLog
 from edged.ipc.finite import QUIET_SECONDS
-from edged.serving import session as pace_module
 from tests.unit.control_room import Clock, key_of, model, planned_model, record_of, serve, told
 
 SLOW = Alarm(AlarmKind.SLOW, "inference takes 340 ms instead of 12 ms", "m", "key")
@@ -126,7 +125,7 @@ class Served:
         while self.clock.now < end:
             self.clock.now += max(0.04, milliseconds / 1000)
             assert self.planned.slot.current is not None
-            self.planned.slot.current.latency.add(milliseconds)
+            self.planned.slot.current.latency.add(milliseconds, self.clock.now)
             if self.clock.now - look >= 1.0:
                 look = self.clock.now
                 found += [alarm.kind for alarm in self.look()]
@@ -137,10 +136,8 @@ class Served:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    clock = Clock()
-    monkeypatch.setattr(pace_module, "time", clock)
-    return Served(clock)
+def served() -> Served:
+    return Served(Clock())
 
 
 # -- slowness -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How often making an engine has failed, as the disk remembers it."""
+"""Failed attempts of making engines, as the disk remembers them."""
 
 from __future__ import annotations
 
@@ -25,112 +25,78 @@ def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def log(tmp_path: Path, boot: Path) -> AttemptLog:
-    return AttemptLog(tmp_path / "cache")
+def root(tmp_path: Path, boot: Path) -> Path:
+    return tmp_path / "cache"
 
 
-def again(tmp_path: Path) -> AttemptLog:
-    """The log as the next daemon reads it."""
-    return AttemptLog(tmp_path / "cache")
+CUT_OFF = "the box stopped while it was being made"
 
 
-def test_failed_counts_per_engine_and_survives_restart(tmp_path: Path, log: AttemptLog) -> None:
-    for reason in ("no memory", "no time"):
-        log.begin(KEY)
-        log.failed(KEY, reason)
-    assert log.of(KEY) == again(tmp_path).of(KEY) == Attempts(2, "no time")
-    assert log.of(OTHER) == Attempts()
-
-
-def test_forget_made_engine_drops_failures(tmp_path: Path, log: AttemptLog) -> None:
-    log.begin(KEY)
-    log.failed(KEY, "no memory")
-    log.begin(KEY)
-    log.forget(KEY)
-    log.forget(KEY)
-    assert again(tmp_path).of(KEY) == Attempts()
-
-
-def test_begin_cut_off_by_a_reboot_counts_as_failure(tmp_path: Path, log: AttemptLog, boot: Path) -> None:
-    log.begin(KEY)
-    log.failed(KEY, "no memory")
-    log.begin(KEY)
-    boot.write_text("second\n")
-    known = again(tmp_path).of(KEY)
-    assert known.failures == 2
-    assert "box stopped" in known.reason
-    assert again(tmp_path).of(KEY) == known, "looking at it counts for nothing"
-
-
-def test_begin_cut_off_by_a_killed_daemon_does_not_count(tmp_path: Path, log: AttemptLog) -> None:
-    log.begin(KEY)
-    assert again(tmp_path).of(KEY) == Attempts()
-    log.failed(KEY, "no memory")
-    log.begin(KEY)
-    assert again(tmp_path).of(KEY) == Attempts(1, "no memory")
-
-
-def test_begin_cut_off_by_each_reboot_counts_once(tmp_path: Path, log: AttemptLog, boot: Path) -> None:
-    for number in range(1, 4):
-        again(tmp_path).begin(KEY)
-        boot.write_text(f"boot {number}\n")
-        assert again(tmp_path).of(KEY).failures == number
-
-
-@pytest.mark.parametrize("failures", [0, 2])
-def test_undone_keeps_earlier_failures(tmp_path: Path, log: AttemptLog, boot: Path, failures: int) -> None:
-    for _ in range(failures):
-        log.begin(KEY)
-        log.failed(KEY, "no memory")
-    before = log.of(KEY)
-    log.begin(KEY)
-    log.undone(KEY)
-    boot.write_text("second\n")
-    assert again(tmp_path).of(KEY) == before == Attempts(failures, "no memory" if failures else "")
-
-
-def test_cancelled_engine_stays_cancelled_until_forgotten(tmp_path: Path, log: AttemptLog) -> None:
-    log.begin(KEY)
-    log.cancelled(KEY, "by an operator")
-    log.undone(KEY)  # as the child ends
-    assert again(tmp_path).of(KEY) == Attempts(0, "by an operator", stopped="cancelled")
-    log.forget(KEY)
-    assert again(tmp_path).of(KEY) == Attempts()
-
-
-def test_of_another_version_drops_failures_and_keeps_a_cancel(
-    tmp_path: Path, log: AttemptLog, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("steps", "known"),
+    [
+        ("begin fail begin fail", Attempts(2, "no memory")),
+        ("begin fail begin forget forget", Attempts()),
+        ("begin kill", Attempts()),
+        ("fail begin kill", Attempts(1, "no memory")),
+        ("begin reboot", Attempts(1, CUT_OFF)),
+        ("fail begin reboot", Attempts(2, CUT_OFF)),
+        ("begin reboot begin reboot begin reboot", Attempts(3, CUT_OFF)),
+        ("begin undone reboot", Attempts()),
+        ("fail fail begin undone reboot", Attempts(2, "no memory")),
+        ("begin cancel undone", Attempts(0, "by an operator", stopped="cancelled")),
+        ("fail cancel upgrade", Attempts(1, "by an operator", stopped="cancelled")),
+        ("cancel forget", Attempts()),
+        ("fail hopeless", Attempts(2, "no kernel", stopped="hopeless")),
+        ("hopeless upgrade", Attempts()),
+        ("lose-boot-id begin kill", Attempts()),
+    ],
+)
+def test_attempts_count_failures_and_survive_a_restart(
+    root: Path, boot: Path, monkeypatch: pytest.MonkeyPatch, steps: str, known: Attempts
 ) -> None:
-    log.failed(KEY, "no kernel", is_hopeless=True)
-    log.cancelled(OTHER, "by an operator")
-    assert log.of(KEY) == Attempts(1, "no kernel", stopped="hopeless")
-    monkeypatch.setattr(attempts_module, "__version__", "another")
-    assert (log.of(KEY).failures, log.of(KEY).stopped) == (0, "")
-    assert log.of(OTHER).stopped == "cancelled"
+    log = AttemptLog(root)
+    actions: dict[str, Callable[[], object]] = {
+        "begin": lambda: log.begin(KEY),
+        "fail": lambda: log.failed(KEY, "no memory"),
+        "hopeless": lambda: log.failed(KEY, "no kernel", is_hopeless=True),
+        "cancel": lambda: log.cancelled(KEY, "by an operator"),
+        "undone": lambda: log.undone(KEY),
+        "forget": lambda: log.forget(KEY),
+        "reboot": lambda: boot.write_text(f"after {boot.read_text()}"),
+        "kill": lambda: None,
+        "lose-boot-id": boot.unlink,
+        "upgrade": lambda: monkeypatch.setattr(attempts_module, "__version__", "another"),
+    }
+    for step in steps.split():
+        actions[step]()
+        if step in ("kill", "reboot"):
+            log = AttemptLog(root)
+    for each in (log, AttemptLog(root)):
+        assert (each.of(KEY), each.of(OTHER)) == (known, Attempts())
 
 
-def file_of(log: AttemptLog, tmp_path: Path) -> Path:
-    log.failed(KEY, "no memory")
-    (file,) = (path for path in (tmp_path / "cache").rglob("*") if path.is_file())
+def file_of(root: Path) -> Path:
+    AttemptLog(root).failed(KEY, "no memory")
+    (file,) = (path for path in root.rglob("*") if path.is_file())
     return file
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"failures": "many"}', b"[]"])
-def test_of_damaged_file_is_empty(tmp_path: Path, log: AttemptLog, content: bytes) -> None:
-    file_of(log, tmp_path).write_bytes(content)
-    log = again(tmp_path)
+def test_of_damaged_file_is_empty(root: Path, content: bytes) -> None:
+    file_of(root).write_bytes(content)
+    log = AttemptLog(root)
     assert log.of(KEY) == Attempts()
-    log.begin(KEY)
     log.failed(KEY, "no time")
     assert log.of(KEY) == Attempts(1, "no time")
 
 
-def test_open_pipe_instead_of_a_file_does_not_block(tmp_path: Path, log: AttemptLog) -> None:
-    file = file_of(log, tmp_path)
+def test_open_pipe_instead_of_a_file_does_not_block(root: Path) -> None:
+    file = file_of(root)
     file.unlink()
     os.mkfifo(file)
-    assert ends_despite_fifo(lambda: again(tmp_path), file)
-    assert again(tmp_path).of(KEY) == Attempts()
+    assert ends_despite_fifo(lambda: AttemptLog(root), file)
+    assert AttemptLog(root).of(KEY) == Attempts()
 
 
 def test_failed_on_unwritable_disk_works_in_memory(
@@ -142,45 +108,38 @@ def test_failed_on_unwritable_disk_works_in_memory(
     log.begin(OTHER)
     log.failed(OTHER, "no time")
     log.forget(KEY)
-    assert log.of(OTHER) == Attempts(1, "no time"), "memory is the truth"
-    assert log.of(KEY) == Attempts()
+    assert (log.of(OTHER), log.of(KEY)) == (Attempts(1, "no time"), Attempts())
     log = AttemptLog(small_disk)
-    assert log.of(OTHER) == Attempts()
-    assert log.of(KEY) == Attempts(1, "no memory")
+    assert (log.of(OTHER), log.of(KEY)) == (Attempts(), Attempts(1, "no memory"))
 
 
-def test_failed_without_a_folder_works_in_memory(tmp_path: Path, boot: Path) -> None:
-    (tmp_path / "cache").write_text("in the way")
-    log = AttemptLog(tmp_path / "cache")
+def test_failed_without_a_folder_works_in_memory(root: Path) -> None:
+    root.write_text("in the way")
+    log = AttemptLog(root)
     log.begin(KEY)
     log.failed(KEY, "no memory")
-    assert AttemptLog(tmp_path / "cache").of(KEY) == Attempts()
+    assert log.of(KEY).failures == 1
+    assert AttemptLog(root).of(KEY) == Attempts()
 
 
-def test_begin_without_boot_id_assumes_no_reboot(log: AttemptLog, boot: Path) -> None:
-    boot.unlink()
-    log.begin(KEY)
-    assert log.of(KEY) == Attempts()
-
-
-def test_failed_keeps_only_the_newest(tmp_path: Path, boot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_keeps_only_the_newest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts_module, "_KEPT", 2)
-    log = AttemptLog(tmp_path / "cache")
+    log = AttemptLog(root)
     for number, key in enumerate("abc"):
         log.failed(key, "no memory")
-        os.utime(tmp_path / "cache/attempts" / f"{key}.json", (number, number))
-    later = AttemptLog(tmp_path / "cache")
+        os.utime(root / "attempts" / f"{key}.json", (number, number))
+    later = AttemptLog(root)
     assert [later.of(key).failures for key in "abc"] == [0, 1, 1]
 
 
-def test_note_outcome_leaves_the_disk_to_another_thread(tmp_path: Path, boot: Path) -> None:
+def test_outcomes_are_written_by_another_thread(root: Path) -> None:
     later: list[Callable[[], object]] = []
-    log = AttemptLog(tmp_path / "cache", later.append)
+    log = AttemptLog(root, later.append)
     log.failed(KEY, "no memory")
     log.undone(KEY)
     log.cancelled(OTHER, "cancelled")
     log.forget(OTHER)
-    assert not list((tmp_path / "cache" / "attempts").iterdir())
+    assert not list((root / "attempts").iterdir())
     for write in later:
         write()
-    assert [place.stem for place in (tmp_path / "cache" / "attempts").iterdir()] == [KEY]
+    assert [place.stem for place in (root / "attempts").iterdir()] == [KEY]

@@ -1,15 +1,19 @@
-"""Whether a host makes progress, from looks at its process."""
+"""Progress of a host, the deadlines of its jobs, the cause of its end, and pauses before it is started again."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
 
 import pytest
 
-from edged.serving.host_process import Progress, ProgressTimes, Sign, read
+from edged.models.limits import Bounds
+from edged.serving.host_process import End, Progress, ProgressTimes, Sign, end_of, read
+from edged.serving.hosts import pause
+from edged.serving.link import HostSession, Tenant
 from tests.waiting import wait
 
 IDLE = Sign("S", 1, (1, 1, 1, 1))
@@ -26,52 +30,52 @@ def looks(seconds: float, step: float = 0.2) -> int:
     return int(seconds / step) + 3
 
 
-def test_stopped_process_is_noticed_after_a_moment() -> None:
-    stopped = Sign("T", 1, IDLE.work)
-    assert not looked([stopped] * 3).is_stopped
-    assert looked([stopped] * looks(ProgressTimes().stopped)).is_stopped
-    assert not looked([*[stopped] * 4, IDLE, *[stopped] * 3]).is_stopped
+STOPPED = Sign("T", 1, IDLE.work)
 
 
-def test_process_that_is_stopped_and_continued_again_and_again_is_only_slow() -> None:
-    assert not looked(Sign("T", number, IDLE.work) for number in range(200)).is_stopped
+@pytest.mark.parametrize(
+    ("signs", "is_stopped", "is_stuck"),
+    [
+        ([STOPPED] * 3, False, False),
+        ([STOPPED] * looks(ProgressTimes().stopped), True, False),
+        ([*[STOPPED] * 4, IDLE, *[STOPPED] * 3], False, False),
+        ([Sign("T", number, IDLE.work) for number in range(200)], False, True),
+        ([IDLE] * looks(1), False, False),
+        ([IDLE] * looks(ProgressTimes().silent), False, True),
+        *(
+            (
+                [Sign("S", 1, tuple(number // 10 * (place == field) for place in range(4))) for number in range(200)],
+                False,
+                False,
+            )
+            for field in range(4)
+        ),
+        ([Sign("R", 1, IDLE.work)] * 200, False, False),
+        ([Sign("D", 1, IDLE.work)] * 200, False, False),
+    ],
+    ids=[
+        *("stopped for a moment", "stopped", "continued", "stopped and continued all the time", "silent for a moment"),
+        *("silent", "minor faults", "major faults", "user time", "system time", "ready to run", "waits for a disk"),
+    ],
+)
+def test_progress_of_a_busy_process(signs: list[Sign], is_stopped: bool, is_stuck: bool) -> None:
+    progress = looked(signs)
+    assert (progress.is_stopped, progress.is_stuck) == (is_stopped, is_stuck)
 
 
-def test_silent_process_that_does_nothing_is_asked_and_then_stuck() -> None:
+def test_progress_without_work_or_after_a_pause_of_the_daemon_is_not_judged() -> None:
+    for progress in (looked([STOPPED] * 200, is_busy=False), looked([STOPPED] * 2, step=3600)):
+        assert (progress.is_stopped, progress.is_stuck) == (False, False)
+
+
+def test_progress_silent_process_is_pinged_and_its_answer_ends_the_silence() -> None:
     assert looked([IDLE] * looks(1)).should_ping
-    assert not looked([IDLE] * looks(1)).is_stuck
-    assert looked([IDLE] * looks(ProgressTimes().silent)).is_stuck
-
-
-@pytest.mark.parametrize("field", range(4))
-def test_process_that_works_is_never_stuck(field: int) -> None:
-    signs = (Sign("S", 1, tuple(number // 10 * (place == field) for place in range(4))) for number in range(200))
-    assert not looked(signs).is_stuck
-
-
-@pytest.mark.parametrize("state", ["R", "D"])
-def test_process_that_wants_a_processor_or_waits_for_a_disk_is_never_stuck(state: str) -> None:
-    assert not looked([Sign(state, 1, IDLE.work)] * 200).is_stuck
-
-
-def test_process_without_work_is_never_stuck_or_stopped() -> None:
-    progress = looked([Sign("T", 1, IDLE.work)] * 200, is_busy=False)
-    assert not progress.is_stopped
-    assert not progress.is_stuck
-
-
-def test_pause_of_the_daemon_itself_counts_little() -> None:
-    assert not looked([Sign("T", 1, IDLE.work)] * 3, step=3600).is_stuck
-    assert not looked([Sign("T", 1, IDLE.work)] * 2, step=3600).is_stopped
-
-
-def test_answer_ends_the_silence() -> None:
     progress = looked([IDLE] * looks(ProgressTimes().silent))
-    progress.heard()
+    progress.received()
     assert not progress.is_stuck
 
 
-def test_process_that_is_gone_has_no_sign() -> None:
+def test_read_sign_of_this_process_and_of_none() -> None:
     assert read(2**22 + 1) is None
     mine = read(os.getpid())
     assert mine is not None
@@ -79,7 +83,7 @@ def test_process_that_is_gone_has_no_sign() -> None:
     assert sum(mine.work) > 0
 
 
-def test_process_with_a_thread_that_works_is_seen_as_working() -> None:
+def test_read_with_threads_sees_the_work_of_any() -> None:
     code = "import hashlib, threading, time\n"
     code += "threading.Thread(target=lambda: hashlib.pbkdf2_hmac('sha256', b'', b'', 1 << 30), daemon=True).start()\n"
     code += "print(flush=True); time.sleep(60)"
@@ -95,3 +99,65 @@ def test_process_with_a_thread_that_works_is_seen_as_working() -> None:
             wait(is_seen, "its first thread sleeps and the other works")
         finally:
             child.kill()
+
+
+# -- deadlines of jobs ------------------------------------------------------------------------------------------------
+
+GRACE = 2.0
+
+
+def session(*jobs: tuple[int, float]) -> HostSession:
+    """A session whose jobs may take 10 seconds each, and its jobs with the time when each was given."""
+    made = HostSession(1, Tenant(bounds=Bounds(seconds=10.0)))
+    for job, now in jobs:
+        made.give(job, now)
+    return made
+
+
+def test_deadline_begins_when_the_job_before_is_answered() -> None:
+    one = session((5, 0), (6, 1))
+    assert one.overdue(10, GRACE) == ""
+    assert not one.end(5, now=10)
+    assert one.overdue(20, GRACE) == ""
+    assert one.late(23) == 3
+    assert one.overdue(20.1, GRACE) == "stop"
+    assert session().overdue(1e9, GRACE) == ""
+
+
+def test_deadline_stops_a_job_once_and_gives_up_after_the_grace_period() -> None:
+    one = session((5, 0), (6, 0))
+    assert [one.overdue(now, GRACE) for now in (10.5, 12.5, 12.6, 12.7)] == ["stop", "", "hopeless", "hopeless"]
+    assert one.end(5, now=13)
+    assert one.overdue(23, GRACE) == ""
+    assert not one.end(6, now=23)
+
+
+def test_deadline_is_not_changed_by_an_answer_out_of_order() -> None:
+    one = session((5, 0), (6, 0))
+    assert not one.end(6, now=9)  # it could not be prepared, which the other thread reports first
+    assert one.overdue(11, GRACE) == "stop"
+
+
+# -- ends and restarts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "is_out_of_memory", "end"),
+    [
+        *((-number, False, End.WORK) for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)),
+        *((-number, True, End.WORK) for number in (signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)),
+        *((status, True, End.WORK) for status in (0, 1, 137, None)),
+        *((-number, False, End.OUTSIDE) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
+        (-signal.SIGKILL, True, End.MEMORY),
+        (-signal.SIGTERM, True, End.OUTSIDE),
+    ],
+)
+def test_end_of_process_by_status_and_kernel_kills(status: int | None, is_out_of_memory: bool, end: End) -> None:
+    assert end_of(status, is_out_of_memory=is_out_of_memory) is end
+
+
+@pytest.mark.parametrize(("has_room", "longest"), [(True, 2.0), (False, 30.0)])
+def test_pause_grows_with_deaths_and_stays_short_while_there_is_room(has_room: bool, longest: float) -> None:
+    pauses = [pause(deaths, has_room=has_room) for deaths in range(1, 20)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.0, longest)

@@ -1,4 +1,4 @@
-"""A real engine host in a process of its own: what it answers, how it dies, and that nothing of it stays."""
+"""Real engine hosts: their answers, how they end, and that nothing of them stays."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,26 +37,28 @@ from edged.ipc.sockets import HostSocket
 from edged.models.limits import Bounds
 from edged.raw_contents import to_bytes
 from edged.serving.crash_attribution import EngineId
-from edged.serving.host_process import End, ProgressTimes, end_of
-from edged.serving.hosts import HostKind, Hosts, pause
+from edged.serving.host_process import HOST_MODULE, End, ProgressTimes
+from edged.serving.hosts import HostKind, Hosts
 from edged.serving.link import HostLink, LinkTimes, Tenant
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
 from edged.tensors import TensorSpec
 from edged.vision.family import Recognition, recognise
-from tests import models
+from tests import models, rogue_host
 from tests.fake_link import engine_ref
-from tests.waiting import children, descriptors, is_running, run, until, wait
+from tests.waiting import children, descriptors, is_running, run, until, wait, within
 
 VECTOR = Signature((TensorSpec("x", "UINT8", ("n",)),), (TensorSpec("y", "FP32", (1, 2)),))
 PICTURE = Signature((TensorSpec("image", "FP32", (1, 3, 8, 8)),), (TensorSpec("scores", "FP32", (1, 4)),))
 LIMITS = HostLimits(arena_mb=4, job_seconds=30)
+IMPATIENT = HostLimits(arena_mb=4, job_seconds=0.5)
 TIMES = LinkTimes(look=0.05, grace=0.3, ending=0.5, unread=0.02, progress=ProgressTimes(0.2, 1.2, 0.4))
 BYTE = m.TensorRef("x", "UINT8", (1,), None, b"1")
+ENDLESS = 60_000  # milliseconds
 
 
-def recognition(signature: Signature) -> Recognition:
+def recognition(signature: Signature = VECTOR) -> Recognition:
     return recognise(signature.inputs, signature.outputs, {}, {})
 
 
@@ -70,6 +71,10 @@ def request(*values: int) -> TensorWork:
     return TensorWork((InputTensor("x", "UINT8", (len(data),), data),), None)
 
 
+def mean(answer: Answered) -> float:
+    return float(np.frombuffer(answer.outputs[0].data, np.float32)[0])
+
+
 class Box:
     """A slot and the hosts that were started for it."""
 
@@ -78,20 +83,26 @@ class Box:
         self.links: list[HostLink] = []
         self.lost: list[str] = []
 
-    async def host(self, backend: str = "null") -> HostLink:
-        link = HostLink(backend, self.limits, self._on_lost, (tempfile.gettempdir(),), TIMES)
+    async def host(self, backend: str = "null", module: str = HOST_MODULE) -> HostLink:
+        link = HostLink(backend, self.limits, self._on_lost, (tempfile.gettempdir(),), TIMES, module)
         self.links.append(link)
         await link.start()
         return link
 
-    async def session(self, link: HostLink, wanted: Order, key: str = "engine") -> ServingSession:
+    async def install(self, link: HostLink, wanted: Order, key: str = "engine") -> ServingSession | None:
         number = await link.open(wanted, recognition(wanted.signature))
-        return ServingSession(link, number, engine_ref(key, link.backend))
+        return self.slot.install(ServingSession(link, number, engine_ref(key, link.backend)))
 
-    async def serve(self, wanted: Order, key: str = "engine") -> HostLink:
+    async def serve(self, milliseconds: int = 0, key: str = "engine", signature: Signature = VECTOR) -> HostLink:
+        """Start a host whose engine takes so long for a request."""
         link = await self.host()
-        self.slot.install(await self.session(link, wanted, key))
+        await self.install(link, order(signature, milliseconds), key)
         return link
+
+    def push(self, *works: TensorWork) -> list[TensorWork]:
+        for work in works:
+            self.slot.push(work)
+        return list(works)
 
     async def ask(self, work: TensorWork) -> Answered:
         self.slot.push(work)
@@ -102,21 +113,19 @@ class Box:
         self.slot.vacate(link)
 
 
-def with_box(work: Callable[[Box], Awaitable[Any]], limits: HostLimits = LIMITS) -> None:
-    """Run with hosts that are stopped in the end, all of whose memory must have come back by then."""
-
-    async def boxed() -> None:
-        box = Box(limits)
-        try:
-            await work(box)
-            for link in box.links:
-                assert link.arena.taken == 0
-        finally:
-            for link in box.links:
-                await link.stop()
-            await asyncio.gather(*(until(lambda a=link.arena: _is_closed(a.handle), "it closed") for link in box.links))
-
-    run(boxed())
+@asynccontextmanager
+async def hosted(limits: HostLimits = LIMITS) -> AsyncIterator[Box]:
+    """A box whose hosts are stopped in the end, and have released all memory by then."""
+    box = Box(limits)
+    try:
+        yield box
+        for link in box.links:
+            assert link.arena.taken == 0
+    finally:
+        for link in box.links:
+            await link.stop()
+        for link in box.links:
+            await until(lambda handle=link.arena.handle: _is_closed(handle), "the arena is closed")
 
 
 def _is_closed(handle: int) -> bool:
@@ -126,483 +135,382 @@ def _is_closed(handle: int) -> bool:
         return True
 
 
-def mean(answer: Answered) -> float:
-    return float(np.frombuffer(answer.outputs[0].data, np.float32)[0])
+async def lost(link: HostLink) -> None:
+    await until(lambda: link.loss.why != "", "the loss")
 
 
-def test_a_host_answers_tensor_requests() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order(), "k")
-        for values in ((2, 4), (7,), ()):
-            answer = await box.ask(request(*values))
-            assert mean(answer) == (sum(values) / len(values) if values else 0)
-            assert answer.outputs[0].shape == (1, 2)
-            assert (answer.engine.key, answer.engine.backend) == ("k", "null")
-        assert is_running(link.pid)
-        assert link.pid in children()
-
-    with_box(work)
+async def answered(work: TensorWork) -> float:
+    return mean(await asyncio.wait_for(work.future, 20))
 
 
-def test_a_host_detects_on_raw_and_encoded_frames() -> None:
-    async def work(box: Box) -> None:
-        await box.serve(order(PICTURE))
-        raw = FrameWork(bytes([200]) * (6 * 4 * 3), "bgr", 6, 4)
-        padded = FrameWork(bytes([200]) * (32 * 4), "bgr", 6, 4, stride=32)
-        assert box.slot.offer("a", raw) is None
-        assert box.slot.offer("b", padded) is None
-        for each in (raw, padded):
-            answer = await asyncio.wait_for(each.future, 20)
-            assert (answer.width, answer.height) == (6, 4)
-            assert answer.detections is None  # no family: the raw outputs
-            assert [o.name for o in answer.outputs] == ["scores"]
-        wrong = (FrameWork(b"no picture"), FrameWork(bytes(10), "bgr", 6, 4))
-        for lane, each in enumerate(wrong):
-            box.slot.offer(lane, each)
-            with pytest.raises(InvalidImage):
-                await asyncio.wait_for(each.future, 20)
-
-    with_box(work)
+# -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_takes_no_picture_says_so_for_a_frame() -> None:
-    async def work(box: Box) -> None:
-        await box.serve(order())
-        frame = FrameWork(bytes(12), "bgr", 2, 2)
-        box.slot.offer("c", frame)
-        with pytest.raises(InvalidInput, match="takes no picture"):
+@within(hosted)
+async def test_host_answers_tensor_requests(box: Box) -> None:
+    link = await box.serve(key="k")
+    for values in ((2, 4), (7,), ()):
+        answer = await box.ask(request(*values))
+        assert mean(answer) == (sum(values) / len(values) if values else 0)
+        assert answer.outputs[0].shape == (1, 2)
+        assert (answer.engine.key, answer.engine.backend) == ("k", "null")
+    assert is_running(link.pid)
+    assert link.pid in children()
+
+
+@within(hosted)
+async def test_host_answers_raw_frames_and_refuses_damaged_ones(box: Box) -> None:
+    await box.serve(signature=PICTURE)
+    raw = FrameWork(bytes([200]) * (6 * 4 * 3), "bgr", 6, 4)
+    padded = FrameWork(bytes([200]) * (32 * 4), "bgr", 6, 4, stride=32)
+    wrong = (FrameWork(b"no picture"), FrameWork(bytes(10), "bgr", 6, 4))
+    for camera, frame in enumerate((raw, padded, *wrong)):
+        box.slot.offer(camera, frame)
+    for frame in (raw, padded):
+        answer = await asyncio.wait_for(frame.future, 20)
+        assert (answer.width, answer.height) == (6, 4)
+        assert answer.detections is None  # no family: the raw outputs
+        assert [output.name for output in answer.outputs] == ["scores"]
+    for frame in wrong:
+        with pytest.raises(InvalidImage):
             await asyncio.wait_for(frame.future, 20)
 
-    with_box(work)
+
+@within(hosted)
+async def test_host_refuses_frames_for_a_model_without_pictures(box: Box) -> None:
+    await box.serve()
+    frame = FrameWork(bytes(12), "bgr", 2, 2)
+    box.slot.offer("c", frame)
+    with pytest.raises(InvalidInput):
+        await asyncio.wait_for(frame.future, 20)
 
 
-def test_every_datatype_passes_through_a_host_and_its_shared_memory(tmp_path: Path) -> None:
-    async def work(box: Box) -> None:
-        link = await box.host("onnxruntime")
-        for datatype, array in {
-            "FP32": np.float32([[1.5, -2, 3]]),
-            "BF16": np.array([[0x3F80, 0xFFFF, 1]], np.uint16),
-            "BYTES": np.array([[b"one", b"", "drei€".encode()]], np.object_),
-            "BOOL": np.array([[True, False, True]]),
-            "INT64": np.array([[2**63 - 1, -1, 0]]),
-        }.items():
-            proto = models.identity(datatype, ["n", 3])
-            path = models.save(proto, tmp_path / f"{datatype}.onnx")
-            wanted = Order(str(path), models.signature(proto), Recipe("onnxruntime", optimization="none"))
-            previous = box.slot.install(await box.session(link, wanted))
-            if previous is not None:
-                await previous.retire()
-            for _ in range(2):  # the second answer travels by shared memory
-                raw = bytes(to_bytes(array))
-                answer = await box.ask(TensorWork((InputTensor("x", datatype, (1, 3), raw),), ("y",)))
-                assert answer.outputs[0].datatype == datatype
-                assert answer.outputs[0].shape == (1, 3)
-                assert answer.outputs[0].data == raw
-
-    with_box(work)
-
-
-def test_a_swap_under_load_loses_nothing() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order(milliseconds=5), "first")
-        works = [request(number) for number in range(40)]
-        for each in works:
-            box.slot.push(each)
-        retired = []
-        for key in ("second", "third"):
-            await asyncio.wait_for(asyncio.shield(works[10 if key == "second" else 20].future), 20)
-            previous = box.slot.install(await box.session(link, order(milliseconds=1), key))
-            assert previous is not None
-            retired.append(asyncio.ensure_future(previous.retire()))
-        answers = [await asyncio.wait_for(each.future, 20) for each in works]
-        assert [mean(answer) for answer in answers] == list(range(40))
-        keys = [answer.engine.key for answer in answers]
-        assert set(keys) == {"first", "second", "third"}
-        assert keys == sorted(keys, key=["first", "second", "third"].index)
-        await asyncio.wait_for(asyncio.gather(*retired), 20)
-        assert box.slot.failed == 0
-
-    with_box(work)
-
-
-def test_work_in_a_host_that_is_killed_is_done_by_the_next_one() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order(milliseconds=60_000), "doomed")
-        works = [request(number) for number in range(5)]
-        for each in works:
-            box.slot.push(each)
-        os.kill(link.pid, signal.SIGKILL)
-        await until(lambda: bool(box.lost), "the loss")
-        assert box.lost == [link.lost] == ["died (exit status -9)"]
-        assert box.slot.current is None
-        await box.serve(order(), "next")
-        answers = [await asyncio.wait_for(each.future, 20) for each in works]
-        assert [mean(answer) for answer in answers] == list(range(5))
-        assert {answer.engine.key for answer in answers} == {"next"}
-        assert box.slot.failed == 0
-
-    with_box(work)
-
-
-def test_work_that_kills_two_hosts_is_answered_with_the_loss() -> None:
-    async def work(box: Box) -> None:
-        deadly = request(1)
-        box.slot.push(deadly)
-        for _ in range(2):
-            link = await box.serve(order(milliseconds=60_000))
-            os.kill(link.pid, signal.SIGSEGV)
-            await until(lambda one=link: bool(one.lost), "the loss")
-        with pytest.raises(HostLost):
-            await asyncio.wait_for(deadly.future, 20)
-        assert len(box.lost) == 2
-
-    with_box(work)
-
-
-def test_a_host_that_hangs_is_killed_and_what_waited_behind_is_done_by_the_next_one() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order(milliseconds=60_000))
-        pid, stuck, behind = link.pid, request(3), request(4)
-        box.slot.push(stuck)
-        box.slot.push(behind)
-        await until(lambda: bool(link.lost), "the end of the hanging host")
-        assert "hung" in link.lost
-        await until(lambda: not is_running(pid), "the end of the process")
-        with pytest.raises(DeadlineExceeded, match=r"limits\.seconds"):
-            await asyncio.wait_for(stuck.future, 20)
-        assert not behind.future.done()
-        await box.serve(order())
-        assert mean(await asyncio.wait_for(behind.future, 20)) == 4
-
-    with_box(work, HostLimits(arena_mb=4, job_seconds=0.5))
-
-
-def test_host_crash_leaves_traceback_in_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def work(box: Box) -> None:
-        link = await box.host()
-        os.kill(link.pid, signal.SIGSEGV)
-        await until(lambda: "Fatal Python error: Segmentation fault" in caplog.messages, "the traceback")
-
-    with_box(work)
-
-
-def test_who_was_at_work_in_a_host_is_known_when_it_is_lost() -> None:
-    async def work(box: Box) -> None:
-        link = await box.host()
-        idle, busy = EngineId("idle", "1"), EngineId("busy", "2")
-        await link.open(order(), recognition(VECTOR), 1, Tenant(idle))
-        number = await link.open(order(milliseconds=60_000), recognition(VECTOR), 1, Tenant(busy))
-        lost = link.submit(lambda job: m.Infer(job, number, (BYTE,), None, None))
-        os.kill(link.pid, signal.SIGSEGV)
-        await until(lambda: bool(link.lost), "the loss")
-        with pytest.raises(HostLost):
-            await lost
-        assert link.loss.why == "died (exit status -11)"
-        assert link.loss.suspects == ((busy, False),)
-        assert link.loss.end is End.WORK
-
-    with_box(work)
-
-
-def test_a_model_has_a_time_limit_of_its_own_and_is_alone_to_blame_at_it() -> None:
-    async def work(box: Box) -> None:
-        link = await box.host()
-        slow, other = EngineId("slow", "1"), EngineId("other", "2")
-        hung = await link.open(
-            order(milliseconds=60_000), recognition(VECTOR), 1, Tenant(slow, Bounds("slow", seconds=0.2))
-        )
-        patient = await link.open(order(milliseconds=60_000), recognition(VECTOR), 1, Tenant(other))
-        jobs = [link.submit(lambda job, n=n: m.Infer(job, n, (BYTE,), None, None)) for n in (hung, patient)]
-        with pytest.raises(DeadlineExceeded, match=r"model 'slow' may take 0\.2 s"):
-            await asyncio.wait_for(jobs[0], 20)
-        with pytest.raises(HostLost):
-            await asyncio.wait_for(jobs[1], 20)
-        assert link.loss.suspects == ((slow, False),)
-
-    with_box(work)
-
-
-def test_a_host_that_takes_too_much_memory_is_ended_before_the_box_is() -> None:
-    async def work(box: Box) -> None:
-        link = await box.host()
-        link.memory_mb = 1  # Python and NumPy alone are more; to be limited to it the host would have to start with it
-        await until(lambda: bool(link.lost), "the end of the host")
-        assert "more than the 1 MiB of hosts.memory_mb" in link.lost
-
-    with_box(work, HostLimits(arena_mb=4))
-
-
-def test_a_host_goes_before_the_daemon_when_memory_runs_out() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order())
-        await box.ask(request(1))
-        assert int(Path(f"/proc/{link.pid}/oom_score_adj").read_text()) == 500
-
-    with_box(work)
-
-
-def test_a_host_without_work_is_not_taken_for_a_hanging_one() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order())
-        assert mean(await box.ask(request(4))) == 4
-        await asyncio.sleep(0.7)  # longer than a job may take
-        assert not link.lost
-        assert mean(await box.ask(request(5))) == 5
-
-    with_box(work, HostLimits(arena_mb=4, job_seconds=0.5))
-
-
-def test_an_engine_that_never_opens_is_a_hanging_host(tmp_path: Path) -> None:
-    fifo = tmp_path / "model.onnx"
-    os.mkfifo(fifo)
-
-    async def work(box: Box) -> None:
-        link = await box.host("onnxruntime")
-        stuck = Order(str(fifo), VECTOR, Recipe("onnxruntime", optimization="none"))
-        with pytest.raises(HostLost):
-            await asyncio.wait_for(link.open(stuck, recognition(VECTOR)), 10)
-
-    with_box(work, HostLimits(arena_mb=4, open_seconds=0.3))
-
-
-def test_work_that_comes_between_a_hosts_death_and_its_notice_is_not_lost() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order())
-        os.kill(link.pid, signal.SIGKILL)
-        # The loop does not run meanwhile, as when it is busy with something else: it cannot notice yet.
-        wait(lambda: not is_running(link.pid), "the end of the process")
-        late = request(6)
-        box.slot.push(late)
-        await until(lambda: bool(link.lost), "the loss")
-        await box.serve(order())
-        assert mean(await asyncio.wait_for(late.future, 20)) == 6
-
-    with_box(work)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "error"),
-    [
-        (
-            Order("/x", VECTOR, Recipe("null"), Artefact("/nowhere", {"engine.null": FileRecord("0", 1)})),
-            EngineDamaged,
-        ),
-        (Order("/x", VECTOR, Recipe("null"), Artefact("/nowhere", {})), EngineDamaged),
-        (order(Signature((TensorSpec("x", "FP32", (1, 3, 8, 8)),), VECTOR.outputs)), None),
-    ],
-)
-def test_an_engine_that_cannot_be_opened_says_why_and_the_host_goes_on(
-    wanted: Order, error: type[EdgedError] | None
-) -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order())
-        if error is None:
-            await link.open(wanted, recognition(wanted.signature))
-        else:
-            with pytest.raises(error):
-                await link.open(wanted, recognition(wanted.signature))
-        assert mean(await box.ask(request(9))) == 9
-
-    with_box(work)
-
-
-def test_an_inference_that_fails_is_that_requests_answer_and_the_next_one_goes_on(tmp_path: Path) -> None:
-    async def work(box: Box) -> None:
-        proto = models.gather()
-        path = models.save(proto, tmp_path / "model.onnx")
-        link = await box.host("onnxruntime")
+@within(hosted)
+async def test_host_passes_on_every_datatype_by_message_and_by_shared_memory(box: Box, tmp_path: Path) -> None:
+    link = await box.host("onnxruntime")
+    for datatype, array in {
+        "FP32": np.float32([[1.5, -2, 3]]),
+        "BF16": np.array([[0x3F80, 0xFFFF, 1]], np.uint16),
+        "BYTES": np.array([[b"one", b"", "drei€".encode()]], np.object_),
+        "BOOL": np.array([[True, False, True]]),
+        "INT64": np.array([[2**63 - 1, -1, 0]]),
+    }.items():
+        proto = models.identity(datatype, ["n", 3])
+        path = models.save(proto, tmp_path / f"{datatype}.onnx")
         wanted = Order(str(path), models.signature(proto), Recipe("onnxruntime", optimization="none"))
-        box.slot.install(await box.session(link, wanted))
-
-        def lookup(*indices: int) -> TensorWork:
-            return TensorWork((InputTensor("index", "INT64", (3,), np.array(indices).tobytes()),), None)
-
-        with pytest.raises(EngineUnusable, match="out of data bounds"):
-            await box.ask(lookup(0, 1, 99))
-        answer = await box.ask(lookup(0, 1, 2))
-        assert np.frombuffer(answer.outputs[0].data, np.float32).tolist() == [0, 1, 2, 3, 4, 5]
-
-    with_box(work)
+        if (previous := await box.install(link, wanted)) is not None:
+            await previous.retire()
+        for _ in range(2):  # the second answer travels by shared memory
+            raw = bytes(to_bytes(array))
+            (output,) = (await box.ask(TensorWork((InputTensor("x", datatype, (1, 3), raw),), ("y",)))).outputs
+            assert (output.datatype, output.shape, output.data) == (datatype, (1, 3), raw)
 
 
-def test_a_backend_that_cannot_be_loaded_is_a_lost_host_that_says_why() -> None:
-    async def work(box: Box) -> None:
-        with pytest.raises(HostLost, match="tensorflow"):
-            await box.host("tensorflow")
-        assert len(box.lost) == 1
-
-    with_box(work)
-
-
-def test_a_host_that_was_stopped_takes_nothing_more() -> None:
-    async def work(box: Box) -> None:
-        link = await box.host()
-        await link.stop()
-        with pytest.raises(HostLost):
-            link.submit(lambda job: request(1).message(job, 1, [], None))
-        with pytest.raises(HostLost):
-            await link.open(order(), recognition(VECTOR))
-        await link.close_session(1)
-        await link.stop()
-        assert len(box.lost) == 1
-
-    with_box(work)
+@within(hosted)
+async def test_host_answers_with_outputs_larger_than_the_shared_memory(box: Box) -> None:
+    large = Signature(VECTOR.inputs, (TensorSpec("y", "FP32", (1, 5 << 20)), TensorSpec("z", "FP32", (1, 3))))
+    await box.serve(signature=large)
+    for value in (3, 9):
+        answer = await box.ask(request(value))
+        sizes = (5 << 20, 3)
+        assert [output.data for output in answer.outputs] == [np.full(n, value, np.float32).tobytes() for n in sizes]
 
 
-@pytest.mark.parametrize("end", ["stop", "kill -9"])
-def test_nothing_of_a_host_stays(end: str) -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order())
-        await box.ask(request(1, 2, 3))
-        if end == "kill -9":
-            os.kill(link.pid, signal.SIGKILL)
-            await until(lambda: bool(link.lost), "the loss")
+@within(hosted)
+async def test_host_refuses_an_inference_that_fails_and_goes_on(box: Box, tmp_path: Path) -> None:
+    proto = models.gather()
+    path = models.save(proto, tmp_path / "model.onnx")
+    link = await box.host("onnxruntime")
+    await box.install(link, Order(str(path), models.signature(proto), Recipe("onnxruntime", optimization="none")))
 
-    with_box(work)  # what a first host opens for good (the loop's child watcher) is not a leak
+    def lookup(*indices: int) -> TensorWork:
+        return TensorWork((InputTensor("index", "INT64", (3,), np.array(indices).tobytes()),), None)
+
+    with pytest.raises(EngineUnusable, match="out of data bounds"):
+        await box.ask(lookup(0, 1, 99))
+    answer = await box.ask(lookup(0, 1, 2))
+    assert np.frombuffer(answer.outputs[0].data, np.float32).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@within(hosted)
+async def test_swap_under_load_answers_every_request(box: Box) -> None:
+    link = await box.serve(5, "first")
+    works, retired = box.push(*map(request, range(40))), []
+    for number, key in ((10, "second"), (20, "third")):
+        await asyncio.wait_for(asyncio.shield(works[number].future), 20)
+        previous = await box.install(link, order(milliseconds=1), key)
+        assert previous is not None
+        retired.append(asyncio.ensure_future(previous.retire()))
+    assert [await answered(work) for work in works] == list(range(40))
+    keys = [work.future.result().engine.key for work in works]
+    assert keys == sorted(keys, key=["first", "second", "third"].index)
+    assert len(set(keys)) == 3
+    await asyncio.wait_for(asyncio.gather(*retired), 20)
+    assert box.slot.failed == 0
+
+
+# -- opening and closing ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("files", [{"engine.null": FileRecord("0", 1)}, {}])
+@within(hosted)
+async def test_open_damaged_engine_raises_and_the_host_goes_on(box: Box, files: dict[str, FileRecord]) -> None:
+    link = await box.serve()
+    with pytest.raises(EngineDamaged):
+        await link.open(Order("/x", VECTOR, Recipe("null"), Artefact("/nowhere", files)), recognition())
+    assert mean(await box.ask(request(9))) == 9
+
+
+@within(hosted)
+async def test_open_that_is_cancelled_closes_the_session_once_it_is_open(box: Box) -> None:
+    link = await box.host()
+    opening = asyncio.ensure_future(link.open(order(), recognition()))
+    await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    await until(lambda: not link.sessions, "the session is closed")
+    assert not link.lost
+
+
+@within(hosted, limits=HostLimits(arena_mb=4, open_seconds=0.3))
+async def test_open_that_never_ends_loses_the_host(box: Box, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.onnx")
+    link = await box.host("onnxruntime")
+    stuck = Order(str(tmp_path / "model.onnx"), VECTOR, Recipe("onnxruntime", optimization="none"))
+    with pytest.raises(HostLost):
+        await asyncio.wait_for(link.open(stuck, recognition()), 10)
+
+
+@within(hosted)
+async def test_start_unknown_backend_loses_the_host_with_its_reason(box: Box) -> None:
+    with pytest.raises(HostLost, match="tensorflow"):
+        await box.host("tensorflow")
+    assert len(box.lost) == 1
+
+
+@within(hosted)
+async def test_stopped_host_refuses_everything(box: Box) -> None:
+    link = await box.host()
+    await link.stop()
+    with pytest.raises(HostLost):
+        link.submit(lambda job: request(1).message(job, 1, [], None))
+    with pytest.raises(HostLost):
+        await link.open(order(), recognition())
+    await link.close_session(1)
+    await link.stop()
+    assert len(box.lost) == 1
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_host_that_ended_leaves_no_process_descriptor_or_memory(is_killed: bool) -> None:
+    async def work() -> None:
+        async with hosted() as box:
+            link = await box.serve()
+            await box.ask(request(1, 2, 3))
+            if is_killed:
+                os.kill(link.pid, signal.SIGKILL)
+                await lost(link)
+
+    run(work())  # the first host opens descriptors for good, such as the loop's child watcher
     before, processes = descriptors(), children()
-    with_box(work)
+    run(work())
     wait(lambda: descriptors() <= before, "the closing of every descriptor")
     assert children() == processes
 
 
-# -- the hosts of a box ---------------------------------------------------------------------------------------------
+@within(hosted)
+async def test_host_is_killed_before_the_daemon_and_has_no_file_of_it(box: Box) -> None:
+    link = await box.serve()
+    await box.ask(request(1))
+    assert int(Path(f"/proc/{link.pid}/oom_score_adj").read_text()) == 500
+    outputs = [os.readlink(f"/proc/{link.pid}/fd/{number}") for number in (1, 2)]
+    assert outputs[0] == outputs[1] != os.readlink("/proc/self/fd/1")
 
 
-def with_hosts(work: Callable[[Hosts, list[str]], Awaitable[None]]) -> None:
-    async def hosted() -> None:
-        lost: list[str] = []
-        hosts = Hosts(LIMITS, lambda link, why: lost.append(why))
-        try:
-            await work(hosts, lost)
-        finally:
-            await hosts.stop()
-
-    before = children()
-    run(hosted())
-    assert children() == before
+# -- losses -----------------------------------------------------------------------------------------------------------
 
 
-def test_one_host_serves_all_who_ask_for_its_backend() -> None:
-    async def work(hosts: Hosts, lost: list[str]) -> None:
-        links = await asyncio.gather(*(hosts.get(HostKind("null")) for _ in range(3)))
-        assert links[0] is links[1] is links[2] is await hosts.get(HostKind("null"))
-        assert hosts.links() == [links[0]]
-
-    with_hosts(work)
-
-
-def test_who_asks_while_a_host_starts_gets_it_when_it_runs() -> None:
-    async def work(hosts: Hosts, lost: list[str]) -> None:
-        first = asyncio.ensure_future(hosts.get(HostKind("null")))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        try:
-            second = await hosts.get(HostKind("null"))
-            await asyncio.wait_for(second.open(order(), recognition(VECTOR)), 20)
-        finally:
-            await first
-
-    with_hosts(work)
+@within(hosted)
+async def test_host_that_is_killed_leaves_its_requests_to_the_next(box: Box) -> None:
+    link = await box.serve(ENDLESS, "killed")
+    works = box.push(*map(request, range(5)))
+    os.kill(link.pid, signal.SIGKILL)
+    await lost(link)
+    assert box.lost == [link.lost] == ["died (exit status -9)"]
+    assert box.slot.current is None
+    await box.serve(key="next")
+    assert [await answered(work) for work in works] == list(range(5))
+    assert {work.future.result().engine.key for work in works} == {"next"}
+    assert box.slot.failed == 0
 
 
-def test_a_host_that_died_is_started_again_and_one_that_keeps_dying_must_wait() -> None:
-    async def work(hosts: Hosts, lost: list[str]) -> None:
-        pids = set()
-        for count in range(1, 3):
-            link = await hosts.get(HostKind("null"))
-            pids.add(link.pid)
-            os.kill(link.pid, signal.SIGSEGV)
-            await until(lambda n=count: len(lost) == n, "the loss")
-        assert len(pids) == 2
-        assert hosts.links() == []
-        assert hosts.retry_in(HostKind("null")) > 0
-        assert hosts.retry_in(HostKind("openvino")) == 0
-        with pytest.raises(NotReady, match="keeps dying"):
-            await hosts.get(HostKind("null"))
-
-    with_hosts(work)
-
-
-def test_hosts_killed_from_outside_are_started_again_at_once_and_forgotten() -> None:
-    async def work(hosts: Hosts, lost: list[str]) -> None:
-        for number in range(4):
-            link = await hosts.get(HostKind("null", apart=str(number)))
-            os.kill(link.pid, signal.SIGKILL)
-            await until(lambda n=number: len(lost) > n, "the loss")
-            assert hosts.retry_in(HostKind("null", apart=str(number))) == 0
-        assert hosts._links == {}
-
-    with_hosts(work)
+@pytest.mark.parametrize(("number", "hosts"), [(signal.SIGSEGV, 2), (signal.SIGKILL, 4)], ids=["crashes", "kills"])
+@within(hosted)
+async def test_request_that_loses_hosts_is_refused_after_two_crashes_but_not_after_kills(
+    box: Box, number: int, hosts: int
+) -> None:
+    (work,) = box.push(request(6))
+    for _ in range(hosts):
+        link = await box.serve(ENDLESS)
+        os.kill(link.pid, number)
+        await until(lambda one=link: bool(one.lost) and box.slot.current is None, "the loss")
+    assert len(box.lost) == hosts
+    if number == signal.SIGSEGV:
+        with pytest.raises(HostLost):
+            await asyncio.wait_for(work.future, 20)
+    else:
+        await box.serve()
+        assert await answered(work) == 6
 
 
-@pytest.mark.parametrize(("has_room", "longest"), [(True, 2.0), (False, 30.0)])
-def test_pause_grows_with_deaths_and_stays_short_while_there_is_room(has_room: bool, longest: float) -> None:
-    pauses = [pause(deaths, has_room=has_room) for deaths in range(1, 20)]
-    assert pauses == sorted(pauses)
-    assert (pauses[0], pauses[-1]) == (0.0, longest)
+@within(hosted)
+async def test_request_between_the_death_of_a_host_and_its_notice_is_answered(box: Box) -> None:
+    link = await box.serve()
+    os.kill(link.pid, signal.SIGKILL)
+    wait(lambda: not is_running(link.pid), "the end of the process")  # the loop cannot notice it meanwhile
+    (late,) = box.push(request(6))
+    await lost(link)
+    await box.serve()
+    assert await answered(late) == 6
 
 
+@within(hosted, limits=IMPATIENT)
+async def test_host_with_a_request_that_does_not_stop_at_its_limit_is_replaced(box: Box) -> None:
+    link = await box.serve(ENDLESS)
+    stuck, behind = box.push(request(3), request(4))
+    await lost(link)
+    assert "hung" in link.lost
+    await until(lambda: not is_running(link.pid), "the end of the process")
+    with pytest.raises(DeadlineExceeded, match=r"limits\.seconds"):
+        await asyncio.wait_for(stuck.future, 20)
+    assert not behind.future.done()
+    await box.serve()
+    assert await answered(behind) == 4
+
+
+@within(hosted, limits=IMPATIENT)
+async def test_host_without_work_does_not_hang(box: Box) -> None:
+    link = await box.serve()
+    await asyncio.sleep(0.7)  # longer than a job may take
+    assert not link.lost
+    assert mean(await box.ask(request(5))) == 5
+
+
+@within(hosted)
+async def test_host_that_waits_for_a_device_answers_pings_and_lives(box: Box) -> None:
+    link = await box.serve(1800)  # without using the processor
+    assert mean(await box.ask(request(5))) == 5
+    assert not link.lost
+
+
+@within(hosted, limits=HostLimits(arena_mb=4))
+async def test_host_that_takes_too_much_memory_is_ended(box: Box) -> None:
+    link = await box.host()
+    link.memory_mb = 1  # less than Python needs; as a limit from the start it would prevent the start
+    await lost(link)
+    assert "hosts.memory_mb" in link.lost
+
+
+@within(hosted)
+async def test_host_that_crashes_logs_a_traceback(box: Box, caplog: pytest.LogCaptureFixture) -> None:
+    link = await box.host()
+    os.kill(link.pid, signal.SIGSEGV)
+    await until(lambda: "Fatal Python error: Segmentation fault" in caplog.messages, "the traceback")
+
+
+@within(hosted)
+async def test_loss_names_the_engines_with_work(box: Box) -> None:
+    link = await box.host()
+    idle, busy = EngineId("idle", "1"), EngineId("busy", "2")
+    await link.open(order(), recognition(), 1, Tenant(idle))
+    number = await link.open(order(milliseconds=ENDLESS), recognition(), 1, Tenant(busy))
+    job = link.submit(lambda job: m.Infer(job, number, (BYTE,), None, None))
+    os.kill(link.pid, signal.SIGSEGV)
+    await lost(link)
+    with pytest.raises(HostLost):
+        await job
+    assert (link.loss.why, link.loss.suspects) == ("died (exit status -11)", ((busy, False),))
+    assert link.loss.end is End.WORK
+
+
+@within(hosted)
+async def test_loss_by_a_request_beyond_the_limit_of_its_model_names_that_model_alone(box: Box) -> None:
+    link = await box.host()
+    slow, endless = EngineId("slow", "1"), order(milliseconds=ENDLESS)
+    hung = await link.open(endless, recognition(), 1, Tenant(slow, Bounds("slow", seconds=0.2)))
+    patient = await link.open(endless, recognition(), 1, Tenant(EngineId("other", "2")))
+    jobs = [link.submit(lambda job, n=n: m.Infer(job, n, (BYTE,), None, None)) for n in (hung, patient)]
+    with pytest.raises(DeadlineExceeded, match=r"model 'slow' may take 0\.2 s"):
+        await asyncio.wait_for(jobs[0], 20)
+    with pytest.raises(HostLost):
+        await asyncio.wait_for(jobs[1], 20)
+    assert link.loss.suspects == ((slow, False),)
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "opening"])
+@within(hosted)
+async def test_loss_of_a_stopped_host_names_no_engine(box: Box, is_busy: bool) -> None:
+    link = await box.serve()
+    os.kill(link.pid, signal.SIGSTOP)
+    work = request(3)
+    if is_busy:
+        box.push(work)
+        await lost(link)
+    else:
+        with pytest.raises(HostLost):
+            await asyncio.wait_for(link.open(order(), recognition()), 20)
+    assert (link.loss.suspects, link.loss.end) == ((), End.OUTSIDE)
+    if is_busy:
+        await box.serve()
+        assert await answered(work) == 3
+
+
+# -- hosts that a hostile model has taken over ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let children import the tests."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
+async def rogue(box: Box, how: str) -> TensorWork:
+    """A request to a host that misbehaves when it gets it."""
+    await box.install(await box.host(how, rogue_host.__name__), order())
+    (work,) = box.push(request(7))
+    return work
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize("how", ["sends garbage", "floods", "announces too many outputs", "closes a busy session"])
+@within(hosted)
+async def test_rogue_host_that_breaks_the_protocol_is_lost_and_no_request_with_it(box: Box, how: str) -> None:
+    work = await rogue(box, how)
+    await until(lambda: box.lost != [], "the loss")
+    await box.serve()
+    assert await answered(work) == 7
+
+
+@pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize(
-    ("status", "is_out_of_memory", "end"),
+    ("how", "error"),
     [
-        *((-number, False, End.WORK) for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)),
-        *((-number, True, End.WORK) for number in (signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)),
-        *((status, True, End.WORK) for status in (0, 1, 137, None)),
-        *((-number, False, End.OUTSIDE) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
-        (-signal.SIGKILL, True, End.MEMORY),
-        (-signal.SIGTERM, True, End.OUTSIDE),
+        ("fails with an unknown error", EngineUnusable),
+        ("fails at a picture with an unknown error", EngineUnusable),
+        ("takes for ever", EngineUnusable),
+        ("answers twice", InvalidInput),
     ],
 )
-def test_end_of_process_by_status_and_kernel_kills(status: int | None, is_out_of_memory: bool, end: End) -> None:
-    assert end_of(status, is_out_of_memory=is_out_of_memory) is end
-
-
-# -- what goes wrong between a host and its link ----------------------------------------------------------------------
-
-
-def test_late_answer_of_a_job_that_did_not_stop_leaves_the_link_whole() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order(milliseconds=60_000))
-        stuck = request(1)
-        box.slot.push(stuck)
-        connection = link._socket
-        assert connection is not None
-        drain = connection.drain
-
-        def late() -> None:  # the answer comes when the host is being given up
-            link._hear(msgspec.msgpack.encode(m.JobFailed(2, "EngineUnusable", "it was stopped")))
-            link._hear(msgspec.msgpack.encode(m.Answer(2, (), m.Times())))
-            drain()
-
-        connection.drain = late  # type: ignore[method-assign]
-        behind = request(4)
-        box.slot.push(behind)
-        with pytest.raises(DeadlineExceeded):
-            await asyncio.wait_for(stuck.future, 20)
-        await until(lambda: box.lost != [], "the loss")
-        await box.serve(order())
-        assert mean(await asyncio.wait_for(behind.future, 20)) == 4
-
-    with_box(work, HostLimits(arena_mb=4, job_seconds=0.5))
-
-
-def test_link_host_that_says_more_than_it_was_asked_is_lost_and_not_listened_to() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order())
-        heard = 0
-
-        def decode(data: bytes) -> m.FromHost:
-            nonlocal heard
-            heard += 1
-            return m.Pong()
-
-        link._decoder = SimpleNamespace(decode=decode)  # type: ignore[assignment]
-        for _ in range(1000):
-            link._hear(b"")
-        assert box.lost != []
-        assert heard < 20
-
-    with_box(work)
+@within(hosted)
+async def test_rogue_host_with_a_senseless_answer_fails_that_request_alone(
+    box: Box, how: str, error: type[EdgedError]
+) -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    for _ in range(2):
+        work = await rogue(box, how) if not box.links else box.push(request(7))[0]
+        with pytest.raises(error):
+            await asyncio.wait_for(work.future, 20)
+    assert not box.lost
 
 
 @pytest.mark.parametrize(
@@ -614,7 +522,7 @@ def test_link_host_that_says_more_than_it_was_asked_is_lost_and_not_listened_to(
         {"type": "Pong", "more": [[]] * 100_000},
     ],
 )
-def test_messages_one_that_takes_long_to_decode_is_refused_at_once(message: object) -> None:
+def test_message_that_takes_long_to_decode_is_refused_at_once(message: object) -> None:
     decoder, data = msgspec.msgpack.Decoder(ready(m.FromHost)), msgspec.msgpack.encode(message)
     small = msgspec.msgpack.encode(m.Answer(1, (m.TensorRef("y", "FP32", (1,)),) * 4000, m.Times()))
     times: dict[bytes, float] = {}
@@ -627,34 +535,92 @@ def test_messages_one_that_takes_long_to_decode_is_refused_at_once(message: obje
     assert times[data] < times[small]
 
 
+# -- the hosts of a box -----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def all_hosts() -> AsyncIterator[tuple[Hosts, list[str]]]:
+    """The hosts of a box, and why those that were lost were."""
+    before, losses = children(), list[str]()
+    hosts = Hosts(LIMITS, lambda link, why: losses.append(why))
+    try:
+        yield hosts, losses
+    finally:
+        await hosts.stop()
+    assert children() == before
+
+
+NULL = HostKind("null")
+
+
+@within(all_hosts)
+async def test_hosts_get_starts_one_host_for_all_callers(world: tuple[Hosts, list[str]]) -> None:
+    hosts, _ = world
+    first = asyncio.ensure_future(hosts.get(NULL))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    second = await hosts.get(NULL)  # while it starts
+    await asyncio.wait_for(second.open(order(), recognition()), 20)
+    assert await first is second is await hosts.get(NULL)
+    assert hosts.links() == [second]
+
+
+@within(all_hosts)
+async def test_hosts_get_host_that_keeps_crashing_must_wait(world: tuple[Hosts, list[str]]) -> None:
+    hosts, losses = world
+    pids = set()
+    for count in range(1, 3):
+        link = await hosts.get(NULL)
+        pids.add(link.pid)
+        os.kill(link.pid, signal.SIGSEGV)
+        await until(lambda n=count: len(losses) == n, "the loss")
+    assert len(pids) == 2
+    assert hosts.links() == []
+    assert hosts.retry_in(NULL) > 0
+    assert hosts.retry_in(HostKind("openvino")) == 0
+    with pytest.raises(NotReady):
+        await hosts.get(NULL)
+
+
+@within(all_hosts)
+async def test_hosts_get_host_that_is_killed_is_started_again_at_once(world: tuple[Hosts, list[str]]) -> None:
+    hosts, losses = world
+    for number in range(4):
+        link = await hosts.get(NULL)
+        os.kill(link.pid, signal.SIGKILL)
+        await until(lambda n=number: len(losses) > n, "the loss")
+        assert hosts.retry_in(NULL) == 0
+
+
+# -- the socket to a host ---------------------------------------------------------------------------------------------
+
+
 class Wire:
-    """A daemon's end of a socket whose other end the test has."""
+    """The daemon's end of a socket; the test has the other end."""
 
     def __init__(self, most_bulk: int = 0) -> None:
-        self.heard: list[tuple[bytes, bytes]] = []
+        self.received: list[tuple[bytes, bytes]] = []
         self.gone: list[str] = []
-        self.socket = HostSocket(self._hear, lambda: most_bulk, self.gone.append)
+        self.socket = HostSocket(self._receive, lambda: most_bulk, self.gone.append)
         self.host = self.socket.child.dup()
         self.socket.started()
 
-    def _hear(self, message: bytes, bulk: memoryview) -> None:
-        self.heard.append((message, bytes(bulk)))
+    def _receive(self, message: bytes, bulk: memoryview) -> None:
+        self.received.append((message, bytes(bulk)))
 
     async def send(self, *pieces: bytes) -> None:
         for piece in pieces:
             await asyncio.to_thread(self.host.sendall, piece)
 
 
-def with_wire(work: Callable[[Wire], Awaitable[None]], most_bulk: int = 0) -> None:
-    async def wired() -> None:
-        wire = Wire(most_bulk)
-        try:
-            await work(wire)
-        finally:
-            wire.socket.close()
-            wire.host.close()
-
-    run(wired())
+@asynccontextmanager
+async def wired(most_bulk: int = 0) -> AsyncIterator[Wire]:
+    wire = Wire(most_bulk)
+    try:
+        yield wire
+    finally:
+        wire.socket.close()
+        wire.host.close()
 
 
 def frame(message: bytes, bulk: bytes = b"") -> bytes:
@@ -662,194 +628,49 @@ def frame(message: bytes, bulk: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
-def test_host_socket_frames_in_any_pieces_arrive_whole(step: int) -> None:
+@within(wired, most_bulk=1 << 20)
+async def test_socket_frames_in_pieces_of_any_size_arrive_complete(wire: Wire, step: int) -> None:
     sent = [(b"", b""), (b"one", b""), (b"two", b"bulk"), (b"x" * 300, b"y" * 70_000), (b"z" * 70_000, b"")]
-
-    async def work(wire: Wire) -> None:
-        data = b"".join(frame(*each) for each in sent[: 3 if step < 100 else None] * 3)
-        await wire.send(*(data[at : at + step] for at in range(0, len(data), step)))
-        wire.host.close()
-        await until(lambda: wire.gone == [""], "the end")
-        assert wire.heard == sent[: 3 if step < 100 else None] * 3
-
-    with_wire(work, 1 << 20)
+    sent = sent[: 3 if step < 100 else None] * 3
+    data = b"".join(frame(*each) for each in sent)
+    await wire.send(*(data[at : at + step] for at in range(0, len(data), step)))
+    wire.host.close()
+    await until(lambda: wire.gone == [""], "the end")
+    assert wire.received == sent
 
 
 @pytest.mark.parametrize(
     "announced", [(LARGEST_MESSAGE + 1, 0), (3, 1001), (3, (1 << 64) - 1), ((1 << 32) - 1, 0)], ids=str
 )
-def test_host_socket_frame_beyond_its_limits_ends_the_connection(announced: tuple[int, int]) -> None:
-    async def work(wire: Wire) -> None:
-        await wire.send(HEADER.pack(*announced))
-        await until(lambda: len(wire.gone) == 1, "the end")
-        assert wire.gone[0] != ""
-        assert wire.heard == []
-
-    with_wire(work, 1000)
+@within(wired, most_bulk=1000)
+async def test_socket_frame_beyond_its_limits_ends_the_connection(wire: Wire, announced: tuple[int, int]) -> None:
+    await wire.send(HEADER.pack(*announced))
+    await until(lambda: len(wire.gone) == 1, "the end")
+    assert wire.gone[0] != ""
+    assert wire.received == []
 
 
-def test_host_socket_others_have_turns_while_a_host_floods() -> None:
-    async def work(wire: Wire) -> None:
-        turns = 0
-
-        async def other() -> None:
-            nonlocal turns
-            while not wire.gone:
-                turns += 1
-                await asyncio.sleep(0)
-
-        flood = frame(b"x") * 500_000
-        sending = asyncio.ensure_future(wire.send(flood))
-        waiting = asyncio.ensure_future(other())
-        await sending
-        wire.host.close()
-        await waiting
-        assert len(wire.heard) == 500_000
-        assert turns > 5
-
-    with_wire(work)
-
-
-def test_host_socket_host_that_does_not_read_gets_all_later() -> None:
-    async def work(wire: Wire) -> None:
-        messages = [bytes([number]) * 50_000 for number in range(20)]
-        assert all(wire.socket.send(each) for each in messages)
-        host = HostEnd(wire.host)
-        for each in messages:
-            assert await asyncio.to_thread(host.receive) == each
-        wire.host.shutdown(socket.SHUT_RDWR)
-        assert await asyncio.to_thread(host.receive) is None
-        await until(lambda: wire.gone == [""], "the end")
-        assert not wire.socket.send(b"late")
-
-    with_wire(work)
-
-
-def test_link_host_that_sends_more_outputs_than_it_may_is_lost_and_no_request() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order(milliseconds=60_000))
-        assert link._most_bulk() == 0
-        waiting = request(7)
-        box.slot.push(waiting)
-        await until(lambda: link._most_bulk() > LIMITS.output_mb << 20, "the job")
-        link._be_cut_off("sent too much")
-        assert box.lost == ["sent too much"]
-        await box.serve(order())
-        assert mean(await asyncio.wait_for(waiting.future, 20)) == 7
-
-    with_box(work)
-
-
-def test_link_outputs_that_never_fit_in_shared_memory_arrive_whole() -> None:
-    large = Signature(VECTOR.inputs, (TensorSpec("y", "FP32", (1, 5 << 20)), TensorSpec("z", "FP32", (1, 3))))
-
-    async def work(box: Box) -> None:
-        await box.serve(order(large))
-        for value in (3, 9):
-            answer = await box.ask(request(value))
-            assert [output.data for output in answer.outputs] == [
-                np.full(count, value, np.float32).tobytes() for count in (5 << 20, 3)
-            ]
-
-    with_box(work)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda job: m.Detected(job, (m.Seen(error="annotations", message="odd"),)),
-        lambda job: m.JobFailed(job, "annotations", "odd"),
-        lambda job: m.Answer(job, (), m.Times(infer_ms=float("inf"))),
-    ],
-    ids=["picture failed with no error of ours", "job failed with no error of ours", "took for ever"],
-)
-def test_slot_answer_that_makes_no_sense_is_an_error_of_the_request(make: Callable[[int], m.FromHost]) -> None:
-    async def work(box: Box) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        link = await box.serve(order(milliseconds=60_000))
-        waiting = request(7)
-        box.slot.push(waiting)
-        link._hear(msgspec.msgpack.encode(make(next(iter(link._jobs)))))
-        with pytest.raises(EngineUnusable):
-            await asyncio.wait_for(waiting.future, 20)
-
-    with_box(work)
-
-
-def test_link_host_prints_into_the_log_and_has_no_file_of_the_daemon() -> None:
-    async def work(box: Box) -> None:
-        link = await box.host()
-        assert os.readlink(f"/proc/{link.pid}/fd/1") == os.readlink(f"/proc/{link.pid}/fd/2")
-        assert os.readlink(f"/proc/{link.pid}/fd/1") != os.readlink("/proc/self/fd/1")
-
-    with_box(work)
-
-
-def test_answer_that_cannot_be_read_loses_the_host_and_no_request() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order(milliseconds=60_000))
-        waiting = request(7)
-        box.slot.push(waiting)
-        link._hear(b"nonsense")
-        assert box.lost == ["sent an answer that cannot be read"]
-        await box.serve(order())
-        assert mean(await asyncio.wait_for(waiting.future, 20)) == 7
-
-    with_box(work)
-
-
-@pytest.mark.parametrize("state", ["busy", "opening"])
-def test_stopped_host_is_replaced_and_blames_no_engine(tmp_path: Path, state: str) -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order())
-        os.kill(link.pid, signal.SIGSTOP)
-        waiting = request(3)
-        if state == "busy":
-            box.slot.push(waiting)
-            await until(lambda: bool(link.lost), "the loss")
-        else:
-            with pytest.raises(HostLost):
-                await asyncio.wait_for(link.open(order(), recognition(VECTOR)), 20)
-        assert link.loss.suspects == ()
-        assert link.loss.end is End.OUTSIDE
-        await box.serve(order())
-        if state == "busy":
-            assert mean(await asyncio.wait_for(waiting.future, 20)) == 3
-
-    with_box(work)
-
-
-def test_host_that_waits_for_long_without_using_the_processor_answers_pings_and_lives() -> None:
-    async def work(box: Box) -> None:
-        link = await box.serve(order(milliseconds=1800))  # as an inference on a device: the host only waits
-        assert mean(await box.ask(request(5))) == 5
-        assert not link.lost
-
-    with_box(work)
-
-
-def test_opening_that_is_cancelled_is_closed_once_it_is_open() -> None:
-    async def work(box: Box) -> None:
-        link = await box.host()
-        opening = asyncio.ensure_future(link.open(order(), recognition(VECTOR)))
+@within(wired)
+async def test_socket_lets_other_tasks_run_while_a_host_floods(wire: Wire) -> None:
+    turns = 0
+    sending = asyncio.ensure_future(wire.send(frame(b"x") * 500_000))
+    while not wire.gone:
+        turns += 1
         await asyncio.sleep(0)
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
-        await until(lambda: not link.sessions, "the session is closed")
-        assert not link.lost
-
-    with_box(work)
+        if sending.done():
+            wire.host.close()
+    assert len(wire.received) == 500_000
+    assert turns > 5
 
 
-def test_request_that_loses_hosts_to_kills_from_outside_is_answered_by_the_next() -> None:
-    async def work(box: Box) -> None:
-        waiting = request(6)
-        box.slot.push(waiting)
-        for _ in range(4):
-            link = await box.serve(order(milliseconds=60_000))
-            os.kill(link.pid, signal.SIGKILL)
-            await until(lambda one=link: bool(one.lost) and box.slot.current is None, "the loss")
-        await box.serve(order())
-        assert mean(await asyncio.wait_for(waiting.future, 20)) == 6
-
-    with_box(work)
+@within(wired)
+async def test_socket_keeps_messages_for_a_host_that_does_not_read(wire: Wire) -> None:
+    messages = [bytes([number]) * 50_000 for number in range(20)]
+    assert all(wire.socket.send(each) for each in messages)
+    host = HostEnd(wire.host)
+    for each in messages:
+        assert await asyncio.to_thread(host.receive) == each
+    wire.host.shutdown(socket.SHUT_RDWR)
+    assert await asyncio.to_thread(host.receive) is None
+    await until(lambda: wire.gone == [""], "the end")
+    assert not wire.socket.send(b"late")

@@ -1,95 +1,74 @@
-"""How long inference takes while serving, by a clock that a test turns."""
+"""Recent latencies of a session: the median, and for how long it has been slow."""
 
 from __future__ import annotations
 
 import pytest
 
-from edged.serving import session as pace_module
 from edged.serving.session import LatencyWindow
-from tests.unit.control_room import Clock
+
+LIMIT_MS = 36.0
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(pace_module, "time", clock)
-    return clock
+class World:
+    def __init__(self) -> None:
+        self.latency, self.now = LatencyWindow(), 1000.0
+
+    def infer(self, milliseconds: float, times: int, every: float = 0.1) -> None:
+        for _ in range(times):
+            self.now += every
+            self.latency.add(milliseconds, self.now)
+
+    def slow_for(self) -> float:
+        return self.latency.slow_for(self.now, LIMIT_MS)
 
 
-def feed(latency: LatencyWindow, clock: Clock, milliseconds: float, times: int = 1, every: float = 0.1) -> None:
-    for _ in range(times):
-        clock.now += every
-        latency.add(milliseconds)
+@pytest.mark.parametrize(
+    ("inferences", "pause", "median"),
+    [
+        ([(12.0, 4, 0.1)], 0.0, None),
+        ([(12.0, 4, 0.1), (14.0, 1, 0.1)], 0.0, 12.0),
+        ([(12.0, 6, 0.1), (9000.0, 1, 0.1)], 0.0, 12.0),
+        ([(12.0, 20, 0.1)], 60.0, None),
+        ([(12.0, 20, 0.1), (340.0, 1, 60.0), (340.0, 4, 0.1)], 0.0, 340.0),
+        ([(12.0, 1000, 0.001), (340.0, 200, 0.001)], 0.0, 340.0),
+    ],
+    ids=["too few", "enough", "one outlier", "all are old", "some are old", "many"],
+)
+def test_latency_median_is_of_recent_inferences(
+    inferences: list[tuple[float, int, float]], pause: float, median: float | None
+) -> None:
+    world = World()
+    for milliseconds, times, every in inferences:
+        world.infer(milliseconds, times, every)
+    assert world.latency.median(world.now + pause) == median
 
 
-def test_a_few_answers_make_no_median(clock: Clock) -> None:
-    latency = LatencyWindow()
-    feed(latency, clock, 12.0, 4)
-    assert latency.median(clock.now) is None
-    feed(latency, clock, 14.0)
-    assert latency.median(clock.now) == 12.0
-
-
-def test_one_answer_that_took_long_does_not_move_the_median(clock: Clock) -> None:
-    latency = LatencyWindow()
-    feed(latency, clock, 12.0, 6)
-    feed(latency, clock, 9000.0)
-    assert latency.median(clock.now) == 12.0
-
-
-def test_what_happened_a_while_ago_says_nothing_about_now(clock: Clock) -> None:
-    latency = LatencyWindow()
-    feed(latency, clock, 12.0, 20)
-    clock.now += 60
-    assert latency.median(clock.now) is None
-    feed(latency, clock, 340.0, 5)
-    assert latency.median(clock.now) == 340.0
-
-
-def test_only_the_newest_answers_count_however_many_there_are(clock: Clock) -> None:
-    latency = LatencyWindow()
-    feed(latency, clock, 12.0, 1000, every=0.001)
-    feed(latency, clock, 340.0, 200, every=0.001)
-    assert latency.median(clock.now) == 340.0
-
-
-def test_slowness_lasts_from_when_it_was_first_found_until_it_is_over(clock: Clock) -> None:
-    latency, found = LatencyWindow(), []
+def test_latency_slow_for_grows_while_it_is_slow_and_starts_again() -> None:
+    world, found = World(), []
     for _ in range(4):
-        feed(latency, clock, 340.0, 5, every=1.0)
-        found.append(latency.slow_for(clock.now, 36.0))
-    assert found[0] > 0, "it is slow now"
+        world.infer(340.0, 5, every=1.0)
+        found.append(world.slow_for())
+    assert found[0] > 0
     assert found[1:] == [5.0, 10.0, 15.0]
-    feed(latency, clock, 12.0, 200, every=0.01)
-    assert latency.slow_for(clock.now, 36.0) == 0
-    feed(latency, clock, 340.0, 200, every=0.01)
-    assert 0 < latency.slow_for(clock.now, 36.0) < 1, "it begins anew"
+    world.infer(12.0, 200, every=0.01)
+    assert world.slow_for() == 0
+    world.infer(340.0, 200, every=0.01)
+    assert 0 < world.slow_for() < 1
 
 
-def test_what_is_as_slow_as_the_limit_is_not_slow(clock: Clock) -> None:
-    latency = LatencyWindow()
-    feed(latency, clock, 36.0, 5)
-    assert latency.slow_for(clock.now, 36.0) == 0
+@pytest.mark.parametrize("times", [0, 5])
+def test_latency_at_the_limit_or_unknown_is_not_slow(times: int) -> None:
+    world = World()
+    world.infer(LIMIT_MS, times)
+    assert world.slow_for() == 0
 
 
-def test_nothing_inferred_is_not_slow(clock: Clock) -> None:
-    assert LatencyWindow().slow_for(clock.now, 36.0) == 0
-
-
-def test_silence_ends_no_slowness_that_was_found(clock: Clock) -> None:
-    latency = LatencyWindow()
-    for _ in range(4):
-        feed(latency, clock, 340.0, 5, every=1.0)
-        lasted = latency.slow_for(clock.now, 36.0)
-    clock.now += 300
-    assert latency.slow_for(clock.now, 36.0) >= lasted > 0
-
-
-def test_silence_does_not_make_slowness_last(clock: Clock) -> None:
-    latency = LatencyWindow()
-    feed(latency, clock, 340.0, 5)  # the first answers of an engine that was just opened
-    latency.slow_for(clock.now, 36.0)
-    for _ in range(60):
-        clock.now += 1
-        lasted = latency.slow_for(clock.now, 36.0)
-    assert lasted <= 30.0, "five answers say nothing about the minute after them"
+@pytest.mark.parametrize(("rounds", "lasted"), [(1, 1e-9), (4, 15.0)])
+def test_latency_slow_for_neither_grows_nor_ends_without_inferences(rounds: int, lasted: float) -> None:
+    world = World()
+    for _ in range(rounds):
+        world.infer(340.0, 5, every=1.0)
+        world.slow_for()
+    for _ in range(300):
+        world.now += 1
+        assert world.slow_for() == pytest.approx(lasted)

@@ -219,7 +219,7 @@ class FrameEndpoint:
         if peer is None:
             if len(self._peers) >= self._most_peers:
                 raise Overloaded(f"{len(self._peers)} peers are connected, the maximum")
-            stream: Stream[Echo] = Stream(self._cameras, self._controller.tracking, lane="zeromq")
+            stream: Stream[Echo] = Stream(self._cameras, self._controller.tracking, protocol="zeromq")
             peer = self._peers[envelope[0]] = _Peer(self._controller, stream, partial(_client, self._address))
             task = asyncio.create_task(self._serve(envelope, peer))
             self._tasks.add(task)

@@ -16,7 +16,7 @@ from edged.engines.plan import PlannedModel
 from edged.errors import InvalidInput, Unsupported
 from edged.logs.formats import TextLines
 from edged.proto import open_inference_pb2 as pb
-from edged.serving import trace_settings
+from edged.serving import trace
 from edged.serving.statistics import Duration
 from edged.serving.trace import Tracing
 
@@ -80,7 +80,7 @@ class AdministrationHandlers:
         if request.settings:
             self._tracing.change({name: list(value.value) for name, value in request.settings.items()}, model)
         response = pb.TraceSettingResponse()
-        for name, texts in trace_settings.shown(self._tracing.settings(model)).items():
+        for name, texts in trace.shown(self._tracing.settings(model)).items():
             response.settings[name].value.extend(texts)
         return response
 
