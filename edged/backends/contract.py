@@ -1,4 +1,4 @@
-"""What a backend must do. Everything above this room knows a runtime only through these types.
+"""What a backend must do. All other folders know a runtime only through these types.
 
     build(order, out, ...)    one-shot child     model file  ->  files in an empty directory
     open(order)               engine host        those files ->  Session
@@ -130,8 +130,8 @@ class Placed(Protocol):
 
 @runtime_checkable
 class Stoppable(Session, Protocol):
-    """A session whose inference can be ended while it runs. Both calls may come from any thread; one that infers and
-    one that stops keep to `serving.stopping.Runs`."""
+    """A session whose inference can be ended while it runs. Both calls may come from any thread; `host/main.py` keeps a
+    stop from reaching the wrong inference."""
 
     def stop(self) -> None:
         """The inference that runs ends as soon as the runtime looks up, with EngineUnusable; so does the next one if
@@ -194,7 +194,7 @@ class Backend(Protocol):
     """A runtime that can build and open engines."""
 
     name: str
-    # Precisions that `build` must be given a graph of (see `precision.py`); it sees to the others itself.
+    # Precisions that `build` must be given a graph of (`jobs/precision.py`); it converts to the others itself.
     in_graph: frozenset[str]
 
     def version(self) -> str:
@@ -206,8 +206,8 @@ class Backend(Protocol):
         """Writes the engine's files into the directory `out`, which has none yet; EngineUnusable if the runtime
         refuses.
 
-        Where the runtime says how far it is, `tell` is told, from 0 to 1. `graphs` imports the onnx package, which most
-        builds do without. Unsuitable if no attempt would do better,
+        `report` receives the finished fraction, 0 to 1, if the runtime reports it. `graphs` imports the onnx package,
+        which most builds do not need. Unsuitable if no attempt would do better,
         OutOfSpace if the disk is full.
         """
 

@@ -29,6 +29,8 @@ _BACKENDS: dict[str, _Entry] = {
     "null": _Entry("edged.backends.null"),
 }
 NAMES = tuple(_BACKENDS)
+# They build by timing kernels on the device: for minutes, undisturbed, and for ranges of shapes.
+TIMING_KERNELS = frozenset({"tensorrt", "tensorrt_rtx"})
 # How people call the runtimes.
 TITLES = {
     "onnxruntime": "ONNX Runtime",

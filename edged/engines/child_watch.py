@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from edged.backends.registry import TIMING_KERNELS
 from edged.config.limits import Limits
 from edged.models.model import Model
 
@@ -197,13 +198,12 @@ class Watch:
 _LEAST_SECONDS = 120.0
 _PER_MB, _PER_NODE = 1.0, 0.1  # seconds
 _TRIALS = 100.0  # times the trial at admission, which shows how fast the box is
-_LONG = ("tensorrt", "tensorrt_rtx")
 _TIMES_LIMIT = 4.0  # times its limit that a builder may take if it reports a fraction
 
 
 def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -> Patience:
     """Return the patience for building, verifying or asking the reference. `trial_seconds`: 0 if unknown."""
-    if backend in _LONG:
+    if backend in TIMING_KERNELS:
         longer = (_TIMES_LIMIT - 1) * limits.seconds
         return Patience(quiet_seconds=limits.seconds, step_seconds=limits.stall_seconds, progress_seconds=longer)
     quiet = min(limits.seconds, quiet_seconds(model, trial_seconds))

@@ -119,11 +119,10 @@ def _capability(device: Device) -> tuple[int, int] | None:
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
 
 
-# Backends that build for a range of shapes and take options of TensorRT's.
-_TENSORRT = frozenset({"tensorrt", "tensorrt_rtx"})
 # Takes any shape, and keeps to a range if one is set: ranges are tested with it.
 _NULL = "null"
-RANGED = _TENSORRT | {_NULL}
+# Backends that build for a range of shapes.
+RANGED = registry.TIMING_KERNELS | {_NULL}
 
 
 def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Recipe, str]:
@@ -140,7 +139,7 @@ def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
         if not digest:
             raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {model.recognition.picture}")
         recipe = msgspec.structs.replace(recipe, calibration=digest)
-    if recipe.backend in _TENSORRT:
+    if recipe.backend in registry.TIMING_KERNELS:
         settings = model.entry.settings
         options = trt_options.of(settings, _memory_mb(recipe, facts))
         recipe = msgspec.structs.replace(

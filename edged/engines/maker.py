@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from edged.backends.contract import Effort
+from edged.backends.registry import TIMING_KERNELS
 from edged.config import Engines
 from edged.engines.builder import Builder, Task
 from edged.engines.child import ChildLost
@@ -304,7 +305,6 @@ def _given_up(planned: PlannedModel, engine: PlannedEngine) -> Iterator[str]:
 # What differs between two failures of one kind: names, paths and numbers.
 _PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|/\S+|\b[0-9a-f]{8,}\b|\d+(\.\d+)?")
 _COMPARED = 200  # characters
-_SOFTENED = ("tensorrt", "tensorrt_rtx")  # the next attempt asks less of these builders
 
 
 def reason_to_give_up(error: EdgedError, backend: str, before: str, kin: Iterable[str]) -> str:
@@ -318,7 +318,8 @@ def reason_to_give_up(error: EdgedError, backend: str, before: str, kin: Iterabl
     own = _kind(str(error))
     if own in map(_kind, kin):
         return "as in another precision"
-    return "alike" if own == _kind(before) and backend not in _SOFTENED else ""
+    # The next attempt demands less of a builder that times kernels.
+    return "alike" if own == _kind(before) and backend not in TIMING_KERNELS else ""
 
 
 def _is_of_model(error: EdgedError) -> bool:

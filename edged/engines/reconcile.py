@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Set
 import msgspec
 
 from edged.backends.contract import Recipe
+from edged.backends.registry import TIMING_KERNELS
 from edged.engines.engine import MAKING, EngineState
 
 # A running engine is replaced only by one that is faster by more than the noise of measuring.
 _GAIN = 0.95
 _REVIEW_SECONDS = 600.0  # between two reviews of one engine
-_MEASURING = ("tensorrt", "tensorrt_rtx")
 _FALLBACK_SECONDS = 120.0  # without requests until a fallback engine is closed
 
 
@@ -347,7 +347,7 @@ def _is_build(engine: EngineView, action: Work | None) -> bool:
 
 def _may_overtake(engine: EngineView, action: Work | None) -> bool:
     """Whether a job may run at the same time as another: builders that measure the device would disturb each other."""
-    return not isinstance(action, Make) or engine.recipe.backend not in _MEASURING
+    return not isinstance(action, Make) or engine.recipe.backend not in TIMING_KERNELS
 
 
 def _is_missed(model: ModelView, engine: EngineView) -> bool:

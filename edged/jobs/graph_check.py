@@ -18,7 +18,6 @@ from edged.jobs.onnx_walk import bodies, called, label, text
 from edged.models.finding import Category, Finding, Stage
 
 _MOST_UNFOLDED = 1_000_000  # nodes, when every local function is put in place of its calls
-_EXPORT = "export the model again"
 
 _Function: TypeAlias = tuple[str, str, str]  # domain, name, overload
 _Names: TypeAlias = Set[str]
@@ -268,4 +267,4 @@ def _in_function(finding: Finding, key: _Function) -> Finding:
 
 
 def _finding(category: Category, message: str, node: str = "") -> Finding:
-    return Finding(Stage.GRAPH, category, message, _EXPORT, text(node))
+    return Finding(Stage.GRAPH, category, message, node=text(node))

@@ -1,6 +1,6 @@
-"""Going through an ONNX graph: its nodes, the graphs inside them, and what to call them when something is wrong.
+"""Walks an ONNX graph: its nodes, the graphs inside them, and names for them in messages.
 
-Runs where a model is parsed. Graphs are nested a few dozen deep at most, since protobuf refuses more (`wire.py`).
+Runs where a model is parsed. Graphs are nested a few dozen deep at most, since protobuf refuses more (`model_file.py`).
 """
 
 from __future__ import annotations

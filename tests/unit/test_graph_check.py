@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -272,3 +273,15 @@ def test_a_model_is_gone_through_once_and_all_that_is_in_it_is_found() -> None:
     assert [tensor.name for tensor in walk.tensors] == ["w", "deep", "attached"]
     walk.tensors[0].ClearField("raw_data")
     assert not proto.graph.initializer[0].raw_data
+
+
+def test_finding_of_a_graph_has_the_remedy_of_its_category() -> None:
+    finding = check(onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", 17)]))
+    assert finding is not None
+    assert (finding.category, finding.remedy) == (Category.NO_GRAPH, Category.NO_GRAPH.remedy)
+
+
+def test_admission_page_lists_every_category() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "admission.md").read_text().partition("## Categories")[2]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert {name.strip(" `") for row in rows for name in row.split(",")} == {category.value for category in Category}
