@@ -1,20 +1,38 @@
-"""Recorded trees of device files for tests."""
+"""Trees of device files for tests."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from edged.device.root import Root
 
 
-def write(top: Path, name: str, text: str = "") -> None:
-    path = top / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+def tree(top: Path, files: Mapping[str, str | bytes]) -> Root:
+    """Write files below `top`; a text "-> TARGET" makes a symbolic link."""
+    for name, content in files.items():
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif content.startswith("-> "):
+            path.symlink_to(content.removeprefix("-> "))
+        else:
+            path.write_text(content)
+    return Root(top)
+
+
+def dpkg(**packages: str) -> dict[str, str]:
+    """The status file of dpkg with installed packages; `_` in a name stands for `-`."""
+    paragraphs = (
+        f"Package: {name.replace('_', '-')}\nStatus: install ok installed\nVersion: {version}\n"
+        for name, version in packages.items()
+    )
+    return {"var/lib/dpkg/status": "\n".join(paragraphs)}
 
 
 class Live(Root):
-    """A recorded tree that passes for the running system."""
+    """A tree that passes for the running system."""
 
     @property
     def is_live(self) -> bool:

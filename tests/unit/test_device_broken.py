@@ -12,35 +12,21 @@ from hypothesis import strategies as st
 from edged.device.fingerprint import Device, Fingerprint, devices, probe
 
 
-def test_an_empty_or_missing_root_has_no_facts_but_a_cpu(tmp_path: Path) -> None:
+def test_probe_empty_or_missing_root_has_a_cpu_only(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "missing"):
         assert probe(root) == Fingerprint({})
     assert devices(Fingerprint({})) == (Device("cpu", "cpu", "unknown CPU", None),)
 
 
-SOURCES = [
-    *("proc/cpuinfo", "proc/meminfo", "proc/self/cgroup", "proc/sys/kernel/osrelease", "etc/os-release"),
-    *(
-        "proc/driver/nvidia/version",
-        "proc/driver/nvidia/gpus/0000:01:00.0/information",
-        "etc/nv_tegra_release",
-    ),
-    *(
-        "proc/device-tree/model",
-        "proc/device-tree/compatible",
-        "var/lib/nvpmodel/status",
-        "etc/nvpmodel.conf",
-    ),
-    *(
-        "var/lib/dpkg/status",
-        "usr/local/cuda/version.json",
-        "sys/fs/cgroup/memory.max",
-        "sys/fs/cgroup/cpu.max",
-    ),
-    *("sys/class/drm/card0/device/vendor", "sys/class/drm/card0/device/uevent"),
-    *("sys/devices/soc0/family", "sys/devices/soc0/soc_id", "sys/devices/soc0/machine", "nvml.json"),
-    "usr/lib/python3/dist-packages/openvino-1.0.dist-info/METADATA",
-]
+NAMES = """
+    proc/cpuinfo proc/meminfo proc/self/cgroup proc/sys/kernel/osrelease etc/os-release proc/driver/nvidia/version
+    proc/driver/nvidia/gpus/0000:01:00.0/information etc/nv_tegra_release proc/device-tree/model
+    proc/device-tree/compatible var/lib/nvpmodel/status etc/nvpmodel.conf var/lib/dpkg/status
+    usr/local/cuda/version.json sys/fs/cgroup/memory.max sys/fs/cgroup/cpu.max sys/class/drm/card0/device/vendor
+    sys/class/drm/card0/device/uevent sys/devices/soc0/family sys/devices/soc0/soc_id sys/devices/soc0/machine nvml.json
+    usr/lib/python3/dist-packages/openvino-1.0.dist-info/METADATA
+"""
+SOURCES = NAMES.split()
 
 
 def place(top: Path, name: str) -> Path:
@@ -49,7 +35,7 @@ def place(top: Path, name: str) -> Path:
     return path
 
 
-def test_every_source_as_a_fifo_a_directory_a_dangling_link_or_garbage(tmp_path: Path) -> None:
+def test_probe_sources_that_are_no_files_or_garbage(tmp_path: Path) -> None:
     for number, name in enumerate(SOURCES):
         os.mkfifo(place(tmp_path / "fifo", name))
         place(tmp_path / "directory", name).mkdir()
@@ -62,7 +48,7 @@ def test_every_source_as_a_fifo_a_directory_a_dangling_link_or_garbage(tmp_path:
         assert probe(tmp_path / tree).facts.keys() <= {"runtime.openvino"}, tree
 
 
-def test_links_out_of_the_tree_bring_nothing_in(tmp_path: Path) -> None:
+def test_probe_links_out_of_the_tree_are_not_followed(tmp_path: Path) -> None:
     root = tmp_path / "root"
     for name in SOURCES:
         outside = place(tmp_path / "outside", name)
@@ -73,42 +59,11 @@ def test_links_out_of_the_tree_bring_nothing_in(tmp_path: Path) -> None:
 
 SNIPPETS = st.sampled_from(
     [
-        *(
-            "processor\t: 0\n",
-            "flags\t: lm avx2\n",
-            "CPU implementer\t: 0x41\n",
-            "CPU part : 0xd0b\n",
-            "\n\n",
-        ),
-        *(
-            "MemTotal: 1 kB\n",
-            "0::/a\n",
-            "4:memory:/\n",
-            "9" * 30,
-            "100000 1\n",
-            "max",
-            "-1",
-            "ID=x\n",
-            "Version: 1\n",
-        ),
-        *(
-            "Kernel Module  1.2",
-            "Model: x\n",
-            "R36 REVISION: 4.3",
-            "nvidia,tegra234\0",
-            "pmode:",
-            "0001",
-            "0x8086\n",
-        ),
-        *(
-            "< POWER_MODEL ID=1 NAME=x >\n",
-            "Package: libc6\n",
-            "Status: install ok installed\n",
-            '{"cuda":',
-            "{}",
-            "}",
-        ),
-        *("Tegra\n", "35", '{"gpus": {"\\n": {"name": "x"}}}', '{"state": "x"}'),
+        *("processor\t: 0\n", "flags\t: lm avx2\n", "CPU implementer\t: 0x41\n", "CPU part : 0xd0b\n", "\n\n"),
+        *("MemTotal: 1 kB\n", "0::/a\n", "4:memory:/\n", "9" * 30, "100000 1\n", "max", "-1", "ID=x\n"),
+        *("Version: 1\n", "Kernel Module  1.2", "Model: x\n", "R36 REVISION: 4.3", "nvidia,tegra234\0", "pmode:"),
+        *("0001", "0x8086\n", "< POWER_MODEL ID=1 NAME=x >\n", "Package: libc6\n", "Tegra\n", "35", "}"),
+        *("Status: install ok installed\n", '{"cuda":', "{}", '{"gpus": {"\\n": {"name": "x"}}}', '{"state": "x"}'),
         *("PCI_SLOT_NAME=", "DRIVER=../../etc\n", "DRIVER=a\0b\n", "\0", "\u0663", "\u2028", "\x85"),
     ]
 )
@@ -120,7 +75,7 @@ CONTENT = st.one_of(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.dictionaries(st.sampled_from(SOURCES), CONTENT, max_size=8))
-def test_any_tree_is_read_without_raising(files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_probe_any_tree_never_raises(files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
     top = tmp_path_factory.mktemp("tree")
     for name, content in files.items():
         place(top, name).write_bytes(content)

@@ -21,7 +21,7 @@ def tree(tmp_path: Path) -> Path:
     return top
 
 
-def test_reads_text_below_the_root(tree: Path) -> None:
+def test_read_below_the_root(tree: Path) -> None:
     root = Root(tree)
     assert root.read("etc/name") == "inside\n"
     assert root.read("/etc//./name") == "inside\n"
@@ -31,18 +31,9 @@ def test_reads_text_below_the_root(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "target",
-    [
-        "../secret",
-        "../../secret",
-        "../../../../../../../../secret",
-        "/secret",
-        "{tmp}/secret",
-        "nowhere",
-        "link",
-    ],
+    "target", ["../secret", "../../secret", f"{'../' * 8}secret", "/secret", "{tmp}/secret", "nowhere", "link"]
 )
-def test_a_link_that_leads_out_of_a_recorded_tree_is_absent(tree: Path, target: str) -> None:
+def test_read_link_out_of_the_tree_is_absent(tree: Path, target: str) -> None:
     (tree / "link").symlink_to(target.format(tmp=tree.parent))
     root = Root(tree)
     assert root.read("link") is None
@@ -52,7 +43,7 @@ def test_a_link_that_leads_out_of_a_recorded_tree_is_absent(tree: Path, target: 
 
 
 @pytest.mark.parametrize("target", ["/etc/name", "etc/name", "../../etc/name", "/hop", "etc/../../../etc/name"])
-def test_a_link_is_followed_as_if_the_tree_were_the_file_system(tree: Path, target: str) -> None:
+def test_read_link_inside_is_followed(tree: Path, target: str) -> None:
     (tree / "hop").symlink_to("/etc/name")
     (tree / "link").symlink_to(target)
     assert Root(tree).read("link") == "inside\n"
@@ -60,7 +51,7 @@ def test_a_link_is_followed_as_if_the_tree_were_the_file_system(tree: Path, targ
 
 
 @pytest.mark.parametrize("target", ["../dir", "{tmp}/dir"])
-def test_a_directory_outside_is_neither_listed_nor_entered(tree: Path, target: str) -> None:
+def test_glob_and_read_never_leave_the_tree(tree: Path, target: str) -> None:
     (tree / "out").symlink_to(target.format(tmp=tree.parent))
     root = Root(tree)
     assert root.glob("out/*") == ()
@@ -69,41 +60,31 @@ def test_a_directory_outside_is_neither_listed_nor_entered(tree: Path, target: s
     assert root.read("../secret") is None
 
 
-def test_absolute_directory_links_stay_inside(tree: Path) -> None:
+def test_glob_absolute_directory_links_stay_inside(tree: Path) -> None:
     (tree / "alias").symlink_to("/etc")
     assert Root(tree).glob("al*/na??") == ("alias/name",)
     assert Root(tree).read("alias/name") == "inside\n"
 
 
-def test_what_is_no_regular_file_is_absent_and_never_waited_for(tree: Path) -> None:
+def test_read_irregular_file_is_absent_without_waiting(tree: Path) -> None:
     os.mkfifo(tree / "fifo")
     (tree / "device").symlink_to("/dev/zero")
     (tree / "loop-a").symlink_to("loop-b")
     (tree / "loop-b").symlink_to("loop-a")
     root = Root(tree)
-    for name in (
-        "fifo",
-        "device",
-        "loop-a",
-        "etc",
-        "",
-        "no/such",
-        "etc/name/below",
-        "a\0b",
-        "x" * 5000,
-        "\ud800",
-    ):
+    odd = ("", "no/such", "etc/name/below", "a\0b", "x" * 5000, "\ud800")
+    for name in ("fifo", "device", "loop-a", "etc", *odd):
         assert root.read(name) is None
         assert root.strings(name) == ()
         assert isinstance(root.exists(name), bool)
 
 
-def test_live_devices_are_not_opened() -> None:
+def test_read_live_device_is_not_opened() -> None:
     assert Root().read("dev/zero") is None
     assert Root().read("proc/self/mem") is None
 
 
-def test_large_and_undecodable_files_are_absent(tree: Path) -> None:
+def test_read_large_or_undecodable_file_is_absent(tree: Path) -> None:
     (tree / "full").write_bytes(b"x" * 10)
     (tree / "over").write_bytes(b"x" * 11)
     (tree / "binary").write_bytes(b"\xff\xfe\x00garbage")
@@ -113,15 +94,7 @@ def test_large_and_undecodable_files_are_absent(tree: Path) -> None:
     assert root.read("binary") is None
 
 
-def test_a_file_that_may_not_be_read_is_absent(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise PermissionError("no")
-
-    monkeypatch.setattr("edged.device.root.os.open", refuse)
-    assert Root(tree).read("etc/name") is None
-
-
-def test_nul_separated_strings(tree: Path) -> None:
+def test_strings_are_separated_by_nul(tree: Path) -> None:
     (tree / "compatible").write_bytes(b"nvidia,p3767-0005\0nvidia,tegra234\0")
     root = Root(tree)
     assert root.strings("compatible") == ("nvidia,p3767-0005", "nvidia,tegra234")
