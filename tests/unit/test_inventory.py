@@ -67,6 +67,13 @@ def test_credentials_missing_values_come_from_the_environment(tmp_path: Path) ->
     assert box.credentials(environment).token == "of-the-file"
 
 
+def test_credentials_certificate_without_its_key_is_not_completed(tmp_path: Path) -> None:
+    pair, own = 'certificate = "c.pem"\nkey = "k.pem"', 'target = "a"\ncertificate = "own.pem"'
+    (box,) = load(written(tmp_path, f"[defaults]\n{pair}\n[boxes.a]\n{own}\n")).boxes
+    with pytest.raises(InvalidInput, match="go together"):
+        box.credentials({"EDGED_KEY": "/env/k"})
+
+
 def test_select_groups_and_names_in_the_order_of_the_file(tmp_path: Path) -> None:
     found = load(written(tmp_path, GOOD))
     assert [box.name for box in found.select()] == ["dock1", "dock 2", "here"]
