@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -12,7 +14,6 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from edged.api_types import EngineProgress
 from edged.cli import common, formatting, remote
-from edged.cli.inventory import Box
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
 from edged.errors import EdgedError, InvalidInput
@@ -157,59 +158,74 @@ def _require_selection(verb: str, model: str | None, engine: str | None, everyth
 def _order(
     order: Callable[[Client], Updates[EngineProgress]], verb: str, done: str, targets: Targets, follow: bool, json: bool
 ) -> None:
-    """Give an order, and follow it to its end if asked to."""
-    if follow:
-        follow_progress(order, targets, json, done, _NOTHING[verb])
-    elif targets.is_fleet or not json:
-        command = RemoteCommand(
-            call=lambda client: list(order(client)),
-            render=lambda engines: [formatting.line(engine) for engine in engines] or [_NOTHING[verb]],
-            to_json=lambda engines: [engine.json() for engine in engines],
-            if_interrupted=GOES_ON,
-        )
-        remote.run(command, targets, json)
-    else:
-        with targets.client() as client:
-            for engine in order(client):
-                common.print_json(msgspec.json.encode(engine.json()))
+    """Give an order, and follow it to its end if asked to. Ctrl-C ends only the watching.
 
-
-Order: TypeAlias = "Callable[[Client], Iterable[EngineProgress]]"
-Show: TypeAlias = Callable[[str, EngineProgress], None]  # the box, empty if there is only one
-_Which: TypeAlias = tuple[str, str]  # model and key: models of one content share engines
-
-GOES_ON = "the daemon goes on; see: edged status; to stop it: edged engines cancel"
-
-
-def follow_progress(order: Order, targets: Targets, json: bool, done: str, nothing: str) -> None:
-    """Give an order and show engines until all have their outcome. Ctrl-C ends only the watching.
-
-    EdgedError if any engine was not `done`, such as "rebuilt"; of several boxes a summary and status 1. Prints
-    `nothing` if no engine was selected.
+    With `follow`, EdgedError if any engine was not `done`, such as "rebuilt"; of several boxes a summary and status 1.
     """
-    if targets.is_fleet:
-        _follow_fleet(order, targets.boxes(), json, done, nothing)
+    command: RemoteCommand[list[EngineProgress]] = RemoteCommand(
+        call=lambda client: list(order(client)),
+        render=lambda engines: [formatting.line(engine) for engine in engines] or [_NOTHING[verb]],
+        to_json=lambda engines: [engine.json() for engine in engines],
+        if_interrupted=_GOES_ON,
+    )
+    if not follow and (targets.is_fleet or not json):
+        remote.run(command, targets, json)
         return
-    last: dict[_Which, EngineProgress] = {}
+
+    def work(client: Client, report: Callable[[EngineProgress], None]) -> list[EngineProgress]:
+        last: dict[_Which, EngineProgress] = {}
+        for update in order(client):
+            last[update.model, update.key] = update
+            report(update)
+        return list(last.values())
+
+    if targets.is_fleet:
+        _follow_fleet(
+            dataclasses.replace(command, failure=lambda engines: _trouble(engines, done)), work, targets, json
+        )
+        return
     with targets.client() as client:
-        updates = order(client)
         try:
             with _display(json) as show:
-                for update in updates:
-                    last[update.model, update.key] = update
-                    show("", update)
+                engines = work(client, functools.partial(show, ""))
         except KeyboardInterrupt:
-            common.say(GOES_ON)
+            common.say(_GOES_ON)
             raise
-    engines = list(last.values())
-    _print_outcomes("", engines, json)
-    if not engines and not json:
-        common.show(nothing)
-    if wrong := trouble(engines, done):
+    if not json:
+        _print_outcomes("", command.render(engines), engines)
+    if follow and (wrong := _trouble(engines, done)):
         raise EdgedError(wrong)
 
 
-def trouble(engines: Collection[EngineProgress], done: str) -> str:
+_Show: TypeAlias = Callable[[str, EngineProgress], None]  # the box, empty if there is only one
+_Which: TypeAlias = tuple[str, str]  # model and key: models of one content share engines
+
+_GOES_ON = "the daemon goes on; see: edged status; to stop it: edged engines cancel"
+
+
+def _follow_fleet(
+    command: RemoteCommand[list[EngineProgress]],
+    work: remote.Work[EngineProgress, list[EngineProgress]],
+    targets: Targets,
+    json: bool,
+) -> None:
+    boxes, answers = targets.boxes(), dict[str, list[EngineProgress]]()
+
+    def on_outcome(end: remote.BoxOutcome[list[EngineProgress]]) -> None:
+        if end.answer is not None:
+            answers[end.box] = end.answer
+
+    quiet = dataclasses.replace(command, render=lambda _: ())
+    with _display(json) as show:
+        # All at once: the boxes do the work, and one that waits for others would not begin.
+        ended = remote.run_on_fleet(quiet, boxes, json, work, on_update=show, on_outcome=on_outcome, at_once=len(boxes))
+    for box in boxes:
+        if box.name in answers:
+            _print_outcomes(box.name, command.render(answers[box.name]), answers[box.name])
+    remote.print_summary(ended, boxes, json)
+
+
+def _trouble(engines: Collection[EngineProgress], done: str) -> str:
     """Name the engines that were not `done`, such as "rebuilt"; empty if all were."""
     wrong = [engine for engine in engines if not engine.succeeded]
     if not wrong:
@@ -218,46 +234,19 @@ def trouble(engines: Collection[EngineProgress], done: str) -> str:
     return f"{len(wrong)} of {len(engines)} engines could not be {done}: {lines}"
 
 
-def _follow_fleet(order: Order, boxes: Sequence[Box], json: bool, done: str, nothing: str) -> None:
-    def work(client: Client, report: Callable[[EngineProgress], None]) -> list[EngineProgress]:
-        last: dict[_Which, EngineProgress] = {}
-        for update in order(client):
-            last[update.model, update.key] = update
-            report(update)
-        return list(last.values())
-
-    with _display(json) as show:
-        ended, answers = remote.gather(
-            boxes,
-            work,
-            json,
-            to_json=lambda engines: [engine.json() for engine in engines],
-            failure=lambda engines: trouble(engines, done),
-            on_update=show,
-            if_interrupted=GOES_ON,
-            at_once=len(boxes),  # the boxes do the work, and one that waits for others would not begin
-        )
-    for box in boxes:
-        if box.name in answers:
-            _print_outcomes(box.name, answers[box.name], json)
-            if not answers[box.name] and not json:
-                common.show(f"{box.name}: {nothing}")
-    remote.print_summary(ended, boxes, json)
-
-
 def _draws() -> bool:
     return common.err.is_terminal and not common.err.is_dumb_terminal
 
 
-def _display(json: bool) -> contextlib.AbstractContextManager[Show]:
+def _display(json: bool) -> contextlib.AbstractContextManager[_Show]:
     return _json_lines() if json else _bars() if _draws() else _lines()
 
 
-def _print_outcomes(box: str, engines: Sequence[EngineProgress], json: bool) -> None:
-    """Print the outcomes, which vanished with the bars."""
-    if _draws() and not json:
-        for engine in engines:
-            common.show(_of(box, formatting.line(engine)))
+def _print_outcomes(box: str, lines: Iterable[object], engines: Sequence[EngineProgress]) -> None:
+    """Print the outcomes, which vanished with the bars, or that no engine was selected."""
+    if _draws() or not engines:
+        for line in lines:
+            common.show(_of(box, str(line)))
 
 
 def _of(box: str, line: str) -> str:
@@ -265,7 +254,7 @@ def _of(box: str, line: str) -> str:
 
 
 @contextlib.contextmanager
-def _json_lines() -> Iterator[Show]:
+def _json_lines() -> Iterator[_Show]:
     def show(box: str, update: EngineProgress) -> None:
         plain = {"box": box, "update": update.json()} if box else update.json()
         common.print_json(msgspec.json.encode(plain))
@@ -274,7 +263,7 @@ def _json_lines() -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _lines() -> Iterator[Show]:
+def _lines() -> Iterator[_Show]:
     """One line for each step, not for each second."""
     steps: dict[tuple[str, _Which], tuple[object, ...]] = {}
 
@@ -288,7 +277,7 @@ def _lines() -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _bars() -> Iterator[Show]:
+def _bars() -> Iterator[_Show]:
     """Bars on standard error that vanish at the end; one whose share is unknown moves to and fro."""
     columns = (
         TextColumn("{task.description}", markup=False),

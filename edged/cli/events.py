@@ -71,15 +71,11 @@ def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
             common.say(f"{end.box}: {end.error}")
 
     width = max(len(box.name) for box in boxes)
-    ended, _ = remote.gather(
-        boxes,
-        work,
-        json,
-        to_json=lambda _: None,
-        on_update=on_update,
-        on_outcome=on_outcome,
-        if_interrupted=None if follow else "",
-        at_once=len(boxes),
+    command = remote.RemoteCommand[None](
+        call=lambda _: None, render=lambda _: (), to_json=lambda _: None, if_interrupted=None if follow else ""
+    )
+    ended = remote.run_on_fleet(
+        command, boxes, json, work, on_update=on_update, on_outcome=on_outcome, at_once=len(boxes)
     )
     remote.print_summary(ended, boxes, json)
 

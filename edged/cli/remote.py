@@ -127,7 +127,7 @@ class RemoteCommand(Generic[Answer]):
     """A call to a daemon and how to show its answer, which is never None.
 
     `failure` says why an answer counts as a failure, empty if it does not. `table` shows the answers of several boxes,
-    by name, as one. `if_interrupted` tells the user what goes on, or does not, after Ctrl-C.
+    by name, as one. Ctrl-C prints the boxes that have not answered and `if_interrupted`, unless that is None.
     """
 
     call: Callable[[Client], Answer]
@@ -135,7 +135,7 @@ class RemoteCommand(Generic[Answer]):
     to_json: Callable[[Answer], Any]
     failure: Callable[[Answer], str] = lambda _: ""
     table: Callable[[Mapping[str, Answer]], RenderableType] | None = None
-    if_interrupted: str = ""
+    if_interrupted: str | None = ""
 
     def show(self, answer: Answer, json: bool) -> None:
         """Print an answer; it may come from this box's folders instead of a daemon."""
@@ -153,7 +153,8 @@ def run(command: RemoteCommand[Answer], targets: Targets, json: bool, doing: str
     failed.
     """
     if targets.is_fleet:
-        _run_on_fleet(command, targets.boxes(), json, doing)
+        boxes = targets.boxes()
+        print_summary(run_on_fleet(command, boxes, json, doing=doing or "waiting"), boxes, json)
         return
     with targets.client() as client, common.working(doing) if doing else contextlib.nullcontext():
         answer = command.call(client)
@@ -216,30 +217,27 @@ def _item_table(answers: Mapping[str, Sequence[Item]], columns: Sequence[Column[
     return table
 
 
-def gather(
+def run_on_fleet(
+    command: RemoteCommand[Answer],
     boxes: Sequence[Box],
-    work: Work[Update, Answer],
     json: bool,
+    work: Work[Update, Answer] | None = None,
     *,
-    to_json: Callable[[Answer], Any],
-    failure: Callable[[Answer], str] = lambda _: "",
     on_update: Callable[[str, Update], None] = lambda _box, _update: None,
     on_outcome: Callable[[BoxOutcome[Answer]], None] = lambda _: None,
-    if_interrupted: str | None = "",
     at_once: int = AT_ONCE,
     doing: str | None = None,
-) -> tuple[dict[str, str], dict[str, Answer]]:
-    """Run `work` at every box; return why each box failed, empty if it did not, and the answers, both by name.
+) -> dict[str, str]:
+    """Run `work`, or the command's call, at every box, and show the answers: in its table, or as they come.
 
-    With `json` each outcome is printed as it comes, otherwise `on_outcome` gets it. Ctrl-C prints which boxes have not
-    answered, and `if_interrupted`, unless that is None. A terminal shows `doing` and the missing boxes.
+    Return why each box failed, by name, empty if it did not. With `json` each outcome is printed as it comes, otherwise
+    `on_outcome` gets it. A terminal shows `doing` and the missing boxes.
     """
     ended: dict[str, str] = {}
     answers: dict[str, Answer] = {}
-    received = call_all(boxes, work, at_once)
+    received = call_all(boxes, work or (lambda client, _: command.call(client)), at_once)
     try:
-        while len(ended) < len(boxes):
-            missing = [box.name for box in boxes if box.name not in ended]
+        while missing := [box.name for box in boxes if box.name not in ended]:
             with contextlib.nullcontext() if doing is None else common.working(f"{doing} for {_few(missing)}"):
                 each = next(received)
             if isinstance(each, BoxUpdate):
@@ -247,23 +245,26 @@ def gather(
                 continue
             wrong = ""
             if each.answer is not None:
-                answers[each.box], wrong = each.answer, failure(each.answer)
+                answers[each.box], wrong = each.answer, command.failure(each.answer)
             ended[each.box] = each.error or wrong
             if json:
-                _print_json(each, wrong, to_json)
-            else:
-                on_outcome(each)
+                _print_json(each, wrong, command.to_json)
+                continue
+            on_outcome(each)
+            if each.answer is not None and command.table is None and (parts := list(command.render(each.answer))):
+                _print(each.box, parts)
     except KeyboardInterrupt:
-        if if_interrupted is not None:
-            missing = [box.name for box in boxes if box.name not in ended]
+        if command.if_interrupted is not None:
             line = f"no answer yet from {', '.join(missing)}" if missing else "all boxes have answered"
-            common.say("; ".join(filter(None, (line, if_interrupted))))
+            common.say("; ".join(filter(None, (line, command.if_interrupted))))
         raise
-    return ended, answers
+    if command.table is not None and answers and not json:
+        common.show(command.table({box.name: answers[box.name] for box in boxes if box.name in answers}))
+    return ended
 
 
 def print_summary(ended: Mapping[str, str], boxes: Sequence[Box], json: bool) -> None:
-    """Print the summary of `gather`; exit with status 1 if any box failed."""
+    """Print the summary of a fleet; exit with status 1 if any box failed."""
     failed = {box.name: ended[box.name] for box in boxes if ended[box.name]}
     if not json:
         common.say(f"{len(ended) - len(failed)} of {len(boxes)} boxes done")
@@ -283,29 +284,6 @@ def _print_json(ended: BoxOutcome[Answer], failure: str, to_json: Callable[[Answ
     if ended.error:
         line["code"] = ended.code.value
     common.print_json(msgspec.json.encode(line))
-
-
-def _run_on_fleet(command: RemoteCommand[Answer], boxes: Sequence[Box], json: bool, doing: str) -> None:
-    def show(end: BoxOutcome[Answer]) -> None:
-        if end.answer is not None and command.table is None:
-            _print(end.box, list(command.render(end.answer)))
-
-    def work(client: Client, _: Callable[[None], None]) -> Answer:
-        return command.call(client)
-
-    ended, answers = gather(
-        boxes,
-        work,
-        json,
-        to_json=command.to_json,
-        failure=command.failure,
-        on_outcome=show,
-        if_interrupted=command.if_interrupted,
-        doing=doing or "waiting",
-    )
-    if command.table is not None and answers and not json:
-        common.show(command.table({box.name: answers[box.name] for box in boxes if box.name in answers}))
-    print_summary(ended, boxes, json)
 
 
 def _print(box: str, parts: Sequence[RenderableType]) -> None:
