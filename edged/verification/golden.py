@@ -82,13 +82,16 @@ def make(
     samples: Sequence[str] = (),
     shape_range: ShapeRange = _ANY,
     notify: Callable[[], None] = lambda: None,
+    *,
+    most_bytes: int = _MOST_BYTES,
+    least_seconds: float = _LEAST_SECONDS,
 ) -> Golden:
-    """Asks the reference everything. `samples` are paths of what the user gave; pictures are used if the model takes
-    them. `told` is called before each probe.
+    """Ask the reference all probes. `samples` are paths of the user's samples; pictures are used if the model takes
+    them. `notify` is called before each probe.
 
-    EngineUnusable, with its first reason, when the reference answers nothing.
+    EngineUnusable, with its first reason, if the reference answers nothing.
     """
-    reference = _Reference(session, notify)
+    reference = _Reference(session, notify, most_bytes, least_seconds)
     own = Pictures(signature, recognition) if recognition.preprocess is not None else None
     pictures = [partial(own.sample, Path(path)) for path in samples if not is_tensors(path)] if own is not None else []
     reference.time([*user_samples.tensor_probes(signature, samples), *pictures])
@@ -139,10 +142,11 @@ def _ask_user_samples(reference: _Reference, probes: Iterable[Callable[[], Probe
 class _Reference:
     """The reference, with what it was asked and answered so far."""
 
-    def __init__(self, session: Session, notify: Callable[[], None]) -> None:
+    def __init__(self, session: Session, notify: Callable[[], None], most_bytes: int, least_seconds: float) -> None:
         self.samples: list[Sample] = []
         self.first_error: EngineUnusable | None = None
-        self._session, self._told = session, notify
+        self._session, self._notify = session, notify
+        self._most_bytes, self._least_seconds = most_bytes, least_seconds
         self._bytes = 0  # of samples and pictures, with their answers
         self._random: set[str] = set()  # outputs that differ from run to run
         self._longest = 0.0  # seconds of an answer
@@ -160,7 +164,7 @@ class _Reference:
 
     def ask(self, probe: Probe, twice: bool) -> str:
         """Why there is no answer; empty if there is. Outputs that differ from run to run are left out of it."""
-        self._told()
+        self._notify()
         try:
             is_wide, is_own = probe.kind == WIDE, probe.kind in (GIVEN, PICTURE)
             with self._patience(is_bounded=is_wide or (self._is_timed and not is_own)):
@@ -194,7 +198,7 @@ class _Reference:
             yield
             self._longest = max(self._longest, time.monotonic() - began)
             return
-        timer = threading.Timer(max(_LEAST_SECONDS, _PATIENCE * self._longest), session.stop)
+        timer = threading.Timer(max(self._least_seconds, _PATIENCE * self._longest), session.stop)
         timer.start()
         try:
             yield
@@ -206,8 +210,8 @@ class _Reference:
     def ask_within_limits(self, probe: Probe) -> str:
         """Why a sample or picture was left out; empty if it was not."""
         last = self.samples[-1] if self._bytes else None
-        if last is not None and self._bytes + last.size > _MOST_BYTES:
-            return f"sample {probe.name} is one too many: golden answers take at most {_MOST_BYTES >> 20} MiB"
+        if last is not None and self._bytes + last.size > self._most_bytes:
+            return f"sample {probe.name} is one too many: golden answers take at most {self._most_bytes >> 20} MiB"
         # Asking each of them twice would double the time for little: randomness is seen in the others.
         refusal = self.ask(probe, twice=not self._bytes)
         if refusal:
