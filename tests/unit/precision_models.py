@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 from onnx import helper, numpy_helper
 
@@ -14,6 +15,7 @@ from edged.tensors import Array
 from tests.models import OPSET, model, save, value
 
 SIZE, CHANNELS = 16, 8
+SHAPE = [1, CHANNELS, SIZE, SIZE]
 
 
 def constant(name: str, values: object, dtype: type[np.generic] = np.float32) -> onnx.TensorProto:
@@ -29,22 +31,26 @@ def conv(source: str, target: str, weights: str, **attributes: object) -> onnx.N
     return helper.make_node("Conv", [source, weights], [target], name=f"conv {target}", pads=[1] * 4, **attributes)
 
 
+def nodes(*lines: str | onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Nodes in ONNX's textual syntax, such as `b = Relu(a)`, or as they are."""
+    return [onnx.parser.parse_node(line) if isinstance(line, str) else line for line in lines]
+
+
 def network(
-    between: Sequence[onnx.NodeProto],
+    between: Sequence[str | onnx.NodeProto],
     constants: Sequence[onnx.TensorProto] = (),
     *,
     inputs: Sequence[onnx.ValueInfoProto] = (),
     outputs: Sequence[onnx.ValueInfoProto] = (),
-    behind: Sequence[onnx.NodeProto] = (),
+    behind: Sequence[str] = (),
     opset: int = OPSET,
     **more: object,
 ) -> onnx.ModelProto:
-    """x -> layer -> a -> what is `between` -> b -> layer -> y, all of [1, 8, 16, 16] but for x of [1, 3, 16, 16]."""
-    shape = [1, CHANNELS, SIZE, SIZE]
+    """x -> layer -> a -> `between` -> b -> layer -> y -> `behind`, all of `SHAPE` but for x of [1, 3, 16, 16]."""
     return model(
-        [conv("x", "a", "w1"), *between, conv("b", "y", "w2"), *behind],
+        nodes(conv("x", "a", "w1"), *between, conv("b", "y", "w2"), *behind),
         [value("x", "FP32", [1, 3, SIZE, SIZE]), *inputs],
-        [*outputs] or [value("y", "FP32", shape)],
+        [*outputs] or [value("y", "FP32", SHAPE)],
         [random("w1", CHANNELS, 3, 3, 3), random("w2", CHANNELS, CHANNELS, 3, 3), *constants],
         opset=opset,
         **more,  # type: ignore[arg-type]
@@ -52,30 +58,35 @@ def network(
 
 
 def relu(**more: object) -> onnx.ModelProto:
-    return network([helper.make_node("Relu", ["a"], ["b"])], **more)  # type: ignore[arg-type]
+    return network(["b = Relu(a)"], **more)  # type: ignore[arg-type]
 
 
-def chain(layers: int = 3, opset: int = OPSET, **more: object) -> onnx.ModelProto:
+def chain(count: int = 3, opset: int = OPSET, **more: object) -> onnx.ModelProto:
     """As many layers as that, each with a bias, with ReLU between them."""
-    nodes, constants, last = [], [], "x"
-    for index in range(layers):
+    layers, constants, last = [], [], "x"
+    for index in range(count):
         constants += [random(f"w{index}", CHANNELS, CHANNELS if index else 3, 3, 3), random(f"bias{index}", CHANNELS)]
-        target = "y" if index == layers - 1 else f"c{index}"
-        nodes.append(conv(last, target, f"w{index}"))
-        nodes[-1].input.append(f"bias{index}")
+        target = "y" if index == count - 1 else f"c{index}"
+        layers.append(conv(last, target, f"w{index}"))
+        layers[-1].input.append(f"bias{index}")
         if target != "y":
-            nodes.append(helper.make_node("Relu", [target], [f"r{index}"]))
+            layers += nodes(f"r{index} = Relu({target})")
         last = f"r{index}"
-    inputs, outputs = [value("x", "FP32", [1, 3, SIZE, SIZE])], [value("y", "FP32", [1, CHANNELS, SIZE, SIZE])]
-    return model(nodes, inputs, outputs, constants, opset=opset, **more)  # type: ignore[arg-type]
+    inputs, outputs = [value("x", "FP32", [1, 3, SIZE, SIZE])], [value("y", "FP32", SHAPE)]
+    return model(layers, inputs, outputs, constants, opset=opset, **more)  # type: ignore[arg-type]
 
 
 def picture(seed: int = 0, channels: int = 3) -> dict[str, Array]:
     return {"x": np.random.default_rng(seed).random((1, channels, SIZE, SIZE), np.float32)}
 
 
-def store(proto: onnx.ModelProto, folder: Path) -> Path:
-    return save(proto, folder / "model.onnx")
+def store(proto: onnx.ModelProto, folder: Path, is_external: bool = False) -> Path:
+    path = folder / "model.onnx"
+    if not is_external:
+        return save(proto, path)
+    folder.mkdir()
+    onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
 
 
 def answers(path: Path | str, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -263,16 +263,13 @@ def test_examine_model_that_hangs_on_made_up_questions_is_admitted_with_a_sample
     assert run(examine(builder, path, {}, ["onnxruntime"], [sample]), 200).finding is None
 
 
-def test_make_golden_model_that_hangs_on_made_up_questions_keeps_the_users_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(golden, "_LEAST_SECONDS", 0.1)
+def test_make_golden_model_that_hangs_on_made_up_questions_keeps_the_users_answer(tmp_path: Path) -> None:
     path, sample = models.save(picky(), tmp_path / "model.onnx"), tmp_path / "ask.npz"
     np.savez(sample, x=np.array([50]))
     signature = models.signature(picky())
     recognition = recognise(signature.inputs, signature.outputs, {}, {})
     session = registry.load("onnxruntime").open(Order(str(path), signature, REFERENCE))
-    made = golden.make(session, signature, recognition, [str(sample)])
+    made = golden.make(session, signature, recognition, [str(sample)], least_seconds=0.1)
     assert [question.name for question in made.samples if question.kind == "given"] == ["ask.npz"]
     assert not {question.kind for question in made.samples} & {"unit", "normal"}
 

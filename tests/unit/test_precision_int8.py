@@ -1,4 +1,4 @@
-"""A model in int8, said in its graph: where Q/DQ pairs are, what stays, and what calibration data must be."""
+"""Models in int8: where Q/DQ pairs are, which layers stay in float32, and which calibration data is refused."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from edged.jobs.precision import Calibration, Converted, convert
 from tests import models
 from tests.models import model, value
 from tests.unit import precision_models as nets
-from tests.unit.precision_models import CHANNELS, SIZE, answers, constant, conv, network, store
-from tests.unit.test_precision import SHAPE, node, with_external_weights
+from tests.unit.precision_models import CHANNELS, SHAPE, SIZE, answers, constant, conv, network, store
 
 SAMPLES = [nets.picture(seed) for seed in range(4)]
 
 
 def quantise(source: onnx.ModelProto | Path, folder: Path, samples: Calibration = SAMPLES) -> tuple[Converted, Path]:
-    """Converts, and checks what must be so of every model: valid, declared the same, answers alike, no litter."""
+    """Convert, and check what holds for every model: valid, declares the same, answers alike, no other files."""
     if isinstance(source, onnx.ModelProto):
         source = store(source, folder)
     out = folder / "out" / "int8.onnx"
@@ -60,7 +59,7 @@ def quantised(path: Path) -> list[str]:
 # -- the pairs ------------------------------------------------------------------------------------------------------
 
 
-def test_pairs_are_where_tensorrt_wants_them(tmp_path: Path) -> None:
+def test_convert_pairs_are_at_both_inputs_of_each_layer(tmp_path: Path) -> None:
     converted, out = quantise(nets.chain(4), tmp_path)
     graph = onnx.load(out).graph
     made, held = producers(graph), {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -84,7 +83,7 @@ def test_pairs_are_where_tensorrt_wants_them(tmp_path: Path) -> None:
     assert converted.notes == ()
 
 
-def test_pairs_compute_in_eight_bits(tmp_path: Path) -> None:
+def test_convert_pairs_compute_in_eight_bits(tmp_path: Path) -> None:
     _, out = quantise(nets.chain(3), tmp_path)
     proto = onnx.load(out)
     first = next(n for n in proto.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
@@ -95,12 +94,12 @@ def test_pairs_compute_in_eight_bits(tmp_path: Path) -> None:
     assert 100 < found.max() <= 127
 
 
-def test_what_is_not_worth_it_stays(tmp_path: Path) -> None:
+def test_convert_layers_that_do_not_gain_stay_float32(tmp_path: Path) -> None:
     between = [
-        node("Conv", ["a", "deep"], ["d"], pads=[1] * 4, group=CHANNELS),
-        node("Transpose", ["d"], ["t"], perm=[0, 1, 3, 2]),
-        node("MatMul", ["d", "t"], ["m"]),
-        node("Relu", ["m"], ["b"]),
+        f"d = Conv<pads = [1, 1, 1, 1], group = {CHANNELS}>(a, deep)",
+        "t = Transpose<perm = [0, 1, 3, 2]>(d)",
+        "m = MatMul(d, t)",
+        "b = Relu(m)",
     ]
     converted, out = quantise(network(between, [nets.random("deep", CHANNELS, 1, 3, 3)]), tmp_path)
     assert quantised(out) == ["conv a"]
@@ -112,19 +111,18 @@ def test_what_is_not_worth_it_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transposed", [0, 1])
-def test_matrices_have_a_scale_for_each_column(tmp_path: Path, transposed: int) -> None:
-    shape = (24, 16) if transposed else (16, 24)
-    nodes = [
-        node("MatMul", ["x", "w"], ["a"]),
-        node("Relu", ["a"], ["r"]),
-        node("Gemm", ["r", "v", "c"], ["g"], transB=transposed),
-        node("Relu", ["g"], ["s"]),
-        node("Gemm", ["s", "u", "c"], ["h"], beta=0.5),
-        node("MatMul", ["h", "w2"], ["y"]),
-    ]
-    constants = [nets.random("w", 12, 16), nets.random("v", *shape), nets.random("c", 24), nets.random("u", 24, 24)]
-    constants.append(nets.random("w2", 24, 5))
-    proto = model(nodes, [value("x", "FP32", [2, 12])], [value("y", "FP32", [2, 5])], constants)
+def test_convert_matrices_have_a_scale_for_each_column(tmp_path: Path, transposed: int) -> None:
+    layers = nets.nodes(
+        "a = MatMul(x, w)",
+        "r = Relu(a)",
+        f"g = Gemm<transB = {transposed}>(r, v, c)",
+        "s = Relu(g)",
+        "h = Gemm<beta = 0.5>(s, u, c)",
+        "y = MatMul(h, w2)",
+    )
+    shapes = {"w": (12, 16), "v": (24, 16) if transposed else (16, 24), "c": (24,), "u": (24, 24), "w2": (24, 5)}
+    constants = [nets.random(name, *shape) for name, shape in shapes.items()]
+    proto = model(layers, [value("x", "FP32", [2, 12])], [value("y", "FP32", [2, 5])], constants)
     samples = [{"x": np.random.default_rng(seed).random((2, 12), np.float32)} for seed in range(4)]
     converted, out = quantise(proto, tmp_path, samples)
     graph = onnx.load(out).graph
@@ -134,51 +132,52 @@ def test_matrices_have_a_scale_for_each_column(tmp_path: Path, transposed: int) 
     assert "Gemm: its bias has a factor" in converted.kept_fp32
 
 
-def test_a_transposed_convolution(tmp_path: Path) -> None:
-    between = [node("ConvTranspose", ["a", "up"], ["b"], pads=[1] * 4)]
-    _, out = quantise(network(between, [nets.random("up", CHANNELS, CHANNELS, 3, 3)]), tmp_path)
-    assert len(quantised(out)) == 2
-
-
-def test_an_output_that_a_layer_uses_is_not_quantised(tmp_path: Path) -> None:
-    outputs = [value("y", "FP32", SHAPE), value("r", "FP32", SHAPE)]
-    between = [node("Relu", ["a"], ["r"]), conv("r", "b", "w3")]
-    _, out = quantise(network(between, [nets.random("w3", 8, 8, 3, 3)], outputs=outputs), tmp_path)
-    assert producers(onnx.load(out).graph)["r"].op_type == "Relu"
-    assert quantised(out) == ["conv a", "conv b"]
+@pytest.mark.parametrize(
+    ("between", "outputs", "count"),
+    [
+        pytest.param(["b = ConvTranspose<pads = [1, 1, 1, 1]>(a, w3)"], ["y"], 2, id="transposed convolution"),
+        pytest.param(["r = Relu(a)", conv("r", "b", "w3")], ["y", "r"], 2, id="output that a layer uses"),
+        pytest.param(["n = Sub(a, a)", conv("n", "c", "w3"), "b = Add(a, c)"], ["y"], 2, id="only zeros"),
+    ],
+)
+def test_convert_layers_between_are_quantised_and_outputs_are_not(
+    tmp_path: Path, between: list[str | onnx.NodeProto], outputs: list[str], count: int
+) -> None:
+    ends = [value(name, "FP32", SHAPE) for name in outputs]
+    _, out = quantise(network(between, [nets.random("w3", 8, 8, 3, 3)], outputs=ends), tmp_path)
+    made = producers(onnx.load(out).graph)
+    assert "DequantizeLinear" not in {made[name].op_type for name in outputs}
+    assert len(quantised(out)) == count
 
 
 # -- the file -------------------------------------------------------------------------------------------------------
 
 
-def test_an_old_opset_is_raised_and_said_so(tmp_path: Path) -> None:
-    converted, out = quantise(nets.chain(3, opset=9, ir_version=4), tmp_path)
-    assert converted.notes == ("opset raised from 9 to 13: before that Q/DQ knows no scales for each channel",)
-    made = onnx.load(out)
-    assert [(e.domain, e.version) for e in made.opset_import] == [("", 13)]
-    assert made.ir_version == 7
-
-
-@pytest.mark.parametrize("opset", [13, 17, 20])
-def test_an_opset_that_does_is_kept(tmp_path: Path, opset: int) -> None:
-    proto = nets.chain(3, opset=opset, ir_version=9, metadata={"stride": "32"})
+@pytest.mark.parametrize(
+    ("opset", "ir_version", "made"), [(9, 4, (13, 7)), (13, 9, (13, 9)), (17, 9, (17, 9)), (20, 9, (20, 9))]
+)
+def test_convert_raises_the_opset_only_if_it_is_too_old(
+    tmp_path: Path, opset: int, ir_version: int, made: tuple[int, int]
+) -> None:
+    proto = nets.chain(3, opset=opset, ir_version=ir_version, metadata={"stride": "32"})
     converted, out = quantise(proto, tmp_path)
-    made = onnx.load(out)
-    assert [(e.domain, e.version) for e in made.opset_import] == [("", opset)]
-    assert (made.ir_version, made.producer_name) == (9, "edged-tests")
-    assert {entry.key: entry.value for entry in made.metadata_props} == {"stride": "32"}
-    assert converted.notes == ()
+    found = onnx.load(out)
+    assert [(e.domain, e.version) for e in found.opset_import] == [("", made[0])]
+    assert (found.ir_version, found.producer_name) == (made[1], "edged-tests")
+    assert {entry.key: entry.value for entry in found.metadata_props} == {"stride": "32"}
+    raised = f"opset raised from {opset} to 13: before that Q/DQ knows no scales for each channel"
+    assert converted.notes == (() if opset == made[0] else (raised,))
 
 
-def test_external_weights_stay_external(tmp_path: Path) -> None:
-    source = with_external_weights(tmp_path / "model", nets.chain(4))
+def test_convert_external_weights_stay_external(tmp_path: Path) -> None:
+    source = store(nets.chain(4), tmp_path / "model", is_external=True)
     before = {path.name: path.read_bytes() for path in source.parent.iterdir()}
     _, out = quantise(source, tmp_path)
     assert {path.name for path in out.parent.iterdir()} == {"int8.onnx", "int8.onnx.data"}
     assert {path.name: path.read_bytes() for path in source.parent.iterdir()} == before
 
 
-def test_nothing_is_written_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_writes_only_into_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders: list[Path] = []
     make = tempfile.mkdtemp
 
@@ -194,7 +193,7 @@ def test_nothing_is_written_elsewhere(tmp_path: Path, monkeypatch: pytest.Monkey
     assert tempfile.tempdir == before
 
 
-def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
+def test_convert_failure_leaves_no_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     wrong = [{"x": np.zeros((1, 3, SIZE, SIZE + 1), np.float32)}]
@@ -203,7 +202,7 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
     assert list(out.iterdir()) == []
 
 
-def test_the_same_data_makes_the_same_file(tmp_path: Path) -> None:
+def test_convert_same_data_makes_the_same_file(tmp_path: Path) -> None:
     """Also in another process, where Python's sets have another order."""
     source = store(nets.chain(4), tmp_path)
     program = """if True:
@@ -232,17 +231,17 @@ def test_the_same_data_makes_the_same_file(tmp_path: Path) -> None:
         nets.chain(3, opset=8, ir_version=3),
         network(
             [
-                node("BatchNormalization", ["a", "s", "t", "m", "v"], ["n"]),
-                node("Constant", [], ["two"], value=constant("", [2.0])),
-                node("Mul", ["n", "two"], ["b"]),
+                "n = BatchNormalization(a, s, t, m, v)",
+                "two = Constant<value = float[1] {2.0}>()",
+                "b = Mul(n, two)",
             ],
             [nets.random(name, CHANNELS) for name in "stm"] + [constant("v", np.full(CHANNELS, 0.3))],
         ),
-        network([node("Upsample", ["a", "once"], ["b"])], [constant("once", [1, 1, 1, 1])], opset=9, ir_version=4),
+        network(["b = Upsample(a, once)"], [constant("once", [1, 1, 1, 1])], opset=9, ir_version=4),
     ],
     ids=["plain", "old", "batch normalisation", "upsample"],
 )
-def test_preparing_changes_no_answer(tmp_path: Path, proto: onnx.ModelProto) -> None:
+def test_prepare_changes_no_answer(tmp_path: Path, proto: onnx.ModelProto) -> None:
     if proto.ir_version < 4:
         proto.graph.input.extend(value(t.name, "FP32", list(t.dims)) for t in proto.graph.initializer)
     source = store(proto, tmp_path)
@@ -258,14 +257,13 @@ def test_preparing_changes_no_answer(tmp_path: Path, proto: onnx.ModelProto) -> 
     assert len(set(names)) == len(names)
 
 
-def test_weights_in_constant_nodes_count_without_folding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime's folding is left away where it brings operators that only it has."""
+def test_convert_weights_in_constant_nodes_count_without_folding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's folding is left out if it adds operators that only ONNX Runtime has."""
     monkeypatch.setattr(onnx_int8, "_fold", lambda model, work: model)
-    between = [
-        node("Relu", ["a"], ["r"]),
-        node("Constant", [], ["w3"], value=nets.random("", 8, 8, 3, 3)),
-        conv("r", "b", "w3"),
-    ]
+    weights = helper.make_node("Constant", [], ["w3"], value=nets.random("", 8, 8, 3, 3))
+    between = ["r = Relu(a)", weights, conv("r", "b", "w3")]
     _, out = quantise(network(between), tmp_path)
     assert quantised(out) == ["conv a", "conv b"]
 
@@ -283,19 +281,21 @@ def test_weights_in_constant_nodes_count_without_folding(tmp_path: Path, monkeyp
         ([{"x": np.full((1, 3, SIZE, SIZE), np.nan, np.float32)}], "not finite"),
     ],
 )
-def test_data_that_does_not_fit(tmp_path: Path, samples: Calibration, reason: str) -> None:
+def test_convert_calibration_data_that_does_not_fit_is_unsuitable(
+    tmp_path: Path, samples: Calibration, reason: str
+) -> None:
     with pytest.raises(Unsuitable, match=reason):
         convert(store(nets.chain(3), tmp_path), "int8", tmp_path / "out.onnx", samples)
 
 
-def test_values_without_a_finite_range(tmp_path: Path) -> None:
+def test_convert_values_without_a_finite_range_are_unusable(tmp_path: Path) -> None:
     constants = [constant("huge", 3e38), nets.random("w3", 8, 8, 3, 3)]
-    between = [node("Mul", ["a", "huge"], ["m"]), node("Mul", ["m", "huge"], ["n"]), conv("n", "b", "w3")]
+    between = ["m = Mul(a, huge)", "n = Mul(m, huge)", conv("n", "b", "w3")]
     with pytest.raises(EngineUnusable, match="give other samples"):
         convert(store(network(between, constants), tmp_path), "int8", tmp_path / "out.onnx", SAMPLES)
 
 
-def test_a_result_that_is_not_what_was_asked_for(tmp_path: Path) -> None:
+def test_check_result_float32_layer_or_infinite_scale_is_unusable(tmp_path: Path) -> None:
     _, out = quantise(nets.chain(3), tmp_path)
     check_result(Model.read(out), ["conv c0", "conv c1"])
     with pytest.raises(EngineUnusable, match="left layer conv y in float32"):
@@ -309,13 +309,8 @@ def test_a_result_that_is_not_what_was_asked_for(tmp_path: Path) -> None:
             check_result(Model(proto, tmp_path), ["conv c0", "conv c1"])
 
 
-def test_a_layer_that_hears_only_zeros(tmp_path: Path) -> None:
-    between = [node("Sub", ["a", "a"], ["n"]), conv("n", "c", "w3"), node("Add", ["a", "c"], ["b"])]
-    quantise(network(between, [nets.random("w3", 8, 8, 3, 3)]), tmp_path)
-
-
 @pytest.mark.parametrize("proto", [nets.chain(1), models.several()], ids=["one layer", "no layer"])
-def test_a_model_with_nothing_to_quantise(tmp_path: Path, proto: onnx.ModelProto) -> None:
+def test_convert_model_with_nothing_to_quantise_is_unsuitable(tmp_path: Path, proto: onnx.ModelProto) -> None:
     names = [entry.name for entry in proto.graph.input]
     shapes = [[dim.dim_value for dim in entry.type.tensor_type.shape.dim] for entry in proto.graph.input]
     sample = {name: np.ones(shape, np.float32) for name, shape in zip(names, shapes, strict=True)}
@@ -324,7 +319,7 @@ def test_a_model_with_nothing_to_quantise(tmp_path: Path, proto: onnx.ModelProto
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_what_is_quantised_is_left_alone_and_never_halved(tmp_path: Path) -> None:
+def test_convert_quantised_model_is_returned_for_int8_and_refused_for_fp16(tmp_path: Path) -> None:
     _, made = quantise(nets.chain(3), tmp_path)
     again = convert(made, "int8", tmp_path / "again.onnx", SAMPLES)
     assert (again.path, again.notes) == (str(made), ("it is quantised already",))
