@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _MODE = 0o640  # users of the daemon need not see its configuration
 _GROUP = "edged"  # the service's, which has to read what root writes
 
-group = typer.Typer(no_args_is_help=True, help="The configuration file: write, check and show one.")
-
 _File = Annotated[
     Path | None, typer.Argument(help="The file; otherwise the one that edged serve, or the service, reads.")
 ]
@@ -94,12 +92,6 @@ def show(
         return
     for line in template.lines(reading, origin):
         typer.echo(line)
-
-
-def register(app: typer.Typer) -> None:
-    for function in (init, check, show):
-        group.command(function.__name__)(common.command(function))
-    app.add_typer(group, name="config")
 
 
 def _read(file: Path | None) -> tuple[Reading, str]:

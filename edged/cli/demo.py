@@ -66,10 +66,6 @@ def demo(
         raise EdgedError("; ".join(outcome.report.problems))
 
 
-def register(app: typer.Typer) -> None:
-    app.command("demo")(common.command(demo))
-
-
 async def _run(plan: Plan) -> Outcome:
     """Ctrl-C and the signals that end a process end the demonstration in order; its own cleaning up is not
     interrupted, since it takes seconds at most. KeyboardInterrupt then."""

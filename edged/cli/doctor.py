@@ -84,10 +84,6 @@ def doctor(
         raise typer.Exit(common.FAILED)
 
 
-def register(app: typer.Typer) -> None:
-    app.command("doctor")(common.command(doctor))
-
-
 def _folder(named: str, default: Path) -> Path:
     return Path(named).expanduser().absolute() if named else default
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from edged.api_types import EngineProgress
 from edged.cli import common, formatting, remote
 from edged.cli.remote import RemoteCommand
-from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
+from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.errors import EdgedError, InvalidInput
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ _SELECTIONS = {
 }
 
 
-def _selection_command(verb: str, done: str) -> Callable[..., None]:
+def _selection_command(verb: str, done: str, text: str) -> Callable[..., None]:
     def select(
         model: Model = None,
         engine: Key = None,
@@ -134,15 +134,15 @@ def _selection_command(verb: str, done: str) -> Callable[..., None]:
         )
         remote.run(command, targets, json)
 
+    select.__name__, select.__doc__ = verb, text
     return select
 
 
-def register(engines: typer.Typer) -> None:
-    """Add the commands to the group."""
-    for each in (rebuild, verify):
-        engines.command(each.__name__)(common.command(with_target_options(each)))
-    for verb, (done, text) in _SELECTIONS.items():
-        engines.command(verb, help=text)(common.command(with_target_options(_selection_command(verb, done))))
+COMMANDS: tuple[Callable[..., None], ...] = (
+    rebuild,
+    verify,
+    *(_selection_command(verb, *named) for verb, named in _SELECTIONS.items()),
+)
 
 
 def _require_selection(verb: str, model: str | None, engine: str | None, everything: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from edged import packages
 from edged.api_types import Composition, EngineInfo, Explanation
-from edged.cli import common, engine_commands, formatting, remote
+from edged.cli import common, formatting, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import (
     DEFAULT_TARGETS,
@@ -20,7 +21,6 @@ from edged.cli.targets import (
     StateOption,
     Targets,
     local_box,
-    with_target_options,
 )
 from edged.decoding import explain, ready
 from edged.errors import EdgedError, InvalidInput, NotFound
@@ -91,16 +91,6 @@ def show(
         call=lambda client: _keyed(client.engines(), key), render=lambda engines: [_details(engines)], to_json=_to_json
     )
     remote.run_or_read(command, targets, (state, cache), lambda: _keyed(local_box(state, cache).engines(""), key), json)
-
-
-def register(app: typer.Typer) -> None:
-    engines = typer.Typer(no_args_is_help=True, help="List, explain, build, verify and evict engines.")
-    engines.command("list")(common.command(with_target_options(list_)))
-    engines.command("why")(common.command(with_target_options(why)))
-    engines.command("show")(common.command(with_target_options(show)))
-    engines.command("build")(common.command(build))
-    engine_commands.register(engines)
-    app.add_typer(engines, name="engines")
 
 
 def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
@@ -291,3 +281,6 @@ def _target(text: str, box: LocalBox) -> offline.Target:
 
 def _quietly(progress: Progress) -> None:
     """No output: a spinner turns meanwhile."""
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (list_, why, show, build)

@@ -13,7 +13,7 @@ from edged import events as happened
 from edged.api_types import EventInfo
 from edged.cli import common, formatting, remote
 from edged.cli.inventory import Box
-from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
+from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -47,10 +47,6 @@ def events(
                 common.print_json(msgspec.json.encode(event.json()))
             else:
                 common.out.print(_line(event), soft_wrap=True)
-
-
-def register(app: typer.Typer) -> None:
-    app.command("events")(common.command(with_target_options(events)))
 
 
 def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:

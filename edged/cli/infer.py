@@ -42,10 +42,6 @@ def infer(
         _print(result)
 
 
-def register(app: typer.Typer) -> None:
-    app.command("infer")(common.command(infer))
-
-
 def _print(result: Result) -> None:
     if result.outputs:
         common.show(_outputs(result))

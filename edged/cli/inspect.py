@@ -118,10 +118,6 @@ def _show(
     common.print_json(msgspec.json.encode(facts))
 
 
-def register(app: typer.Typer) -> None:
-    app.command("inspect")(common.command(inspect))
-
-
 def _refuse(file: Path, error: EdgedError, json: bool) -> None:
     """Show why a file is refused, of which nothing else is known."""
     if not json:

@@ -205,13 +205,6 @@ def check(
         raise typer.Exit(common.FAILED)
 
 
-def register_check(app: typer.Typer) -> None:
-    inventory = typer.Typer(no_args_is_help=True, help="Check files of boxes for --inventory.")
-    inventory.command("check")(common.command(check))
-    inventory.callback()(lambda: None)  # so that the one command keeps its name
-    app.add_typer(inventory, name="inventory")
-
-
 def _checked(box: Box) -> Checked:
     from edged.client.credentials import is_secured, require_usable
 

@@ -20,7 +20,6 @@ from edged.cli.targets import (
     Targets,
     is_daemon_addressed,
     local_box,
-    with_target_options,
 )
 from edged.errors import ModelNotFound
 from edged.models.repair import Record, Wish
@@ -150,15 +149,6 @@ def remove(
         to_json=lambda folder: {"name": name, "kept": folder},
     )
     remote.run_or_read(command, targets, (state,), lambda: local_box(state).remove(name, delete=delete), json)
-
-
-def register(app: typer.Typer) -> None:
-    models = typer.Typer(no_args_is_help=True, help="List, show, add and remove models.")
-    models.command("add")(common.command(with_target_options(add)))
-    models.command("list")(common.command(with_target_options(list_)))
-    models.command("show")(common.command(with_target_options(show)))
-    models.command("remove")(common.command(with_target_options(remove)))
-    app.add_typer(models, name="models")
 
 
 def _removed(name: str, folder: str) -> str:

@@ -15,7 +15,7 @@ import typer
 from edged.api_types import ReloadedKey
 from edged.cli import common, remote
 from edged.cli.remote import RemoteCommand
-from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
+from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,10 +83,6 @@ def serve(
     uvloop.run(daemon.serve(settings, ready, (lambda: reading().required()) if file else None, activation))
 
 
-def register(app: typer.Typer) -> None:
-    app.command("serve")(common.command(serve))
-
-
 def _announce(addresses: list[str]) -> None:
     """Print the addresses on standard output."""
     for address in addresses:
@@ -130,10 +126,6 @@ def reload(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> Non
         if_interrupted="the daemon finishes a reload that has begun",
     )
     remote.run(command, targets, json)
-
-
-def register_reload(app: typer.Typer) -> None:
-    app.command("reload")(common.command(with_target_options(reload)))
 
 
 def _lines(keys: Sequence[ReloadedKey]) -> list[str]:

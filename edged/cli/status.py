@@ -15,7 +15,7 @@ from rich.table import Table
 from edged.api_types import AlarmInfo, CameraInfo, StatusInfo
 from edged.cli import common, formatting, remote
 from edged.cli.remote import RemoteCommand
-from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
+from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -36,10 +36,6 @@ def status(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> Non
         table=_table,
     )
     remote.run(command, targets, json)
-
-
-def register(app: typer.Typer) -> None:
-    app.command("status")(common.command(with_target_options(status)))
 
 
 def _trouble(found: StatusInfo) -> str:
@@ -101,10 +97,6 @@ def cameras(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> No
         empty="no active cameras; see: edged stream --help",
     )
     remote.run(command, targets, json)
-
-
-def register_cameras(app: typer.Typer) -> None:
-    app.command("cameras")(common.command(with_target_options(cameras)))
 
 
 def _camera_state(each: CameraInfo) -> str:
@@ -181,13 +173,6 @@ def device(
         raise InvalidInput("--root and --target exclude each other; a recorded device needs no daemon")
     else:
         remote.run(command, targets, json)
-
-
-def register_device(app: typer.Typer) -> None:
-    group = typer.Typer(invoke_without_command=True)
-    group.callback()(common.command(with_target_options(device)))
-    group.command("refresh")(common.command(with_target_options(refresh)))
-    app.add_typer(group, name="device")
 
 
 def _fact_table(facts: dict[str, Any]) -> Table:

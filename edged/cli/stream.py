@@ -171,10 +171,6 @@ def stream(
         raise EdgedError(f"no frame was answered: {stats.error or 'the source gave none'}")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("stream")(common.command(stream))
-
-
 @contextlib.contextmanager
 def _sinks(
     json: bool,

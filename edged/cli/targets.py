@@ -100,7 +100,9 @@ def client_of(box: Box) -> Client:
 
 
 def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command so that its argument `targets` comes from the options above."""
+    """Decorate a command so that its argument `targets`, if it has one, comes from the options above."""
+    if "targets" not in function.__annotations__:
+        return function
     known = inspect.signature(function, eval_str=True)
 
     @functools.wraps(function)

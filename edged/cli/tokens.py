@@ -87,14 +87,6 @@ def revoke(
     common.show(f"token {name} revoked")
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens of clients; see docs/security.md.")
-    group.command("new")(common.command(new))
-    group.command("list")(common.command(list_))
-    group.command("revoke")(common.command(revoke))
-    app.add_typer(group, name="tokens")
-
-
 def _kept(file: Path | None, state: Path | None) -> TokenFile:
     from edged import paths
     from edged.api.auth.guard import tokens_path

@@ -26,7 +26,6 @@ from tests.unit.client_daemon import Running
 
 pytestmark = pytest.mark.timeout(60)
 
-PROGRAM = "import typer; from edged.cli import engines; app = typer.Typer(); engines.register(app); app()"
 FIRST, SECOND = "doors aaaaaa111111 openvino/fp32", "doors bbbbbb222222 openvino/fp32"
 
 
@@ -36,7 +35,7 @@ def call(running: Running | str, *line: str) -> Result:
 
 
 def program(running: Running, *line: str, **streams: object) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", PROGRAM, "engines", *line, "--target", running.target]
+    command = [sys.executable, "-m", "edged", "engines", *line, "--target", running.target]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
     return subprocess.Popen(command, env=environment, **streams)  # type: ignore[call-overload,no-any-return]
 

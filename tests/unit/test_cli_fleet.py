@@ -30,10 +30,6 @@ from tests.waiting import wait
 
 pytestmark = pytest.mark.timeout(60)
 
-PROGRAM = (
-    "import typer; from edged.cli import engines, events; app = typer.Typer(); engines.register(app);"
-    "events.register(app); app()"
-)
 FIRST, SECOND = "doors aaaaaa111111 openvino/fp32", "doors bbbbbb222222 openvino/fp32"
 
 
@@ -284,7 +280,7 @@ def test_fleet_followed_failure_is_reported_at_the_end(boxes: Boxes) -> None:
 
 
 def test_fleet_interrupted_says_what_goes_on(boxes: Boxes) -> None:
-    command = [sys.executable, "-c", PROGRAM, "engines", "rebuild", "endless", "-f", "--inventory", str(boxes.file)]
+    command = [sys.executable, "-m", "edged", "engines", "rebuild", "endless", "-f", "--inventory", str(boxes.file)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
     try:
         wait(lambda: boxes.watching() == [1, 1], "both build")

@@ -10,10 +10,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from edged.cli import inspect, sample_run
+from edged.cli import sample_run
+from edged.cli.app import app
 from edged.shapes import CLASSES, MODEL_PATH, Scene
 from edged.tensors import TensorSpec
 from tests import models
@@ -37,9 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*line: str | Path) -> Result:
-    app = typer.Typer()
-    inspect.register(app)
-    return CliRunner().invoke(app, [str(word) for word in line])
+    return CliRunner().invoke(app, ["inspect", *map(str, line)])
 
 
 def rows(result: Result) -> dict[str, str]:

@@ -22,19 +22,14 @@ from rich.table import Table
 from typer.testing import CliRunner, Result
 
 from edged.api_types import Composition, EngineInfo, Verdict
-from edged.cli import common, engines, infer, local, stream
+from edged.cli import common, local
+from edged.cli.app import app
 from edged.cli.targets import is_daemon_addressed
 from edged.client.client import Client
 from edged.errors import EdgedError, InvalidInput
 from tests.unit.client_daemon import Running
 
 pytestmark = pytest.mark.timeout(60)
-
-# The two commands as a program of their own, as the whole command line mounts them.
-PROGRAM = (
-    "import typer; from edged.cli import infer, stream; app = typer.Typer(); infer.register(app);"
-    "stream.register(app); app()"
-)
 
 
 @pytest.fixture
@@ -55,14 +50,11 @@ def video(tmp_path: Path) -> str:
 
 
 def call(*words: str) -> Result:
-    app = typer.Typer()
-    for module in (infer, stream, engines):
-        module.register(app)
     return CliRunner().invoke(app, list(words))
 
 
 def program(*words: str, **options: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM, *words]
+    command = [sys.executable, "-m", "edged", *words]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | {"TERM": "dumb"}, **options)  # type: ignore[call-overload]
 
@@ -276,7 +268,7 @@ def test_stream_wrong_options_fail_in_one_line(running: Running, picture: str, w
 
 def test_stream_on_a_terminal_shows_a_live_line(running: Running, video: str) -> None:
     master, slave = pty.openpty()
-    command = [sys.executable, "-c", PROGRAM, "stream", "shapes", video, "-t", running.target]
+    command = [sys.executable, "-m", "edged", "stream", "shapes", video, "-t", running.target]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
     os.close(slave)

@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from edged.cli import inventory
+from edged.cli.app import app
 from edged.cli.inventory import Box, load
 from edged.client.credentials import Credentials
 from edged.errors import ConfigError, InvalidInput
@@ -131,8 +130,6 @@ def test_load_fifo_or_missing_file_raises(tmp_path: Path) -> None:
 
 
 def check(*line: str) -> Result:
-    app = typer.Typer()
-    inventory.register_check(app)
     return CliRunner().invoke(app, ["inventory", "check", *line])
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from edged.cli import local
-from edged.cli import models as models_command
+from edged.cli.app import app
 from edged.config.limits import AdmissionLimits
 from edged.engines.admission import Admission
 from edged.engines.builder import Builder
@@ -94,6 +93,4 @@ def test_add_to_a_daemon_takes_no_limits(tmp_path: Path) -> None:
 
 
 def add(*line: str | Path, environment: dict[str, str] | None = None) -> Result:
-    app = typer.Typer()
-    models_command.register(app)
     return CliRunner().invoke(app, ["models", "add", *map(str, line)], env=environment)

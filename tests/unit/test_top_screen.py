@@ -18,27 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from edged.cli import top
+from edged.cli.app import app
 from tests.unit.client_daemon import Running
 from tests.waiting import wait
 
 pytestmark = pytest.mark.timeout(90)
 
-PROGRAM = (
-    "import typer; from edged.cli import top; app = typer.Typer(); app.callback()(lambda: None);"
-    " top.register(app); app()"
-)
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 SHOW_CURSOR = b"\x1b[?25h"
 
 
 def call(*line: str) -> Result:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    top.register(app)
     return CliRunner().invoke(app, ["top", *line], env={"EDGED_TARGET": ""})
 
 
@@ -52,7 +44,7 @@ class Terminal:
         self.written = b""
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         environment["TERM"] = "xterm-256color"
-        command = [sys.executable, "-c", PROGRAM, "top", "--interval", "0.2"]
+        command = [sys.executable, "-m", "edged", "top", "--interval", "0.2"]
         command += [word for target in targets for word in ("--target", target)]
         self.process = subprocess.Popen(
             command, stdin=self._its, stdout=self._its, stderr=self._its, env=environment, start_new_session=True
@@ -150,7 +142,7 @@ def test_top_invalid_options_and_missing_daemon_fail(tmp_path: Path) -> None:
 
 
 def test_top_json_goes_on_until_interrupted(running: Running) -> None:
-    command = [sys.executable, "-c", PROGRAM, "top", "--json", "-i", "0.2", "--target", running.target]
+    command = [sys.executable, "-m", "edged", "top", "--json", "-i", "0.2", "--target", running.target]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from edged.cli import common
-from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
+from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.errors import NotReady
 
 if TYPE_CHECKING:
@@ -58,10 +58,6 @@ def top(
             from edged.cli.top.screen import Screen  # needs a terminal's system
 
             Screen(common.out, watch).run()
-
-
-def register(app: typer.Typer) -> None:
-    app.command("top")(common.command(with_target_options(top)))
 
 
 def _print_once(watch: Watch, json: bool) -> None:
