@@ -94,6 +94,12 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+def leads_outside(name: str | PurePath) -> bool:
+    """Whether a path in a package, which may be hostile, is not that of a file inside the package's folder."""
+    pure = PurePath(name)
+    return "\0" in str(pure) or pure.is_absolute() or ".." in pure.parts or not pure.parts
+
+
 def read_inside(folder: Path, name: str | PurePath) -> bytes:
     """All bytes of a regular file that a package names by its path inside the package's `folder`.
 
@@ -115,9 +121,9 @@ def status_inside(folder: Path, name: str | PurePath) -> os.stat_result:
 
 def _open_inside(folder: Path, name: str | PurePath) -> int:
     """Each step is opened relative to the one before it, so that no folder can be replaced by a link meanwhile."""
-    pure = PurePath(name)
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+    if leads_outside(name):
         raise OSError(errno.EPERM, "it lies outside the model's folder")
+    pure = PurePath(name)
     handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for step in pure.parts[:-1]:

@@ -18,6 +18,7 @@ from edged.engines.engine import EngineState, PlannedEngine, Request
 from edged.engines.probe import KnownAnswers
 from edged.engines.shape_book import ShapeBook
 from edged.errors import EdgedError, NotReady, Quarantined
+from edged.files import leads_outside
 from edged.models.entries import ModelEntry
 from edged.models.finding import Finding
 from edged.models.inspection import Inspection
@@ -196,7 +197,7 @@ class PlannedModel:
 def external_files(entry: ModelEntry, inspection: Inspection) -> tuple[Path, ...]:
     """The files that hold a model's external weights, also those that are missing."""
     folder = Path(entry.path).parent
-    return tuple(folder / file.path for file in inspection.external)
+    return tuple(folder / file.path for file in inspection.external if not leads_outside(file.path))
 
 
 def is_of(engine: EngineRef, model: Model) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 import onnx
 
+from edged.files import leads_outside
 from edged.jobs import onnx_walk
 from edged.jobs.weights import byte_size
 from edged.models.finding import Category, Finding, Stage
@@ -148,7 +149,7 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
     location, tensor = reference.location, reference.tensor
     named = f"external data {location[:200]!r}"
     path = PurePosixPath(location)
-    if "\0" in location or path.is_absolute() or ".." in path.parts:
+    if leads_outside(location):
         outside = f"{named} lies outside the model's folder"
         return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "export it beside the model", tensor)
     try:

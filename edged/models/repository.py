@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, ModelNotFound, Refused, Superseded, TooLarge
-from edged.files import foreign, not_stored
+from edged.files import foreign, leads_outside, not_stored
 from edged.models import repair
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
@@ -329,8 +329,12 @@ class Overrides:
 def _inside(path: str) -> PurePosixPath:
     """Check that a path is inside a model's folder; InvalidInput."""
     pure = PurePosixPath(path)
-    outside = pure.is_absolute() or ".." in pure.parts or not pure.parts or len(pure.parts) > _DEEPEST
-    if outside or not path.isprintable() or any(len(part.encode()) > 255 for part in pure.parts):
+    if (
+        leads_outside(pure)
+        or len(pure.parts) > _DEEPEST
+        or not path.isprintable()
+        or any(len(part.encode()) > 255 for part in pure.parts)
+    ):
         raise InvalidInput(f"{path[:80]!r} is not a file inside a model's folder; name it like file:1/model.onnx")
     if str(pure) == FILE:
         raise InvalidInput(f"{FILE} is not accepted as a file; send it as `config`, in JSON")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
 from typing import Literal
 
 import msgspec
 
 from edged.errors import ConfigError
+from edged.files import leads_outside
 
 VERSIONS = "versions"
 _LATEST = re.compile(r"latest(?::\s*([0-9]{1,9}))?")
@@ -182,7 +182,5 @@ class TritonConfig(msgspec.Struct, frozen=True):
 
 def require_plain_name(what: str, name: str) -> None:
     """ConfigError for a file name that leads out of its folder."""
-    pure = PurePosixPath(name)
-    outside = pure.is_absolute() or ".." in pure.parts or str(pure) == "."
-    if outside or not name.isprintable() or len(name.encode()) > 255:
+    if leads_outside(name) or not name.isprintable() or len(name.encode()) > 255:
         raise ConfigError(f"{what} {name[:80]!r} is not the name of a file in the model's folder")

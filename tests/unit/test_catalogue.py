@@ -182,6 +182,22 @@ async def test_a_model_whose_external_data_changes_is_read_again(house: House, t
         (tmp_path / "weights.bin").write_bytes(b"22")
 
 
+@pytest.mark.parametrize("name", ["a\0b", "/dev/null", "../weights.bin", ""])
+async def test_look_external_data_outside_its_folder_leaves_other_models_alone(
+    house: House, tmp_path: Path, name: str
+) -> None:
+    cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_OUTSIDE, "it lies outside the model's folder")
+    house.readers.files["model"] = msgspec.structs.replace(inspection(external=[name]), finding=cut)
+    house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
+    for _ in range(2):
+        await house.look()
+        await asyncio.gather(*filter(None, [house.catalogue.models["m"].reading]))
+    assert house.catalogue.models["m"].weights == ()
+    house.shelf.models.clear()
+    await house.look()
+    assert not house.catalogue.models
+
+
 async def test_look_external_data_that_comes_after_its_model_makes_it_good(tmp_path: Path) -> None:
     house, whole = House(tmp_path), inspection(external=["weights.bin"])
     cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, "weights.bin is missing", "put it beside the model")

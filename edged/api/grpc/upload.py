@@ -16,7 +16,7 @@ from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
 from edged.engines.repairer import Repaired, repair
 from edged.errors import AlreadyExists, InvalidInput
-from edged.files import not_stored
+from edged.files import leads_outside, not_stored
 from edged.models import samples as model_samples
 from edged.models.entries import check_name
 from edged.models.inspection import too_large
@@ -162,7 +162,6 @@ class Upload:
 
 def _relative(path: str) -> str:
     """A path inside the model's folder, or InvalidInput."""
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path or str(pure) == ".":
+    if leads_outside(path):
         raise InvalidInput(f"{path[:80]!r} is not a file name inside a model's folder")
-    return str(pure)
+    return str(PurePosixPath(path))
