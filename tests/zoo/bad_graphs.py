@@ -30,25 +30,14 @@ def no_graph() -> onnx.ModelProto:
     return proto
 
 
-@HALL.model(*_NO_GRAPH)
-def no_nodes() -> onnx.ModelProto:
-    """A graph that computes nothing and promises an output"""
-    return chain()
-
-
-@HALL.model(*_NO_GRAPH)
-def no_outputs() -> onnx.ModelProto:
-    """A graph that tells nobody what it computed"""
-    return relu(outputs=[])
+HALL.models(
+    _NO_GRAPH,
+    no_nodes=("A graph that computes nothing and promises an output", chain()),
+    no_outputs=("A graph that tells nobody what it computed", relu(outputs=[])),
+)
 
 
 # -- cycles ----------------------------------------------------------------------------------------------------------
-
-
-@HALL.model(*_CYCLE)
-def cycle_of_one() -> onnx.ModelProto:
-    """A node that reads what it makes"""
-    return chain(node("Add", "x y", "y"))
 
 
 @HALL.model(*_CYCLE)
@@ -57,11 +46,14 @@ def cycle_of_two() -> onnx.ModelProto:
     return chain(node("Add", "x b", "a"), node("Relu", "a", "b"), node("Neg", "b", "y"))
 
 
-@HALL.model(*_CYCLE)
-def cycle_of_many() -> onnx.ModelProto:
-    """A ring of two thousand nodes"""
-    ring = [node("Identity", f"t{at}", f"t{(at + 1) % 2000}") for at in range(2000)]
-    return chain(*ring, node("Add", "x t0", "y"))
+HALL.models(
+    _CYCLE,
+    cycle_of_one=("A node that reads what it makes", chain(node("Add", "x y", "y"))),
+    cycle_of_many=(
+        "A ring of two thousand nodes",
+        chain(*[node("Identity", f"t{at}", f"t{(at + 1) % 2000}") for at in range(2000)], node("Add", "x t0", "y")),
+    ),
+)
 
 
 @HALL.model(*_CYCLE)
@@ -105,16 +97,11 @@ def functions_call_each_other() -> onnx.ModelProto:
 # -- loose ends ------------------------------------------------------------------------------------------------------
 
 
-@HALL.model(*_DANGLING)
-def dangling_input() -> onnx.ModelProto:
-    """A node that reads what nothing makes"""
-    return chain(node("Add", "x nobody", "y"))
-
-
-@HALL.model(*_DANGLING)
-def dangling_output() -> onnx.ModelProto:
-    """An output that nothing makes"""
-    return relu(outputs=[value("y"), value("nobody")])
+HALL.models(
+    _DANGLING,
+    dangling_input=("A node that reads what nothing makes", chain(node("Add", "x nobody", "y"))),
+    dangling_output=("An output that nothing makes", relu(outputs=[value("y"), value("nobody")])),
+)
 
 
 @HALL.model(*_DANGLING)
@@ -153,12 +140,6 @@ def dangling_output_of_a_branch() -> onnx.ModelProto:
 
 
 @HALL.model(*_DUPLICATE)
-def two_nodes_make_one_tensor() -> onnx.ModelProto:
-    """Two nodes with the same output"""
-    return chain(node("Relu", "x", "y"), node("Neg", "x", "y"))
-
-
-@HALL.model(*_DUPLICATE)
 def node_makes_an_input() -> onnx.ModelProto:
     """A node whose output is called as an input is"""
     return chain(node("Relu", "x", "x"), node("Neg", "x", "y"))
@@ -170,10 +151,11 @@ def node_makes_a_constant() -> onnx.ModelProto:
     return chain(node("Relu", "x", "w"), node("Add", "x w", "y"), constants=[constant("w", 1)])
 
 
-@HALL.model(*_DUPLICATE)
-def two_inputs_of_one_name() -> onnx.ModelProto:
-    """Two inputs called x"""
-    return relu(inputs=[value("x"), value("x", "INT64")])
+HALL.models(
+    _DUPLICATE,
+    two_nodes_make_one_tensor=("Two nodes with the same output", chain(node("Relu", "x", "y"), node("Neg", "x", "y"))),
+    two_inputs_of_one_name=("Two inputs called x", relu(inputs=[value("x"), value("x", "INT64")])),
+)
 
 
 @HALL.model(*_DUPLICATE)
@@ -217,16 +199,11 @@ def branch_hides_a_name() -> onnx.ModelProto:
     return chain(*nodes, inputs=[value("up", "BOOL", []), value("x")])
 
 
-@HALL.model(*_BAD_NAME)
-def input_without_a_name() -> onnx.ModelProto:
-    """An input that nobody could name in a request"""
-    return relu(inputs=[value("x"), value("")])
-
-
-@HALL.model(*_BAD_NAME)
-def output_without_a_name() -> onnx.ModelProto:
-    """An output that nobody could tell"""
-    return relu(outputs=[value("y"), value("")])
+HALL.models(
+    _BAD_NAME,
+    input_without_a_name=("An input that nobody could name in a request", relu(inputs=[value("x"), value("")])),
+    output_without_a_name=("An output that nobody could tell", relu(outputs=[value("y"), value("")])),
+)
 
 
 # Protobuf of one kind refuses such bytes as text, of another kind hands them on.

@@ -54,12 +54,6 @@ def domain_in_a_branch() -> onnx.ModelProto:
 
 
 @HALL.model(*_OPERATOR)
-def operator_unknown() -> onnx.ModelProto:
-    """An operator that ONNX never had"""
-    return chain(node("Frobnicate", "x", "y"))
-
-
-@HALL.model(*_OPERATOR)
 def operator_of_a_known_domain() -> onnx.ModelProto:
     """An operator that a runtime's own domain does not have"""
     return chain(node("Frobnicate", "x", "y", domain="com.microsoft"), domains={"com.microsoft": 1})
@@ -77,10 +71,11 @@ def operator_withdrawn() -> onnx.ModelProto:
     return chain(node("Upsample", "x factors", "y"), constants=[constant("factors", [1, 2])], opset=17)
 
 
-@HALL.model(*_OPERATOR)
-def operator_in_other_case() -> onnx.ModelProto:
-    """ReLU as mathematicians write it"""
-    return chain(node("RELU", "x", "y"))
+HALL.models(
+    _OPERATOR,
+    operator_unknown=("An operator that ONNX never had", chain(node("Frobnicate", "x", "y"))),
+    operator_in_other_case=("ReLU as mathematicians write it", chain(node("RELU", "x", "y"))),
+)
 
 
 @HALL.model(*_OPERATOR, *_INVALID)

@@ -51,16 +51,9 @@ def calling(*functions: onnx.FunctionProto, first: str = "Outer", ir: int = 9) -
     return chain(call, domains={LOCAL: 1}, functions=functions, ir=ir)
 
 
-@HALL.model(SERVED)
-def if_branches() -> onnx.ModelProto:
-    """An If by an input"""
-    return nested_ifs(1)
-
-
-@HALL.model(SERVED)
-def if_nested() -> onnx.ModelProto:
-    """Four Ifs inside each other"""
-    return nested_ifs(4)
+def long_chain(nodes: int) -> onnx.ModelProto:
+    names = ["x", *(f"t{at}" for at in range(1, nodes)), "y"]
+    return chain(*(node("Identity", [names[at]], [names[at + 1]]) for at in range(nodes)))
 
 
 @HALL.model(SERVED, costly=True)
@@ -83,18 +76,6 @@ def if_shapes_differ() -> onnx.ModelProto:
     other = body(node("ReduceSum", "x", "e", keepdims=0), outputs=[value("e", dims=[])])
     ends: dict[str, Any] = {"inputs": [value("up", "BOOL", []), value("x")], "outputs": [value("y", dims=None)]}
     return chain(choice(then, other), **ends)
-
-
-@HALL.model(SERVED)
-def loop_counted() -> onnx.ModelProto:
-    """A Loop of three trips"""
-    return counted_loop("three", [], [constant("three", 3, np.int64)])
-
-
-@HALL.model(SERVED)
-def loop_of_no_trip() -> onnx.ModelProto:
-    """A Loop that never runs"""
-    return counted_loop("none", [], [constant("none", 0, np.int64)])
 
 
 @HALL.model(SERVED)
@@ -123,13 +104,6 @@ def scan_sums() -> onnx.ModelProto:
     )
     scan = node("Scan", "start x", "last y", body=inner, num_scan_inputs=1)
     return chain(scan, constants=[constant("start", np.zeros(4))])
-
-
-@HALL.model(SERVED)
-def sequence_inside() -> onnx.ModelProto:
-    """A sequence inside, tensors at the ends"""
-    nodes = node("SplitToSequence", "x", "rows", axis=0), node("ConcatFromSequence", "rows", "y", axis=0)
-    return chain(*nodes)
 
 
 @HALL.model(SERVED)
@@ -187,38 +161,12 @@ def function_overloads() -> onnx.ModelProto:
 
 
 @HALL.model(SERVED)
-def optional_inputs_left_away() -> onnx.ModelProto:
-    """Empty names in the middle and missing ones at the end of a node's inputs"""
-    most = constant("most", 0.5)
-    return chain(node("Clip", ["x", "", "most"], ["h"]), node("Clip", "h", "y"), constants=[most])
-
-
-@HALL.model(SERVED)
 def optional_outputs_left_away() -> onnx.ModelProto:
     """The first of a node's outputs left away: of a recurrent layer only the last state is wanted"""
     weights = [constant("w", np.ones((1, 12, 4)) / 9), constant("r", np.ones((1, 12, 4)) / 9)]
     row = constant("front", [0], np.int64)
     nodes = node("Unsqueeze", "x front", "steps"), node("GRU", "steps w r", ["", "y"], hidden_size=4)
     return chain(*nodes, outputs=[value("y", dims=[1, "n", 4])], constants=[*weights, row])
-
-
-@HALL.model(SERVED)
-def input_never_used() -> onnx.ModelProto:
-    """An input that no node reads"""
-    return relu(inputs=[value("x"), value("unused", "INT64", [3])])
-
-
-@HALL.model(SERVED)
-def constant_never_used() -> onnx.ModelProto:
-    """Weights that no node reads"""
-    return relu(constants=[constant("unused", np.ones((64, 64)))])
-
-
-@HALL.model(SERVED)
-def one_tensor_two_outputs() -> onnx.ModelProto:
-    """Two outputs with the same content"""
-    nodes = node("Relu", "x", "y"), node("Identity", "y", "z")
-    return chain(*nodes, outputs=[value("y"), value("z")])
 
 
 @HALL.model(SERVED)
@@ -232,19 +180,6 @@ def constants_only() -> onnx.ModelProto:
     """No inputs: it always answers the same"""
     constants = [constant("a", [[1, 2, 3, 4]]), constant("b", [[1, 1, 1, 1]])]
     return chain(node("Add", "a b", "y"), inputs=[], outputs=[value("y", dims=[1, 4])], constants=constants)
-
-
-@HALL.model(SERVED)
-def output_is_a_constant() -> onnx.ModelProto:
-    """One output from the input, and one that is a constant itself"""
-    kept = constant("version", [7], np.int64)
-    return relu(outputs=[value("y"), value("version", "INT64", [1])], constants=[kept])
-
-
-@HALL.model(SERVED)
-def output_is_an_input() -> onnx.ModelProto:
-    """One output that no node makes: it is the input"""
-    return relu(outputs=[value("y"), value("x")])
 
 
 @HALL.model(SERVED)
@@ -288,19 +223,6 @@ def random_numbers() -> onnx.ModelProto:
 
 
 @HALL.model(SERVED)
-def weights_in_typed_fields() -> onnx.ModelProto:
-    """Weights one by one instead of as bytes"""
-    weights = helper.make_tensor("w", DTYPES["FP32"], [4], [1.0, 2.0, 3.0, 4.0])
-    return chain(node("Mul", "x w", "y"), constants=[weights])
-
-
-@HALL.model(SERVED)
-def trained_network() -> onnx.ModelProto:
-    """Three dense layers"""
-    return dense()
-
-
-@HALL.model(SERVED)
 def metadata_of_all_kinds() -> onnx.ModelProto:
     """Metadata in many languages, long and empty, and a description of a megabyte"""
     proto = relu()
@@ -309,12 +231,35 @@ def metadata_of_all_kinds() -> onnx.ModelProto:
     return proto
 
 
-@HALL.model(SERVED)
-def many_nodes() -> onnx.ModelProto:
-    """Five thousand nodes in a row"""
-    return long_chain(5_000)
-
-
-def long_chain(nodes: int) -> onnx.ModelProto:
-    names = ["x", *(f"t{at}" for at in range(1, nodes)), "y"]
-    return chain(*(node("Identity", [names[at]], [names[at + 1]]) for at in range(nodes)))
+HALL.models(
+    (SERVED,),
+    if_branches=("An If by an input", nested_ifs(1)),
+    if_nested=("Four Ifs inside each other", nested_ifs(4)),
+    loop_counted=("A Loop of three trips", counted_loop("three", [], [constant("three", 3, np.int64)])),
+    loop_of_no_trip=("A Loop that never runs", counted_loop("none", [], [constant("none", 0, np.int64)])),
+    sequence_inside=(
+        "A sequence inside, tensors at the ends",
+        chain(node("SplitToSequence", "x", "rows", axis=0), node("ConcatFromSequence", "rows", "y", axis=0)),
+    ),
+    optional_inputs_left_away=(
+        "Empty names in the middle and missing ones at the end of a node's inputs",
+        chain(node("Clip", ["x", "", "most"], ["h"]), node("Clip", "h", "y"), constants=[constant("most", 0.5)]),
+    ),
+    input_never_used=("An input that no node reads", relu(inputs=[value("x"), value("unused", "INT64", [3])])),
+    constant_never_used=("Weights that no node reads", relu(constants=[constant("unused", np.ones((64, 64)))])),
+    one_tensor_two_outputs=(
+        "Two outputs with the same content",
+        chain(node("Relu", "x", "y"), node("Identity", "y", "z"), outputs=[value("y"), value("z")]),
+    ),
+    output_is_a_constant=(
+        "One output from the input, and one that is a constant itself",
+        relu(outputs=[value("y"), value("version", "INT64", [1])], constants=[constant("version", [7], np.int64)]),
+    ),
+    output_is_an_input=("One output that no node makes: it is the input", relu(outputs=[value("y"), value("x")])),
+    weights_in_typed_fields=(
+        "Weights one by one instead of as bytes",
+        chain(node("Mul", "x w", "y"), constants=[helper.make_tensor("w", DTYPES["FP32"], [4], [1.0, 2.0, 3.0, 4.0])]),
+    ),
+    trained_network=("Three dense layers", dense()),
+    many_nodes=("Five thousand nodes in a row", long_chain(5000)),
+)

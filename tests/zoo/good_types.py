@@ -42,12 +42,6 @@ for _name, (_how, _dimensions) in _DIMENSIONS.items():
 
 
 @HALL.model(SERVED)
-def output_shape_left_away() -> onnx.ModelProto:
-    """An output whose shape has to be inferred"""
-    return relu(outputs=[value("y", dims=None)])
-
-
-@HALL.model(SERVED)
 def output_type_left_away() -> onnx.ModelProto:
     """An output without any type, as ONNX lets inner values be; runtimes infer it"""
     proto = relu()
@@ -75,18 +69,18 @@ def zero_size_input() -> onnx.ModelProto:
     return relu(inputs=[value("x", dims=[0, 4])], outputs=[value("y", dims=[0, 4])])
 
 
-@HALL.model(SERVED)
-def zero_size_output() -> onnx.ModelProto:
-    """Rows that are picked by a condition that never holds"""
-    nodes = node("Less", "x x", "never"), node("NonZero", "never", "y")
-    return chain(*nodes, outputs=[value("y", "INT64", [2, "found"])])
-
-
-@HALL.model(SERVED)
-def zero_size_constant() -> onnx.ModelProto:
-    """A constant without elements, joined to the input"""
-    nothing = constant("nothing", np.zeros((0, 4)))
-    return chain(node("Concat", "x nothing", "y", axis=0), constants=[nothing])
+HALL.models(
+    (SERVED,),
+    output_shape_left_away=("An output whose shape has to be inferred", relu(outputs=[value("y", dims=None)])),
+    zero_size_output=(
+        "Rows that are picked by a condition that never holds",
+        chain(node("Less", "x x", "never"), node("NonZero", "never", "y"), outputs=[value("y", "INT64", [2, "found"])]),
+    ),
+    zero_size_constant=(
+        "A constant without elements, joined to the input",
+        chain(node("Concat", "x nothing", "y", axis=0), constants=[constant("nothing", np.zeros((0, 4)))]),
+    ),
+)
 
 
 @HALL.model(SERVED)

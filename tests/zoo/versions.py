@@ -70,16 +70,11 @@ def opset_twice() -> onnx.ModelProto:
     return proto
 
 
-@FIXED.model(*_TOO_OLD)
-def opset_0() -> onnx.ModelProto:
-    """Operators of version 0, which never was"""
-    return relu(opset=0)
-
-
-@FIXED.model(*_TOO_OLD)
-def opset_negative() -> onnx.ModelProto:
-    """Operators of a version below zero"""
-    return relu(opset=-(2**40))
+FIXED.models(
+    _TOO_OLD,
+    opset_0=("Operators of version 0, which never was", relu(opset=0)),
+    opset_negative=("Operators of a version below zero", relu(opset=-(2**40))),
+)
 
 
 @FIXED.model(*_TOO_OLD)
