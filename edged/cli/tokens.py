@@ -91,7 +91,7 @@ def _kept(file: Path | None, state: Path | None) -> TokenFile:
     from edged import paths
     from edged.api.auth.guard import tokens_path
     from edged.api.auth.tokens import TokenFile
-    from edged.config.access import Access
+    from edged.config.schema import Access
 
     return TokenFile(tokens_path(Access(tokens_file=str(file or "")), (state or paths.default_state_dir()).absolute()))
 

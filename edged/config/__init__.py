@@ -1,15 +1,14 @@
 """The daemon's configuration: typed, frozen, from one TOML file, the environment and the command line.
 
-`schema` declares the keys. Everything else is derived from it: names, types and ranges (`keys`), mistakes and their
-lines (`checking`), the values in force and their origin (`reading`), the commented file and listings (`template`), and
-the parts of a running daemon that a change touches (`changes`).
+`schema` describes every key. The rest follows from it: tables of keys (`keys`), mistakes and their lines (`checking`),
+values in force and their origin (`reading`), the commented file and listings (`template`), and what a reload changes
+(`changes`).
 """
 
-from edged.config.access import Access as Access
-from edged.config.access import Tls as Tls
 from edged.config.reading import Reading as Reading
 from edged.config.reading import load as load
 from edged.config.reading import read as read
+from edged.config.schema import Access as Access
 from edged.config.schema import Config as Config
 from edged.config.schema import Engines as Engines
 from edged.config.schema import Frigate as Frigate
@@ -17,4 +16,5 @@ from edged.config.schema import Health as Health
 from edged.config.schema import Http as Http
 from edged.config.schema import Metrics as Metrics
 from edged.config.schema import ModelControl as ModelControl
+from edged.config.schema import Tls as Tls
 from edged.config.schema import Zmq as Zmq

@@ -1,80 +1,31 @@
-"""What a changed configuration means for a running daemon: which parts change now, and which wait. Pure."""
+"""What changed from one configuration to another. Pure."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 
 import msgspec
 
-from edged.config import Config
+from edged.config.keys import reload_of
+from edged.config.schema import Config, Reload
 
 
-class Part(enum.Enum):
-    """The part of a running daemon that a key belongs to. Only parts whose keys changed are touched."""
-
-    TLS = "tls"  # files are read by the next handshake; the rest is applied when the daemon starts
-    ACCESS = "access"  # applied from the next call on; streams by tokens that are gone end
-    LISTENERS = "listeners"  # addresses for gRPC: new ones open, removed ones close, others stay open
-    MODELS = "models"  # models that the configuration names: they come and go
-    ENGINES = "engines"  # space, attempts and alarms: applied from the next pass of the control loop on
-    BUILDS = "builds"  # limits of children: applied from the next one on
-    HOSTS = "hosts"  # limits of hosts: applied to those that start from now on
-    HEALTH = "health"  # probes and readiness: applied from the next probe on
-    FRIGATE = "frigate"  # its endpoint is opened again
-    FRAMES = "frames"  # the endpoint for frames is opened again
-    PUBLISH = "publish"  # the publisher is opened again
-    HTTP = "http"  # the listener is opened again
-    METRICS = "metrics"  # the listener is opened again
-    LOG = "log"  # applied from the next line on
-    STOPPING = "stopping"  # applied when the daemon stops
-    SHARED_MEMORY = "shared_memory"  # applied from the next registration on
-    START = "start"  # applied when the daemon starts
+def _reloads(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Reload]]:
+    for field in msgspec.structs.fields(kind):
+        reload = reload_of(field.type)
+        if reload is not None:
+            yield f"{prefix}{field.name}", reload
+        else:
+            yield from _reloads(field.type, f"{prefix}{field.name}.")
 
 
-# Every key of the configuration. A key applies only at the start if it names the daemon's folders, would unload models
-# that clients loaded, or would end every running call.
-PARTS: dict[str, Part] = {
-    "tls": Part.TLS,
-    "access": Part.ACCESS,
-    "listen": Part.LISTENERS,
-    "state": Part.START,
-    "cache": Part.START,
-    "models": Part.MODELS,
-    "model_control": Part.START,
-    "startup_models": Part.START,
-    "engines": Part.ENGINES,
-    "admission": Part.BUILDS,
-    "build": Part.BUILDS,
-    "hosts": Part.HOSTS,
-    "frigate": Part.FRIGATE,
-    "zmq.frames": Part.FRAMES,
-    "zmq.publish": Part.PUBLISH,
-    "http": Part.HTTP,
-    "health": Part.HEALTH,
-    "metrics": Part.METRICS,
-    "log": Part.LOG,
-    "max_message_mb": Part.START,
-    "allow_shared_memory_over_tcp": Part.SHARED_MEMORY,
-    "confinement": Part.START,
-    "stop_seconds": Part.STOPPING,
-}
+RELOADS = dict(_reloads(Config))
+"""What a reload does with each field that changes as a whole: `listen`, `engines`, `zmq.frames`."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A key with a new value; `key` is one of `PARTS`, `told` describes the change in one line."""
-
-    key: str
-    told: str
-
-    @property
-    def part(self) -> Part:
-        """The part that it touches."""
-        return PARTS[self.key]
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """The result of a change. `problem` says why it is not in force, and what to do; empty if it is."""
+    """A key of `RELOADS` with a new value. `told` describes the change in one line. `problem` says why the new value is
+    not in force, and what to do; empty if it is."""
 
     key: str
     told: str
@@ -85,10 +36,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def diff(old: Config, new: Config) -> tuple[Change, ...]:
-    """Return the changes from one configuration to another, in the order of `PARTS`."""
+    """Return the changes from one configuration to another, in the order of the schema."""
     return tuple(
         Change(key, "; ".join(_told(key, value(old, key), value(new, key))))
-        for key in PARTS
+        for key in RELOADS
         if value(old, key) != value(new, key)
     )
 

@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 import msgspec.inspect
 
-from edged.config.schema import Config
+from edged.config.schema import Config, Reload
 
 _SHOWN = 60  # characters of a wrong value that are repeated
 
@@ -153,9 +153,9 @@ _INDEXED = re.compile(r"(.+)(\[\d+\])", re.DOTALL)
 
 
 class Key(msgspec.Struct, frozen=True):
-    """One key. `hint` is its type as written, `example` a value if the default says nothing, otherwise None.
+    """One key. `hint` is its type as written, `example` a value if the default is empty, otherwise None.
 
-    A secret is never shown: its `Meta` has `extra={"secret": True}`.
+    A secret is never shown: its `Meta` has `extra={"secret": True}`. `reload` is the key's own or that of its table.
     """
 
     path: Path
@@ -164,6 +164,7 @@ class Key(msgspec.Struct, frozen=True):
     meaning: str = ""
     example: object = None
     is_secret: bool = False
+    reload: Reload = Reload.RESTART
 
     @property
     def name(self) -> str:
@@ -235,18 +236,20 @@ def variable(path: Path) -> str:
 
 
 @functools.cache
-def tables(kind: type[msgspec.Struct] = Config, path: Path = (), is_optional: bool = False) -> Table:
-    """The tables and keys of a struct, the whole configuration if none is given."""
+def tables(
+    kind: type[msgspec.Struct] = Config, path: Path = (), is_optional: bool = False, reload: Reload = Reload.RESTART
+) -> Table:
+    """The tables and keys of a struct, by default of the configuration. `reload`: of keys without one of their own."""
     keys: list[Key] = []
     inner: list[Table] = []
     for field in msgspec.structs.fields(kind):
         place = (*path, field.name)
-        struct = struct_of(field.type)
+        struct, own = struct_of(field.type), reload_of(field.type) or reload
         if struct is not None:
-            inner.append(tables(struct, place, field.default is None))
+            inner.append(tables(struct, place, field.default is None, own))
         else:
             default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-            keys.append(_key(place, field.type, None if default is msgspec.NODEFAULT else default))
+            keys.append(_key(place, field.type, None if default is msgspec.NODEFAULT else default, own))
     return Table(path, kind, tuple(keys), tuple(inner), is_optional)
 
 
@@ -255,9 +258,14 @@ def all_keys(kind: type[msgspec.Struct] = Config) -> tuple[Key, ...]:
     return tuple(key for table in tables(kind).walk() for key in table.keys)
 
 
-def _key(path: Path, hint: object, default: object) -> Key:
+def reload_of(hint: object) -> Reload | None:
+    """Return what a reload does with a field of this type; None if its table or the keys in it say so."""
+    return next((each for each in typing.get_args(hint)[1:] if isinstance(each, Reload)), None)
+
+
+def _key(path: Path, hint: object, default: object, reload: Reload) -> Key:
     metas = [each for each in typing.get_args(hint)[1:] if isinstance(each, msgspec.Meta)]
     meaning = next((meta.description for meta in metas if meta.description), "")
     examples = next((meta.examples for meta in metas if meta.examples), None)
     is_secret = any(bool((meta.extra or {}).get("secret")) for meta in metas)
-    return Key(path, hint, default, meaning, examples[0] if examples else None, is_secret)
+    return Key(path, hint, default, meaning, examples[0] if examples else None, is_secret, reload)

@@ -1,89 +1,71 @@
-"""How much time, memory and disk the daemon's child processes may take."""
+"""Limits of time, memory and disk for the daemon's child processes."""
 
 from __future__ import annotations
 
 import functools
 import os
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from edged.decoding import explain, ready
 from edged.device import system
 from edged.device.root import Root
 from edged.errors import ConfigError
 
-_USUAL_MB = 100  # of a model that the seconds of admission are for
-_TIMES = 3  # what a runtime takes at most for each byte of weights: the file, the tensors, and a copy of them in order
-_LEFT = 0.1  # share of the box that admission leaves to everything else
+_USUAL_MB = 100  # size of a model that gets exactly the configured seconds
+_TIMES = 3  # most memory per byte of weights: the file, the tensors, and a reordered copy
+_LEFT = 0.1  # share of the box's memory that admission never uses
 ADMISSION_SECONDS: Final = "EDGED_ADMISSION_SECONDS"
 ADMISSION_MEMORY_MB: Final = "EDGED_ADMISSION_MEMORY_MB"
-_READING = 0.35  # of the time, for reading the file; the rest is for each runtime, two of which run at a time
+_READING = 0.35  # share of the time for reading the file; the rest is for each runtime, two of which run at a time
+
+
+_Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]
+_Day: TypeAlias = Annotated[float, Meta(gt=0, le=86400)]
+_Mebibytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 30)]
+_HostMebibytes: TypeAlias = Annotated[int, Meta(gt=0, le=1 << 20)]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a child that builds may use, together with the processes that it starts."""
+    """Limits of a child that builds, together with the processes that it starts."""
 
-    seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6, description="Wall-clock time, in seconds.")] = 3600.0
-    memory_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 30, description="Mebibytes of resident memory.")] = 8192
+    seconds: Annotated[_Seconds, Meta(description="Wall-clock time, in seconds.")] = 3600.0
+    memory_mb: Annotated[int, Meta(gt=0, le=1 << 30, description="Resident memory, in MiB.")] = 8192
     stall_seconds: Annotated[
-        float,
-        msgspec.Meta(
-            gt=0,
-            le=1e6,
-            description="How many seconds it may show no sign of life, which is a message or processor time.",
-        ),
+        _Seconds, Meta(description="Longest time without a message and without processor time, in seconds.")
     ] = 600.0
-    disk_mb: Annotated[
-        int, msgspec.Meta(ge=0, le=1 << 30, description="Mebibytes of any one file that it writes; 0 for no limit.")
-    ] = 0
+    disk_mb: Annotated[_Mebibytes, Meta(description="Largest file that it may write, in MiB; 0 is no limit.")] = 0
 
 
 class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an engine host, and a request in it, may take where a model says nothing else."""
+    """Limits of an engine host and of a request in it, if the model sets no others."""
 
-    arena_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 20, description="Mebibytes of a host's shared memory.")] = 512
-    job_seconds: Annotated[
-        float,
-        msgspec.Meta(
-            gt=0,
-            le=86400,
-            description="Seconds of an engine's time that a request may take; then it is stopped.",
-        ),
-    ] = 120.0
-    open_seconds: Annotated[
-        float, msgspec.Meta(gt=0, le=86400, description="Seconds for opening or closing an engine.")
-    ] = 600.0
-    output_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 20, description="Mebibytes of a request's outputs.")] = 512
+    arena_mb: Annotated[_HostMebibytes, Meta(description="A host's shared memory, in MiB.")] = 512
+    job_seconds: Annotated[_Day, Meta(description="Inference time of a request, in seconds; then it is stopped.")] = (
+        120.0
+    )
+    open_seconds: Annotated[_Day, Meta(description="Time to open or close an engine, in seconds.")] = 600.0
+    output_mb: Annotated[_HostMebibytes, Meta(description="Size of a request's outputs, in MiB.")] = 512
     memory_mb: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            le=1 << 30,
-            description="Mebibytes of a host's own memory; 0 for all but what the rest of the box needs.",
-        ),
+        _Mebibytes, Meta(description="A host's own memory, in MiB; 0 is all that the rest of the box does not need.")
     ] = 0
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What examining a model may take before it is served."""
+    """Limits of the checks that a model passes before it is served."""
 
     seconds: Annotated[
-        float,
-        msgspec.Meta(
-            gt=0,
-            le=1e6,
-            description="Wall-clock time of all stages together, in seconds, of a model of up to 100 MiB; larger ones"
-            " get as much more as they are larger.",
+        _Seconds,
+        Meta(
+            description="Wall-clock time of all stages together, in seconds, for a model of up to 100 MiB; a larger"
+            " model gets proportionally more."
         ),
     ] = 18.0
     memory_mb: Annotated[
         int,
-        msgspec.Meta(
-            ge=64,
-            le=1 << 30,
-            description="Mebibytes of any one child, besides three times the size of the model.",
-        ),
+        Meta(ge=64, le=1 << 30, description="Memory of one child, in MiB, plus three times the size of the model."),
     ] = 2048
 
     def seconds_for(self, size_mb: float) -> float:
@@ -91,17 +73,17 @@ class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return self.seconds * max(1.0, size_mb / _USUAL_MB)
 
     def most_mb(self, size_mb: float) -> int:
-        """Mebibytes for a child that examines a model of that size; never all that the box has."""
+        """MiB for a child that examines a model of that size; never all memory of the box."""
         wanted = self.memory_mb + round(_TIMES * size_mb)
         total = box_mb()
         return min(wanted, round(total * (1 - _LEFT))) if total else wanted
 
     def of_reader(self, size_mb: float) -> Limits:
-        """Of the child that reads a file of that size."""
+        """Limits of the child that reads a file of that size."""
         return self._child(_READING * self.seconds_for(size_mb), size_mb)
 
     def of_runtime(self, size_mb: float) -> Limits:
-        """Of a child that tries a model of that size on a runtime."""
+        """Limits of a child that tries a model of that size on a runtime."""
         return self._child((1 - _READING) * self.seconds_for(size_mb), size_mb)
 
     def _child(self, seconds: float, size_mb: float) -> Limits:
@@ -110,7 +92,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 @functools.cache
 def box_mb() -> int:
-    """Mebibytes that this box has, or its cgroup allows where that is less; 0 when unknown."""
+    """Memory of this box in MiB, or its cgroup's limit if that is lower; 0 if unknown."""
     known = system.probe(Root())
     return int(known.get("memory.limit_mb") or known.get("memory.total_mb") or 0)
 
@@ -120,12 +102,12 @@ def admission_limits(seconds: float | None = None, memory_mb: int | None = None)
 
     ConfigError for a value that is out of range or not a number.
     """
-    said: dict[str, object] = {"seconds": seconds, "memory_mb": memory_mb}
+    given: dict[str, object] = {"seconds": seconds, "memory_mb": memory_mb}
     for field, variable in (("seconds", ADMISSION_SECONDS), ("memory_mb", ADMISSION_MEMORY_MB)):
-        if said[field] is None and os.environ.get(variable, "").strip():
-            said[field] = os.environ[variable]
+        if given[field] is None and os.environ.get(variable, "").strip():
+            given[field] = os.environ[variable]
     try:
-        return msgspec.convert({k: v for k, v in said.items() if v is not None}, ready(AdmissionLimits), strict=False)
+        return msgspec.convert({k: v for k, v in given.items() if v is not None}, ready(AdmissionLimits), strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"limits of admission ({ADMISSION_SECONDS}, {ADMISSION_MEMORY_MB} or options): {explain(error)}"

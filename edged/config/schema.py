@@ -1,269 +1,345 @@
-"""Everything that can be configured: names, types, ranges, defaults and meanings, said once and nowhere else.
+"""Every key of the configuration: name, type, range, default, meaning, and what a reload does with it.
 
-The commented file, the reference in docs/configuration.md, the names in the environment and the words of every error
-are made from it. A field says in its `Meta` what it means, with its unit; a table says so in its docstring. What has no
-default to show, or an empty one, has an example. Keys come before tables, as TOML wants it.
+Everything else comes from here: the commented file, the reference in docs/configuration.md, the names of environment
+variables, error messages, and what a reload touches. The `Meta` of a field says what it means, with the unit; the
+docstring of a table says what it is about. A key with an empty default has an example. Keys come before tables, as in
+TOML. A field annotated with a `Reload` changes as a whole, with all keys in it.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from edged.config.access import Access, Tls
 from edged.config.limits import AdmissionLimits, HostLimits, Limits
 from edged.confinement.rules import Mode
 from edged.logs.output import LogOptions
 
 ModelControl: TypeAlias = Literal["poll", "none", "explicit"]
+Role: TypeAlias = Literal["read", "infer", "operate"]
+Roles: TypeAlias = tuple[Role, ...]
+
+_Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 30)]
+_Mebibytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 30)]
+_Positive: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Reload(enum.Enum):
+    """When a reload applies a changed key. docs/service.md describes each."""
+
+    NOW = "at once"
+    NEXT_CALL = "next call"
+    NEXT_CONNECTION = "next connection"
+    NEXT_PROCESS = "next process"  # hosts and children that start later
+    REOPEN = "reopened"  # a listener or endpoint
+    RESTART = "restart"  # it names folders, would unload models that clients loaded, or would end every running call
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
 
 
-class Engines(_Strict, frozen=True):
-    """How engines live: space, drivers, alarms."""
+class Engines(_Table, frozen=True):
+    """Engines: when they are built, their space, and alarms."""
 
     build: Annotated[
         Literal["auto", "command"],
         Meta(
-            description='When engines that are missing are built: "auto", as soon as the box can; "command", only when'
-            " edged engines rebuild says so, and until then the best that is there serves."
+            description='When missing engines are built. "auto": as soon as the box can; "command": only by edged'
+            " engines rebuild, and until then the best existing engine serves."
         ),
     ] = "auto"
     on_driver_change: Annotated[
         Literal["verify", "rebuild"],
         Meta(
-            description="What becomes of an engine when only a driver, or the processor's model, changed and all else"
-            ' of its key is equal: "verify" tries it in a child and keeps it if its answers are right, "rebuild" never'
-            " does."
+            description="What happens to an engine if only a driver or the processor's model changed."
+            ' "verify": it is tested in a child and stays if its answers are right; "rebuild": it is built again.'
         ),
     ] = "verify"
-    budget_mb: Annotated[
-        int, Meta(ge=0, le=1 << 30, description="Mebibytes that all engines may take; 0 for no limit.")
-    ] = 0
-    keep_free_mb: Annotated[int, Meta(ge=0, le=1 << 30, description="Mebibytes that stay free on the disk.")] = 200
+    budget_mb: Annotated[_Mebibytes, Meta(description="Space for all engines, in MiB; 0 is no limit.")] = 0
+    keep_free_mb: Annotated[_Mebibytes, Meta(description="Space on the disk that stays free, in MiB.")] = 200
     attempts: Annotated[
-        int, Meta(ge=1, le=1000, description="Failures in a row after which an engine is no longer tried by itself.")
+        int, Meta(ge=1, le=1000, description="Failures in a row after which an engine is only tried on command.")
     ] = 4
     regression_factor: Annotated[
         float,
-        Meta(
-            gt=1,
-            le=1e6,
-            description="An alarm is raised when inference takes that many times as long as when the engine was"
-            " measured, for regression_seconds.",
-        ),
+        Meta(gt=1, le=1e6, description="Raise an alarm if inference takes this many times the measured latency."),
     ] = 3.0
     regression_seconds: Annotated[
-        float, Meta(gt=0, le=1e6, description="How long inference must be that slow for an alarm, in seconds.")
+        _Positive, Meta(description="How long inference must be that slow for an alarm, in seconds.")
     ] = 30.0
 
 
-class Health(_Strict, frozen=True):
+class Health(_Table, frozen=True):
     """When a model counts as ready."""
 
     probe_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=86400,
-            description="An engine that has had nothing to do for so many seconds is asked something; 0 for never.",
-        ),
+        float, Meta(ge=0, le=86400, description="Probe an engine that was idle for this many seconds; 0 is never.")
     ] = 30.0
     probe_failures: Annotated[
-        int,
-        Meta(ge=1, le=1000, description="Probes in a row that must fail until a model is not ready any more."),
+        int, Meta(ge=1, le=1000, description="Failed probes in a row after which a model is not ready.")
     ] = 3
     strict_readiness: Annotated[
-        bool, Meta(description="Whether the server is ready only while every model is that can be served.")
+        bool, Meta(description="Whether the server is only ready while every servable model is ready.")
     ] = True
 
 
-class Frigate(_Strict, frozen=True):
-    """What Frigate's ZMQ detector connects to; the table, even an empty one, opens it."""
+class Frigate(_Table, frozen=True):
+    """The endpoint for Frigate's ZMQ detector; the table opens it, even if it is empty."""
 
     endpoint: Annotated[
-        str, Meta(description="ipc:///PATH, or tcp://HOST:PORT on this machine; elsewhere only with allow_remote.")
+        str, Meta(description="ipc:///PATH, or tcp://HOST:PORT on this machine; other hosts need allow_remote.")
     ] = "ipc:///tmp/cache/zmq_detector"
     allow_remote: Annotated[
         bool,
         Meta(
-            description="Whether endpoint may be an address that other machines reach, for a container's bridge. See to"
-            " it that nothing else reaches it."
+            description="Whether other machines may reach endpoint, such as a container's bridge. It has no access"
+            " control: make sure that nothing else reaches it."
         ),
     ] = False
     model: Annotated[
         str,
         Meta(
-            description="Which model serves; empty for the one that is called as Frigate's file, or else the only one.",
+            description="The model that serves; empty for the one named like Frigate's file, or the only one.",
             examples=["yolov9-t"],
         ),
     ] = ""
-    uploads: Annotated[bool, Meta(description="Whether Frigate may send a model that is not there.")] = False
+    uploads: Annotated[bool, Meta(description="Whether Frigate may send a model that does not exist here.")] = False
     score: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        Meta(description="Overrides the model's own threshold, which holds where this is not set.", examples=[0.4]),
+        Meta(description="Score threshold in place of the model's own.", examples=[0.4]),
     ] = None
     timeout_ms: Annotated[
         int,
         Meta(
             ge=1,
             le=60000,
-            description="Milliseconds after which nothing found is answered; below Frigate's own request_timeout_ms,"
-            " which is 200.",
+            description="Milliseconds after which the answer is no detections; must be below Frigate's own"
+            " request_timeout_ms, which is 200.",
         ),
     ] = 150
     pixel_format: Annotated[Literal["rgb", "bgr"], Meta(description="Frigate's input_pixel_format.")] = "rgb"
     labels: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=1 << 24,
-            description="How many labels there are in Frigate's label map; 0 for as many as the model has names.",
-        ),
+        Meta(ge=0, le=1 << 24, description="Labels in Frigate's label map; 0 is as many as the model has names."),
     ] = 0
 
 
-class Zmq(_Strict, frozen=True):
-    """Lanes over ZeroMQ."""
+class Zmq(_Table, frozen=True):
+    """Endpoints over ZeroMQ."""
 
     frames: Annotated[
         str,
         Meta(
-            description="Where frames come in and results go back: ipc:///PATH, or tcp://HOST:PORT on this machine;"
-            " empty for nowhere.",
+            description="Receives frames and returns results: ipc:///PATH, or tcp://HOST:PORT on this machine; empty"
+            " for none.",
             examples=["ipc:///run/edged/frames"],
         ),
+        Reload.REOPEN,
     ] = ""
     publish: Annotated[
         str,
         Meta(
-            description="Where results and events are sent to subscribers: ipc:///PATH, or tcp://HOST:PORT on this"
-            " machine; empty for nowhere.",
+            description="Sends results and events to subscribers: ipc:///PATH, or tcp://HOST:PORT on this machine;"
+            " empty for none.",
             examples=["ipc:///run/edged/results"],
         ),
+        Reload.REOPEN,
     ] = ""
 
 
-class Http(_Strict, frozen=True):
+_LOOPBACK = "HOST:PORT on this machine's loopback, or unix:PATH; empty for none."
+
+
+class Http(_Table, frozen=True):
     """The Open Inference Protocol over HTTP."""
 
-    listen: Annotated[
-        str,
-        Meta(
-            description="HOST:PORT on this machine's loopback, or unix:PATH; empty for nowhere.",
-            examples=["localhost:8000"],
-        ),
-    ] = ""
+    listen: Annotated[str, Meta(description=_LOOPBACK, examples=["localhost:8000"])] = ""
     body_mb: Annotated[
         int,
-        Meta(
-            ge=1,
-            le=1024,
-            description="Mebibytes that the body of a request may have; all together hold four times as much at most.",
-        ),
+        Meta(ge=1, le=1024, description="Largest body of a request, in MiB; all bodies together take four times it."),
     ] = 64
 
 
-class Metrics(_Strict, frozen=True):
-    """Where Prometheus scrapes."""
+class Metrics(_Table, frozen=True):
+    """The endpoint that Prometheus scrapes."""
 
-    listen: Annotated[
+    listen: Annotated[str, Meta(description=_LOOPBACK, examples=["localhost:9301"])] = ""
+
+
+class Tls(_Table, frozen=True):
+    """Encryption of TCP; files are read again when they change."""
+
+    certificate: Annotated[
         str,
         Meta(
-            description="HOST:PORT on this machine's loopback, or unix:PATH; empty for nowhere.",
-            examples=["localhost:9301"],
+            description="PEM file of the certificate and its chain; empty for no TLS, which allows loopback only.",
+            examples=["/etc/edged/tls/box.pem"],
         ),
     ] = ""
+    key: Annotated[str, Meta(description="PEM file of the certificate's key.", examples=["/etc/edged/tls/box.key"])] = (
+        ""
+    )
+    client_ca: Annotated[
+        str,
+        Meta(
+            description="PEM file of the authorities that sign clients' certificates; empty if clients need none.",
+            examples=["/etc/edged/tls/clients.pem"],
+        ),
+    ] = ""
+    without_client_certificate: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Addresses of listen that need no client certificate, such as for clients with tokens.",
+            examples=[["0.0.0.0:8002"]],
+        ),
+    ] = ()
+    on_loopback: Annotated[bool, Meta(description="Whether loopback addresses use TLS too.")] = True
+
+    def __post_init__(self) -> None:
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError("tls.certificate and tls.key go together; give both or neither")
+        if self.client_ca and not self.certificate:
+            raise ValueError("tls.client_ca needs tls.certificate and tls.key; give all three")
 
 
-class Config(_Strict, frozen=True):
-    """Everything that can be configured."""
+class Access(_Table, frozen=True):
+    """Who may do what. Roles are "infer", "read" and "operate"; docs/security.md says what each may do."""
+
+    unix: Annotated[
+        Roles, Meta(description="Roles of clients on the default socket; the operator socket has all roles.")
+    ] = ("infer", "read")
+    loopback: Annotated[
+        Roles,
+        Meta(
+            description="Roles of clients that use loopback without TLS: every user of this machine, and every"
+            " container in its network. Operators use the socket or a token."
+        ),
+    ] = ("infer", "read")
+    grants: Annotated[
+        dict[str, Roles],
+        Meta(
+            description="Roles by address of listen or http.listen, in place of those above.",
+            examples=[{"localhost:8001": ["infer"]}],
+        ),
+    ] = {}
+    certificates: Annotated[
+        dict[str, Roles],
+        Meta(
+            description="Roles by a name in the client's certificate: its common name or an alternative one.",
+            examples=[{"frigate.lan": ["infer", "read"]}],
+        ),
+    ] = {}
+    tokens_file: Annotated[
+        str,
+        Meta(
+            description="Tokens as edged tokens writes them; empty for access/tokens.json in the state directory.",
+            examples=["/etc/edged/tokens.json"],
+        ),
+    ] = ""
+    client_streams: Annotated[_Count, Meta(description="Streams of one client at a time.")] = 1024
+    client_requests: Annotated[_Count, Meta(description="Requests of one client at a time.")] = 4096
+    client_mb: Annotated[_Count, Meta(description="Size of one client's running requests, in MiB.")] = 512
+    client_per_second: Annotated[
+        _Count, Meta(description="Requests and frames of one client per second; a burst may have as many at once.")
+    ] = 50_000
+    audit_mb: Annotated[
+        int, Meta(ge=1, le=1 << 20, description="Space for the audit log in the state directory, in MiB.")
+    ] = 16
+    foreign_files: Annotated[
+        Literal["refuse", "accept"],
+        Meta(description="Models and engines that another user owns or any user may write."),
+    ] = "refuse"
+
+
+class Config(_Table, frozen=True):
+    """The whole configuration."""
 
     listen: Annotated[
         tuple[str, ...],
         Meta(
-            description="Where gRPC answers: unix:PATH, or HOST:PORT, beyond this machine only with [tls]; empty for"
-            " the default sockets, for frames and for operators.",
+            description="Addresses of gRPC: unix:PATH, or HOST:PORT, beyond this machine only with [tls]; empty for"
+            " the default sockets, one for all clients and one for operators.",
             examples=[["unix:/run/edged/edged.sock", "unix:/run/edged/operate.sock", "localhost:8001"]],
         ),
+        Reload.REOPEN,
     ] = ()
     state: Annotated[
         str,
-        Meta(description="Directory for models; empty for the default, the service's own.", examples=["/data/edged"]),
+        Meta(description="Directory for models; empty for the default.", examples=["/data/edged"]),
+        Reload.RESTART,
     ] = ""
     cache: Annotated[
         str,
-        Meta(
-            description="Directory for engines; empty for the default, the service's own.",
-            examples=["/data/edged-engines"],
-        ),
+        Meta(description="Directory for engines; empty for the default.", examples=["/data/edged-engines"]),
+        Reload.RESTART,
     ] = ""
     model_control: Annotated[
         ModelControl,
         Meta(
-            description='Which models of the directory are served: "poll" all, as they come and go; "none" all that are'
-            ' there at the start; "explicit" those that are loaded by command.'
+            description='Which models of the directory are served. "poll": all, and it is watched for changes;'
+            ' "none": all that exist at the start; "explicit": those that a command loads.'
         ),
+        Reload.RESTART,
     ] = "poll"
     startup_models: Annotated[
         tuple[str, ...],
         Meta(
-            description='The models that model_control = "explicit" begins with; "*" is all.',
+            description='Models to load at the start with model_control = "explicit"; "*" is all.',
             examples=[["door", "yard"]],
         ),
+        Reload.RESTART,
     ] = ()
     max_message_mb: Annotated[
         int,
-        Meta(
-            ge=1,
-            le=2047,
-            description="Mebibytes that a gRPC message to the daemon may have: a raw picture of 4K has 25.",
-        ),
+        Meta(ge=1, le=2047, description="Largest gRPC message to the daemon, in MiB; a raw 4K picture has 25."),
+        Reload.RESTART,
     ] = 32
     allow_shared_memory_over_tcp: Annotated[
         bool,
         Meta(
-            description="Whether clients of Triton on this machine that come by TCP may register system shared memory;"
-            " those on a unix socket may."
+            description="Whether Triton clients on this machine may register system shared memory over TCP; over a"
+            " unix socket they always may."
         ),
+        Reload.NOW,
     ] = False
     confinement: Annotated[
         Mode,
         Meta(
-            description="What keeps engine hosts, builds and the tracker from files, network and processes that are not"
-            ' theirs: "on" all that the kernel can do, "enforce" nothing starts on a kernel that cannot do all, "off"'
-            " nothing."
+            description="Keeps engine hosts, builds and the tracker from files, network and processes that are not"
+            ' theirs. "on": as far as the kernel can; "enforce": nothing starts if the kernel cannot do all;'
+            ' "off": not at all.'
         ),
+        Reload.RESTART,
     ] = "on"
     stop_seconds: Annotated[
         float,
-        Meta(ge=0, le=3600, description="How long running calls may take to end when the daemon stops, in seconds."),
+        Meta(ge=0, le=3600, description="How long running calls may continue when the daemon stops, in seconds."),
+        Reload.NOW,
     ] = 5.0
     models: Annotated[
         dict[str, str],
         Meta(
-            description="Model files that are served where they lie, by name.",
-            examples=[{"door": "/srv/models/door.onnx"}],
+            description="Model files by name, served from where they are.", examples=[{"door": "/srv/models/door.onnx"}]
         ),
+        Reload.NOW,
     ] = {}
-    engines: Engines = Engines()
-    admission: AdmissionLimits = AdmissionLimits()
-    build: Limits = Limits()
-    hosts: HostLimits = HostLimits()
-    health: Health = Health()
-    frigate: Frigate | None = None
+    engines: Annotated[Engines, Reload.NOW] = Engines()
+    admission: Annotated[AdmissionLimits, Reload.NEXT_PROCESS] = AdmissionLimits()
+    build: Annotated[Limits, Reload.NEXT_PROCESS] = Limits()
+    hosts: Annotated[HostLimits, Reload.NEXT_PROCESS] = HostLimits()
+    health: Annotated[Health, Reload.NOW] = Health()
+    frigate: Annotated[Frigate | None, Reload.REOPEN] = None
     zmq: Zmq = Zmq()
-    http: Http = Http()
-    metrics: Metrics = Metrics()
-    tls: Tls = Tls()
-    access: Access = Access()
-    log: LogOptions = LogOptions()
+    http: Annotated[Http, Reload.REOPEN] = Http()
+    metrics: Annotated[Metrics, Reload.REOPEN] = Metrics()
+    tls: Annotated[Tls, Reload.NEXT_CONNECTION] = Tls()
+    access: Annotated[Access, Reload.NEXT_CALL] = Access()
+    log: Annotated[LogOptions, Reload.NOW] = LogOptions()
 
     def __post_init__(self) -> None:
         if self.startup_models and self.model_control != "explicit":
-            raise ValueError('startup_models goes with model_control = "explicit"; other modes begin with every model')
+            raise ValueError('startup_models needs model_control = "explicit"; other modes load every model')

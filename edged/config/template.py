@@ -11,12 +11,13 @@ from edged.config.checking import Origin
 from edged.config.keys import Key, Path, Table, choices, core, dotted, tables, toml
 from edged.config.keys import key as toml_key
 from edged.config.reading import Reading
+from edged.config.schema import Reload
 
 _WIDTH = 100
 _HEAD = (
-    "The configuration of edged. Every key is here with its default, behind a #: take that away and change the value."
-    " Then: edged config check, and sudo edged reload. Each key can also be set in the environment, by the name in"
-    " brackets, which goes before this file. Unknown keys are refused."
+    "The configuration of edged: every key with its default, as a comment. To change a key, uncomment it and edit the"
+    " value, then run: edged config check, and sudo edged reload. The environment variable in brackets overrides the"
+    " key. Unknown keys are errors."
 )
 
 
@@ -41,7 +42,7 @@ def _inside(table: Table) -> Iterator[str]:
 def _table(table: Table) -> Iterator[str]:
     header = f"[{dotted(table.path)}]"
     if table.is_optional:
-        yield f"{_comment(f'{table.meaning} Take the # before {header} away as well.')}\n#{header}"
+        yield f"{_comment(f'{table.meaning} Uncomment {header} as well.')}\n#{header}"
     else:
         yield f"{_comment(table.meaning)}\n{header}"
     yield from _inside(table)
@@ -49,22 +50,27 @@ def _table(table: Table) -> Iterator[str]:
 
 def _block(key: Key) -> str:
     value = key.example if key.default is None else key.default
-    return f"{_comment(describe(key))}\n#{key.path[-1]} = {toml(value)}"
+    return f"{_comment(_described(key))}\n#{key.path[-1]} = {toml(value)}"
 
 
 def _named(key: Key) -> str:
     """A table whose names the user chooses, with examples."""
     example = key.example if isinstance(key.example, dict) else {}
     entries = "\n".join(f"#{toml_key(name)} = {toml(value)}" for name, value in example.items())
-    return f"{_comment(describe(key))}\n[{key.name}]\n{entries}"
+    return f"{_comment(_described(key))}\n[{key.name}]\n{entries}"
 
 
 def describe(key: Key) -> str:
-    """Return what a key means and takes, and its name in the environment."""
+    """Return what a key means and takes."""
     takes = f" {key.allowed[0].upper()}{key.allowed[1:]}." if _needs_range(key) else ""
     example = "" if key.example is None or key.is_table else f" Such as {toml(key.example)}."
-    unset = " Not set unless it is here." if key.default is None else ""
-    return f"{key.meaning}{takes}{example}{unset} [{key.variable}]"
+    unset = " Unset by default." if key.default is None else ""
+    return f"{key.meaning}{takes}{example}{unset}"
+
+
+def _described(key: Key) -> str:
+    restart = " Needs a restart." if key.reload is Reload.RESTART else ""
+    return f"{describe(key)}{restart} [{key.variable}]"
 
 
 def _needs_range(key: Key) -> bool:
@@ -96,7 +102,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def rows(reading: Reading) -> Iterator[Row]:
-    """Yield every key in the order of the schema; those of an optional table only if it is in force."""
+    """Yield every key in the order of the schema; keys of an optional table only if it is set."""
     for table in tables().walk():
         inner = value_at(reading.config, table.path)
         if inner is None:
@@ -151,3 +157,15 @@ def _line(row: Row, with_origin: bool) -> str:
     name = toml_key(row.path[-1])
     text = f"# {name} is not set" if row.value is None else f"{name} = {toml(row.value)}"
     return f"{text}  # {row.origin}" if with_origin else text
+
+
+def reference(root: Table | None = None) -> Iterator[str]:
+    """Yield the lines of the reference in docs/configuration.md: a table of keys for each table of the file."""
+    for table in (root or tables()).walk():
+        if table.path:
+            yield from (f"### [{dotted(table.path)}]", "", table.meaning, "")
+        yield from ("| key | default | reload | meaning |", "|---|---|---|---|")
+        for key in table.keys:
+            default = "" if key.default is None or key.is_table else f"`{toml(key.default)}`"
+            yield f"| `{key.name}` | {default} | {key.reload.value} | {describe(key)} |"
+        yield ""

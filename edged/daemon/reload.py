@@ -6,11 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from edged import logs
 from edged.api.endpoints.endpoints import Endpoints
 from edged.api.grpc.server import GrpcServers
 from edged.config import Config
-from edged.config.changes import Change, Outcome, Part, diff, with_value
+from edged.config.changes import RELOADS, Change, diff, with_value
+from edged.config.schema import Reload
 from edged.daemon import locations
 from edged.engines.builder import Builder
 from edged.engines.controller import Controller
@@ -53,7 +56,7 @@ class Reloader:
             except Exception:
                 _LOG.exception("reloading the configuration failed with an unexpected error")
 
-    async def reload(self) -> tuple[Outcome, ...]:
+    async def reload(self) -> tuple[Change, ...]:
         """Read the configuration again and return the result of each change.
 
         ConfigError, or InvalidInput for a model's name, if it is wrong: then nothing changes. Refused without a file.
@@ -74,63 +77,58 @@ class Reloader:
             self.problem = "; ".join(f"not in force: {outcome}" for outcome in outcomes if outcome.problem)
             return outcomes
 
-    async def _make(self, change: Change, wanted: Config) -> Outcome:
+    async def _make(self, change: Change, wanted: Config) -> Change:
         """Apply one change; if that fails the old value stays, and the next reload tries again."""
-        problem = ""
-        try:
-            problem = await self._touch(change.part, wanted)
-        except EdgedError as error:
-            problem = f"{error}; it stays as it was"
-        outcome = Outcome(change.key, change.told, problem)
+        problem = _LATER if RELOADS[change.key] is Reload.RESTART else ""
+        if not problem:
+            try:
+                await self._apply(change.key, wanted)
+            except EdgedError as error:
+                problem = f"{error}; it stays as it was"
+        outcome = msgspec.structs.replace(change, problem=problem)
         if not problem:
             self.config = with_value(self.config, wanted, change.key)
         _LOG.log(logging.WARNING if problem else logging.INFO, "reloaded: %s", outcome)
         return outcome
 
-    async def _touch(self, part: Part, wanted: Config) -> str:
-        """Apply a part. Return why it has to wait, or empty. EdgedError if it refuses."""
-        grace = self.config.stop_seconds
-        if part is Part.START:
-            return _LATER
-        if part is Part.LISTENERS:
-            await self._listen(wanted, grace)
-        elif part is Part.TLS:
-            await self._servers.guard.reconfigure_tls(wanted.tls)
-        elif part is Part.ACCESS:
-            await self._servers.guard.reconfigure(
-                wanted.access, locations.addresses(wanted), locations.guarded_http(wanted)
-            )
-            self._controller.accept_foreign(locations.accepts_foreign(wanted))
-        elif part is Part.MODELS:
-            self._controller.catalogue.name(locations.named_models(wanted))
-            self._controller.wake()
-        elif part is Part.BUILDS:
-            self._builder.reconfigure(wanted.build, wanted.admission)
-        elif part in (Part.ENGINES, Part.HOSTS, Part.HEALTH):
-            self._controller.reconfigure(wanted.engines, wanted.hosts, wanted.health)
-        elif part is Part.LOG:
-            logs.reconfigure(wanted.log)
-            self._servers.inference.log_again()
-        elif part is Part.SHARED_MEMORY:
-            self._servers.inference.allow_shared_memory_over_tcp(wanted.allow_shared_memory_over_tcp)
-        elif part is not Part.STOPPING:
-            await self._reopen(part, wanted, grace)
-        return ""
-
-    async def _reopen(self, part: Part, wanted: Config, grace: float) -> None:
-        endpoints = self._endpoints
-        if part is Part.FRIGATE:
-            await endpoints.frigate.change(wanted.frigate, grace)
-        elif part is Part.FRAMES:
-            await endpoints.frames.change(wanted.zmq.frames, grace)
-        elif part is Part.PUBLISH:
-            await endpoints.publish.change(wanted.zmq.publish, grace)
-        elif part is Part.HTTP:
-            await endpoints.http.change(wanted.http, grace)
-        elif part is Part.METRICS:
-            await endpoints.metrics.change(wanted.metrics, grace)
-        else:
-            raise AssertionError(part)
+    async def _apply(self, key: str, wanted: Config) -> None:
+        """Apply the new value of a key. EdgedError if that fails."""
+        grace, guard, inference = self.config.stop_seconds, self._servers.guard, self._servers.inference
+        match key:
+            case "listen":
+                await self._listen(wanted, grace)
+            case "tls":
+                await guard.reconfigure_tls(wanted.tls)
+            case "access":
+                addresses, http = locations.addresses(wanted), locations.guarded_http(wanted)
+                await guard.reconfigure(wanted.access, addresses, http)
+                self._controller.accept_foreign(locations.accepts_foreign(wanted))
+            case "models":
+                self._controller.catalogue.name(locations.named_models(wanted))
+                self._controller.wake()
+            case "admission" | "build":
+                self._builder.reconfigure(wanted.build, wanted.admission)
+            case "engines" | "hosts" | "health":
+                self._controller.reconfigure(wanted.engines, wanted.hosts, wanted.health)
+            case "log":
+                logs.reconfigure(wanted.log)
+                inference.log_again()
+            case "allow_shared_memory_over_tcp":
+                inference.allow_shared_memory_over_tcp(wanted.allow_shared_memory_over_tcp)
+            case "stop_seconds":
+                pass  # read when the daemon stops
+            case "frigate":
+                await self._endpoints.frigate.change(wanted.frigate, grace)
+            case "zmq.frames":
+                await self._endpoints.frames.change(wanted.zmq.frames, grace)
+            case "zmq.publish":
+                await self._endpoints.publish.change(wanted.zmq.publish, grace)
+            case "http":
+                await self._endpoints.http.change(wanted.http, grace)
+            case "metrics":
+                await self._endpoints.metrics.change(wanted.metrics, grace)
+            case _:
+                raise AssertionError(key)
 
     async def _listen(self, config: Config, grace: float) -> None:
         """Open all new addresses, or none if one fails; then close the removed ones."""

@@ -29,12 +29,12 @@ class LogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     format: Annotated[
         Format,
         Meta(
-            description='"text" is for people; "json" is one object a line; "journal" goes to systemd\'s journal, with'
-            ' fields to search by; "auto" is "journal" where standard error goes there, and otherwise "text".'
+            description='"text": for people; "json": one object per line; "journal": systemd\'s journal, with fields to'
+            ' search by; "auto": "journal" if standard error is connected to it, otherwise "text".'
         ),
     ] = "auto"
     level: Annotated[
-        Level, Meta(description='From which level on; "debug" adds every call, with its outcome and time.')
+        Level, Meta(description='Lowest level that is logged; "debug" adds every call with its outcome and duration.')
     ] = "info"
 
 

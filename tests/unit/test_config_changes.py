@@ -1,4 +1,4 @@
-"""What a changed configuration means: every key has its part, and only what changed is touched."""
+"""Changes of the configuration: which keys, described in a line, and what a reload does with them."""
 
 from __future__ import annotations
 
@@ -8,89 +8,68 @@ import msgspec
 import pytest
 
 from edged.config import Access, Config, Engines, Frigate, Http, Zmq
-from edged.config.changes import PARTS, Outcome, Part, diff, value, with_value
+from edged.config.changes import RELOADS, Change, diff, value, with_value
+from edged.config.keys import all_keys
 from edged.config.limits import Limits
 
-NONE = Config()
+DEFAULTS = Config()
 
 
-def test_every_key_of_the_configuration_has_a_part() -> None:
-    """A key that is new has to be thought of: what does it touch while the daemon runs?"""
-    tables = {key.partition(".")[0] for key in PARTS if "." in key}
-    named = set(Config.__struct_fields__)
-    assert {key.partition(".")[0] for key in PARTS} == named
-    for table in tables:
-        inner = {key.partition(".")[2] for key in PARTS if key.startswith(f"{table}.")}
-        assert inner == set(getattr(NONE, table).__struct_fields__)
-        assert table not in PARTS
-
-
-def test_every_part_has_a_key() -> None:
-    assert set(PARTS.values()) == set(Part)
-
-
-def test_an_equal_configuration_touches_nothing() -> None:
-    assert diff(NONE, Config()) == ()
-    assert diff(Config(listen=("a", "b")), Config(listen=("a", "b"))) == ()
+def test_reloads_cover_every_key() -> None:
+    """A new field must say what a reload does with it."""
+    for key in all_keys():
+        (unit,) = (each for each in RELOADS if key.name == each or key.name.startswith(f"{each}."))
+        assert key.reload is RELOADS[unit]
 
 
 @pytest.mark.parametrize(
-    ("changed", "key", "part", "told"),
+    ("old", "new", "told"),
     [
-        ({"listen": ("localhost:1",)}, "listen", Part.LISTENERS, "listen: localhost:1 is new"),
-        ({"state": "/s"}, "state", Part.START, "state: none → /s"),
-        ({"models": {"m": "/m.onnx"}}, "models", Part.MODELS, "models: m is /m.onnx"),
-        ({"engines": Engines(budget_mb=5)}, "engines", Part.ENGINES, "engines.budget_mb: 0 → 5"),
-        ({"build": Limits(seconds=5.0)}, "build", Part.BUILDS, "build.seconds: 3600.0 → 5.0"),
-        ({"frigate": Frigate()}, "frigate", Part.FRIGATE, "frigate: none → there"),
-        ({"zmq": Zmq(frames="ipc:///f")}, "zmq.frames", Part.FRAMES, "zmq.frames: none → ipc:///f"),
-        ({"http": Http(body_mb=5)}, "http", Part.HTTP, "http.body_mb: 64 → 5"),
+        ({}, {}, []),
+        ({"listen": ("a", "b")}, {"listen": ("a", "b")}, []),
+        ({}, {"state": "/s"}, ["state: none → /s"]),
+        ({}, {"models": {"m": "/m.onnx"}}, ["models: m is /m.onnx"]),
         (
-            {"allow_shared_memory_over_tcp": True},
-            "allow_shared_memory_over_tcp",
-            Part.SHARED_MEMORY,
-            "allow_shared_memory_over_tcp: false → true",
+            {},
+            {"engines": Engines(budget_mb=5), "build": Limits(5.0)},
+            ["engines.budget_mb: 0 → 5", "build.seconds: 3600.0 → 5.0"],
+        ),
+        ({}, {"frigate": Frigate()}, ["frigate: none → there"]),
+        ({}, {"zmq": Zmq(frames="ipc:///f")}, ["zmq.frames: none → ipc:///f"]),
+        ({}, {"http": Http(body_mb=5)}, ["http.body_mb: 64 → 5"]),
+        ({}, {"allow_shared_memory_over_tcp": True}, ["allow_shared_memory_over_tcp: false → true"]),
+        ({"listen": ("a", "b")}, {"listen": ("b", "a")}, ["listen: in another order"]),
+        (
+            {},
+            {"access": Access(grants={"localhost:8001": ("infer", "read"), "localhost:8002": ()})},
+            ["access.grants: localhost:8001 is infer, read; access.grants: localhost:8002 is none"],
+        ),
+        (
+            {"listen": ("a", "b"), "models": {"m": "/1", "n": "/2"}, "frigate": Frigate(labels=1)},
+            {"listen": ("b", "c"), "models": {"n": "/3", "o": "/4"}, "frigate": Frigate(labels=2)},
+            [
+                "listen: without a; listen: c is new",
+                "models: without m; models: n is /3; models: o is /4",
+                "frigate.labels: 1 → 2",
+            ],
         ),
     ],
 )
-def test_a_change_touches_its_part_alone(changed: dict[str, Any], key: str, part: Part, told: str) -> None:
-    (change,) = diff(NONE, Config(**changed))
-    assert (change.key, change.part, change.told) == (key, part, told)
+def test_diff_in_lines(old: dict[str, Any], new: dict[str, Any], told: list[str]) -> None:
+    changes = diff(Config(**old), Config(**new))
+    assert [change.told for change in changes] == told
+    assert all(change.told.startswith(change.key) and change.key in RELOADS for change in changes)
 
 
-def test_what_is_gone_what_is_new_and_what_changed_is_told_by_name() -> None:
-    old = Config(listen=("a", "b"), models={"m": "/1", "n": "/2"}, frigate=Frigate(labels=1))
-    new = Config(listen=("b", "c"), models={"n": "/3", "o": "/4"}, frigate=Frigate(labels=2))
-    assert [change.told for change in diff(old, new)] == [
-        "listen: without a; listen: c is new",
-        "models: without m; models: n is /3; models: o is /4",
-        "frigate.labels: 1 → 2",
-    ]
-
-
-def test_what_is_a_list_is_told_as_people_write_it() -> None:
-    old, new = Config(), Config(access=Access(grants={"localhost:8001": ("infer", "read"), "localhost:8002": ()}))
-    (change,) = diff(old, new)
-    assert change.told == "access.grants: localhost:8001 is infer, read; access.grants: localhost:8002 is none"
-
-
-def test_another_order_is_a_change_that_can_be_told() -> None:
-    (change,) = diff(Config(listen=("a", "b")), Config(listen=("b", "a")))
-    assert change.told == "listen: in another order"
-
-
-@pytest.mark.parametrize("key", PARTS)
-def test_one_value_is_taken_over_and_no_other(key: str) -> None:
-    other = msgspec.structs.replace(
-        NONE,
-        **{name: msgspec.UNSET for name in Config.__struct_fields__ if name not in ("zmq",)},
-        zmq=Zmq(frames="ipc:///f", publish="ipc:///p"),
-    )
-    taken = with_value(NONE, other, key)
+@pytest.mark.parametrize("key", RELOADS)
+def test_with_value_takes_one_key(key: str) -> None:
+    unset = {name: msgspec.UNSET for name in Config.__struct_fields__ if name != "zmq"}
+    other = msgspec.structs.replace(DEFAULTS, **unset, zmq=Zmq(frames="ipc:///f", publish="ipc:///p"))
+    taken = with_value(DEFAULTS, other, key)
     assert value(taken, key) == value(other, key)
-    assert all(value(taken, each) == value(NONE, each) for each in PARTS if each != key)
+    assert all(value(taken, each) == value(DEFAULTS, each) for each in RELOADS if each != key)
 
 
-def test_an_outcome_in_a_line() -> None:
-    assert str(Outcome("a", "a: 1 → 2")) == "a: 1 → 2"
-    assert str(Outcome("a", "a: 1 → 2", "the port is taken")) == "a: 1 → 2: the port is taken"
+def test_change_in_a_line() -> None:
+    assert str(Change("a", "a: 1 → 2")) == "a: 1 → 2"
+    assert str(Change("a", "a: 1 → 2", "the port is taken")) == "a: 1 → 2: the port is taken"

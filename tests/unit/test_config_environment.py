@@ -74,7 +74,7 @@ def test_what_variables_mean(environment: dict[str, str], config: Config) -> Non
             {"EDGED_FRIGATE": "{ label = 3 }"},
             "EDGED_FRIGATE: frigate.label: unknown key; did you mean `labels`?",
         ),
-        ({"EDGED_STARTUP_MODELS": "m"}, "EDGED_STARTUP_MODELS: startup_models goes with model_control"),
+        ({"EDGED_STARTUP_MODELS": "m"}, "EDGED_STARTUP_MODELS: startup_models needs model_control"),
         (
             {"EDGED_ENGINES_BUDGET": "5"},
             "EDGED_ENGINES_BUDGET: unknown variable; did you mean EDGED_ENGINES_BUDGET_MB?",
@@ -133,7 +133,7 @@ def test_keys_that_contradict_each_other_do_so_wherever_they_come_from(tmp_path:
     text = 'startup_models = ["m"]\nmodel_control = "explicit"'
     assert of(tmp_path, text, {}).problems == ()
     (problem,) = of(tmp_path, text, {"EDGED_MODEL_CONTROL": "poll"}).problems
-    assert str(problem).startswith(f"{tmp_path}/edged.toml:1: startup_models goes with")
+    assert str(problem).startswith(f"{tmp_path}/edged.toml:1: startup_models needs")
 
 
 def test_what_is_wrong_in_a_file_is_wrong_even_where_a_variable_goes_before_it(tmp_path: Path) -> None:

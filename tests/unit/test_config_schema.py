@@ -1,4 +1,4 @@
-"""The schema says everything that is made from it: meanings, names in the environment, words for what is allowed."""
+"""What follows from the schema: the commented file, the reference, names of variables, words for types."""
 
 from __future__ import annotations
 
@@ -11,67 +11,59 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from edged.config.keys import Key, Table, all_keys, allowed, tables, toml
+from edged.config import Frigate, load
+from edged.config.keys import Key, all_keys, allowed, tables, toml
 from edged.config.reading import OTHERS, variables
 from edged.config.schema import Config
+from edged.config.template import reference, template
+from edged.errors import ConfigError
 
 KEYS = all_keys()
-SOURCES = Path(__file__).parents[2] / "edged"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
-def test_every_key_says_what_it_means(key: Key) -> None:
-    assert key.meaning.endswith("."), 'say it in the field: msgspec.Meta(description="...")'
-
-
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
-def test_a_key_whose_default_shows_nothing_has_an_example_that_it_takes(key: Key) -> None:
+def test_key_has_a_meaning_and_an_example_if_its_default_is_empty(key: Key) -> None:
+    assert key.meaning.endswith("."), 'add msgspec.Meta(description="...") to the field'
     if key.default in (None, "", (), {}):
-        assert key.example is not None, "give one in the field: msgspec.Meta(examples=[...])"
+        assert key.example is not None, "add msgspec.Meta(examples=[...]) to the field"
     if key.example is not None:
         msgspec.convert(key.example, key.hint)
 
 
-@pytest.mark.parametrize("table", list(tables().walk()), ids=lambda table: ".".join(table.path) or "top")
-def test_every_table_says_what_it_is_and_has_its_own_keys_first(table: Table) -> None:
-    assert table.meaning.endswith(".")
-    inner = {each.path[-1] for each in table.tables} | {key.path[-1] for key in table.keys if key.is_table}
-    first = min((table.names.index(name) for name in inner), default=len(table.names))
-    if not table.path:
-        assert set(table.names[first:]) == inner, "a key behind a table's header would be that table's"
+def test_tables_have_a_meaning_and_their_keys_first() -> None:
+    for table in tables().walk():
+        assert table.meaning.endswith(".")
+    top = tables()
+    inner = {each.path[-1] for each in top.tables} | {key.path[-1] for key in top.keys if key.is_table}
+    first = min(top.names.index(name) for name in inner)
+    assert set(top.names[first:]) == inner, "a key after a table's header would belong to that table"
 
 
-def test_the_keys_are_those_of_the_configuration() -> None:
-    """Read off the types another way: every name that a configuration has."""
-
+def test_keys_are_the_fields_of_the_configuration() -> None:
     def names(struct: msgspec.Struct, prefix: str = "") -> set[str]:
         found = set()
         for name in struct.__struct_fields__:
             value = getattr(struct, name)
-            inside = isinstance(value, msgspec.Struct)
-            found |= names(value, f"{prefix}{name}.") if inside else {prefix + name}
+            found |= names(value, f"{prefix}{name}.") if isinstance(value, msgspec.Struct) else {prefix + name}
         return found
 
-    config = msgspec.convert({"frigate": {}}, Config)
-    assert {key.name for key in KEYS} == names(config)
+    assert {key.name for key in KEYS} == names(msgspec.convert({"frigate": {}}, Config))
 
 
-def test_no_two_keys_share_a_name_in_the_environment_nor_with_what_else_is_there() -> None:
+def test_variables_are_unique_and_known_to_the_sources() -> None:
     named = [key.variable for key in KEYS] + ["EDGED_FRIGATE"]
     assert len(named) == len(set(named))
     assert set(named) == set(variables())
     assert not set(named) & OTHERS
     assert variables()["EDGED_ENGINES_BUDGET_MB"] == ("engines", "budget_mb")
     assert all(re.fullmatch("EDGED_[A-Z0-9_]+", name) for name in named)
-
-
-def test_every_variable_that_the_sources_read_is_a_key_or_known_to_be_none() -> None:
     found = set()
-    for path in SOURCES.rglob("*.py"):
-        if path.parent.name != "proto" and path.name != "formats.py":  # whose are names of the journal's fields
+    for path in (ROOT / "edged").rglob("*.py"):
+        if path.parent.name != "proto" and path.name != "formats.py":  # it has names of the journal's fields
             found |= set(re.findall(r'"(EDGED_[A-Z0-9_]+)"', path.read_text()))
     assert "EDGED_TARGET" in found
-    assert found <= set(variables()) | OTHERS, "name it in edged/config/reading.py"
+    assert found <= set(variables()) | OTHERS, "add it to OTHERS in edged/config/reading.py"
 
 
 @pytest.mark.parametrize(
@@ -87,13 +79,12 @@ def test_every_variable_that_the_sources_read_is_a_key_or_known_to_be_none() -> 
         (Annotated[float, Meta(ge=0.5, le=1)], "a number from 0.5 to 1"),
         (Annotated[float, Meta(ge=0, le=1)] | None, "a number from 0 to 1"),
         (Literal["b", "a", "c"], '"b", "a" or "c"'),
-        (tuple[str, ...], "a list, each a text in quotes"),
         (tuple[Literal["a"], ...], 'a list, each "a"'),
         (dict[str, int], "a table, each value a whole number"),
         (Annotated[typing.Optional[str], Meta(description="x")], "a text in quotes"),  # noqa: UP045
     ],
 )
-def test_what_is_allowed_in_words(hint: object, words: str) -> None:
+def test_allowed_in_words(hint: object, words: str) -> None:
     assert allowed(hint) == words
 
 
@@ -101,5 +92,47 @@ def test_what_is_allowed_in_words(hint: object, words: str) -> None:
     "value",
     [True, 5, -2.5, 1e300, "", 'a"b\\\n\x7fé', ["x", 1], [], {"a b": {"c": [1.0]}, "d.e": "x"}, {}, "\U0001f600"],
 )
-def test_a_value_is_written_as_toml_reads_it(value: object) -> None:
+def test_toml_reads_what_it_writes(value: object) -> None:
     assert msgspec.toml.decode(f"v = {toml(value)}") == {"v": value}
+
+
+# -- the commented file and the reference ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "config"),
+    [("", "", Config()), ("#[frigate]", "[frigate]", Config(frigate=Frigate()))],
+    ids=["unchanged", "frigate"],
+)
+def test_template_has_the_defaults(tmp_path: Path, old: str, new: str, config: Config) -> None:
+    file = tmp_path / "edged.toml"
+    file.write_text(template().replace(old, new) if old else template())
+    assert load(file) == config
+
+
+def test_template_key_after_a_commented_header_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "edged.toml"
+    file.write_text(template().replace("#timeout_ms", "timeout_ms"))
+    with pytest.raises(ConfigError, match=r"timeout_ms: unknown key; it is a key of \[frigate\]"):
+        load(file)
+
+
+def test_template_without_comment_signs_has_every_key_in_order() -> None:
+    tree = msgspec.toml.decode(re.sub(r'(?m)^#(\[|[a-z_]+ = |")', r"\1", template()))
+    for key in KEYS:
+        value = tree
+        for name in key.path:
+            value = value[name]
+        expected = key.example if key.is_table or key.default is None else key.default
+        assert msgspec.convert(value, key.hint) == msgspec.convert(msgspec.to_builtins(expected), key.hint)
+    plain = [key.path[-1] for key in KEYS if not key.is_table]
+    tables_of_names = {name for key in KEYS if key.is_table for name in key.example}  # type: ignore[attr-defined]
+    found = re.findall(r"(?m)^#([a-z_]+) = ", template())
+    assert [name for name in found if name not in tables_of_names] == plain
+    assert max(map(len, template().splitlines())) <= 100
+
+
+def test_template_and_reference_are_what_is_stored() -> None:
+    assert (ROOT / "systemd" / "edged.toml").read_text() == template(), "edged config init > systemd/edged.toml"
+    stored = (ROOT / "docs" / "configuration.md").read_text()
+    assert stored.endswith("\n".join(reference())), "put edged.config.template.reference() at the end of it"

@@ -20,7 +20,7 @@ from edged.api.auth.tls import Certificate
 from edged.api.auth.tokens import TokenBook, TokenFile
 from edged.api.grpc.grpc_limits import TrafficMonitor
 from edged.api.grpc.status import status_of
-from edged.config.access import Access, Tls
+from edged.config.schema import Access, Tls
 from edged.engines.alarms import Alarm, AlarmKind
 from edged.errors import ConfigError, EdgedError, Forbidden, Unauthenticated
 

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from edged.api.auth.policy import Caller
-from edged.config.access import Access
+from edged.config.schema import Access
 from edged.errors import ClientLimited
 
 Kind: TypeAlias = Literal["streams", "requests", "bytes", "rate"]

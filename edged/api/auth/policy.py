@@ -14,8 +14,8 @@ import msgspec
 
 from edged.api.auth.tokens import Token
 from edged.api.endpoints.address import is_loopback
-from edged.config.access import Access, Tls
-from edged.config.access import Role as Role
+from edged.config.schema import Access, Tls
+from edged.config.schema import Role as Role
 from edged.errors import ConfigError, EdgedError, Forbidden, InvalidInput, Unauthenticated
 
 Roles: TypeAlias = "frozenset[Role]"

@@ -21,7 +21,7 @@ from typing import cast
 import grpc
 import msgspec
 
-from edged.config.access import Tls
+from edged.config.schema import Tls
 from edged.errors import ConfigError
 from edged.files import read_regular
 

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from edged.config.access import Role
+from edged.config.schema import Role
 from edged.decoding import explain, ready
 from edged.errors import AlreadyExists, ConfigError, EdgedError, InvalidInput, NotFound
 from edged.files import read_regular

@@ -16,7 +16,7 @@ from edged.api.grpc.upload import receive_upload, repair_upload, upload_folder
 from edged.api_types import ModelInfo
 from edged.backends import registry
 from edged.config import Health
-from edged.config.changes import Outcome
+from edged.config.changes import Change
 from edged.device import system
 from edged.device.root import Root
 from edged.engines import report
@@ -35,7 +35,7 @@ from edged.proto import operations_pb2 as pb
 from edged.serving.camera import Cameras
 from edged.serving.link import HostLink
 
-Reload: TypeAlias = Callable[[], Awaitable[Sequence[Outcome]]]
+Reload: TypeAlias = Callable[[], Awaitable[Sequence[Change]]]
 
 _READ_SECONDS = 10.0  # that the answer to an upload waits for the model to be read
 
