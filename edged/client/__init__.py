@@ -34,21 +34,17 @@ __all__ = [
     "open_source",
 ]
 
-_HOME = {
-    "AsyncClient": "edged.client.aio",
-    "Captured": "edged.client.frames",
-    "Classification": "edged.client.result",
-    "Client": "edged.client.client",
-    "Detection": "edged.client.result",
-    "Result": "edged.client.result",
-    "Skips": "edged.client.result",
-    "Timings": "edged.client.result",
-    "open_source": "edged.client.sources",
+_NAMES = {
+    "aio": ("AsyncClient",),
+    "client": ("Client",),
+    "frames": ("Captured",),
+    "result": ("Classification", "Detection", "Result", "Skips", "Timings"),
+    "sources": ("open_source",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -85,36 +85,22 @@ class OwnCamera(DemoCamera):
     def __init__(self, name: str, source: str, offset: float = 0.0) -> None:
         """NotFound, InvalidInput or Unsupported if it cannot be opened."""
         super().__init__(name, Pace(FPS, offset))
-        self._source = source
-        self._opened = open_source(source)
-        self._gave = False
+        self._source = open_source(source, loop=True)
 
     def __next__(self) -> Captured:
-        if self._pace.stopped.is_set() or not (self._opened.paced or self._pace.wait()):
+        if not (self._source.paced or self._pace.wait()):
             raise StopIteration
-        taken = self._next()
+        taken = next(self._source)
         self.newest = taken.image
-        return taken if self._opened.paced else Captured.now(taken.image)
+        return taken if self._source.paced else Captured.now(taken.image)
 
     def interrupt(self) -> None:
         super().interrupt()
-        self._opened.interrupt()
+        self._source.interrupt()
 
     def close(self) -> None:
         self.interrupt()
-        self._opened.close()
-
-    def _next(self) -> Captured:
-        try:
-            taken = next(self._opened)
-        except StopIteration:
-            if not self._gave or self._pace.stopped.is_set():  # an empty one would be opened for ever
-                raise
-            self._opened.close()
-            self._opened = open_source(self._source)
-            taken = next(self._opened)
-        self._gave = True
-        return taken
+        self._source.close()
 
 
 def open_camera(number: int, count: int, source: str | None) -> DemoCamera:
