@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -23,21 +21,17 @@ from edged.errors import InvalidInput
 from edged.proto import operations_pb2 as ops
 from tests.unit.client_commands import KEYS
 from tests.unit.client_daemon import Running
+from tests.unit.programs import at_terminal, program
 
 pytestmark = pytest.mark.timeout(60)
 
+REBUILD = ("engines", "rebuild", "--follow")
 FIRST, SECOND = "doors aaaaaa111111 openvino/fp32", "doors bbbbbb222222 openvino/fp32"
 
 
 def call(running: Running | str, *line: str) -> Result:
     target = running if isinstance(running, str) else running.target
     return CliRunner().invoke(app, [*line, "--target", target])
-
-
-def program(running: Running, *line: str, **streams: object) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "edged", "engines", *line, "--target", running.target]
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
-    return subprocess.Popen(command, env=environment, **streams)  # type: ignore[call-overload,no-any-return]
 
 
 # --- rebuild and verify ---------------------------------------------------------------------------------------------
@@ -94,31 +88,20 @@ def test_rebuild_without_missing_engines_says_so(running: Running) -> None:
 
 
 def test_rebuild_on_a_terminal_draws_bars_and_prints_outcomes(running: Running) -> None:
-    master, slave = pty.openpty()
-    process = program(running, "rebuild", "doors", "--follow", stdout=subprocess.PIPE, stderr=slave)
-    os.close(slave)
-    drawn = b""
-    with open(master, "rb", buffering=0) as terminal:
-        try:
-            while chunk := terminal.read(4096):
-                drawn += chunk
-        except OSError:  # how Linux reports that the other end is closed
-            pass
-    printed, _ = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert printed.decode().splitlines() == [f"{FIRST}: ready", f"{SECOND}: ready"]
-    assert FIRST.encode() in drawn
-    assert b"100%" in drawn
+    drawn, printed = at_terminal(*REBUILD, "doors", "-t", running.target, stdout=subprocess.PIPE)
+    assert printed.splitlines() == [f"{FIRST}: ready", f"{SECOND}: ready"]
+    assert FIRST in drawn
+    assert "100%" in drawn
 
 
 def test_rebuild_interrupted_says_that_the_work_goes_on(running: Running) -> None:
-    process = program(running, "rebuild", "endless", "-f", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = program(*REBUILD, "endless", "-t", running.target)
     assert process.stdout is not None
-    assert b"waiting" in process.stdout.readline()
+    assert "waiting" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert err.decode() == "the daemon goes on; see: edged status; to stop it: edged engines cancel\n"
+    assert err == "the daemon goes on; see: edged status; to stop it: edged engines cancel\n"
 
 
 # --- what all have in common ----------------------------------------------------------------------------------------

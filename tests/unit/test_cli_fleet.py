@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +22,7 @@ from edged.proto import operations_pb2 as ops
 from tests import models as onnx_models
 from tests.certificates import Authority
 from tests.unit.client_daemon import Running
+from tests.unit.programs import program
 from tests.unit.test_client_credentials import server_side
 from tests.waiting import wait
 
@@ -151,16 +149,6 @@ def test_fleet_group_or_name_selects(boxes: Boxes) -> None:
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-def test_fleet_missing_box_does_not_stop_the_others(boxes: Boxes) -> None:
-    result = call("models", "remove", "old", "--inventory", str(boxes.with_away().file), "--timeout", "5")
-    assert result.exit_code == 1
-    assert sorted(result.stdout.splitlines()) == [
-        "a: model old removed, its files deleted",
-        "b: model old removed, its files deleted",
-    ]
-    assert result.stderr.startswith("2 of 3 boxes done\n  away: no edged daemon answers at")
-
-
 def test_fleet_answer_with_an_alarm_counts_as_failure(boxes: Boxes) -> None:
     alarm = ops.Alarm(kind="slow", message="model doors: inference takes long", model="doors", since_unix_s=1.6e9)
     boxes.running["b"].daemon.commands.alarms = [alarm]
@@ -280,8 +268,7 @@ def test_fleet_followed_failure_is_reported_at_the_end(boxes: Boxes) -> None:
 
 
 def test_fleet_interrupted_says_what_goes_on(boxes: Boxes) -> None:
-    command = [sys.executable, "-m", "edged", "engines", "rebuild", "endless", "-f", "--inventory", str(boxes.file)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    process = program("engines", "rebuild", "endless", "-f", "--inventory", str(boxes.file))
     try:
         wait(lambda: boxes.watching() == [1, 1], "both build")
         assert process.stdout is not None

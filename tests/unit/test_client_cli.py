@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import cv2
 import msgspec
-import numpy as np
 import pytest
 import typer
 from rich.table import Table
@@ -28,6 +23,9 @@ from edged.cli.targets import is_daemon_addressed
 from edged.client.client import Client
 from edged.errors import EdgedError, InvalidInput
 from tests.unit.client_daemon import Running
+from tests.unit.media import jpeg
+from tests.unit.media import video as make_video
+from tests.unit.programs import at_terminal, program
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -35,28 +33,17 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def picture(tmp_path: Path) -> str:
     path = tmp_path / "street.jpg"
-    assert cv2.imwrite(str(path), np.full((48, 64, 3), 90, np.uint8))
+    path.write_bytes(jpeg(90))
     return str(path)
 
 
 @pytest.fixture
 def video(tmp_path: Path) -> str:
-    path = tmp_path / "v.avi"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 25, (64, 48))
-    for number in range(40):
-        writer.write(np.full((48, 64, 3), number, np.uint8))
-    writer.release()
-    return str(path)
+    return str(make_video(tmp_path / "v.avi", range(40), 25))
 
 
 def call(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
-
-
-def program(*words: str, **options: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "edged", *words]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | {"TERM": "dumb"}, **options)  # type: ignore[call-overload]
 
 
 def wrong(result: Result) -> str:
@@ -267,20 +254,8 @@ def test_stream_wrong_options_fail_in_one_line(running: Running, picture: str, w
 
 
 def test_stream_on_a_terminal_shows_a_live_line(running: Running, video: str) -> None:
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "edged", "stream", "shapes", video, "-t", running.target]
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
-    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
-    os.close(slave)
-    text = b""
-    with open(master, "rb", buffering=0) as terminal:
-        try:
-            while chunk := terminal.read(4096):
-                text += chunk
-        except OSError:  # how Linux reports that the other end is closed
-            pass
-    assert process.wait(20) == 0
-    assert re.search(rb"fps  age .*2 detections  null.*40 frames sent", text, re.DOTALL), text
+    drawn, _ = at_terminal("stream", "shapes", video, "-t", running.target)
+    assert re.search(r"fps  age .*2 detections  null.*40 frames sent", drawn, re.DOTALL), drawn
 
 
 # --- engines show ---------------------------------------------------------------------------------------------------

@@ -22,22 +22,10 @@ from edged.client.sources.source import InOrder, Live, Newest, Shot
 from edged.errors import InvalidInput, NotFound, Unsupported
 from tests.unit.client_daemon import Running
 from tests.unit.client_rtsp import RtspCamera
+from tests.unit.media import shade, video
 
 av = pytest.importorskip("av")
 pytestmark = pytest.mark.timeout(60)
-
-
-def shade(number: int) -> np.ndarray:
-    return np.full((48, 64, 3), 20 * number, np.uint8)
-
-
-def make_video(path: Path, frames: int = 10, fps: float = 20, code: str = "MJPG") -> Path:
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*code), fps, (64, 48))
-    assert writer.isOpened()
-    for number in range(frames):
-        writer.write(shade(number))
-    writer.release()
-    return path
 
 
 @pytest.fixture
@@ -45,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "pictures"
     made.mkdir()
     for name, number in (("b.png", 2), ("a.jpg", 1), ("c.JPG", 3)):
-        assert cv2.imwrite(str(made / name), shade(number))
+        assert cv2.imwrite(str(made / name), shade(20 * number))
     (made / "notes.txt").write_text("no picture")
     return made
 
@@ -120,7 +108,7 @@ def test_pictures_looped_wait_for_their_turn(folder: Path) -> None:
 
 
 def test_recording_gives_every_frame(tmp_path: Path) -> None:
-    source = open_source(make_video(tmp_path / "v.avi"), pace=False)
+    source = open_source(video(tmp_path / "v.avi", range(0, 200, 20)), pace=False)
     frames = list(source)
     assert (len(frames), source.paced, source.damaged) == (10, False, 0)
     for number, frame in enumerate(frames):
@@ -132,7 +120,7 @@ def test_recording_gives_every_frame(tmp_path: Path) -> None:
 
 
 def test_recording_paced_plays_at_its_own_speed(tmp_path: Path) -> None:
-    with open_source(make_video(tmp_path / "v.avi", frames=11, fps=20)) as source:
+    with open_source(video(tmp_path / "v.avi", range(0, 220, 20), 20)) as source:
         start = time.monotonic()
         stamps = [frame.captured_mono_ns for frame in source]
     assert source.paced
@@ -142,19 +130,19 @@ def test_recording_paced_plays_at_its_own_speed(tmp_path: Path) -> None:
 
 
 def test_recording_looped_starts_again(tmp_path: Path) -> None:
-    with open_source(make_video(tmp_path / "v.avi", frames=4), pace=False, loop=True) as source:
+    with open_source(video(tmp_path / "v.avi", range(0, 80, 20)), pace=False, loop=True) as source:
         values = [value(frame) for frame, _ in zip(source, range(9), strict=False)]
     assert np.allclose(values, [0, 20, 40, 60] * 2 + [0], atol=4)
 
 
 def test_recording_max_fps_thins_out_by_its_own_time(tmp_path: Path) -> None:
-    source = open_source(make_video(tmp_path / "v.avi", frames=10, fps=20), pace=False, max_fps=10)
+    source = open_source(video(tmp_path / "v.avi", range(0, 200, 20), 20), pace=False, max_fps=10)
     assert np.allclose([value(frame) for frame in source], range(0, 200, 40), atol=4)
     assert source.skipped == 5
 
 
 def test_recording_newest_frame_of_paced_video(tmp_path: Path) -> None:
-    with open_source(make_video(tmp_path / "v.avi", frames=10, fps=50), latest=True) as source:
+    with open_source(video(tmp_path / "v.avi", range(0, 200, 20), 50), latest=True) as source:
         time.sleep(0.5)
         assert value(next(source)) > 170
         assert list(source) == []
@@ -162,7 +150,7 @@ def test_recording_newest_frame_of_paced_video(tmp_path: Path) -> None:
 
 
 def test_recording_paced_can_be_interrupted(tmp_path: Path) -> None:
-    source = open_source(make_video(tmp_path / "v.avi", frames=5, fps=1))
+    source = open_source(video(tmp_path / "v.avi", range(0, 100, 20), 1))
     next(source)
     threading.Timer(0.1, source.close).start()
     start = time.monotonic()
@@ -171,7 +159,7 @@ def test_recording_paced_can_be_interrupted(tmp_path: Path) -> None:
 
 
 def test_recording_truncated_file_ends(tmp_path: Path) -> None:
-    path = make_video(tmp_path / "v.avi")
+    path = video(tmp_path / "v.avi", range(0, 200, 20))
     data = path.read_bytes()
     fifth = -1
     for _ in range(5):
@@ -197,7 +185,7 @@ Shots = Callable[[], Iterator[Shot]]
 
 
 def shot(number: int) -> Shot:
-    return Shot.now(lambda: shade(number))
+    return Shot.now(lambda: shade(20 * number))
 
 
 def value(taken: Captured) -> int:
@@ -215,7 +203,7 @@ def test_newest_converts_only_the_newest_frame() -> None:
 
     def shots() -> Iterator[Shot]:
         for number in range(6):
-            yield Shot.now(lambda number=number: converted.append(number) or shade(number))  # type: ignore[misc]
+            yield Shot.now(lambda number=number: converted.append(number) or shade(20 * number))  # type: ignore[misc]
         sent.set()
         over.wait(30)
 
@@ -234,7 +222,7 @@ def test_newest_max_fps_limits_frames() -> None:
     def shots() -> Iterator[Shot]:
         for number in range(90):  # 30 a second, with jitter
             at = int((number / 30 + 0.004 * (number % 3)) * 1e9) + 10**9
-            yield Shot(lambda number=number: shade(number % 10), at, at)  # type: ignore[misc]
+            yield Shot(lambda number=number: shade(20 * (number % 10)), at, at)  # type: ignore[misc]
 
     source = InOrder(live(shots), max_fps=10)
     times = [next(source).captured_mono_ns / 1e9 for _ in range(30)]

@@ -26,17 +26,10 @@ from edged.client.sinks import Answered, JsonLines, Mp4, Preview, Sink, Sinks
 from edged.client.sinks.sink import Background, PendingFrames
 from edged.client.sources import Source
 from edged.errors import InvalidInput, Unsupported
+from tests.unit.media import jpeg, shade
 
 av = pytest.importorskip("av")
 pytestmark = pytest.mark.timeout(60)
-
-
-def shade(value: int, size: tuple[int, int] = (64, 48)) -> np.ndarray:
-    return np.full((size[1], size[0], 3), value, np.uint8)
-
-
-def jpeg(value: int) -> bytes:
-    return cv2.imencode(".jpg", shade(value))[1].tobytes()
 
 
 def result(sequence: int = 1, mono_ns: int = 0, **more: Any) -> Result:
@@ -256,7 +249,8 @@ def test_mp4_killed_program_leaves_playable_file(tmp_path: Path) -> None:
     path = tmp_path / "found.mp4"
     program = """
 import os, sys, time, numpy as np
-from tests.unit.test_sinks import Mp4, answered, shade
+from tests.unit.media import shade
+from tests.unit.test_sinks import Mp4, answered
 sink = Mp4(sys.argv[1], lossless=True)
 for number in range(600):
     sink.on_answer(answered(number + 1, shade(number % 250), (number + 1) * 40_000_000))

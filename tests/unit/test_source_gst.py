@@ -19,6 +19,7 @@ from edged.client.sources.gstreamer import pixels
 from edged.errors import InvalidInput, Unsupported
 from tests.unit import fake_gst
 from tests.unit.fake_gst import SECOND, Gst, Sample
+from tests.unit.media import video
 
 pytestmark = pytest.mark.timeout(60)
 JETSON = {"nvarguscamerasrc", "nvv4l2decoder", "nvvidconv", "decodebin"}
@@ -142,11 +143,7 @@ def test_open_source_file_on_jetson_decodes_in_hardware(gst: Gst, tmp_path: Path
 
 
 def test_open_source_file_unknown_to_gstreamer_uses_pyav(gst: Gst, tmp_path: Path) -> None:
-    path = tmp_path / "v.avi"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 20, (64, 48))
-    for _ in range(3):
-        writer.write(np.zeros((48, 64, 3), np.uint8))
-    writer.release()
+    path = video(tmp_path / "v.avi", [0, 0, 0])
     gst.elements, gst.refuses = JETSON, True
     with open_source(path, pace=False) as source:
         assert len(list(source)) == 3

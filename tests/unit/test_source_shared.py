@@ -16,12 +16,9 @@ from edged.client.shared import SharedRing
 from edged.client.sources.shared import shared_camera
 from edged.client.sources.source import InOrder, Newest
 from edged.errors import InvalidInput
+from tests.unit.media import jpeg, shade
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def shade(value: int) -> np.ndarray:
-    return np.full((48, 64, 3), value, np.uint8)
 
 
 @pytest.fixture
@@ -48,7 +45,7 @@ def test_shared_camera_gives_the_newest_picture(ring: SharedRing, tmp_path: Path
 
 def test_shared_camera_jpeg_ends_at_its_end(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
-    large, small = (cv2.imencode(".jpg", image)[1].tobytes() for image in (noise, shade(3)))
+    large, small = cv2.imencode(".jpg", noise)[1].tobytes(), jpeg(3)
     with SharedRing(2, len(large), folder=tmp_path) as ring:
         name = ring.segment.lstrip("/")
         with InOrder(shared_camera(f"{name}?slots=2", tmp_path)) as source:

@@ -24,6 +24,7 @@ from edged.client.sources.address import CameraSettings, camera_address
 from edged.client.sources.jpeg import complete, length
 from edged.client.sources.pyav import AvFilm, shots
 from edged.errors import InvalidInput
+from tests.unit.media import jpeg
 
 av = pytest.importorskip("av")
 pytestmark = pytest.mark.timeout(60)
@@ -44,11 +45,6 @@ def h264(frames: int, size: Size = (256, 192), *, container: str = "mpegts", key
             made.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="bgr24")))
         made.mux(stream.encode(None))
     return buffer.getvalue()
-
-
-def jpeg(value: int, size: Size = (64, 48)) -> bytes:
-    image = np.full((size[1], size[0], 3), value, np.uint8)
-    return cv2.imencode(".jpg", image)[1].tobytes()
 
 
 def without_tables(picture: bytes) -> bytes:

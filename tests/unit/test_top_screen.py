@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 
 from edged.cli.app import app
 from tests.unit.client_daemon import Running
+from tests.unit.programs import program
 from tests.waiting import wait
 
 pytestmark = pytest.mark.timeout(90)
@@ -142,8 +143,7 @@ def test_top_invalid_options_and_missing_daemon_fail(tmp_path: Path) -> None:
 
 
 def test_top_json_goes_on_until_interrupted(running: Running) -> None:
-    command = [sys.executable, "-m", "edged", "top", "--json", "-i", "0.2", "--target", running.target]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = program("top", "--json", "-i", "0.2", "--target", running.target)
     try:
         assert process.stdout is not None
         looks = [json.loads(process.stdout.readline()) for _ in range(3)]
