@@ -58,68 +58,41 @@ def call_all(
 ) -> Iterator[BoxUpdate[Update] | BoxOutcome[Answer]]:
     """Run `work` at every box, `at_once` at a time, and yield one `BoxOutcome` for each.
 
-    `work` gets a function that reports its progress. Closing the iterator closes all connections.
+    `work` gets a function that reports its progress. Once the iterator is closed no other box is called.
     """
-    workers = _Workers(boxes, work)
-    with contextlib.closing(workers):
-        for _ in range(min(at_once, len(boxes))):
-            threading.Thread(target=workers.run, daemon=True).start()  # daemonic: an interrupted command does not wait
-        missing = len(boxes)
-        while missing:
-            received = workers.received.get()
-            missing -= isinstance(received, BoxOutcome)
-            yield received
+    waiting: queue.SimpleQueue[Box] = queue.SimpleQueue()
+    received: queue.Queue[BoxUpdate[Update] | BoxOutcome[Answer]] = queue.Queue(_MAX_QUEUED)
+    over = threading.Event()
+    for box in boxes:
+        waiting.put(box)
 
-
-class _Workers(Generic[Update, Answer]):
-    def __init__(self, boxes: Sequence[Box], work: Work[Update, Answer]) -> None:
-        self.received: queue.Queue[BoxUpdate[Update] | BoxOutcome[Answer]] = queue.Queue(_MAX_QUEUED)
-        self._waiting: queue.SimpleQueue[Box] = queue.SimpleQueue()
-        for box in boxes:
-            self._waiting.put(box)
-        self._work = work
-        self._lock = threading.Lock()
-        self._clients: set[Client] = set()
-        self._is_over = False
-
-    def run(self) -> None:
-        """Call one box after the other."""
+    def call_boxes() -> None:
         with contextlib.suppress(queue.Empty):
-            while not self._is_over:
-                self.received.put(self._call_box(self._waiting.get_nowait()))
+            while not over.is_set():
+                received.put(_call_box(waiting.get_nowait(), work, received.put))
 
-    def close(self) -> None:
-        """Close all connections."""
-        with self._lock:
-            self._is_over = True
-            clients = tuple(self._clients)
-        for client in clients:
-            client.close()
+    for _ in range(min(at_once, len(boxes))):
+        threading.Thread(target=call_boxes, daemon=True).start()  # daemonic: an interrupted command does not wait
+    missing = len(boxes)
+    try:
+        while missing:
+            each = received.get()
+            missing -= isinstance(each, BoxOutcome)
+            yield each
+    finally:
+        over.set()
 
-    def _call_box(self, box: Box) -> BoxOutcome[Answer]:
-        try:
-            with client_of(box) as client, self._known(client):
-                return BoxOutcome(
-                    box.name, self._work(client, lambda update: self.received.put(BoxUpdate(box.name, update)))
-                )
-        except EdgedError as error:
-            return BoxOutcome(box.name, error=error.message, code=error.code)
-        except OSError as error:
-            return BoxOutcome(box.name, error=common.refused_by_system(error))
-        except Exception as error:  # a bug fails this box only
-            return BoxOutcome(box.name, error=f"{type(error).__name__}: {error}")
 
-    @contextlib.contextmanager
-    def _known(self, client: Client) -> Iterator[None]:
-        with self._lock:
-            if self._is_over:
-                client.close()
-            self._clients.add(client)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._clients.discard(client)
+def _call_box(box: Box, work: Work[Update, Answer], report: Callable[[BoxUpdate[Update]], None]) -> BoxOutcome[Answer]:
+    try:
+        with client_of(box) as client:
+            return BoxOutcome(box.name, work(client, lambda update: report(BoxUpdate(box.name, update))))
+    except EdgedError as error:
+        return BoxOutcome(box.name, error=error.message, code=error.code)
+    except OSError as error:
+        return BoxOutcome(box.name, error=common.refused_by_system(error))
+    except Exception as error:  # a bug fails this box only
+        return BoxOutcome(box.name, error=f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
