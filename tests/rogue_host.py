@@ -45,6 +45,8 @@ def main() -> None:
         order = decoder.decode(data)
         if isinstance(order, m.Open):
             daemon.send(m.Opened(order.session))
+        elif isinstance(order, m.Ping):
+            daemon.send(m.Pong())
         elif isinstance(order, m.Infer):
             misbehave(how, daemon, connection, order)
 

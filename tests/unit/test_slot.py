@@ -115,11 +115,12 @@ async def test_slot_failed_request_is_not_retried() -> None:
     assert (link.jobs, link.arena.taken, slot.failed) == ({}, 0, 1)
 
 
-async def test_slot_request_that_finds_no_device_memory_is_retried_once() -> None:
+async def test_slot_request_that_finds_no_device_memory_is_retried_once_alone() -> None:
     slot, link = serving()
-    (unlucky,) = push(slot, b"1")
+    unlucky, _ = push(slot, b"1", b"other")
     link.fail(OutOfMemory("no memory"))
     await turn()
+    assert link.sent() == [b"other"]
     await link.drain()
     assert echoed(unlucky) == b"1"
     (greedy,) = push(slot, b"2")
