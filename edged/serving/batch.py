@@ -1,32 +1,23 @@
-"""One execution of an engine: stage its work in shared memory, send it to the host, deliver the answers.
-
-`stage` places the bytes in a `Batch`, `answers` reads the reply, and `Delivery` answers, retries or refuses each piece
-of work and counts it.
+"""One execution of an engine: `stage` places the bytes of its work in shared memory, a `Batch` is sent to the host, and
+`answers` reads the reply.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from edged.errors import EdgedError, EngineUnusable, FrameSkipped, HostLost, NotFinite, OutOfMemory, Overloaded
+from edged.errors import EdgedError, EngineUnusable, Overloaded
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena, Span
-from edged.ipc.finite import Finiteness
 from edged.serving.link import HostLink, Reply, rebuild
-from edged.serving.schedule import Batching
-from edged.serving.session import ServingSession
-from edged.serving.statistics import Statistics
 from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputTensor, OutputView, TensorWork, Work
 from edged.tensors import DATATYPES, byte_size
 
-_LOG = logging.getLogger("edged.serving")
 _ALIGNED = 64  # bytes: the host places each output at a multiple
-_LOSSES = 5  # of hosts killed from outside; after so many, a request is suspected of causing the next
 
 Refuse = Callable[[Work, EdgedError], None]
 
@@ -183,19 +174,12 @@ def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list
     return [_answer(seen, work, batch, engine, arena) for seen, work in zip(reply.seen, works, strict=True)]
 
 
-def _infer_ms(reply: Reply) -> float | None:
-    """Milliseconds of inference; None if the engine did not run, or for several pictures at once."""
-    if isinstance(reply, m.Answer):
-        return reply.times.infer_ms
-    return reply.seen[0].times.infer_ms if len(reply.seen) == 1 and not reply.seen[0].error else None
-
-
-def _times_of(reply: Reply) -> list[m.Times]:
+def times_of(reply: Reply) -> list[m.Times]:
     """Times of a reply: one entry per picture without an error, or one for all tensors of a batch."""
     return [reply.times] if isinstance(reply, m.Answer) else [seen.times for seen in reply.seen if not seen.error]
 
 
-def _reply_bytes(reply: Reply) -> int:
+def reply_bytes(reply: Reply) -> int:
     """Bytes that the outputs of a reply need in the arena."""
     refs = reply.outputs if isinstance(reply, m.Answer) else [ref for seen in reply.seen for ref in seen.outputs]
     sizes = (len(ref.data) if ref.span is None else ref.span.size for ref in refs)
@@ -280,151 +264,3 @@ def _parts(ref: m.TensorRef, data: memoryview, rows: list[int]) -> Iterator[tupl
     for count in rows:
         yield count, data[offset : offset + count * size]
         offset += count * size
-
-
-class BatchSplit:
-    """The parts of a failed batch, each retried alone. If all succeed, the engine cannot run them together, and
-    `on_incompatible` is called. A part that fails alone too would have failed any batch, so nothing is concluded;
-    neither from one whose client left before the retry."""
-
-    def __init__(self, parts: int, on_incompatible: Callable[[], None]) -> None:
-        self._open, self._on_incompatible = parts, on_incompatible
-        self._has_failed_part = False
-
-    def finished(self, outcome: asyncio.Future[Any]) -> None:
-        """Record the outcome of a part: a callback of its future."""
-        self._has_failed_part = self._has_failed_part or outcome.cancelled() or outcome.exception() is not None
-        self._open -= 1
-        if not self._open and not self._has_failed_part:
-            self._on_incompatible()
-
-
-def _count(
-    statistics: Statistics, batch: Batch, results: Sequence[Answered | EdgedError], reply: Reply, now: float
-) -> None:
-    """Count one execution and the requests that it answered; `now` of time.monotonic()."""
-    took = _times_of(reply)
-    if not took:
-        return
-    input_ms = sum(times.decode_ms + times.prepare_ms for times in took)
-    rows = sum(work.rows for work in batch.works)
-    statistics.executed(rows, input_ms, took[0].infer_ms, sum(times.postprocess_ms for times in took))
-    for work, result in zip(batch.works, results, strict=True):
-        if isinstance(result, Answered) and work.is_wanted:
-            times = result.times
-            statistics.succeeded(
-                work.rows,
-                (now - work.received) * 1e3,
-                result.queue_ms,
-                times.decode_ms + times.prepare_ms,
-                times.infer_ms,
-                times.postprocess_ms,
-            )
-
-
-def _count_finite(finite: Finiteness, reply: Reply, parts: int, now: float) -> None:
-    """Count answers and their outputs that were not finite. In a batch of tensor requests it is unknown whose it was,
-    so it counts for each of the `parts`."""
-    if isinstance(reply, m.Detected):
-        for seen in reply.seen:
-            if not seen.error or seen.not_finite:
-                finite.answered(seen.not_finite, now)
-    else:
-        for _ in range(parts):
-            finite.answered(reply.not_finite, now)
-
-
-class Delivery:
-    """Answers, retries or refuses the work of one slot, and counts it. `retry` queues a piece of work again."""
-
-    def __init__(self, model: str, retry: Callable[[Work], None]) -> None:
-        self._model, self._retry = model, retry
-        self.statistics, self.finite = Statistics(), Finiteness()
-        self.answered = self.failed = 0
-
-    def conclude(self, session: ServingSession, batch: Batch) -> None:
-        """Conclude a batch after the host's reply or failure; every client gets a result, even if the reply is
-        invalid."""
-        try:
-            error = batch.future.exception()
-            if error is None:
-                error = self._settle(session, batch, batch.future.result())
-            if error is None:
-                return
-            if not isinstance(error, HostLost) and len(batch.works) > 1:
-                self._retry_individually(session, batch, error)
-                return
-            session.health.failed(error)
-            if isinstance(error, NotFinite):
-                self.finite.answered(error.outputs, time.monotonic())
-            if not isinstance(error, EdgedError):  # a bug: links fail jobs with nothing else
-                raise error
-            for work in batch.works:
-                self.fail(work, error)
-        except Exception:  # the event loop's exception handler logs it
-            for work in batch.works:
-                self.fail(work, EngineUnusable("the engine's answer is invalid; see the daemon's log"))
-            raise
-
-    def fail(self, work: Work, error: EdgedError) -> None:
-        """Retry work that was lost with its host or found no memory next to other work; answer anything else with the
-        error. Losing a host that was killed from outside is not counted as a try, up to a limit."""
-        if not work.is_wanted:
-            return
-        if isinstance(error, HostLost) and error.is_outside and work.losses < _LOSSES:
-            work.losses += 1
-            self._retry(work)
-        elif isinstance(error, HostLost | OutOfMemory) and not work.retried:
-            work.retried = True
-            self._retry(work)
-        else:
-            self.refuse(work, error)
-
-    def refuse(self, work: Work, error: EdgedError) -> None:
-        """Answer with an error, without a retry."""
-        if not isinstance(error, FrameSkipped):
-            self.failed += 1
-            self.statistics.failed((time.monotonic() - work.received) * 1e3, type(error).__name__)
-        work.future.set_exception(error.with_traceback(None))  # it would keep the work's bytes
-
-    def _settle(self, session: ServingSession, batch: Batch, reply: Reply) -> EdgedError | None:
-        """Answer the work of a batch, or return what is wrong with the whole reply."""
-        try:
-            results = answers(batch, session.engine, reply, session.link.arena)
-        except EdgedError as error:
-            return error
-        now, took = time.monotonic(), _infer_ms(reply)
-        if took is not None and (batch.works[0].is_frame or session.engine.is_static):
-            session.latency.add(took, now)
-        session.reply_bytes = max(session.reply_bytes, _reply_bytes(reply))
-        _count(self.statistics, batch, results, reply, now)
-        _count_finite(self.finite, reply, len(batch.works), now)
-        for work, result in zip(batch.works, results, strict=True):
-            if isinstance(result, EdgedError):
-                session.health.failed(result)
-                self.fail(work, result)
-                continue
-            session.health.answered(now)
-            if work.is_wanted:
-                work.future.set_result(result)
-                self.answered += 1
-        return None
-
-    def _retry_individually(self, session: ServingSession, batch: Batch, error: BaseException) -> None:
-        """Retry each part of a failed batch alone. If all succeed, the engine cannot run so many at a time, whatever
-        its model declares, and from then on they run one by one."""
-        wanted = [work for work in batch.works if work.is_wanted]
-        if not wanted:
-            return
-        parts = BatchSplit(len(wanted), partial(self._go_one_by_one, session, wanted[0].is_frame, str(error)))
-        for work in wanted:
-            work.future.add_done_callback(parts.finished)
-            self._retry(work)
-
-    def _go_one_by_one(self, session: ServingSession, are_frames: bool, why: str) -> None:
-        what = "frames" if are_frames else "requests"
-        _LOG.warning("model %s: running %s one by one, because a batch of them failed: %s", self._model, what, why)
-        if are_frames:
-            session.batching = Batching()
-        else:
-            session.rows = 1

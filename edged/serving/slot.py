@@ -1,33 +1,47 @@
 """One model's place in the daemon: its waiting work, and the engine that serves it now.
 
-The installed engine takes work from the schedule, two batches at a time (of tensor requests or of frames); `batch`
-delivers the answers. To swap is to install another engine: new work goes to it, the old one finishes what it has and
-is closed. Work that was lost with its host is retried once, on the engine installed by then.
+The installed engine takes work from the schedule, two batches at a time (of tensor requests or of frames). To swap is
+to install another engine: new work goes to it, the old one finishes its work and is closed. Work that was lost with its
+host is retried once, on the engine installed by then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
-from edged.errors import EdgedError, HostLost, NotReady, Overloaded
+from edged.errors import (
+    EdgedError,
+    EngineUnusable,
+    FrameSkipped,
+    HostLost,
+    NotFinite,
+    NotReady,
+    OutOfMemory,
+    Overloaded,
+)
+from edged.ipc import messages as m
 from edged.ipc.finite import Finiteness
-from edged.serving.batch import Batch, Delivery, stage
+from edged.serving.batch import Batch, answers, reply_bytes, stage, times_of
 from edged.serving.link import HostLink, Reply
 from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
 from edged.serving.session import ServingSession
 from edged.serving.statistics import Statistics
-from edged.serving.work import EngineRef, TensorWork, Work
+from edged.serving.work import Answered, EngineRef, TensorWork, Work
 
+_LOG = logging.getLogger("edged.serving")
 IN_FLIGHT = 2  # one is prepared while one runs; more would only wait inside the host
 _WAITING = 64  # requests
 _EQUAL = Share()
+_LOSSES = 5  # of hosts killed from outside; after so many, a request is suspected of causing the next
 _LAST = -(1 << 31)  # the priority of late work with the delay policy
 
 
@@ -39,7 +53,8 @@ class Slot:
         self.current: ServingSession | None = None
         self.batching_policy = TensorBatching()
         self.swaps = 0
-        self._delivery = Delivery(model, self._retry)
+        self.statistics, self.finite = Statistics(), Finiteness()
+        self.answered = self.failed = 0  # requests and frames that got an answer, or an error
         self._schedule: Schedule[Work] = Schedule(_WAITING)
         self._refusal: EdgedError | None = None
         self._room = asyncio.Event()
@@ -109,7 +124,7 @@ class Slot:
         previous, self.current = self.current, None
         self._refusal = error
         for work in self._schedule.drain():
-            self._delivery.refuse(work, self._refused())
+            self._answer_error(work, self._refused())
         self._room.set()
         return previous
 
@@ -128,31 +143,13 @@ class Slot:
     def waiting(self) -> int:
         return len(self._schedule)
 
-    @property
-    def statistics(self) -> Statistics:
-        return self._delivery.statistics
-
-    @property
-    def finite(self) -> Finiteness:
-        return self._delivery.finite
-
-    @property
-    def answered(self) -> int:
-        """Requests and frames that got an answer."""
-        return self._delivery.answered
-
-    @property
-    def failed(self) -> int:
-        """Requests and frames that got an error."""
-        return self._delivery.failed
-
     def reset_counts(self) -> None:
         """Start new statistics: the model has been replaced."""
-        self._delivery.statistics, self._delivery.finite = Statistics(), Finiteness()
+        self.statistics, self.finite = Statistics(), Finiteness()
 
     def count_with(self, other: Slot) -> None:
         """Count requests together with those of another slot."""
-        self._delivery.statistics, self._delivery.finite = other.statistics, other.finite
+        self.statistics, self.finite = other.statistics, other.finite
 
     def _require_open(self) -> None:
         if self._refusal is not None:
@@ -180,7 +177,7 @@ class Slot:
                     raise NotReady(outside(engine))
                 self.fallback.push(work)
             except EdgedError as error:
-                self._delivery.fail(work, error)
+                self._fail(work, error)
         return taken
 
     def _pump(self) -> None:
@@ -220,7 +217,7 @@ class Slot:
             if isinstance(error, Overloaded):
                 crowded.append((work, error.with_traceback(None)))
             else:
-                self._delivery.fail(work, error)
+                self._fail(work, error)
 
         batch = stage(chosen, session.link, refuse)
         if batch is not None:
@@ -229,7 +226,7 @@ class Slot:
             if session.in_flight:
                 self._retry(work)
             else:
-                self._delivery.fail(work, error)
+                self._fail(work, error)
         return not (crowded and session.in_flight)
 
     def _submit(self, session: ServingSession, batch: Batch) -> None:
@@ -240,7 +237,7 @@ class Slot:
                 if isinstance(error, HostLost):  # the host did not receive the work, which waits for the next one
                     self._retry(work)
                 else:
-                    self._delivery.fail(work, error)
+                    self._fail(work, error)
             return
         session.in_flight += 1
         session.is_on_trial = batch.works[0].retried
@@ -249,7 +246,7 @@ class Slot:
 
     def _finish(self, session: ServingSession, batch: Batch, _: asyncio.Future[Reply]) -> None:
         try:
-            self._delivery.conclude(session, batch)
+            self._conclude(session, batch)
         finally:  # the engine serves on after any error
             batch.release()
             session.in_flight -= 1
@@ -257,6 +254,133 @@ class Slot:
             if not session.in_flight:
                 session.idle.set()
             self._pump()
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def _conclude(self, session: ServingSession, batch: Batch) -> None:
+        """Conclude a batch after the host's reply or failure; every client gets a result, even if the reply is
+        invalid."""
+        try:
+            error = batch.future.exception()
+            if error is None:
+                error = self._settle(session, batch, batch.future.result())
+            if error is None:
+                return
+            if not isinstance(error, HostLost) and len(batch.works) > 1:
+                self._retry_individually(session, batch, error)
+                return
+            session.health.failed(error)
+            if isinstance(error, NotFinite):
+                self.finite.answered(error.outputs, time.monotonic())
+            if not isinstance(error, EdgedError):  # a bug: links fail jobs with nothing else
+                raise error
+            for work in batch.works:
+                self._fail(work, error)
+        except Exception:  # the event loop's exception handler logs it
+            for work in batch.works:
+                self._fail(work, EngineUnusable("the engine's answer is invalid; see the daemon's log"))
+            raise
+
+    def _settle(self, session: ServingSession, batch: Batch, reply: Reply) -> EdgedError | None:
+        """Answer the work of a batch, or return what is wrong with the whole reply."""
+        try:
+            results = answers(batch, session.engine, reply, session.link.arena)
+        except EdgedError as error:
+            return error
+        now = time.monotonic()
+        session.reply_bytes = max(session.reply_bytes, reply_bytes(reply))
+        self._count(session, batch, results, reply, now)
+        for work, result in zip(batch.works, results, strict=True):
+            if isinstance(result, EdgedError):
+                session.health.failed(result)
+                self._fail(work, result)
+                continue
+            session.health.answered(now)
+            if work.is_wanted:
+                work.future.set_result(result)
+                self.answered += 1
+        return None
+
+    def _count(
+        self,
+        session: ServingSession,
+        batch: Batch,
+        results: Sequence[Answered | EdgedError],
+        reply: Reply,
+        now: float,
+    ) -> None:
+        """Count one execution, the requests that it answers, and outputs that are not finite."""
+        if took := times_of(reply):
+            is_one = isinstance(reply, m.Answer) or len(reply.seen) == 1
+            if is_one and (batch.works[0].is_frame or session.engine.is_static):
+                session.latency.add(took[0].infer_ms, now)
+            input_ms = sum(times.decode_ms + times.prepare_ms for times in took)
+            rows = sum(work.rows for work in batch.works)
+            self.statistics.executed(rows, input_ms, took[0].infer_ms, sum(times.postprocess_ms for times in took))
+        for work, result in zip(batch.works, results, strict=True):
+            if isinstance(result, Answered) and work.is_wanted:
+                times = result.times
+                self.statistics.succeeded(
+                    work.rows,
+                    (now - work.received) * 1e3,
+                    result.queue_ms,
+                    times.decode_ms + times.prepare_ms,
+                    times.infer_ms,
+                    times.postprocess_ms,
+                )
+        if isinstance(reply, m.Answer):  # it is unknown which request of a batch had them
+            for _ in batch.works:
+                self.finite.answered(reply.not_finite, now)
+            return
+        for seen in reply.seen:
+            if not seen.error or seen.not_finite:
+                self.finite.answered(seen.not_finite, now)
+
+    def _retry_individually(self, session: ServingSession, batch: Batch, error: BaseException) -> None:
+        """Retry each part of a failed batch alone. If all succeed, the engine cannot run so many at a time, whatever
+        its model declares, and from then on they run one by one.
+
+        A part that fails alone too would have failed any batch, and one that was cancelled proves nothing.
+        """
+        wanted = [work for work in batch.works if work.is_wanted]
+        left, has_failed, why = len(wanted), False, str(error)
+
+        def finished(outcome: asyncio.Future[Any]) -> None:
+            nonlocal left, has_failed
+            left -= 1
+            has_failed = has_failed or outcome.cancelled() or outcome.exception() is not None
+            if left or has_failed:
+                return
+            what = "frames" if wanted[0].is_frame else "requests"
+            _LOG.warning("model %s: running %s one by one, because a batch failed: %s", self.model, what, why)
+            if wanted[0].is_frame:
+                session.batching = Batching()
+            else:
+                session.rows = 1
+
+        for work in wanted:
+            work.future.add_done_callback(finished)
+            self._retry(work)
+
+    def _fail(self, work: Work, error: EdgedError) -> None:
+        """Retry work that was lost with its host or found no memory next to other work; answer anything else with the
+        error. Losing a host that was killed from outside is not counted as a try, up to a limit."""
+        if not work.is_wanted:
+            return
+        if isinstance(error, HostLost) and error.is_outside and work.losses < _LOSSES:
+            work.losses += 1
+            self._retry(work)
+        elif isinstance(error, HostLost | OutOfMemory) and not work.retried:
+            work.retried = True
+            self._retry(work)
+        else:
+            self._answer_error(work, error)
+
+    def _answer_error(self, work: Work, error: EdgedError) -> None:
+        if not isinstance(error, FrameSkipped):
+            self.failed += 1
+            self.statistics.failed((time.monotonic() - work.received) * 1e3, type(error).__name__)
+        work.future.set_exception(error.with_traceback(None))  # it would keep the work's bytes
 
     def _be_late(self, work: Work) -> None:
         """Refuse work whose time has passed, or, if its policy delays, queue it behind all other work."""
@@ -267,7 +391,7 @@ class Slot:
                     self._schedule.push(work, _LAST, policy.size)
                     work.expires = math.inf
                     return
-        self._delivery.fail(work, work.too_late())
+        self._fail(work, work.too_late())
 
     def _rows(self, session: ServingSession) -> Batching:
         """Batching of tensor requests, limited to the rows that the session takes."""
@@ -276,7 +400,7 @@ class Slot:
 
     def _retry(self, work: Work) -> None:
         if self._refusal is not None:
-            self._delivery.refuse(work, self._refused())
+            self._answer_error(work, self._refused())
         else:
             self._schedule.retry(work)
 

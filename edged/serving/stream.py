@@ -10,33 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from edged.errors import EdgedError, FrameSkipped, Overloaded
 from edged.serving.camera import Cameras, StreamOptions
 from edged.serving.slot import Slot
 from edged.serving.stream_camera import EVERY_UNDER_WAY, FULL, OVERTAKEN, RATE, Entry, Skips, StreamCamera
+from edged.serving.tracking import Tracking
 from edged.serving.work import Answered, FrameWork
 
 _MOST_CAMERAS = 256  # of one call; each may hold some pictures
 
 Tag = TypeVar("Tag")
-
-
-class Follows(Protocol):
-    """Gives detections ids that follow them from frame to frame: see `edged.serving.tracking`.
-
-    `missing`: why this box cannot do that, and what to install; empty if it can.
-    """
-
-    @property
-    def missing(self) -> str: ...
-
-    def follow(self, camera: Hashable, captured: float, found: bytes) -> asyncio.Future[tuple[int, ...]]: ...
-
-    def forget(self, camera: Hashable) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +66,7 @@ class Stream(Generic[Tag]):
     def __init__(
         self,
         cameras: Cameras | None = None,
-        tracking: Follows | None = None,
+        tracking: Tracking | None = None,
         protocol: str = "grpc",
         report_seconds: float = 1.0,
     ) -> None:

@@ -17,7 +17,7 @@ from edged.confinement.rules import Reach
 
 if TYPE_CHECKING:
     from edged.ipc.track_messages import Follow, Followed, FromTracker, NotFollowed, ToTracker
-    from edged.tracker.tracks import Tracker
+    from edged.tracker.tracks import ByteTracker
 
 _OURS = ("trackers", "supervision", "scipy")
 
@@ -57,7 +57,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         return
     send(m.Ready())
     decoder = msgspec.msgpack.Decoder(ready(m.ToTracker))
-    cameras: dict[int, Tracker] = {}
+    cameras: dict[int, ByteTracker] = {}
     while (payload := _read(requests)) is not None:
         request: ToTracker = decoder.decode(payload)
         if isinstance(request, m.Forget):
@@ -72,7 +72,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         send(answer)
 
 
-def follow(tracker: Tracker, request: Follow) -> Followed | NotFollowed:
+def follow(tracker: ByteTracker, request: Follow) -> Followed | NotFollowed:
     """Pass a frame to its camera's tracker."""
     from edged.ipc import track_messages as m
     from edged.vision.detections import Detections

@@ -10,7 +10,6 @@ Only the tracker's process imports this module: the library brings OpenCV, SciPy
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,32 +36,12 @@ _STRIP = float(1 << 20)
 _FARTHEST = _STRIP / 8  # pixels from the origin, margins and predictions included in the strip
 
 
-class Tracker(Protocol):
-    """Follows the objects of one camera."""
-
-    last: int  # the highest id that it has given
-
-    def update(
-        self,
-        boxes: npt.NDArray[np.float32],
-        scores: npt.NDArray[np.float32],
-        class_ids: npt.NDArray[np.int32],
-        captured: float,
-    ) -> Ids:
-        """Ids int64 [n] of one frame's detections in their order, -1 for those without one.
-
-        boxes: float32 [n, 4], xyxy in pixels; scores: float32 [n], best first; class_ids: int32 [n]; captured: seconds
-        on the camera's clock. Ids are above 0 and not given to another object later.
-        """
-        ...
-
-
 class ByteTracker:
     """ByteTrack with a gap of any length between frames. An object gets its id when it is seen again."""
 
     def __init__(self, after: int = 0) -> None:
         """`after`: the highest id that the camera has had before."""
-        self.last = self._after = after
+        self.last = self._after = after  # the highest id that was given
         self._overlap = trackers.BIoU(0.0)
         self._library = trackers.ByteTrackTracker(
             lost_track_buffer=round(_LOST_SECONDS * 30),  # by its definition in thirtieths of a second
@@ -80,6 +59,11 @@ class ByteTracker:
         class_ids: npt.NDArray[np.int32],
         captured: float,
     ) -> Ids:
+        """Ids int64 [n] of one frame's detections in their order, -1 for those without one.
+
+        boxes: float32 [n, 4], xyxy in pixels; scores: float32 [n], best first; class_ids: int32 [n]; captured: seconds
+        on the camera's clock. Ids are above 0 and not given to another object later.
+        """
         gap = self._clock.advance(captured)
         self._overlap.buffer_ratio = margin(gap)
         ids: Ids = np.full(len(scores), -1, np.int64)

@@ -18,7 +18,7 @@ from edged.errors import EdgedError, InvalidInput, NotReady, Overloaded, Overwri
 from edged.serving.camera import Cameras, StreamOptions
 from edged.serving.schedule import Share
 from edged.serving.slot import Slot
-from edged.serving.stream import Delivery, Follows, SkipReport, Stream
+from edged.serving.stream import Delivery, SkipReport, Stream
 from edged.serving.work import FrameWork
 from tests.fake_link import FakeLink, turn
 from tests.waiting import run
@@ -34,7 +34,7 @@ def frame(number: int) -> FrameWork:
 class World:
     """A stream in front of an engine that answers, and a client that reads, when the test says so."""
 
-    def __init__(self, cameras: Cameras | None = None, tracking: Follows | None = None, **options: Any) -> None:
+    def __init__(self, cameras: Cameras | None = None, tracking: Any = None, **options: Any) -> None:
         self.cameras = cameras or Cameras()
         self.stream = Stream[int](self.cameras, tracking, **options)
         self.slot, self.links = Slot("model"), list[FakeLink]()

@@ -24,8 +24,9 @@ from edged.errors import EdgedError, InvalidImage, InvalidInput, Refused
 from edged.proto import cameras_pb2 as pb
 from edged.serving.camera import Cameras, Mode, StreamOptions
 from edged.serving.slot import Slot
-from edged.serving.stream import Delivery, Follows, SkipReport, Stream
+from edged.serving.stream import Delivery, SkipReport, Stream
 from edged.serving.stream_camera import Skips
+from edged.serving.tracking import Tracking
 from edged.serving.work import Answered, Blob, FrameWork
 from edged.vision.detections import Classes, Detections, class_name
 from edged.vision.family import Thresholds
@@ -39,7 +40,7 @@ class CameraService:
         self,
         controller: Controller,
         cameras: Cameras,
-        tracking: Follows | None = None,
+        tracking: Tracking | None = None,
         publisher: Publisher | None = None,
     ) -> None:
         self._controller, self._cameras, self._tracking = controller, cameras, tracking

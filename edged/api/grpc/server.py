@@ -37,8 +37,8 @@ from edged.errors import ConfigError
 from edged.metrics.sources import EventCounts
 from edged.proto import POOL
 from edged.serving.camera import Cameras
-from edged.serving.stream import Follows
 from edged.serving.trace import Tracing
+from edged.serving.tracking import Tracking
 
 _LOG = logging.getLogger("edged.api")
 _AGAIN_SECONDS = 0.5  # until the next try to listen after a server ended
@@ -184,7 +184,7 @@ class GrpcServers:
         listen: Iterable[str],
         cameras: Cameras,
         tracing: Tracing,
-        tracking: Follows | None = None,
+        tracking: Tracking | None = None,
         max_message_mb: int = 32,
         shared_memory_over_tcp: bool = False,
         publisher: Publisher | None = None,
