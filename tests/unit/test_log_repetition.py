@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edged.logs.output import Output
-from edged.logs.repetition import Repetition
+from edged.logs.output import Output, Repetition
 from tests.unit.client_daemon import eventually
 from tests.unit.test_logs import record
 
