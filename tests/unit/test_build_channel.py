@@ -1,4 +1,4 @@
-"""What goes between a child and its parent: frames however they were cut, bounds, and a teller that is not chatty."""
+"""The pipe from a child to its parent: frames in any pieces, bounds, and a limited rate of reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def raw(kind: bytes, payload: bytes) -> bytes:
     return kind + len(payload).to_bytes(4, "little") + payload
 
 
-def said(pipe: io.BytesIO) -> list[jobs.Progress]:
+def reports(pipe: io.BytesIO) -> list[jobs.Progress]:
     frames = Frames().feed(pipe.getvalue())
     return [channel.progress(frame) for frame in frames if frame.kind == PROGRESS]
 
@@ -43,9 +43,7 @@ class Clock:
 
 
 @given(FRAMES, st.lists(st.integers(1, 50)))
-def test_frames_come_out_as_they_went_in_however_they_are_cut(
-    sent: list[tuple[bytes, bytes]], sizes: list[int]
-) -> None:
+def test_feed_joins_frames_that_come_in_any_pieces(sent: list[tuple[bytes, bytes]], sizes: list[int]) -> None:
     stream, frames, received = b"".join(raw(*frame) for frame in sent), Frames(), []
     for size in [*sizes, len(stream)]:
         received += frames.feed(stream[:size])
@@ -54,7 +52,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
 
 
 @given(st.lists(st.binary(max_size=200), max_size=20))
-def test_random_bytes_are_frames_or_garbled_and_nothing_else(pieces: list[bytes]) -> None:
+def test_feed_random_bytes_are_frames_or_garbled(pieces: list[bytes]) -> None:
     frames = Frames()
     with contextlib.suppress(Garbled):
         for piece in pieces:
@@ -63,34 +61,34 @@ def test_random_bytes_are_frames_or_garbled_and_nothing_else(pieces: list[bytes]
 
 
 @pytest.mark.parametrize(("kind", "largest"), [(PROGRESS, 64 << 10), (ANSWER, 4 << 20), (FAILURE, 64 << 10)])
-def test_a_length_beyond_the_bound_is_refused_with_the_header(kind: bytes, largest: int) -> None:
+def test_feed_length_beyond_the_bound_is_garbled(kind: bytes, largest: int) -> None:
     assert list(Frames().feed(kind + largest.to_bytes(4, "little"))) == []
     with pytest.raises(Garbled, match=f"{largest + 1} bytes"):
         list(Frames().feed(kind + (largest + 1).to_bytes(4, "little")))
 
 
-def test_what_came_whole_before_garbage_is_heard() -> None:
+def test_feed_yields_frames_before_garbage() -> None:
     frames = Frames().feed(raw(PROGRESS, b"{}") + b"garbage")
     assert next(frames) == Frame(PROGRESS, b"{}")
     with pytest.raises(Garbled, match="0x67"):
         next(frames)
 
 
-def test_a_message_too_large_is_not_sent() -> None:
+def test_answer_too_large_raises_and_sends_nothing() -> None:
     pipe = io.BytesIO()
     with pytest.raises(BuildFailed, match=r"text of 67108875 bytes is too large"):
         Teller(pipe).answer(Text("x" * (64 << 20)))
     assert pipe.getvalue() == b""
 
 
-def test_a_reason_too_long_is_cut() -> None:
+def test_fail_cuts_a_long_reason() -> None:
     pipe = io.BytesIO()
     Teller(pipe).fail("BuildFailed", "ä" * 1_000_000)
     (frame,) = Frames().feed(pipe.getvalue())
     assert msgspec.json.decode(frame.payload, type=jobs.Failure).message == "ä" * 4000
 
 
-def test_a_chatty_builder_is_heard_five_times_a_second_and_at_its_last() -> None:
+def test_report_is_sent_five_times_a_second_and_at_the_end_of_a_phase() -> None:
     pipe, clock = io.BytesIO(), Clock()
     tell = Teller(pipe, clock)
     for count in range(10_000):  # ten seconds
@@ -98,21 +96,21 @@ def test_a_chatty_builder_is_heard_five_times_a_second_and_at_its_last() -> None
         clock.now += 0.001
     tell(jobs.Progress("timing"))
     tell.answer(jobs.Done())
-    *building, timing = said(pipe)
+    *building, timing = reports(pipe)
     assert 40 <= len(building) <= 52
     assert building[0].fraction == 0.0
     assert building[-1].fraction == 0.9999
     assert timing == jobs.Progress("timing")
 
 
-def test_the_last_report_goes_out_before_the_last_word_and_nothing_after_it() -> None:
+def test_fail_sends_the_last_report_first_and_nothing_follows() -> None:
     pipe = io.BytesIO()
     tell = Teller(pipe, Clock())
     for fraction in (0.1, 0.5, 0.9):
         tell(jobs.Progress("building", fraction))
     tell.fail("BuildFailed", "no")
     tell(jobs.Progress("building", 1.0))
-    assert [progress.fraction for progress in said(pipe)] == [0.1, 0.9]
+    assert [progress.fraction for progress in reports(pipe)] == [0.1, 0.9]
     assert [frame.kind for frame in Frames().feed(pipe.getvalue())] == [PROGRESS, PROGRESS, FAILURE]
 
 
@@ -120,23 +118,25 @@ def test_the_last_report_goes_out_before_the_last_word_and_nothing_after_it() ->
     ("fraction", "sent"),
     [(1.0000001, 1.0), (-0.5, 0.0), (float("inf"), 1.0), (float("nan"), None), (np.float32(0.5), 0.5), (1, 1.0)],
 )
-def test_a_fraction_as_a_runtime_gives_it_is_made_one(fraction: float, sent: float | None) -> None:
+def test_report_fraction_is_made_a_number_from_0_to_1(fraction: float, sent: float | None) -> None:
     pipe = io.BytesIO()
     Teller(pipe)(jobs.Progress("building", fraction))
-    assert said(pipe) == [jobs.Progress("building", sent)]
+    assert reports(pipe) == [jobs.Progress("building", sent)]
 
 
-def test_threads_of_a_runtime_may_tell_at_once() -> None:
+def test_report_from_several_threads_at_once() -> None:
     pipe = io.BytesIO()
     tell = Teller(pipe)
 
     def work(name: str) -> None:
         for count in range(500):
-            tell(jobs.Progress(f"{name}{count}"))  # each a phase of its own, so that each is sent
+            tell(jobs.Progress(f"{name}{count}"))  # a new phase each time, so that each is sent
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {progress.phase for progress in said(pipe)} == {f"{name}{count}" for name in "abcd" for count in range(500)}
+    assert {progress.phase for progress in reports(pipe)} == {
+        f"{name}{count}" for name in "abcd" for count in range(500)
+    }

@@ -1,4 +1,4 @@
-"""Which shapes requests had, in bounded memory."""
+"""Shapes of requests, in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,14 @@ def noted(*shapes: tuple[int, ...]) -> Traffic:
     return traffic
 
 
-def test_nothing_came() -> None:
-    assert Traffic().seen() == Seen()
-    assert Seen().range("x") is None
-
-
-def test_the_usual_size_of_each_dimension_is_the_most_frequent() -> None:
+def test_range_has_the_most_frequent_size_of_each_dimension() -> None:
     seen = noted((1, 8), (1, 8), (2, 8), (2, 9), (2, 7)).seen()
-    assert seen.requests == 5
+    assert (seen.requests, Seen().range("x")) == (5, None)
     assert seen.kinds[0] == Kind({"x": (1, 8)}, 2)
     assert seen.range("x") == Range("x", (1, 7), (2, 8), (2, 9))
 
 
-def test_only_new_kinds_are_news() -> None:
+def test_version_grows_with_new_kinds() -> None:
     traffic = noted((1, 8))
     version = traffic.look()
     traffic.note((("x", (1, 8)),))
@@ -39,7 +34,7 @@ def test_only_new_kinds_are_news() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=600))
-def test_however_many_there_are_bounds_are_exact_and_memory_is_bounded(shapes: list[tuple[int, int]]) -> None:
+def test_seen_has_exact_bounds_in_bounded_memory(shapes: list[tuple[int, int]]) -> None:
     seen = noted(*shapes).seen()
     assert len(seen.kinds) <= MOST_KINDS
     assert seen.requests == len(shapes)
@@ -50,7 +45,7 @@ def test_however_many_there_are_bounds_are_exact_and_memory_is_bounded(shapes: l
         assert seen.largest["x"] == tuple(max(shape[axis] for shape in shapes) for axis in range(2))
 
 
-def test_what_comes_often_is_not_pushed_out_by_what_comes_once() -> None:
+def test_seen_keeps_frequent_kinds_and_the_newest() -> None:
     traffic = noted((1, 1), (1, 1), (1, 1))
     for n in range(10_000):
         traffic.note((("x", (2, n)),))
@@ -59,13 +54,13 @@ def test_what_comes_often_is_not_pushed_out_by_what_comes_once() -> None:
     assert {"x": (2, 9_999)} in [kind.shapes for kind in seen.kinds]
 
 
-def test_habits_can_change() -> None:
+def test_note_halves_old_counts() -> None:
     traffic = Traffic(Seen(1 << 20, (Kind({"x": (1,)}, 1 << 20),), {"x": (1,)}, {"x": (1,)}))
     traffic.note((("x", (2,)),))
     assert [kind.count for kind in traffic.seen().kinds] == [1 << 19, 1]
 
 
-def test_it_goes_on_from_what_was_kept() -> None:
+def test_traffic_continues_from_stored_shapes() -> None:
     seen = noted((1, 8), (2, 9), (2, 9)).seen()
     again = Traffic(msgspec.json.decode(msgspec.json.encode(seen), type=Seen))
     assert again.seen() == seen
@@ -73,6 +68,6 @@ def test_it_goes_on_from_what_was_kept() -> None:
     assert again.seen().range("x") == Range("x", (1, 1), (2, 9), (4, 9))
 
 
-def test_an_input_of_any_rank_has_the_bounds_of_the_first() -> None:
+def test_bounds_of_an_input_of_any_rank_are_those_of_the_first() -> None:
     seen = noted((1, 8), (3,), ()).seen()
     assert (seen.smallest["x"], seen.largest["x"], seen.requests) == ((1, 8), (1, 8), 3)

@@ -111,16 +111,13 @@ def test_model_samples_have_requests_readiness_and_alarms() -> None:
 
 
 def test_not_finite_outputs_are_counted_from_zero() -> None:
-    planned, ready = planned_model(), Readiness(ReadyState.READY)
+    planned = planned_model()
     planned.model = model()
-    samples = Samples()
-    scrape.model(samples, "m", planned, ready, ())
-    assert value(scraped(samples), "edged_model_not_finite_total", model="m", output="y") == 0
-    planned.slot.finite.answered(("y",), 1.0)
-    planned.slot.finite.answered(("y",), 1e9)
-    samples = Samples()
-    scrape.model(samples, "m", planned, ready, ())
-    assert value(scraped(samples), "edged_model_not_finite_total", model="m", output="y") == 2
+    for count in range(3):
+        samples = Samples()
+        scrape.model(samples, "m", planned, Readiness(ReadyState.READY), ())
+        assert value(scraped(samples), "edged_model_not_finite_total", model="m", output="y") == count
+        planned.slot.finite.answered(("y",), 1e9 * count)
 
 
 def test_cameras_over_the_limit_are_counted_but_not_listed() -> None:
@@ -155,18 +152,13 @@ def test_build_counts_once_with_its_whole_time() -> None:
     assert counted.build_seconds["openvino"].total == 10.0
 
 
-def test_stored_engine_is_not_counted_as_build() -> None:
-    log, clock = EventLog(), Clock()
-    counted = EventCounts(log, clock.monotonic)
-    log.emit(EngineMoved("ready", "openvino", ""), "m", "key")
-    assert not counted.builds
-
-
-def test_build_of_removed_model_is_forgotten() -> None:
-    log, clock = EventLog(), Clock()
-    counted = EventCounts(log, clock.monotonic)
-    log.emit(EngineMoved("building", "openvino", ""), "m", "key")
-    log.emit(ModelRemoved(), "m")
+@pytest.mark.parametrize("is_removed", [True, False], ids=["of a removed model", "from the store"])
+def test_engine_that_was_not_built_is_not_counted(is_removed: bool) -> None:
+    log = EventLog()
+    counted = EventCounts(log)
+    if is_removed:
+        log.emit(EngineMoved("building", "openvino", ""), "m", "key")
+        log.emit(ModelRemoved(), "m")
     log.emit(EngineMoved("ready", "openvino", ""), "m", "key")
     assert not counted.builds
 
@@ -187,11 +179,9 @@ def test_alarms_and_lost_hosts_are_counted_with_a_sample_per_kind() -> None:
 # -- the box --------------------------------------------------------------------------------------------------------
 
 
-def write(root: Path, **files: str) -> None:
-    for place, text in files.items():
-        path = root / place.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def write(root: Path, place: str, text: str) -> None:
+    (root / place).parent.mkdir(parents=True, exist_ok=True)
+    (root / place).write_text(text)
 
 
 def test_recorded_box_has_temperatures_and_clocks(tmp_path: Path) -> None:
@@ -208,7 +198,7 @@ def test_recorded_box_has_temperatures_and_clocks(tmp_path: Path) -> None:
         f"{cpu}0/cpufreq/cpuinfo_max_freq": "2201600\n",
         "sys/devices/system/cpu/cpufreq/policy0": "",
     }.items():
-        write(tmp_path, **{place: text})
+        write(tmp_path, place, text)
     readings = Sensors(Root(tmp_path)).read()
     assert readings.temperatures == {"cpu-thermal-0": 48.5, "cpu-thermal-1": -1.0}
     assert (readings.clocks, readings.highest) == ({"0": 1510400e3}, {"0": 2201600e3})
@@ -220,16 +210,13 @@ def test_recorded_box_has_temperatures_and_clocks(tmp_path: Path) -> None:
     assert value(found, "edged_device_cpu_busy_ratio") == 0.25
 
 
-def test_box_without_sensors_has_empty_readings(tmp_path: Path) -> None:
-    assert Sensors(Root(tmp_path)).read() == Readings()
-
-
 def test_sensors_are_cached_for_a_moment(tmp_path: Path) -> None:
     clock = Clock()
-    write(tmp_path, **{"sys/class/thermal/thermal_zone0/temp": "1000"})
+    assert Sensors(Root(tmp_path)).read() == Readings()
+    write(tmp_path, "sys/class/thermal/thermal_zone0/temp", "1000")
     sensors = Sensors(Root(tmp_path), clock.monotonic)
     sensors.read()
-    write(tmp_path, **{"sys/class/thermal/thermal_zone0/temp": "2000"})
+    write(tmp_path, "sys/class/thermal/thermal_zone0/temp", "2000")
     assert sensors.read().temperatures == {"zone-0": 1.0}
     clock.now += 10
     assert sensors.read().temperatures == {"zone-0": 2.0}

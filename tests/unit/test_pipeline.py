@@ -1,4 +1,4 @@
-"""Pictures that go through an engine together: each in its row, each with its own answer or its own error."""
+"""Batches of pictures in a pipeline: each has its row, and its own answer or error."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def widths(outcomes: list[Outcome | Exception]) -> list[float]:
     return found
 
 
-def test_as_many_rows_as_pictures_go_to_an_engine_that_takes_any_number() -> None:
+def test_infer_gives_a_row_for_each_picture_to_an_engine_of_any_batch() -> None:
     session = Brightness()
     pipeline = Pipeline(session, signature("batch"), recognition(), batch=4)
     for count in (3, 1, 3):
@@ -77,14 +77,14 @@ def test_as_many_rows_as_pictures_go_to_an_engine_that_takes_any_number() -> Non
     assert session.closed
 
 
-def test_an_engine_of_a_fixed_batch_gets_it_whatever_waits() -> None:
+def test_infer_gives_all_rows_to_an_engine_of_a_fixed_batch() -> None:
     session = Brightness()
     pipeline = Pipeline(session, signature(4), recognition(4), batch=4)
     assert widths(pipeline.infer(pipeline.prepare([shot(255), shot(85)]))) == pytest.approx([60.0, 20.0], abs=0.1)
     assert session.batches == [4]
 
 
-def test_a_damaged_picture_is_its_own_affair_and_the_others_close_ranks() -> None:
+def test_prepare_leaves_out_damaged_pictures() -> None:
     session = Brightness()
     pipeline = Pipeline(session, signature("batch"), recognition(), batch=4)
     damaged = Shot(jpeg(10).data[:200])
@@ -95,7 +95,7 @@ def test_a_damaged_picture_is_its_own_affair_and_the_others_close_ranks() -> Non
     assert session.batches == [2]
 
 
-def test_pictures_that_are_all_damaged_never_reach_the_engine() -> None:
+def test_infer_without_a_whole_picture_does_not_run_the_engine() -> None:
     session = Brightness()
     pipeline = Pipeline(session, signature("batch"), recognition(), batch=4)
     outcomes = pipeline.infer(pipeline.prepare([Shot(b""), Shot(b"not a picture")]))
@@ -104,20 +104,20 @@ def test_pictures_that_are_all_damaged_never_reach_the_engine() -> None:
 
 
 class OneRow(Brightness):
-    """An engine that answers one picture whatever it gets."""
+    """An engine that answers one picture only."""
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         return {name: array[:1] for name, array in super().infer(inputs, outputs).items()}
 
 
-def test_outputs_that_are_not_one_row_for_each_picture_are_nobodys() -> None:
+def test_infer_outputs_with_too_few_rows_raise() -> None:
     pipeline = Pipeline(OneRow(), signature("batch"), recognition(), batch=2)
     with pytest.raises(Exception, match=r"output0|out of bounds"):
         pipeline.infer(pipeline.prepare([shot(85), shot(255)]))
     assert widths(pipeline.infer(pipeline.prepare([shot(85)]))) == pytest.approx([20.0], abs=0.1)
 
 
-def test_an_output_that_cannot_be_read_is_the_error_of_its_picture() -> None:
+def test_infer_output_that_cannot_be_read_is_the_error_of_its_picture() -> None:
     class Garbled(Brightness):
         def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
             return {"output0": np.zeros((1, 2), np.float32)}
@@ -127,7 +127,7 @@ def test_an_output_that_cannot_be_read_is_the_error_of_its_picture() -> None:
     assert isinstance(outcome, Exception)
 
 
-def test_every_picture_has_its_own_thresholds() -> None:
+def test_infer_applies_the_thresholds_of_each_picture() -> None:
     pipeline = Pipeline(Brightness(), signature("batch"), recognition(), batch=2)
     strict, easy = pipeline.infer(pipeline.prepare([shot(85, Thresholds(score=0.95)), shot(85)]))
     assert isinstance(strict, Outcome)

@@ -1,4 +1,4 @@
-"""Do ids stay with what moves? Measured on figures whose truth is known, at the rates that cameras have."""
+"""Ids of moving figures with a known truth, at the frame rates of cameras."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mean(found: list[Score]) -> float:
 
 
 @pytest.mark.parametrize("step", [1, 3, 6])
-def test_nobody_is_mistaken_where_figures_do_not_cross(step):
+def test_update_figures_that_do_not_cross_are_never_mixed_up(step):
     for score in scores(drawn, step, 300):
         assert score.switches == 0
         assert score.given == set(range(1, 7))  # as many ids as objects, from 1
@@ -52,20 +52,20 @@ def test_nobody_is_mistaken_where_figures_do_not_cross(step):
 
 
 @pytest.mark.parametrize(("step", "bound"), [(1, 0.98), (3, 0.98), (6, 0.97)])
-def test_crossing_figures_keep_their_ids_at_5_frames_a_second_and_more(step, bound):
+def test_update_crossing_figures_keep_their_ids_at_5_fps_and_more(step, bound):
     assert mean(scores(crossing, step)) >= bound
 
 
-def test_a_poor_detector_costs_few_ids():
+def test_update_poor_detections_cost_few_ids():
     assert mean(scores(crossing, 2, 600, POOR)) > 0.75
     assert mean(scores(drawn, 3, 600, POOR)) > 0.82
 
 
-def test_at_2_frames_a_second_most_figures_are_still_followed():
+def test_update_at_2_fps_follows_most_figures():
     assert mean(scores(crossing, 15, 900)) > 0.7
 
 
-def test_a_rate_that_changes_all_the_time_costs_little():
+def test_update_at_a_changing_rate_costs_few_ids():
     found = []
     for seed in range(4):
         steps = np.random.default_rng(seed).integers(1, 9, 100).cumsum().tolist()
@@ -73,8 +73,7 @@ def test_a_rate_that_changes_all_the_time_costs_little():
     assert mean(found) > 0.87
 
 
-def test_time_between_frames_is_heeded():
-    """The same frames without their times, as from a tracker that counts frames, are followed worse."""
+def test_update_uses_the_time_between_frames():
     steps = [np.random.default_rng(seed).integers(1, 12, 80).cumsum().tolist() for seed in range(4)]
     with_times = [follow(watch(crossing(seed), steps[seed])) for seed in range(4)]
     timeless = [[replace(seen, captured=0.0) for seen in watch(crossing(seed), steps[seed])] for seed in range(4)]
@@ -82,14 +81,14 @@ def test_time_between_frames_is_heeded():
     assert mean(with_times) > mean(without) + 0.2
 
 
-def test_ids_go_on_after_those_of_an_earlier_tracker():
+def test_ids_continue_those_of_an_earlier_tracker():
     tracker = ByteTracker(after=40)
     score = follow(watch(drawn(1), range(20)), tracker)
     assert score.given == set(range(41, 47))
     assert tracker.last == 46
 
 
-def test_ids_are_not_given_again():
+def test_ids_are_never_repeated():
     tracker = ByteTracker()
     first = follow(watch(drawn(1), range(20)), tracker).given
     second = follow(watch(drawn(2), range(3000, 3020)), tracker).given  # all others, much later
@@ -100,7 +99,7 @@ def test_ids_are_not_given_again():
 BOX = [100.0, 100.0, 200.0, 200.0]
 
 
-def test_an_id_comes_with_the_second_sight_and_rows_keep_their_order():
+def test_ids_come_with_the_second_frame_in_the_order_of_the_rows():
     tracker = ByteTracker()
     found = Detections.of([BOX, [300, 100, 400, 200], [500, 100, 600, 200]], [0.9, 0.5, 0.3], [0, 0, 0])
     assert ids_of(tracker, found, 0.0) == [-1, -1, -1]
@@ -110,14 +109,14 @@ def test_an_id_comes_with_the_second_sight_and_rows_keep_their_order():
     assert ids_of(tracker, found.select(np.array([2, 1, 0])), 0.2) == first[::-1]
 
 
-def test_an_unsure_detection_goes_on_with_a_track():
+def test_ids_unsure_detection_continues_a_track():
     tracker = ByteTracker()
     for moment, score in enumerate((0.9, 0.9, 0.2)):
         ids = ids_of(tracker, Detections.of([BOX], [score], [0]), moment / 10)
     assert ids == [1]
 
 
-def test_classes_are_never_mixed_up_even_in_one_place():
+def test_ids_of_classes_in_one_place_are_never_mixed_up():
     tracker = ByteTracker()
     both = Detections.of([BOX, BOX], [0.9, 0.8], [3, 7])
     seen = [ids_of(tracker, both, moment / 10) for moment in range(3)]
@@ -130,14 +129,14 @@ def test_classes_are_never_mixed_up_even_in_one_place():
     assert ids_of(tracker, other, 0.5) == [3]
 
 
-def test_neighbouring_classes_at_the_edges_of_a_large_picture_stay_apart():
+def test_ids_of_classes_at_the_edges_of_a_large_picture_are_never_mixed_up():
     tracker = ByteTracker()
     edges = Detections.of([[0, 0, 9000, 9000], [60000, 0, 65535, 9000]], [0.9, 0.9], [1, 0])
     assert sorted([ids_of(tracker, edges, moment / 2) for moment in range(2)][1]) == [1, 2]
     assert ids_of(tracker, edges.select(np.array([1, 0])), 1.0) == ids_of(tracker, edges, 1.5)[::-1]
 
 
-def test_what_no_box_can_be_gets_no_id_and_harms_nothing():
+def test_ids_invalid_boxes_have_none():
     tracker = ByteTracker()
     odd = [[math.nan] * 4, [0, 0, math.inf, 10], [50, 50, 50, 90], [90, 90, 10, 10], [-3e38, 0, 3e38, 10], BOX]
     found = Detections(np.array(odd, np.float32), np.full(6, 0.9, np.float32), np.zeros(6, np.int32))
@@ -146,25 +145,19 @@ def test_what_no_box_can_be_gets_no_id_and_harms_nothing():
     assert ids == [-1, -1, -1, -1, -1, 1]
 
 
-def test_no_detections_are_no_ids_and_a_short_absence_is_bridged():
-    tracker = ByteTracker()
-    found = Detections.of([BOX], [0.9], [0])
-    for moment in range(2):
-        ids_of(tracker, found, moment / 10)
+@pytest.mark.parametrize(("back", "expected"), [(1.3, [1]), (30.0, [2])], ids=["short", "long"])
+def test_ids_of_an_object_that_comes_back_depend_on_its_absence(back, expected):
+    tracker, found = ByteTracker(), Detections.of([BOX], [0.9], [0])
+    for moment in (0.0, 0.1):
+        ids_of(tracker, found, moment)
     for moment in range(2, 12):
         assert ids_of(tracker, Detections.empty(), moment / 10) == []
-    assert ids_of(tracker, found, 1.3) == [1]
-
-
-def test_an_object_that_was_away_for_long_is_another_one():
-    tracker = ByteTracker()
-    found = Detections.of([BOX], [0.9], [0])
-    for moment in (0.0, 0.1, 30.0, 30.1):
+    for moment in (back, back + 0.1):
         ids = ids_of(tracker, found, moment)
-    assert ids == [2]
+    assert ids == expected
 
 
-def test_more_than_can_be_followed_leaves_the_worst_out():
+def test_ids_of_too_many_objects_leave_out_the_worst():
     left = np.arange(MOST + 50, dtype=np.float32) * 40
     boxes = np.stack([left % 4000, left // 4000 * 40, left % 4000 + 30, left // 4000 * 40 + 30], axis=1)
     found = Detections.of(boxes, np.full(len(boxes), 0.9), np.zeros(len(boxes)))
@@ -175,10 +168,10 @@ def test_more_than_can_be_followed_leaves_the_worst_out():
     assert set(ids[MOST:]) == {-1}
 
 
-def test_a_clock_only_goes_forward_whatever_it_is_told():
-    clock, told = Clock(), (5.0, 5.1, 5.1, 4.0, 4.2, math.nan, 4.4, 4.5, math.inf, 1e12, 1e12 + 0.5)
+def test_clock_only_goes_forward():
+    clock, times = Clock(), (5.0, 5.1, 5.1, 4.0, 4.2, math.nan, 4.4, 4.5, math.inf, 1e12, 1e12 + 0.5)
     moments = [clock.now]
-    for captured in told:
+    for captured in times:
         assert clock.advance(captured) > 0
         moments.append(clock.now)
     assert all(0 < b - a <= 60 for a, b in itertools.pairwise(moments))
@@ -186,13 +179,13 @@ def test_a_clock_only_goes_forward_whatever_it_is_told():
 
 
 @pytest.mark.parametrize("times", [[0.0] * 30, [-moment / 10 for moment in range(30)], [math.nan] * 30])
-def test_capture_times_that_say_nothing_are_survived(times):
+def test_update_with_useless_capture_times_keeps_ids(times):
     seen = list(watch(drawn(3), range(30)))
     score = follow(replace(s, captured=t) for t, s in zip(times, seen, strict=True))
     assert score.switches == 0
     assert score.given == set(range(1, 7))
 
 
-def test_boxes_are_widened_only_where_frames_are_far_apart():
+def test_margin_grows_with_the_gap():
     assert margin(1 / 30) == margin(0.1) == 0
     assert 0 < margin(0.15) < margin(0.2) < margin(0.3) <= margin(0.5) == margin(60.0) == 1
