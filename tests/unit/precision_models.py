@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.parser
 import onnxruntime
 from onnx import helper, numpy_helper
 
 from edged.tensors import Array
-from tests.models import OPSET, model, save, value
+from tests.models import OPSET, model, nodes, save, value
 
 SIZE, CHANNELS = 16, 8
 SHAPE = [1, CHANNELS, SIZE, SIZE]
@@ -29,11 +28,6 @@ def random(name: str, *shape: int, seed: int = 0) -> onnx.TensorProto:
 
 def conv(source: str, target: str, weights: str, **attributes: object) -> onnx.NodeProto:
     return helper.make_node("Conv", [source, weights], [target], name=f"conv {target}", pads=[1] * 4, **attributes)
-
-
-def nodes(*lines: str | onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Nodes in ONNX's textual syntax, such as `b = Relu(a)`, or as they are."""
-    return [onnx.parser.parse_node(line) if isinstance(line, str) else line for line in lines]
 
 
 def network(

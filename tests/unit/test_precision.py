@@ -205,7 +205,7 @@ def test_convert_bias_that_vanishes_keeps_nothing(tmp_path: Path) -> None:
 
 def test_convert_sizes_computed_in_floats_stay_exact(tmp_path: Path) -> None:
     """2049 is no float16: a picture would be resized to 2048."""
-    lines = nets.nodes(
+    lines = models.nodes(
         conv("x", "a", "w1"),
         "shape = Shape(x)",
         "floats = Cast<to = 1>(shape)",
@@ -232,7 +232,7 @@ def test_convert_mean_of_a_distribution_is_box_decoding_and_no_layer(tmp_path: P
 
 def test_convert_boxes_for_a_second_stage_are_not_between_its_layers(tmp_path: Path) -> None:
     """RoiAlign, not the layer behind it, reads the positions that the first layer computes."""
-    lines = nets.nodes(
+    lines = models.nodes(
         conv("x", "a", "w1"),
         "f = Relu(a)",
         "g = GlobalAveragePool(f)",
@@ -274,7 +274,7 @@ def test_convert_loop_between_layers(tmp_path: Path) -> None:
 
 
 def test_convert_functions_become_part_of_the_graph(tmp_path: Path) -> None:
-    body = nets.nodes("k = Constant<value = float[1] {2.0}>()", "o = Mul(i, k)")
+    body = models.nodes("k = Constant<value = float[1] {2.0}>()", "o = Mul(i, k)")
     function = helper.make_function("own", "Twice", ["i"], ["o"], body, [helper.make_opsetid("", models.OPSET)])
     converted, out = halve(network(["b = own.Twice(a)"], functions=[function], domains={"own": 1}), tmp_path)
     assert "Mul" in operators(out)

@@ -112,7 +112,7 @@ def test_convert_layers_that_do_not_gain_stay_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_convert_matrices_have_a_scale_for_each_column(tmp_path: Path, transposed: int) -> None:
-    layers = nets.nodes(
+    layers = models.nodes(
         "a = MatMul(x, w)",
         "r = Relu(a)",
         f"g = Gemm<transB = {transposed}>(r, v, c)",
