@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from edged.tensors import Array
+from tests import models
+from tests.models import save as save
 
 # A new exporter stamps what its onnx package knows, whatever the graph uses.
 NEW_OPSET, NEW_IR = 28, 14
 
 
-def value(name: str, shape: Sequence[int | str | None] | None, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def constant(name: str, values: Sequence[int] | np.ndarray, dtype: type = np.int64) -> TensorProto:
-    return numpy_helper.from_array(np.asarray(values, dtype), name)
-
-
-def model(
-    nodes: Sequence[NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-    constants: Iterable[TensorProto] = (),
-    *,
-    opset: int = NEW_OPSET,
-    ir: int = 10,
+def parse(
+    graph: str, constants: Mapping[str, Array] | None = None, *, opset: int = NEW_OPSET, ir: int = 10
 ) -> onnx.ModelProto:
-    graph = helper.make_graph(list(nodes), "graph", list(inputs), list(outputs), list(constants))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
-
-
-def save(made: onnx.ModelProto, path: Path) -> Path:
-    path.write_bytes(made.SerializeToString())
-    return path
+    return models.parse(graph, constants, opset=opset, ir_version=ir)
 
 
 def classifier(
@@ -49,73 +31,71 @@ def classifier(
 ) -> onnx.ModelProto:
     """x FP32[batch, 3, size, size] -> y FP32[batch, 4]; `rows` is what the constant inside reshapes to."""
     weights = np.random.default_rng(7).standard_normal((4, 3, 3, 3)).astype(np.float32)
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"]),
-        helper.make_node("GlobalAveragePool", ["r"], ["p"]),
-        helper.make_node("Reshape", ["p", "rows"], ["f"]),
-        helper.make_node("Softmax", ["f"], ["y"], name="softmax", axis=1),
-    ]
-    constants = [constant("w", weights, np.float32), constant("rows", rows)]
-    made = model(nodes, [value("x", [batch, 3, size, size])], [value("y", [batch, 4])], constants, opset=opset, ir=ir)
-    made.metadata_props.add(key="author", value="somebody")
-    return made
+    nodes = models.nodes(
+        "[conv] c = Conv<pads = [1, 1, 1, 1]>(x, w)",
+        "r = Relu(c)",
+        "p = GlobalAveragePool(r)",
+        "f = Reshape(p, rows)",
+        "[softmax] y = Softmax<axis = 1>(f)",
+    )
+    ends = [models.value("x", "FP32", [batch, 3, size, size])], [models.value("y", "FP32", [batch, 4])]
+    constants = [onnx.numpy_helper.from_array(weights, "w")]
+    constants.append(onnx.numpy_helper.from_array(np.array(rows, np.int64), "rows"))
+    return models.model(nodes, *ends, constants, opset=opset, ir_version=ir, metadata={"author": "Ada"})
 
 
 def softmax(axis: int) -> onnx.ModelProto:
-    node = helper.make_node("Softmax", ["x"], ["y"], name="s", axis=axis)
-    return model([node], [value("x", [2, 3, 4, 5])], [value("y", [2, 3, 4, 5])])
+    return parse(f"(float[2,3,4,5] x) => (float[2,3,4,5] y) {{ [s] y = Softmax<axis = {axis}>(x) }}")
 
 
 def split(size: int = 5, parts: int = 2) -> onnx.ModelProto:
-    """x FP32[2, size] in parts, of which the last may be smaller, as before opset 18 nobody could say."""
+    """x FP32[2, size] in parts, of which the last may be smaller, which a model can only say from opset 18 on."""
     names = [f"y{place}" for place in range(parts)]
-    node = helper.make_node("Split", ["x"], names, axis=1, num_outputs=parts)
-    return model([node], [value("x", [2, size])], [value(name, [2, None]) for name in names], opset=18)
+    outputs = ", ".join(f"float[2,?] {name}" for name in names)
+    node = f"{', '.join(names)} = Split<axis = 1, num_outputs = {parts}>(x)"
+    return parse(f"(float[2,{size}] x) => ({outputs}) {{ {node} }}", opset=18)
 
 
 def mean(*, as_node: bool = False) -> onnx.ModelProto:
     """Axes are an input since opset 18; here a constant, or one that a node makes."""
-    axes = constant("axes", [2, 3])
-    nodes = [helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=0)]
+    constant, node = "<int64[2] axes = {2, 3}>", ""
     if as_node:
-        nodes.insert(0, helper.make_node("Constant", [], ["axes"], value=axes))
-    constants = [] if as_node else [axes]
-    return model(nodes, [value("x", [1, 3, 4, 4])], [value("y", [1, 3])], constants, opset=18)
+        constant, node = "", "axes = Constant<value = int64[2] {2, 3}>()"
+    graph = f"(float[1,3,4,4] x) => (float[1,3] y) {constant} {{ {node} y = ReduceMean<keepdims = 0>(x, axes) }}"
+    return parse(graph, opset=18)
 
 
 def resize(opset: int = 19) -> onnx.ModelProto:
-    scales = constant("scales", [1, 1, 2, 2], np.float32)
-    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="linear")
-    return model([node], [value("x", [1, 3, 4, 4])], [value("y", [1, 3, 8, 8])], [scales], opset=opset)
+    graph = """(float[1,3,4,4] x) => (float[1,3,8,8] y) <float[4] scales = {1, 1, 2, 2}>
+        { y = Resize<mode = "linear">(x, , scales) }"""
+    return parse(graph, opset=opset)
 
 
 def gelu(opset: int = NEW_OPSET) -> onnx.ModelProto:
     """An operator of opset 20 that is defined by older ones."""
-    return model([helper.make_node("Gelu", ["x"], ["y"])], [value("x", ["N", 8])], [value("y", ["N", 8])], opset=opset)
+    return parse("(float[N,8] x) => (float[N,8] y) { y = Gelu(x) }", opset=opset)
 
 
 def scatter() -> onnx.ModelProto:
     """An operator of opset 24 that is defined by no others."""
-    node = helper.make_node("TensorScatter", ["x", "u"], ["y"], name="cache")
-    return model([node], [value("x", [1, 2, 4, 8]), value("u", [1, 2, 2, 8])], [value("y", [1, 2, 4, 8])])
+    return parse("(float[1,2,4,8] x, float[1,2,2,8] u) => (float[1,2,4,8] y) { [cache] y = TensorScatter(x, u) }")
 
 
 def branches() -> onnx.ModelProto:
-    """If x sums up to more than zero, one branch, otherwise the other; both take x from outside and hold a Gelu."""
+    """If x sums up to more than zero, one branch, otherwise the other; both read x from outside and have a Gelu."""
 
-    def branch(name: str, axis: int) -> onnx.GraphProto:
-        nodes = [
-            helper.make_node("Constant", [], [f"{name}_axes"], value=constant("", [axis])),
-            helper.make_node("ReduceSum", ["x", f"{name}_axes"], [f"{name}_sum"], keepdims=1),
-            helper.make_node("Gelu", [f"{name}_sum"], [f"{name}_out"]),
-        ]
-        return helper.make_graph(nodes, name, [], [value(f"{name}_out", [None, None])])
+    def branch(name: str, axis: int) -> str:
+        return f"""{name} () => (float[?,?] {name}_out) {{
+            {name}_axes = Constant<value = int64[1] {{{axis}}}>()
+            {name}_sum = ReduceSum<keepdims = 1>(x, {name}_axes)
+            {name}_out = Gelu({name}_sum)
+        }}"""
 
-    nodes = [
-        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
-        helper.make_node("Constant", [], ["zero"], value_float=0.0),
-        helper.make_node("Greater", ["total", "zero"], ["positive"]),
-        helper.make_node("If", ["positive"], ["y"], then_branch=branch("rows", 1), else_branch=branch("columns", 0)),
-    ]
-    return model(nodes, [value("x", [3, 4])], [value("y", [None, None])])
+    return parse(
+        f"""(float[3,4] x) => (float[?,?] y) {{
+            total = ReduceSum<keepdims = 0>(x)
+            zero = Constant<value_float = 0.0>()
+            positive = Greater(total, zero)
+            y = If(positive) <then_branch = {branch("rows", 1)}, else_branch = {branch("columns", 0)}>
+        }}"""
+    )

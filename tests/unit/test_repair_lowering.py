@@ -1,5 +1,4 @@
-"""Models written in older versions of ONNX's operators: what comes out is what ONNX's own reference says of what went
-in, and is what a runtime takes."""
+"""Models written in older opsets: a runtime answers as ONNX's reference implementation does for the original."""
 
 from __future__ import annotations
 
@@ -14,7 +13,9 @@ from edged.errors import Unsuitable
 from edged.jobs.repair import lowering
 from edged.jobs.repair.lowering import LoweredGraph, lower, newest_known, opset_of
 from edged.tensors import Array
+from tests import models as plain_models
 from tests import repair_models as models
+from tests.models import value
 
 
 def _questions(model: onnx.ModelProto) -> dict[str, Array]:
@@ -66,13 +67,13 @@ def _assert_same_answers(original: onnx.ModelProto, changed: onnx.ModelProto) ->
         (models.branches(), 18),
     ],
 )
-def test_a_model_answers_the_same_in_an_older_opset(model: onnx.ModelProto, target: int) -> None:
+def test_lower_model_answers_the_same(model: onnx.ModelProto, target: int) -> None:
     changed, _ = _lowered(model, target)
     assert opset_of(changed) == target
     _assert_same_answers(model, changed)
 
 
-def test_operators_that_mean_the_same_are_only_stamped_anew() -> None:
+def test_lower_operators_that_mean_the_same_changes_only_the_opset() -> None:
     original = models.classifier()
     changed, done = _lowered(original, 21)
     assert done.by_definition
@@ -81,12 +82,8 @@ def test_operators_that_mean_the_same_are_only_stamped_anew() -> None:
     assert changed.metadata_props == original.metadata_props
 
 
-def test_types_that_only_the_newer_version_takes_are_no_definition() -> None:
-    nodes = [
-        helper.make_node("Cast", ["x"], ["e"], to=TensorProto.FLOAT8E8M0),
-        helper.make_node("Cast", ["e"], ["y"], to=1),
-    ]
-    model = models.model(nodes, [models.value("x", [4])], [models.value("y", [4])], opset=24)
+def test_lower_types_that_only_the_newer_version_takes_are_no_definition() -> None:
+    model = models.parse("(float[4] x) => (float[4] y) { e = Cast<to = 24>(x) y = Cast<to = 1>(e) }", opset=24)
     try:
         _, done = _lowered(model, 23)
     except Unsuitable:
@@ -94,69 +91,65 @@ def test_types_that_only_the_newer_version_takes_are_no_definition() -> None:
     assert not done.by_definition
 
 
-def test_what_was_changed_is_told() -> None:
-    _, done = _lowered(models.mean(), 17)
+@pytest.mark.parametrize("as_node", [False, True])
+def test_lower_axes_that_become_an_attribute_leave_no_constant(as_node: bool) -> None:
+    changed, done = _lowered(models.mean(as_node=as_node), 17)
+    assert not changed.graph.initializer
+    assert [node.op_type for node in changed.graph.node] == ["ReduceMean"]
     assert done.details == ("1 ReduceMean converted for opset 17",)
     assert not done.by_definition
 
 
-def test_axes_that_become_an_attribute_leave_no_constant_behind() -> None:
-    for model in (models.mean(), models.mean(as_node=True)):
-        changed, _ = _lowered(model, 17)
-        assert not changed.graph.initializer
-        assert [node.op_type for node in changed.graph.node] == ["ReduceMean"]
-
-
-def test_a_softmax_is_not_just_stamped() -> None:
+def test_lower_softmax_is_rewritten() -> None:
     """The converter of the onnx package leaves it as it is, which means something else before opset 13."""
     changed, done = _lowered(models.softmax(1), 12)
     assert [node.op_type for node in changed.graph.node] == ["Transpose", "Softmax", "Transpose"]
     assert not done.by_definition
 
 
-def test_weights_are_what_they_were() -> None:
-    weights = np.random.default_rng(1).standard_normal((256, 256)).astype(np.float32)  # larger than what stays in sight
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Gelu", ["m"], ["y"])]
-    shape: list[int | str | None] = ["N", 256]
-    model = models.model(
-        nodes, [models.value("x", shape)], [models.value("y", shape)], [models.constant("w", weights, np.float32)]
-    )
+def test_lower_keeps_weights() -> None:
+    weights = np.random.default_rng(1).standard_normal((256, 256)).astype(np.float32)  # larger than what is inlined
+    model = models.parse("(float[N,256] x) => (float[N,256] y) { m = MatMul(x, w) y = Gelu(m) }", {"w": weights})
     changed, _ = _lowered(model, 19)
     assert changed.graph.initializer[0] == model.graph.initializer[0]
     _assert_same_answers(model, changed)
 
 
-def test_external_data_stays_where_it_is() -> None:
+def test_lower_keeps_external_data() -> None:
     model = models.classifier()
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="weights.bin")
-    changed, _ = _lowered(model, 11)  # nothing there to be read
+    changed, _ = _lowered(model, 11)  # though the file does not exist
     assert changed.graph.initializer[0] == tensor
 
 
-def test_an_operator_that_is_not_there_before_is_named() -> None:
-    with pytest.raises(Unsuitable, match=r"operator TensorScatter \(node 'cache'\) was added in opset 24"):
-        _lowered(models.scatter(), 23)
+_DILATED = "[pool] y = AveragePool<kernel_shape = [2, 2], dilations = [2, 2]>(x)"
 
 
-def test_a_node_that_uses_what_is_new_is_named() -> None:
-    node = helper.make_node("AveragePool", ["x"], ["y"], name="pool", kernel_shape=[2, 2], dilations=[2, 2])
-    model = models.model([node], [models.value("x", [1, 1, 8, 8])], [models.value("y", None)], opset=19)
-    with pytest.raises(Unsuitable, match=r"AveragePool \(node 'pool'\) cannot be converted to opset 18"):
-        _lowered(model, 18)
+@pytest.mark.parametrize(
+    ("model", "target", "problem"),
+    [
+        (models.scatter(), 23, r"operator TensorScatter \(node 'cache'\) was added in opset 24"),
+        (
+            models.parse(f"(float[1,1,8,8] x) => (float[] y) {{ {_DILATED} }}", opset=19),
+            18,
+            r"AveragePool \(node 'pool'\) cannot be converted to opset 18",
+        ),
+        (models.classifier(opset=newest_known() + 1), 21, "newer than the installed onnx package"),
+    ],
+    ids=["newer operator", "newer attribute", "unknown opset"],
+)
+def test_lower_model_that_needs_its_opset_is_unsuitable(model: onnx.ModelProto, target: int, problem: str) -> None:
+    with pytest.raises(Unsuitable, match=problem):
+        _lowered(model, target)
 
 
-def test_an_opset_that_nobody_here_knows_is_not_guessed_at() -> None:
-    with pytest.raises(Unsuitable, match="newer than the installed onnx package"):
-        _lowered(models.classifier(opset=newest_known() + 1), 21)
-
-
-def test_names_that_the_converter_makes_collide_with_none() -> None:
+def test_lower_names_that_the_converter_makes_do_not_collide() -> None:
     nodes = [helper.make_node("Gelu", ["x"], ["y"]), helper.make_node("Gelu", ["y"], ["y.Half__1"])]
-    shape: list[int | str | None] = ["N", 8]
-    model = models.model(nodes, [models.value("x", shape)], [models.value("y.Half__1", shape)])
+    ends = [value("x", "FP32", ["N", 8])], [value("y.Half__1", "FP32", ["N", 8])]
+    model = plain_models.model(nodes, *ends, opset=models.NEW_OPSET)
     changed, _ = _lowered(model, 19)
     _assert_same_answers(model, changed)
 
@@ -164,19 +157,20 @@ def test_names_that_the_converter_makes_collide_with_none() -> None:
 # -- the version of the file format ---------------------------------------------------------------------------------
 
 
-def test_a_model_is_stamped_with_an_older_ir_version() -> None:
+def test_stamp_ir_version_older_is_written() -> None:
     model = models.classifier()
     lowering.stamp_ir_version(model, 8)
     assert model.ir_version == 8
 
 
-def test_elements_that_an_older_ir_version_does_not_know_are_named() -> None:
-    node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.INT4)
-    model = models.model([node], [models.value("x", [4])], [models.value("y", [4], TensorProto.INT4)], ir=14)
-    with pytest.raises(Unsuitable, match="elements of type INT4, which IR version 9 does not know"):
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (models.parse("(float[4] x) => (int4[4] y) { y = Cast<to = 22>(x) }", ir=14), "type INT4, which IR version 9"),
+        (models.classifier(ir=onnx.IR_VERSION + 1), "newer than the installed onnx package"),
+    ],
+    ids=["newer type", "unknown version"],
+)
+def test_stamp_ir_version_that_the_model_needs_is_unsuitable(model: onnx.ModelProto, problem: str) -> None:
+    with pytest.raises(Unsuitable, match=problem):
         lowering.stamp_ir_version(model, 9)
-
-
-def test_an_ir_version_that_nobody_here_knows_is_not_guessed_at() -> None:
-    with pytest.raises(Unsuitable, match="newer than the installed onnx package"):
-        lowering.stamp_ir_version(models.classifier(ir=onnx.IR_VERSION + 1), 8)

@@ -1,13 +1,13 @@
-"""Inputs declared as what they take, and repaired models that are compared with their original: in this process."""
+"""Inputs declared as the model takes them, and repaired models compared with their originals: in this process."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnx
 import pytest
-from onnx import helper
 
 from edged.backends.contract import REFERENCE, Order
 from edged.errors import Unsuitable
@@ -36,148 +36,124 @@ def _proof(original: Path, repaired: Path, *, evaluate: bool) -> Prove:
     return Prove(order, _order(repaired), _recognition(order), evaluate=evaluate, seconds=0.0)
 
 
-def _freed(model: onnx.ModelProto, folder: Path, *, sizes: bool = False, dims_too: bool = True) -> Freed:
+def _freed(model: onnx.ModelProto, folder: Path, *, sizes: bool = False) -> Freed:
     order = _order(models.save(model, folder / "model.onnx"))
-    return dims.free(FreeDims(order, _recognition(order), str(folder / "out.onnx"), dims_too, sizes))
+    return dims.free(FreeDims(order, _recognition(order), str(folder / "out.onnx"), True, sizes))
 
 
 # -- dimensions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_is_an_example_is_freed(tmp_path: Path) -> None:
-    freed = _freed(models.classifier(10, opset=20, ir=8), tmp_path)
-    assert (freed.before, freed.after) == ("x 10x3x8x8", "x Nx3x8x8")
-    assert freed.figures["cosine"] > 0.999
-    inspection = inspect(tmp_path / "out.onnx")
-    assert inspection.signature.inputs[0].shape == ("N", 3, 8, 8)
-    assert inspection.signature.outputs[0].shape == ("N", 4)
+def classifier(batch: int | str, **more: Any) -> onnx.ModelProto:
+    return models.classifier(batch, opset=20, ir=8, **more)
+
+
+# Its mean over the batch makes each row depend on the others, though it takes any batch.
+COMPANY = models.parse(
+    "(float[4,3] x) => (float[4,3] y) { m = ReduceMean<axes = [0], keepdims = 1>(x) y = Sub(x, m) }", opset=17, ir=8
+)
+ONE_SIZE = models.parse(
+    "(float[N,3,h,w] x) => (float[N,307200] y) <int64[2] rows = {-1, 307200}> { y = Reshape(x, rows) }", opset=20, ir=8
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "after", "detail"),
+    [
+        pytest.param(classifier(10), False, "x Nx3x8x8", "", id="batch that is an example"),
+        pytest.param(classifier("N", rows=(1, 4)), False, "x 1x3x8x8", "none of 2, 3, 4", id="batch of one"),
+        pytest.param(classifier("N", rows=(4, 4)), False, "x 4x3x8x8", "", id="batch of four"),
+        pytest.param(classifier(0), False, "x Nx3x8x8", "x[0] is declared as 0, which means any", id="batch of 0"),
+        pytest.param(classifier(-1), False, "x Nx3x8x8", "x[0] is declared as -1, which means any", id="batch of -1"),
+        pytest.param(classifier(1), True, "x 1x3xHxW", "", id="sizes"),
+        pytest.param(ONE_SIZE, False, "x Nx3x320x320", "", id="one size of pictures"),
+    ],
+)
+def test_free_declares_inputs_as_the_model_takes_them(
+    tmp_path: Path, model: onnx.ModelProto, sizes: bool, after: str, detail: str
+) -> None:
+    freed = _freed(model, tmp_path, sizes=sizes)
+    assert freed.after == after
+    assert detail in freed.details[0]
+    assert freed.sized is sizes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "out.onnx"]
 
 
-def test_a_batch_that_the_graph_needs_stays(tmp_path: Path) -> None:
-    freed = _freed(models.classifier(10, rows=(10, 4), opset=20, ir=8), tmp_path)
-    assert freed.details == ()
-    assert not (tmp_path / "out.onnx").exists()
-
-
-def test_a_batch_whose_rows_depend_on_each_other_stays(tmp_path: Path) -> None:
-    """It takes any batch, but what it answers for one row is another thing in company."""
-    nodes = [
-        helper.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1),
-        helper.make_node("Sub", ["x", "m"], ["y"]),
-    ]
-    model = models.model(nodes, [models.value("x", [4, 3])], [models.value("y", [4, 3])], opset=17, ir=8)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(classifier(10, rows=(10, 4)), id="batch that the graph needs"),
+        pytest.param(COMPANY, id="rows that depend on each other"),
+        pytest.param(classifier("N"), id="open batch"),
+        pytest.param(classifier(1), id="sizes that were not asked for"),
+    ],
+)
+def test_free_dimensions_that_are_right_stay(tmp_path: Path, model: onnx.ModelProto) -> None:
     assert _freed(model, tmp_path).details == ()
-
-
-def test_a_batch_that_is_open_by_name_only_is_closed(tmp_path: Path) -> None:
-    freed = _freed(models.classifier("N", rows=(1, 4), opset=20, ir=8), tmp_path)
-    assert freed.after == "x 1x3x8x8"
-    assert "none of 2, 3, 4" in freed.details[0]
-
-
-def test_a_batch_that_is_open_by_name_only_need_not_be_one(tmp_path: Path) -> None:
-    assert _freed(models.classifier("N", rows=(4, 4), opset=20, ir=8), tmp_path).after == "x 4x3x8x8"
-
-
-def test_what_is_declared_as_it_is_stays(tmp_path: Path) -> None:
-    assert _freed(models.classifier("N", opset=20, ir=8), tmp_path).details == ()
-    assert _freed(models.classifier(1, opset=20, ir=8), tmp_path).details == ()
     assert not (tmp_path / "out.onnx").exists()
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_size_that_is_none_means_any(tmp_path: Path, size: int) -> None:
-    freed = _freed(models.classifier(size, opset=20, ir=8), tmp_path)
-    assert freed.after == "x Nx3x8x8"
-    assert freed.details[0] == f"x[0] is declared as {size}, which means any size"
+def test_free_batch_changes_inputs_and_outputs_and_measures_the_answers(tmp_path: Path) -> None:
+    freed = _freed(classifier(10), tmp_path)
+    assert freed.before == "x 10x3x8x8"
+    assert freed.figures["cosine"] > 0.999
+    signature = inspect(tmp_path / "out.onnx").signature
+    assert (signature.inputs[0].shape, signature.outputs[0].shape) == (("N", 3, 8, 8), ("N", 4))
 
 
-def test_sizes_are_tried_only_when_asked_for(tmp_path: Path) -> None:
-    assert _freed(models.classifier(1, opset=20, ir=8), tmp_path).details == ()
-    freed = _freed(models.classifier(1, opset=20, ir=8), tmp_path, sizes=True)
-    assert freed.sized
-    assert freed.after == "x 1x3xHxW"
-
-
-def test_a_size_that_the_graph_needs_is_told(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Reshape", ["x", "rows"], ["y"])]
-    rows = models.constant("rows", [1, 192])
-    model = models.model(
-        nodes, [models.value("x", [1, 3, 8, 8])], [models.value("y", [1, 192])], [rows], opset=20, ir=8
-    )
-    freed = _freed(model, tmp_path, sizes=True)
+def test_free_size_that_the_graph_needs_is_refused(tmp_path: Path) -> None:
+    graph = "(float[1,3,8,8] x) => (float[1,192] y) <int64[2] rows = {1, 192}> { y = Reshape(x, rows) }"
+    freed = _freed(models.parse(graph, opset=20, ir=8), tmp_path, sizes=True)
     assert not freed.sized
     assert "takes no pictures of 16x16" in freed.refused
-
-
-def test_pictures_of_one_size_that_are_declared_open_are_closed(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Reshape", ["x", "rows"], ["y"])]
-    rows = models.constant("rows", [-1, 3 * 320 * 320])
-    shapes = [models.value("x", ["N", 3, "h", "w"])], [models.value("y", ["N", 3 * 320 * 320])]
-    freed = _freed(models.model(nodes, *shapes, [rows], opset=20, ir=8), tmp_path)
-    assert freed.after.endswith("3x320x320")
 
 
 # -- proof ----------------------------------------------------------------------------------------------------------
 
 
-def _wrong(model: onnx.ModelProto) -> onnx.ModelProto:
-    """As the onnx package's converter does it: stamped only, though the operator means another thing before 13."""
-    model.opset_import[0].version = 12
-    return model
-
-
-def test_a_conversion_that_changes_the_meaning_is_found_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_right", [True, False])
+def test_prove_conversion_is_judged_by_the_reference_implementation(tmp_path: Path, is_right: bool) -> None:
     original = models.save(models.softmax(1), tmp_path / "original.onnx")
-    wrong = models.save(_wrong(models.softmax(1)), tmp_path / "wrong.onnx")
-    proven = proof.prove(_proof(original, wrong, evaluate=True))
-    assert not proven.verdict.accepted
-    assert "cosine" in proven.verdict.reason
-
-
-def test_a_right_conversion_is_proven_by_the_reference_implementation(tmp_path: Path) -> None:
-    original = models.save(models.softmax(1), tmp_path / "original.onnx")
-    right = models.softmax(1)
-    lower(right, 12)
-    proven = proof.prove(_proof(original, models.save(right, tmp_path / "right.onnx"), evaluate=True))
-    assert proven.verdict.accepted
+    converted = models.softmax(1)
+    if is_right:
+        lower(converted, 12)
+    else:  # as the onnx package's converter does it: before opset 13 the operator means another thing
+        converted.opset_import[0].version = 12
+    proven = proof.prove(_proof(original, models.save(converted, tmp_path / "new.onnx"), evaluate=True))
+    assert proven.verdict.accepted is is_right
     assert (proven.by, proven.questions) == (NAME, 1)  # no time was given beyond the first
 
 
-def test_a_model_that_runs_here_is_compared_by_the_runtime(tmp_path: Path) -> None:
-    original = models.save(models.classifier(opset=20, ir=8), tmp_path / "original.onnx")
+def test_prove_model_that_runs_here_is_compared_by_the_runtime(tmp_path: Path) -> None:
+    original = models.save(classifier("N"), tmp_path / "original.onnx")
     proven = proof.prove(_proof(original, original, evaluate=False))
     assert proven.verdict.accepted
     assert proven.by.startswith("onnxruntime ")
     assert proven.questions > 1
 
 
-def test_a_repaired_model_that_refuses_the_question_is_rejected(tmp_path: Path) -> None:
-    original = models.save(models.classifier("N", opset=20, ir=8), tmp_path / "original.onnx")
-    broken = models.save(models.classifier("N", rows=(7, 9), opset=20, ir=8), tmp_path / "broken.onnx")
-    proven = proof.prove(_proof(original, broken, evaluate=False))
-    assert not proven.verdict.accepted
-    assert "it refuses what the original answers" in proven.verdict.reason
+def test_prove_repaired_model_that_refuses_a_probe_is_rejected(tmp_path: Path) -> None:
+    original = models.save(classifier("N"), tmp_path / "original.onnx")
+    broken = models.save(classifier("N", rows=(7, 9)), tmp_path / "broken.onnx")
+    assert not proof.prove(_proof(original, broken, evaluate=False)).verdict.accepted
 
 
-def test_where_nobody_answers_for_the_original_it_is_said(tmp_path: Path) -> None:
-    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.example")
-    model = models.model([node], [models.value("x", [1, 4])], [models.value("y", [1, 4])])
+def test_prove_original_that_nothing_can_run_is_unsuitable(tmp_path: Path) -> None:
+    model = models.parse("(float[1,4] x) => (float[1,4] y) { y = com.example.Frobnicate(x) }")
     model.opset_import.add(domain="com.example", version=1)
     original = models.save(model, tmp_path / "original.onnx")
-    with pytest.raises(Unsuitable, match="the reference implementation"):
+    with pytest.raises(Unsuitable):
         proof.prove(_proof(original, original, evaluate=True))
 
 
-def test_quantised_models_and_halves_are_given_more_room(tmp_path: Path) -> None:
+def test_tolerance_for_halves_is_that_of_float16(tmp_path: Path) -> None:
     assert proof.tolerance_for(models.save(models.gelu(), tmp_path / "a.onnx")) == TOLERANCES["fp32"]
     halves = models.gelu()
     halves.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     assert proof.tolerance_for(models.save(halves, tmp_path / "b.onnx")) == TOLERANCES["fp16"]
 
 
-def test_a_model_that_answers_certain_values_only_is_compared_by_those_that_its_user_gave(tmp_path: Path) -> None:
+def test_prove_model_that_answers_certain_values_only_is_compared_by_the_users_samples(tmp_path: Path) -> None:
     original = models.save(choosy(50, 70), tmp_path / "original.onnx")
     job = _proof(original, models.save(choosy(50, 70), tmp_path / "same.onnx"), evaluate=True)
     with pytest.raises(Unsuitable):

@@ -86,7 +86,7 @@ def changed(node: NodeProto, scope: Scope, opset: int, change: Change, new_name:
 
 def _model(node: NodeProto, scope: Scope, opset: int) -> onnx.ModelProto:
     names = list(dict.fromkeys(name for name in node.input if name))
-    small = {name: scope.constants[name] for name in names if _is_small(scope.constants.get(name))}
+    small = {name: _named(scope.constants[name], name) for name in names if _is_small(scope.constants.get(name))}
     inputs = [_typed(name, scope) for name in names if name not in small]
     outputs = [_typed(name, scope) for name in node.output if name]
     graph = helper.make_graph([node], "alone", inputs, outputs, list(small.values()))
@@ -95,6 +95,14 @@ def _model(node: NodeProto, scope: Scope, opset: int) -> onnx.ModelProto:
 
 def _is_small(tensor: TensorProto | None) -> bool:
     return tensor is not None and tensor.data_location != TensorProto.EXTERNAL and tensor.ByteSize() <= _SMALL
+
+
+def _named(tensor: TensorProto, name: str) -> TensorProto:
+    """The tensor by the name of its value: one in a Constant node has another name, or none."""
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    return copy
 
 
 def _typed(name: str, scope: Scope) -> ValueInfoProto:
