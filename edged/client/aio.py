@@ -11,7 +11,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent import futures
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -187,62 +187,45 @@ class _LoopFrames(Iterator[Picture | Captured]):
 
     def __init__(self, frames: AsyncIterable[Picture | Captured]) -> None:
         self._frames, self._loop = aiter(frames), asyncio.get_running_loop()
+        self._answer: futures.Future[Picture | Captured] | None = None
         self._pulling: asyncio.Task[Any] | None = None
-        self._closing: asyncio.Task[None] | None = None
         self._over = False
 
     def __next__(self) -> Picture | Captured:
-        answer: futures.Future[Picture | Captured] = futures.Future()
-        self._soon(self._pull, answer)
+        self._answer = self._run(self._pull())
+        if self._answer is None or self._over:  # checked after the assignment: `interrupt` may be called meanwhile
+            self.interrupt()
+            raise StopIteration
         try:
-            return answer.result()
+            return self._answer.result()
         except (StopAsyncIteration, futures.CancelledError):
             raise StopIteration from None
 
     def interrupt(self) -> None:
         """End the iteration, also while the sending thread waits for a frame."""
         self._over = True
-        self._soon(self._cancel)
+        if self._answer is not None:
+            self._answer.cancel()
 
     def close(self) -> None:
         """Close the frames soon."""
-        self._over = True
-        self._soon(self._begin_closing)
+        self.interrupt()
+        self._closing = self._run(self._close())  # a reference, since loops have none
 
-    def _soon(self, work: Callable[..., None], *arguments: futures.Future[Any]) -> None:
-        """Have the loop call a function. A loop that is closed cancels the futures."""
+    def _run(self, work: Coroutine[Any, Any, Value]) -> futures.Future[Value] | None:
+        """Run a coroutine in the loop; None if the loop is closed."""
         try:
-            self._loop.call_soon_threadsafe(work, *arguments)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
-            for future in arguments:
-                future.cancel()
+            work.close()
+            return None
 
-    def _pull(self, answer: futures.Future[Picture | Captured]) -> None:
-        if self._over:
-            answer.cancel()
-            return
-
-        async def pull() -> None:
-            try:
-                answer.set_result(await anext(self._frames))
-            except asyncio.CancelledError:
-                answer.cancel()
-                raise
-            except Exception as error:  # the user's own, of any class
-                answer.set_exception(error)
-
-        self._pulling = self._loop.create_task(pull())
-
-    def _cancel(self) -> None:
-        if self._pulling is not None:
-            self._pulling.cancel()
-
-    def _begin_closing(self) -> None:
-        self._closing = self._loop.create_task(self._close())
+    async def _pull(self) -> Picture | Captured:
+        self._pulling = asyncio.current_task()
+        return await anext(self._frames)
 
     async def _close(self) -> None:
         if self._pulling is not None:
-            self._pulling.cancel()
             await asyncio.wait([self._pulling])
         close = getattr(self._frames, "aclose", None)
         if close is not None:

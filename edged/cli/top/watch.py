@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -66,7 +65,6 @@ class Watch:
     def __init__(self, boxes: Sequence[Box], interval: float) -> None:
         self.changed = threading.Event()
         self._interval = interval
-        self._lock = threading.Lock()
         self._seen = {box.name: BoxState(box.name) for box in boxes}
         self._over = threading.Event()
         for box in boxes:
@@ -76,8 +74,7 @@ class Watch:
 
     def seen(self) -> list[BoxState]:
         """Return the states in the order of the boxes."""
-        with self._lock:
-            return list(self._seen.values())
+        return list(self._seen.values())
 
     def wait(self, enough: Callable[[BoxState], bool], seconds: float) -> list[BoxState]:
         """Wait until every state is `enough`, or time is up, and return the states."""
@@ -102,7 +99,7 @@ class Watch:
                     while not self._over.is_set():
                         began = time.monotonic()
                         load = client.load()
-                        self._keep(box.name, partial(BoxState.answered, load=load, now=time.time()))
+                        self._update(self._seen[box.name].answered(load, time.time()))
                         self._over.wait(max(0.0, self._interval - (time.monotonic() - began)))
             except EdgedError as error:
                 problem = error.message
@@ -110,10 +107,9 @@ class Watch:
                 problem = common.refused_by_system(error)
             else:
                 return
-            self._keep(box.name, partial(BoxState.failed, error=problem, now=time.time()))
+            self._update(self._seen[box.name].failed(problem, time.time()))
             self._over.wait(min(self._interval, 1.0))
 
-    def _keep(self, name: str, change: Callable[[BoxState], BoxState]) -> None:
-        with self._lock:
-            self._seen[name] = change(self._seen[name])
+    def _update(self, state: BoxState) -> None:
+        self._seen[state.name] = state  # only the thread of this box writes it
         self.changed.set()
