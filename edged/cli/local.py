@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from edged import paths
-from edged.api_types import EngineInfo, Explanation, ModelInfo, TensorInfo
+from edged.api_types import EngineInfo, Explanation, ModelInfo
 from edged.backends import registry
 from edged.cli import common
-from edged.config import Engines
+from edged.config import Engines, Health
 from edged.config.limits import AdmissionLimits, Limits, admission_limits
 from edged.device.fingerprint import probe
 from edged.engines import offline, report
@@ -30,7 +30,6 @@ from edged.errors import AlreadyExists, EdgedError, ModelNotFound
 from edged.models import samples as model_samples
 from edged.models import settings
 from edged.models.entries import check_name, plain_entry
-from edged.models.finding import Reason
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.repair import Record, Wish
@@ -143,7 +142,7 @@ class LocalBox:
 
     def models(self) -> list[ModelInfo]:
         """Return the models for `edged models list`."""
-        return [model_info(name, planned) for name, planned in sorted(self.plans().items())]
+        return [_model_info(planned) for _, planned in sorted(self.plans().items())]
 
     def engines(self, model: str) -> list[EngineInfo]:
         """Return the engines for `edged engines list`."""
@@ -232,27 +231,8 @@ def _using(folder: Path) -> Iterator[None]:
         raise EdgedError(common.refused_by_system(error, folder)) from error
 
 
-def model_info(name: str, planned: PlannedModel) -> ModelInfo:
+def _model_info(planned: PlannedModel) -> ModelInfo:
     """Describe a model on disk that no daemon serves."""
-    model = planned.model
-    signature = model.inspection.signature if model else None
-    found = Reason.of(planned.problem)
-    return ModelInfo(
-        name=name,
-        version=planned.entry.version,
-        digest=model.digest if model else "",
-        state="refused" if planned.problem else "stored",
-        reason=str(planned.problem or ""),
-        family=(model.recognition.family or "") if model else "",
-        engine="",
-        backend="",
-        inputs=tuple(TensorInfo(s.name, s.datatype, s.dims) for s in signature.inputs) if signature else (),
-        outputs=tuple(TensorInfo(s.name, s.datatype, s.dims) for s in signature.outputs) if signature else (),
-        settings=planned.entry.settings,
-        swaps=0,
-        notes=model.notes if model else (),
-        shapes=report.shape_report(planned),
-        repair=model.repair if model else None,
-        category=found.category,
-        stage=found.stage,
-    )
+    info = report.model(planned, (), Health(), report.shape_report(planned))
+    state = "refused" if planned.problem else "stored"
+    return msgspec.structs.replace(info, state=state, reason=str(planned.problem or ""))
