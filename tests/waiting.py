@@ -26,12 +26,12 @@ def run(work: Coroutine[Any, Any, Value], seconds: float = _PATIENCE) -> Value:
     """
     unexpected: list[dict[str, Any]] = []
 
-    def heed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def record(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if "never retrieved" not in context["message"]:
             unexpected.append(context)
 
     async def bounded() -> Value:
-        asyncio.get_running_loop().set_exception_handler(heed)
+        asyncio.get_running_loop().set_exception_handler(record)
         return await asyncio.wait_for(work, seconds)
 
     result = asyncio.run(bounded())

@@ -69,7 +69,7 @@ def _model(planned: PlannedModel, is_slow: bool) -> ModelView:
             if not is_read or holds or _has_its_files(planned, each)
         ),
         serving=planned.serving if fits else None,
-        edition=current.edition if current is not None and fits else "",
+        edition=current.engine.edition if current is not None and fits else "",
         apart=current.apart if current is not None and fits else "",
         opening=planned.opening is not None,
         reading=is_read,

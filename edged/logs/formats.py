@@ -38,17 +38,6 @@ def about(record: logging.LogRecord) -> dict[str, str]:
     return {name: found[name] for name in NAMES if name in found}
 
 
-def which(record: logging.LogRecord, name: str) -> str:
-    """Return one value of `about`; empty if the record has none."""
-    given = record.__dict__.get(name)
-    if given or not isinstance(record.msg, str) or not isinstance(record.args, tuple):
-        return str(given or "")
-    for word, index in _named(record.msg):
-        if word == name and index < len(record.args):
-            return str(record.args[index])
-    return ""
-
-
 @lru_cache(maxsize=512)
 def _named(template: str) -> tuple[tuple[str, int], ...]:
     """The names and indexes of a template's arguments; the first of several with the same name."""

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, TextIO, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, entry, which
+from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, entry
 
 _MOST = 256  # kinds that are known at a time; before another one, the oldest is written
 # Each line of these loggers is about one decision, not about a frame or request: only an equal line is a repetition.
@@ -104,7 +104,8 @@ def kind(record: logging.LogRecord) -> Hashable:
         return *who, alike
     if record.name in _DECISIONS:
         return *who, record.getMessage()[:_LONGEST], _place(record)
-    return *who, str(record.msg)[:_LONGEST], which(record, "model"), which(record, "engine"), _place(record)
+    subject = about(record)
+    return *who, str(record.msg)[:_LONGEST], subject.get("model"), subject.get("engine"), _place(record)
 
 
 def _place(record: logging.LogRecord) -> Hashable:

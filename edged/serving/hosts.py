@@ -122,7 +122,8 @@ class Hosts:
             record.started = record.used = time.monotonic()
             try:
                 await link.start()
-                self._require_version(kind, link)
+                if kind.version and not registry.agree(link.version, kind.version):
+                    raise Superseded(f"{kind.backend} is {link.version} now, not {kind.version}: the libraries changed")
             except BaseException:
                 await link.stop()
                 raise
@@ -130,11 +131,6 @@ class Hosts:
             self._starting.pop(kind, None)
         self._links[kind] = link  # only now: no request may reach a host that has not started
         return link
-
-    @staticmethod
-    def _require_version(kind: HostKind, link: HostLink) -> None:
-        if kind.version and not registry.agree(link.version, kind.version):
-            raise Superseded(f"{kind.backend} is {link.version} now, not {kind.version}: the libraries changed")
 
     def _lost(self, kind: HostKind, link: HostLink, why: str) -> None:
         now = time.monotonic()

@@ -109,11 +109,6 @@ class ServingSession:
         self.idle = asyncio.Event()
         self.idle.set()
 
-    @property
-    def edition(self) -> str:
-        """Tells builds of one engine key apart."""
-        return self.engine.edition
-
     async def retire(self) -> None:
         """Finish the work in flight, then close the engine."""
         await self.idle.wait()

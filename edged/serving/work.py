@@ -70,11 +70,6 @@ class EngineRef(msgspec.Struct, frozen=True):
             return False
         return not self.profile.ranges or self.profile.takes(work.named_shapes)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Class names of its detections."""
-        return self.recognition.names
-
 
 class OutputTensor(msgspec.Struct, frozen=True):
     """One output as the protocol carries it; `data` is raw contents."""
@@ -116,9 +111,9 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Work(ABC):
-    """The base of both kinds. The future ends with an Answered or an EdgedError; cancelling it drops the work.
+    """The base of both kinds; `schedule.Waiting` describes its properties. Times are of time.monotonic().
 
-    `received` and `expires` are of time.monotonic(): when it came, and when it is too late.
+    The future ends with an Answered or an EdgedError; cancelling it drops the work.
     """
 
     __slots__ = ("expires", "future", "losses", "received", "retried")
@@ -137,12 +132,10 @@ class Work(ABC):
 
     @property
     def group(self) -> Hashable | None:
-        """It may go together with others of its group; None goes alone."""
         return None
 
     @property
     def rows(self) -> int:
-        """Its rows of a batch."""
         return 1
 
     @abstractmethod

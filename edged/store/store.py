@@ -56,7 +56,7 @@ class Store:
         self._later = later
         self.root = root.absolute()  # children have another working folder
         self.accepts_foreign = accepts_foreign
-        self._engines, self._pins = self.root / "engines", self.root / "pins"
+        self.engines, self._pins = self.root / "engines", self.root / "pins"
         self._staging = Staging(self.root / "staging")
         self.counts = Counts()
         self._index: dict[str, EngineRecord] = {}
@@ -74,20 +74,15 @@ class Store:
         self.rescan()
 
     @property
-    def engines(self) -> Path:
-        """The folder of all engines."""
-        return self._engines
-
-    @property
     def problem(self) -> str:
         """Why nothing can be stored, in a few words; empty if it can. Stored engines may still be readable."""
         if not self._has_folders:  # the disk may have space by now
             self._make_folders()
-        return next(filter(None, map(unwritable, (self._engines, self._staging.root))), "")
+        return next(filter(None, map(unwritable, (self.engines, self._staging.root))), "")
 
     def _make_folders(self) -> None:
         with contextlib.suppress(OSError):  # see `problem`
-            for folder in (self._engines, self._staging.root, self._pins):
+            for folder in (self.engines, self._staging.root, self._pins):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
             self._has_folders = True
 
@@ -96,7 +91,7 @@ class Store:
         index: dict[str, EngineRecord] = {}
         used: dict[str, float] = {}
         unsealed: list[EngineRecord] = []
-        for folder in _entries(self._engines):
+        for folder in _entries(self.engines):
             try:
                 found = _read(folder) or _read(folder)  # another process may have exchanged it between two reads
                 record, is_sealed = found or (None, True)
@@ -139,12 +134,12 @@ class Store:
 
     def read(self, key: str) -> EngineRecord | None:
         """Read the record of an engine from disk, as another process may have changed it; None if missing."""
-        found = _read(self._engines / key)
+        found = _read(self.engines / key)
         return found[0] if found is not None else None
 
     def artefact(self, key: str) -> Artefact:
         """Return the files of an engine, which are checked when a backend reads them. KeyError for an unknown key."""
-        return Artefact(str(self._engines / key), self._index[key].files)
+        return Artefact(str(self.engines / key), self._index[key].files)
 
     def used(self, key: str) -> float:
         """Return when an engine was last made or opened, in seconds since the epoch; 0 if unknown.
@@ -174,7 +169,7 @@ class Store:
         If the file system cannot exchange two directories, the older engine is removed first.
         """
         digest = EngineKey(record.parts).digest
-        place = self._engines / digest
+        place = self.engines / digest
         atomic.write_file(staged / _RECORD, sealed.seal(record, indent=2))
         now = self._now()
         _set_time(staged, now)
@@ -184,7 +179,7 @@ class Store:
             self._staging.bury(place, _RECORD)
             os.rename(staged, place)
         self._index[digest], self._used[digest] = record, now
-        atomic.sync_directory(self._engines)
+        atomic.sync_directory(self.engines)
         return digest
 
     def amend(self, record: EngineRecord) -> None:
@@ -192,7 +187,7 @@ class Store:
         digest = EngineKey(record.parts).digest
         if self._index[digest].files != record.files:
             raise ValueError("an amended record names other files; commit them instead")
-        place = self._engines / digest
+        place = self.engines / digest
         with self.stage() as out:  # a kill at this point must leave nothing in the entry
             atomic.write_file(out / _RECORD, sealed.seal(record, indent=2))
             os.replace(out / _RECORD, place / _RECORD)
@@ -213,7 +208,7 @@ class Store:
         """Note that an engine is used now: others are evicted before it."""
         if key in self._index:
             self._used[key] = now = self._now()
-            self._later(partial(_set_time, self._engines / key, now))
+            self._later(partial(_set_time, self.engines / key, now))
 
     def pin(self, key: str) -> None:
         """Protect an engine from eviction until `unpin`."""
@@ -251,7 +246,7 @@ class Store:
         self._index.pop(key, None)
         self._used.pop(key, None)
         try:
-            self._staging.bury(self._engines / key, _RECORD)
+            self._staging.bury(self.engines / key, _RECORD)
         except OSError as error:
             _LOG.warning("cannot remove engine %s from disk: %s", key[:12], error.strerror)
 

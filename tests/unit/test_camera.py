@@ -1,4 +1,4 @@
-"""How often something happens, and holding that to a limit."""
+"""Rates of frames, and limits of a rate."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from edged.serving.camera import Limit, Rate
 
 
 @pytest.mark.parametrize(("offered", "allowed"), [(30, 20), (30, 10), (25, 24), (60, 7), (30, 29), (10, 30), (30, 30)])
-def test_a_limit_is_kept_and_made_use_of(offered: int, allowed: int) -> None:
+def test_limit_admits_the_allowed_rate(offered: int, allowed: int) -> None:
     limit = Limit(allowed)
     admitted = sum(limit.admits(1000 + number / offered) for number in range(60 * offered))
     assert admitted == pytest.approx(60 * min(offered, allowed), rel=0.02)
 
 
 @given(st.lists(st.floats(0, 1), max_size=200), st.floats(0.5, 50))
-def test_whenever_they_come_no_more_go_through_than_allowed(gaps: list[float], allowed: float) -> None:
+def test_limit_never_admits_more_than_allowed(gaps: list[float], allowed: float) -> None:
     limit, now, times = Limit(allowed), 0.0, []
     for gap in gaps:
         now += gap
@@ -28,11 +28,11 @@ def test_whenever_they_come_no_more_go_through_than_allowed(gaps: list[float], a
             assert last - index - 1 <= (times[last] - first) * allowed + 1e-6
 
 
-def test_no_limit_admits_everything() -> None:
+def test_limit_of_zero_admits_all() -> None:
     assert all(Limit(0).admits(0.0) for _ in range(10))
 
 
-def test_a_rate_is_that_of_the_last_seconds_and_fades() -> None:
+def test_rate_is_of_the_last_seconds_and_falls() -> None:
     rate = Rate()
     assert rate.per_second(0.0) == 0.0
     rate.add(100.0)

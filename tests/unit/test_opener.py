@@ -168,7 +168,7 @@ async def test_what_was_opened_serves_and_it_is_told_so(gate: Gate) -> None:
     assert (gate.serving, gate.planned.opening, gate.planned.opening_key) == (engine.digest, None, "")
     current = gate.planned.slot.current
     assert current is not None
-    assert (current.edition, current.engine.backend, current.engine.model) == (
+    assert (current.engine.edition, current.engine.backend, current.engine.model) == (
         engine.edition,
         "openvino",
         gate.planned.model.digest if gate.planned.model else "",

@@ -54,10 +54,10 @@ def record_of(files: Artefact, name: str = "a", *, accepted: bool = True) -> Eng
     )
 
 
-def put(store: Store, name: str = "a", content: bytes = b"engine", file: str = "blob") -> str:
+def put(store: Store, name: str = "a", content: bytes = b"engine") -> str:
     """Commit one engine; return its key's digest."""
     with store.stage() as out:
-        (out / file).write_bytes(content)
+        (out / "blob").write_bytes(content)
         return store.commit(out, record_of(Artefact.seal(out), name))
 
 

@@ -20,7 +20,7 @@ def sealed(tmp_path: Path) -> Artefact:
     return Artefact.seal(tmp_path)
 
 
-def test_what_was_sealed_is_loaded(sealed: Artefact) -> None:
+def test_load_sealed_files(sealed: Artefact) -> None:
     assert sealed.load("one") == CONTENT
     assert sealed.load("two") == b""
     assert sealed.size == len(CONTENT)
@@ -50,7 +50,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_file_that_is_not_as_recorded_is_never_given_out(sealed: Artefact, damage: str) -> None:
+def test_load_file_that_differs_from_its_record_is_damaged(sealed: Artefact, damage: str) -> None:
     DAMAGE[damage](Path(sealed.root) / "one")
     with pytest.raises(EngineDamaged, match="one"):
         sealed.load("one")
@@ -59,13 +59,13 @@ def test_a_file_that_is_not_as_recorded_is_never_given_out(sealed: Artefact, dam
     assert sealed.load("two") == b""
 
 
-def test_a_file_beside_it_that_no_record_names_is_not_read(sealed: Artefact) -> None:
+def test_load_file_without_a_record_is_damaged(sealed: Artefact) -> None:
     (Path(sealed.root) / "three").write_bytes(b"planted")
     with pytest.raises(EngineDamaged, match="three"):
         sealed.load("three")
 
 
-def test_the_right_bytes_under_a_wrong_size_are_refused(sealed: Artefact) -> None:
+def test_load_file_with_another_size_in_its_record_is_damaged(sealed: Artefact) -> None:
     record = sealed.files["one"]
     lying = Artefact(sealed.root, {"one": FileRecord(record.sha256, record.size + 1)})
     with pytest.raises(EngineDamaged):

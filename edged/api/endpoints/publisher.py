@@ -154,14 +154,14 @@ def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: floa
     }
     if answer.detections is not None:
         found = Detections.unpack(answer.detections)
-        fields.update(roboflow(found, engine.names, answer.width, answer.height))
+        fields.update(roboflow(found, engine.recognition.names, answer.width, answer.height))
         for prediction, number in zip(fields["predictions"], tracker_ids, strict=False):
             if number >= 0:
                 prediction["tracker_id"] = number
         return fields
     fields["image"] = {"width": answer.width, "height": answer.height}
     if answer.classes is not None:
-        fields["predictions"] = _classes(Classes.unpack(answer.classes), engine.names)
+        fields["predictions"] = _classes(Classes.unpack(answer.classes), engine.recognition.names)
         fields["top"] = fields["predictions"][0]["class"] if fields["predictions"] else ""
     else:
         fields["outputs"] = [

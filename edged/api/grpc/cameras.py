@@ -301,7 +301,7 @@ def _skips(run: Skips) -> pb.Skips:
 
 def _detections(answer: Answered, ids: tuple[int, ...]) -> list[pb.Detection]:
     found = Detections.unpack(answer.detections or b"")
-    names = answer.engine.names
+    names = answer.engine.recognition.names
     rows = zip(found.boxes.tolist(), found.scores.tolist(), found.class_ids.tolist(), strict=True)
     messages = [
         pb.Detection(x1=x1, y1=y1, x2=x2, y2=y2, score=score, class_id=label, label=class_name(names, label))
@@ -325,5 +325,5 @@ def _detections(answer: Answered, ids: tuple[int, ...]) -> list[pb.Detection]:
 def _classes(answer: Answered) -> list[pb.Classification]:
     found = Classes.unpack(answer.classes or b"")
     rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
-    names = answer.engine.names
+    names = answer.engine.recognition.names
     return [pb.Classification(class_id=number, label=class_name(names, number), score=score) for number, score in rows]
