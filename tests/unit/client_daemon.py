@@ -1,12 +1,10 @@
 """A small daemon that speaks edged.v1 as protos/ document it, for the client's tests. The model's name selects the
-behaviour. Runs in a thread, or as a program: python -m tests.unit.client_daemon TARGET.
+behaviour.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -219,8 +217,6 @@ async def behave(frame: cam.Frame, context: Any) -> None:
             await asyncio.sleep(0.02)
         case "hung":
             await asyncio.sleep(60)
-        case "dies" if frame.sequence >= 3:
-            os._exit(9)
 
 
 def answer(frame: cam.Frame, skipped: int) -> cam.Result:
@@ -274,21 +270,16 @@ class Running:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        made, port = server(self.daemon, self.target or "127.0.0.1:0", self._secured, self._guarded)
+        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        made = aio.server(options=unlimited, interceptors=[_Guard(self.daemon)] if self._guarded else [])
+        made.add_generic_rpc_handlers(tuple(self.daemon.handlers()))
+        target = self.target or "127.0.0.1:0"
+        port = made.add_secure_port(target, self._secured) if self._secured else made.add_insecure_port(target)
         self.target = self.target or f"127.0.0.1:{port}"
         await made.start()
         self._ready.set()
         await self._stop.wait()
         await made.stop(0)
-
-
-def server(
-    daemon: Daemon, target: str, secured: grpc.ServerCredentials | None = None, guarded: bool = False
-) -> tuple[aio.Server, int]:
-    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    made = aio.server(options=unlimited, interceptors=[_Guard(daemon)] if guarded else [])
-    made.add_generic_rpc_handlers(tuple(daemon.handlers()))
-    return made, made.add_secure_port(target, secured) if secured else made.add_insecure_port(target)
 
 
 class _Guard(aio.ServerInterceptor):
@@ -320,14 +311,3 @@ def _service(name: str, methods: dict[str, tuple[Any, Any, Any]]) -> grpc.Generi
 
 def _serialize(message: Any) -> bytes:
     return message.SerializeToString()
-
-
-async def _main(target: str) -> None:
-    made, _ = server(Daemon(), target)
-    await made.start()
-    print("ready", flush=True)
-    await made.wait_for_termination()
-
-
-if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1]))

@@ -1,4 +1,5 @@
-"""A camera on the loopback: RTSP (RFC 2326) with RTP interleaved in its TCP connection, and H.264 in it."""
+"""A camera on the loopback: RTSP (RFC 2326) with RTP interleaved in its TCP connection, and an MPEG transport stream in
+it (RFC 2250)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import struct
 import threading
 import time
 
-from tests.unit import client_rtsp_h264
+from tests.unit.media import h264
+
+_SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=camera\r\nt=0 0\r\nm=video 0 RTP/AVP 33\r\na=control:track\r\n"
+_PAYLOAD = 7 * 188  # bytes of a packet: seven of the transport stream
 
 
 class RtspCamera:
@@ -16,7 +20,9 @@ class RtspCamera:
     def __init__(self, frames: int) -> None:
         self.connections = 0
         self.transport = ""
-        self._packets = client_rtsp_h264.packets(frames)
+        stream = h264(frames)
+        self._payloads = [stream[at : at + _PAYLOAD] for at in range(0, len(stream), _PAYLOAD)]
+        self._seconds = frames / 25
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"rtsp://me:secret@127.0.0.1:{self._socket.getsockname()[1]}/live"
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -61,7 +67,7 @@ class RtspCamera:
     def _reply(self, method: str, headers: dict[str, str]) -> str:
         lines, body = ["RTSP/1.0 200 OK", f"CSeq: {headers['cseq']}"], ""
         if method == "DESCRIBE":
-            body = client_rtsp_h264.SDP
+            body = _SDP
             lines += ["Content-Type: application/sdp", f"Content-Length: {len(body)}"]
         elif method == "SETUP":
             self.transport = headers["transport"]
@@ -72,6 +78,8 @@ class RtspCamera:
 
     def _play(self, connection: socket.socket) -> None:
         begun = time.monotonic()
-        for due, packet in self._packets:
+        for number, payload in enumerate(self._payloads):
+            due = self._seconds * number / len(self._payloads)
             time.sleep(max(0.0, begun + due - time.monotonic()))
+            packet = struct.pack(">BBHII", 0x80, 33, number, int(due * 90_000), 1) + payload
             connection.sendall(struct.pack(">cBH", b"$", 0, len(packet)) + packet)

@@ -1,7 +1,8 @@
-"""Pictures and videos of one shade each, 64 x 48 unless another size is given."""
+"""Pictures and videos for the tests of cameras, sinks and commands."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,3 +26,20 @@ def video(path: Path, values: Iterable[int], fps: float = 20) -> Path:
         writer.write(shade(value))
     writer.release()
     return path
+
+
+def h264(frames: int, size: tuple[int, int] = (256, 192), *, container: str = "mpegts", keyframes: int = 10) -> bytes:
+    """Pictures that get brighter; noise makes them fill some packets."""
+    width, height = size
+    noise = np.random.default_rng(0).integers(0, 20, (height, width, 3), np.uint8)
+    import av  # which not every installation has
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as made:
+        stream = made.add_stream("libx264", rate=25, options={"g": str(keyframes), "tune": "zerolatency"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for number in range(frames):
+            image = noise + np.uint8(20 + 200 * number // frames)
+            made.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="bgr24")))
+        made.mux(stream.encode(None))
+    return buffer.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import io
 import socket
 import threading
 import wave
@@ -24,27 +23,10 @@ from edged.client.sources.address import CameraSettings, camera_address
 from edged.client.sources.jpeg import complete, length
 from edged.client.sources.pyav import AvFilm, shots
 from edged.errors import InvalidInput
-from tests.unit.media import jpeg
+from tests.unit.media import h264, jpeg
 
 av = pytest.importorskip("av")
 pytestmark = pytest.mark.timeout(60)
-
-Size = tuple[int, int]
-
-
-def h264(frames: int, size: Size = (256, 192), *, container: str = "mpegts", keyframes: int = 10) -> bytes:
-    """Pictures that get brighter; noise makes them fill some packets."""
-    width, height = size
-    noise = np.random.default_rng(0).integers(0, 20, (height, width, 3), np.uint8)
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as made:
-        stream = made.add_stream("libx264", rate=25, options={"g": str(keyframes), "tune": "zerolatency"})
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for number in range(frames):
-            image = noise + np.uint8(20 + 200 * number // frames)
-            made.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="bgr24")))
-        made.mux(stream.encode(None))
-    return buffer.getvalue()
 
 
 def without_tables(picture: bytes) -> bytes:
