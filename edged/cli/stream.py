@@ -30,9 +30,8 @@ class StreamStats:
     """Looks at results as they pass. Rate and age are means over the last two seconds. `line` may be called by
     another thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._start = clock()
+    def __init__(self) -> None:
+        self._start = time.monotonic()
         self._busy = threading.Lock()
         self._recent: deque[tuple[float, float]] = deque()
         self._skipped = self._failed = 0
@@ -47,10 +46,10 @@ class StreamStats:
             return
         with self._busy:
             self._last = result
-            self._recent.append((self._clock(), result.age_ms))
+            self._recent.append((time.monotonic(), result.age_ms))
 
     def line(self) -> str:
-        now = self._clock()
+        now = time.monotonic()
         with self._busy:
             while self._recent and now - self._recent[0][0] > _WINDOW_S:
                 self._recent.popleft()
@@ -67,7 +66,7 @@ class StreamStats:
 
     def summary(self, counts: FrameCounts, source: Source) -> str:
         """Return the final counts; those that are usually zero only if they are not."""
-        took = self._clock() - self._start
+        took = time.monotonic() - self._start
         parts = [
             f"{counts.sent} frames sent",
             f"{counts.answered} answered",
@@ -88,8 +87,6 @@ if TYPE_CHECKING:
     from edged.client.sinks import Sink, Sinks
     from edged.client.sources import Source
     from edged.client.stream import Stream
-
-Show = Callable[["Result"], None]
 
 
 def stream(
@@ -208,16 +205,23 @@ def _sinks(
 
 
 def _follow(results: Stream, source: Source, stats: StreamStats, sinks: Sinks, json: bool) -> None:
-    """To the end of the stream, however it ends. The summary is printed unless the daemon refused the stream."""
-    redraws = common.out.is_terminal and not common.out.is_dumb_terminal
-    display = _nothing() if json else _live_line(stats) if redraws else _plain_lines(stats)
+    """Show the results to the end of the stream: a live line on a terminal, a line a second in a log or pipe. The
+    summary is printed unless the daemon refused the stream."""
+    redraws = common.out.is_terminal and not common.out.is_dumb_terminal and not json
+    # Redrawn by its own thread, so that a camera that stops sending is seen to stop.
+    live = Live(
+        get_renderable=lambda: Text(stats.line(), no_wrap=True, overflow="ellipsis"), console=common.out, transient=True
+    )
+    due = time.monotonic() + 1.0
     is_refused = False
     try:
-        with display as show:
+        with live if redraws else contextlib.nullcontext():
             for result in results:
                 stats.on_result(result)
                 sinks.on_result(result)
-                show(result)
+                if not redraws and not json and time.monotonic() >= due:
+                    due = time.monotonic() + 1.0
+                    common.out.print(stats.line(), soft_wrap=True)
     except EdgedError:
         is_refused = not (results.counts.answered or results.counts.failed)
         raise
@@ -225,36 +229,6 @@ def _follow(results: Stream, source: Source, stats: StreamStats, sinks: Sinks, j
         if not is_refused:
             # If a program reads standard output, it holds results only.
             (common.err if json else common.out).print(stats.summary(results.counts, source), soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _nothing() -> Iterator[Show]:
-    yield lambda _: None
-
-
-@contextlib.contextmanager
-def _live_line(stats: StreamStats) -> Iterator[Show]:
-    """Redrawn by its own thread, so that a camera that stops sending is seen to stop."""
-    with Live(
-        get_renderable=lambda: Text(stats.line(), no_wrap=True, overflow="ellipsis"),
-        console=common.out,
-        transient=True,
-    ):
-        yield lambda _: None
-
-
-@contextlib.contextmanager
-def _plain_lines(stats: StreamStats) -> Iterator[Show]:
-    """One line a second, for a log or a pipe."""
-    due = time.monotonic() + 1.0
-
-    def show(_: Result) -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            due = time.monotonic() + 1.0
-            common.out.print(stats.line(), soft_wrap=True)
-
-    yield show
 
 
 @contextlib.contextmanager
