@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs edged as a service on a Jetson with JetPack 6 or 7: a virtual environment that sees JetPack's own TensorRT,
-# the unit of systemd/edged.service and what a Jetson needs beyond it. Run it again to upgrade.
+# Installs edged as a service on a Jetson with JetPack 6 or 7: a virtual environment with access to JetPack's
+# TensorRT, the unit systemd/edged.service and settings for a Jetson. Run it again to upgrade.
 #
 #   sudo jetson/install.sh                        from this checkout
 #   sudo jetson/install.sh --from edged-1.0.whl   from a wheel
-#   jetson/install.sh --dry-run                   say what would be done, and do nothing
+#   jetson/install.sh --dry-run                   print what would be done, and do nothing
 #   jetson/install.sh --dry-run --root TREE       the same for a recorded box
 set -euo pipefail
 
@@ -26,12 +26,12 @@ while [ $# -gt 0 ]; do
         --from) [ -n "${2-}" ] || fail "--from needs a wheel or a checkout" 2; source=$2 && shift ;;
         --root) [ -n "${2-}" ] || fail "--root needs a directory" 2; root=${2%/} && shift ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit ;;
-        *) fail "there is no option $1; see --help" 2 ;;
+        *) fail "unknown option $1; see --help" 2 ;;
     esac
     shift
 done
 [ -z "$root" ] || [ -n "$dry" ] || fail "--root is for --dry-run: nothing is installed into a recorded tree" 2
-[ -e "$source" ] || fail "there is no $source; name a wheel or a checkout with --from"
+[ -e "$source" ] || fail "$source does not exist; name a wheel or a checkout with --from"
 source=$(realpath "$source")
 
 # A text file of the box without NULs, or nothing.
@@ -47,11 +47,11 @@ run() {
     fi
 }
 
-# "# R36 (release), REVISION: 4.3, ..." or, where newer images lack the file, Debian's "36.4.3-20250107174145".
+# "# R36 (release), REVISION: 4.3, ..." or, if newer images lack the file, Debian's "36.4.3-20250107174145".
 l4t=$(read_file etc/nv_tegra_release | sed -n '1s/^# R\([0-9]\{1,\}\)\b.*REVISION: \([0-9.]\{1,\}\).*$/\1.\2/p')
 [ -n "$l4t" ] || l4t=$(read_file var/lib/dpkg/status |
     awk '/^Package: /{p = $2 == "nvidia-l4t-core"} p && /^Version: /{sub(/-.*/, "", $2); print $2; exit}')
-[ -n "$l4t" ] || fail "this is no Jetson: there is neither /etc/nv_tegra_release nor the package nvidia-l4t-core"
+[ -n "$l4t" ] || fail "this is not a Jetson: neither /etc/nv_tegra_release nor the package nvidia-l4t-core exists"
 
 case ${l4t%%.*} in
     36) jetpack=6 python=3.10 cuda=">=12.9.1,<13" ;;
@@ -60,11 +60,11 @@ case ${l4t%%.*} in
         fail "L4T $l4t is too old: JetPack 5 and older have Python 3.8 or less; flash JetPack 6 or 7, then run this again" ;;
     37 | [4-9][0-9])
         jetpack=newer python=3.12 cuda=">=13"
-        echo "note: this script does not know L4T $l4t; it goes on as for JetPack 7" ;;
-    *) fail "no release of Jetson Linux is called $l4t; look at /etc/nv_tegra_release" ;;
+        echo "note: this script does not know L4T $l4t; it continues as for JetPack 7" ;;
+    *) fail "unknown release of Jetson Linux $l4t; see /etc/nv_tegra_release" ;;
 esac
 model=$(read_file proc/device-tree/model)
-# Not the first python3 on the path: only the system's own sees the system's packages.
+# Not the first python3 on the path: only the system's Python has the system's packages.
 [ -d "$root/usr/lib/python$python" ] ||
     fail "JetPack $jetpack's own Python $python is not in /usr/lib: sudo apt install python$python, then run this again"
 [ -n "$dry" ] || [ "$(id -u)" = 0 ] || fail "only root can install a service: run it with sudo, or with --dry-run"
@@ -77,12 +77,12 @@ echo "${model:-Jetson}: JetPack $jetpack (L4T $l4t), Python $python"
 [ -e "$root/usr/lib/python$python/ensurepip" ] || run apt-get install -y --no-install-recommends python3-venv
 run "/usr/bin/python$python" -m venv --system-site-packages "$PREFIX"
 run "$PREFIX/bin/python" -m pip install --quiet --upgrade 'pip>=25'
-# How TensorRT's engines reach the GPU, for the release of CUDA that the driver is of.
+# TensorRT engines use the GPU through cuda-bindings, in the release for the driver's CUDA.
 run "$PREFIX/bin/python" -m pip install --quiet "$source[cuda,media,mqtt,http,tracking]" "cuda-bindings$cuda"
 # Its dependencies would bring an OpenCV that needs a display.
 run "$PREFIX/bin/python" -m pip install --quiet --no-deps 'trackers>=2.6,<3'
 run ln -sf "$PREFIX/bin/edged" /usr/local/bin/edged
-# The service's user, a member of the groups whose the GPU's nodes are, and the folder of its sockets.
+# The service's user, a member of the groups of the GPU's device nodes, and the folder of its sockets.
 for kind in sysusers tmpfiles; do
     run install -D -m 0644 "$top/systemd/$kind.d/edged.conf" "/usr/lib/$kind.d/edged.conf"
 done

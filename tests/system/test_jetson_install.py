@@ -84,7 +84,7 @@ def test_install_steps_on_a_jetson(box: str) -> None:
 
 @pytest.mark.parametrize("box", OTHERS)
 def test_install_on_another_box_is_refused(box: str) -> None:
-    assert "this is no Jetson" in refusal(BOXES / box)
+    assert "this is not a Jetson" in refusal(BOXES / box)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_unknown_release_continues_with_a_note_and_invalid_text_fails(tmp_path: 
     (box / "etc/nv_tegra_release").unlink()
     dpkg = box / "var/lib/dpkg/status"
     dpkg.write_text("Package: nvidia-l4t-core\nStatus: install ok installed\nVersion: unknown\n")
-    assert "is called unknown" in refusal(box)
+    assert "unknown release of Jetson Linux" in refusal(box)
 
 
 def test_jetpack_without_a_release_file_is_read_from_the_package(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_wheel_is_installed_instead_of_the_checkout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--bogus"], "there is no option --bogus"),
+        (["--bogus"], "unknown option --bogus"),
         (["--root"], "--root needs a directory"),
         (["--from"], "--from needs a wheel or a checkout"),
         (["--root", str(BOXES / "jetson-orin-nano")], "--root is for --dry-run"),

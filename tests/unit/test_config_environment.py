@@ -1,4 +1,4 @@
-"""The configuration in the environment, and what goes before what."""
+"""The configuration in the environment, and which source overrides which."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def of(tmp_path: Path, text: str, environment: dict[str, str], **options: object
         ({"EDGED_TARGET": "x", "EDGED_TOKEN": "x", "HOME": "/", "EDGED_KEY": "x"}, Config()),
     ],
 )
-def test_what_variables_mean(environment: dict[str, str], config: Config) -> None:
+def test_read_variables(environment: dict[str, str], config: Config) -> None:
     reading = read(None, environment)
     assert (reading.problems, reading.warnings) == ((), ())
     assert reading.config == config
@@ -85,7 +85,7 @@ def test_what_variables_mean(environment: dict[str, str], config: Config) -> Non
         ({"EDGED_MODELS_DOOR": "/x"}, "EDGED_MODELS_DOOR: unknown variable; did you mean EDGED_MODELS?"),
     ],
 )
-def test_what_is_wrong_with_variables_names_them(environment: dict[str, str], words: str) -> None:
+def test_read_mistakes_name_the_variable(environment: dict[str, str], words: str) -> None:
     (problem,) = read(None, environment).problems
     assert words in str(problem)
     assert "\n" not in str(problem)
@@ -94,7 +94,7 @@ def test_what_is_wrong_with_variables_names_them(environment: dict[str, str], wo
     assert words in str(raised.value)
 
 
-def test_names_that_nobody_knows_are_warnings_since_the_environment_is_everybodys() -> None:
+def test_read_unknown_variables_are_warnings() -> None:
     reading = read(
         None, {"EDGED_LISTN": "x", "EDGED_QQQQQQQQQQQQ": "x", "EDGEDX": "x", "EDGED_TEST_WHATEVER_THIS_IS": ""}
     )
@@ -106,7 +106,7 @@ def test_names_that_nobody_knows_are_warnings_since_the_environment_is_everybody
     )
 
 
-def test_options_go_before_variables_before_the_file_before_the_defaults(tmp_path: Path) -> None:
+def test_read_option_overrides_variable_overrides_file(tmp_path: Path) -> None:
     text = 'state = "/file"\ncache = "/file"\nlisten = ["unix:/file"]\n[models]\na = "/file"\nb = "/file"\nc = "/file"'
     environment = {
         "EDGED_CACHE": "/variable",
@@ -129,13 +129,13 @@ def test_options_go_before_variables_before_the_file_before_the_defaults(tmp_pat
     )
 
 
-def test_keys_that_contradict_each_other_do_so_wherever_they_come_from(tmp_path: Path) -> None:
+def test_read_contradicting_keys_of_two_sources(tmp_path: Path) -> None:
     text = 'startup_models = ["m"]\nmodel_control = "explicit"'
     assert of(tmp_path, text, {}).problems == ()
     (problem,) = of(tmp_path, text, {"EDGED_MODEL_CONTROL": "poll"}).problems
     assert str(problem).startswith(f"{tmp_path}/edged.toml:1: startup_models needs")
 
 
-def test_what_is_wrong_in_a_file_is_wrong_even_where_a_variable_goes_before_it(tmp_path: Path) -> None:
+def test_read_mistake_in_a_file_counts_if_a_variable_overrides_it(tmp_path: Path) -> None:
     reading = of(tmp_path, "stop_seconds = 'x'", {"EDGED_STOP_SECONDS": "3"})
     assert [problem.origin.line for problem in reading.problems] == [1]
