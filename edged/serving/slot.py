@@ -314,20 +314,10 @@ class Slot:
             is_one = isinstance(reply, m.Answer) or len(reply.seen) == 1
             if is_one and (batch.works[0].is_frame or session.engine.is_static):
                 session.latency.add(took[0].infer_ms, now)
-            input_ms = sum(times.decode_ms + times.prepare_ms for times in took)
-            rows = sum(work.rows for work in batch.works)
-            self.statistics.executed(rows, input_ms, took[0].infer_ms, sum(times.postprocess_ms for times in took))
+            self.statistics.executed(sum(work.rows for work in batch.works), took)
         for work, result in zip(batch.works, results, strict=True):
             if isinstance(result, Answered) and work.is_wanted:
-                times = result.times
-                self.statistics.succeeded(
-                    work.rows,
-                    (now - work.received) * 1e3,
-                    result.queue_ms,
-                    times.decode_ms + times.prepare_ms,
-                    times.infer_ms,
-                    times.postprocess_ms,
-                )
+                self.statistics.succeeded(work.rows, (now - work.received) * 1e3, result.queue_ms, result.times)
         if isinstance(reply, m.Answer):  # it is unknown which request of a batch had them
             for _ in batch.works:
                 self.finite.answered(reply.not_finite, now)

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
+from edged.ipc.messages import Times
+
 # Seconds: from the fastest engine on a GPU to a camera that is minutes behind.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -91,27 +93,25 @@ class Statistics:
         self.failures: Counter[str] = Counter()
         self.infer_seconds, self.request_seconds = Histogram(), Histogram()
 
-    def executed(self, rows: int, input_ms: float, infer_ms: float, output_ms: float) -> None:
-        """Count one execution of an engine."""
+    def executed(self, rows: int, parts: Sequence[Times]) -> None:
+        """Count one execution of an engine, with the times of its frames, or of all its requests together."""
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         batch = self.batches.setdefault(rows, BatchDuration())
-        batch.compute_input.add(input_ms)
-        batch.compute_infer.add(infer_ms)
-        batch.compute_output.add(output_ms)
-        self.infer_seconds.add(infer_ms / 1e3)
+        batch.compute_input.add(sum(times.decode_ms + times.prepare_ms for times in parts))
+        batch.compute_infer.add(parts[0].infer_ms)
+        batch.compute_output.add(sum(times.postprocess_ms for times in parts))
+        self.infer_seconds.add(parts[0].infer_ms / 1e3)
 
-    def succeeded(
-        self, rows: int, total_ms: float, queue_ms: float, input_ms: float, infer_ms: float, output_ms: float
-    ) -> None:
+    def succeeded(self, rows: int, total_ms: float, queue_ms: float, times: Times) -> None:
         """Count a request that was answered."""
         self.inference_count += rows
         self.success.add(total_ms)
         self.request_seconds.add(total_ms / 1e3)
         self.queue.add(queue_ms)
-        self.compute_input.add(input_ms)
-        self.compute_infer.add(infer_ms)
-        self.compute_output.add(output_ms)
+        self.compute_input.add(times.decode_ms + times.prepare_ms)
+        self.compute_infer.add(times.infer_ms)
+        self.compute_output.add(times.postprocess_ms)
 
     def responded(self, rows: int, infer_ms: float, output_ms: float, *, empty_final: bool) -> None:
         """Count a request that was answered row by row, and by an empty response at the end if `empty_final`.

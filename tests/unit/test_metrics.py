@@ -14,6 +14,7 @@ from edged.engines.alarms import Alarm, AlarmKind
 from edged.engines.readiness import Readiness, ReadyState
 from edged.errors import EngineUnusable
 from edged.events import AlarmRaised, EngineMoved, EventLog, HostLost, ModelRemoved
+from edged.ipc.messages import Times
 from edged.metrics import names, scrape
 from edged.metrics.scrape import Samples
 from edged.metrics.sources import EventCounts, Readings, Sensors, resident_bytes
@@ -94,8 +95,8 @@ def test_histogram_bound_is_inclusive() -> None:
 def test_model_samples_have_requests_readiness_and_alarms() -> None:
     planned, samples = planned_model(), Samples()
     statistics = planned.slot.statistics
-    statistics.executed(1, 0.0, 20.0, 0.0)
-    statistics.succeeded(1, 30.0, 0.0, 0.0, 20.0, 0.0)
+    statistics.executed(1, [Times(infer_ms=20.0)])
+    statistics.succeeded(1, 30.0, 0.0, Times(infer_ms=20.0))
     statistics.failed(1.0, EngineUnusable.__name__)
     raised = (Alarm(AlarmKind.SLOW, "it is slow", "m"), Alarm(AlarmKind.SLOW, "another", "other"))
     scrape.model(samples, "m", planned, Readiness(ReadyState.FAILING, "it fails"), raised)

@@ -15,16 +15,19 @@ from edged.device.root import Root
 from edged.engines.alarms import Alarm, AlarmKind
 from edged.errors import ModelRefused
 from edged.events import EventLog, HostLost
+from edged.ipc.messages import Times
 from edged.message_mapper import to_struct
 from edged.metrics.sources import EventCounts
 from edged.proto import operations_pb2 as pb
 from tests.unit.control_room import planned_model
 
+TIMES = Times(prepare_ms=1.0, infer_ms=2.0, postprocess_ms=1.0)
+
 
 def test_a_model_tells_what_it_did_and_what_is_wrong_with_it() -> None:
     planned = planned_model("m")
-    planned.slot.statistics.succeeded(1, 5.0, 1.0, 1.0, 2.0, 1.0)
-    planned.slot.statistics.succeeded(4, 5.0, 1.0, 1.0, 2.0, 1.0)
+    planned.slot.statistics.succeeded(1, 5.0, 1.0, TIMES)
+    planned.slot.statistics.succeeded(4, 5.0, 1.0, TIMES)
     planned.slot.statistics.failed(3.0)
     alarms = [
         Alarm(AlarmKind.SLOW, "slow", "m"),
