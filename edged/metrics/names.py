@@ -125,8 +125,8 @@ REFUSED = _counter(
     "Calls that were refused: unauthenticated, denied, or beyond a client's limits.",
     "reason",
 )
-CALLS_OPEN = _gauge("edged_calls_open", "Requests and streams under way.", "kind")
-CALL_BYTES = _gauge("edged_call_bytes", "Of requests and frames under way, as clients sent them.")
+CALLS_OPEN = _gauge("edged_calls_open", "Running requests and streams.", "kind")
+CALL_BYTES = _gauge("edged_call_bytes", "Size of running requests and frames, as clients sent them.")
 TASKS = _gauge("edged_tasks", "Tasks of the event loop; a growing number is a fault of edged.")
 AUDIT_LOST = _counter("edged_audit_lost_total", "Audit records of operators' commands that could not be written.")
 
