@@ -239,7 +239,9 @@ def _draws() -> bool:
 
 
 def _display(json: bool) -> contextlib.AbstractContextManager[_Show]:
-    return _json_lines() if json else _bars() if _draws() else _lines()
+    if json:
+        return contextlib.nullcontext(_print_json)
+    return _bars() if _draws() else contextlib.nullcontext(_lines())
 
 
 def _print_outcomes(box: str, lines: Iterable[object], engines: Sequence[EngineProgress]) -> None:
@@ -253,17 +255,12 @@ def _of(box: str, line: str) -> str:
     return f"{box}: {line}" if box else line
 
 
-@contextlib.contextmanager
-def _json_lines() -> Iterator[_Show]:
-    def show(box: str, update: EngineProgress) -> None:
-        plain = {"box": box, "update": update.json()} if box else update.json()
-        common.print_json(msgspec.json.encode(plain))
-
-    yield show
+def _print_json(box: str, update: EngineProgress) -> None:
+    plain = {"box": box, "update": update.json()} if box else update.json()
+    common.print_json(msgspec.json.encode(plain))
 
 
-@contextlib.contextmanager
-def _lines() -> Iterator[_Show]:
+def _lines() -> _Show:
     """One line for each step, not for each second."""
     steps: dict[tuple[str, _Which], tuple[object, ...]] = {}
 
@@ -273,7 +270,7 @@ def _lines() -> Iterator[_Show]:
             steps[whose] = step
             common.show(_of(box, formatting.line(update)))
 
-    yield show
+    return show
 
 
 @contextlib.contextmanager
