@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.text import Text
 
 from edged.cli import common
-from edged.cli import stream_options as options
 from edged.errors import EdgedError, InvalidInput
 
 if TYPE_CHECKING:
+    from edged.client.frames import Region
     from edged.client.requests import FrameCounts
     from edged.client.result import Result
     from edged.client.sources import Source
@@ -103,25 +103,90 @@ def stream(
     camera: Annotated[str, typer.Option("--camera", metavar="NAME", help="The camera's name in results.")] = "camera",
     score: common.Score = None,
     seconds: Annotated[float | None, typer.Option("--seconds", min=0.0, help="Stop after so many seconds.")] = None,
-    pace: options.Pace = True,
-    loop: options.Loop = False,
-    latest: options.Latest = None,
-    send_fps: options.SendFps = 0.0,
-    hardware: options.Hardware = True,
-    every_frame: options.EveryFrame = False,
-    max_fps: options.MaxFps = 0.0,
-    max_staleness: options.MaxStaleness = 0.0,
-    weight: options.Weight = 1.0,
-    priority: options.Priority = 0,
-    track: options.Track = False,
-    region: options.RegionText = None,
-    rotation: options.Rotation = 0,
-    class_agnostic: options.ClassAgnostic = None,
-    reconnect: options.Reconnect = True,
-    lines: options.Lines = None,
-    save: options.Save = None,
-    preview: options.PreviewAt = None,
-    mqtt: options.MqttUrl = None,
+    pace: Annotated[
+        bool,
+        typer.Option("--pace/--no-pace", help="Play a video at its own speed, or send the next frame after an answer."),
+    ] = True,
+    loop: Annotated[bool, typer.Option("--loop", help="Repeat a file or folder.")] = False,
+    latest: Annotated[
+        bool | None,
+        typer.Option(
+            "--latest/--in-order",
+            help="Send the newest frame, or each in order. Default: cameras the newest, files each.",
+        ),
+    ] = None,
+    send_fps: Annotated[
+        float, typer.Option("--send-fps", min=0.0, metavar="N", help="Send at most N frames a second; 0: all.")
+    ] = 0.0,
+    hardware: Annotated[
+        bool, typer.Option("--hardware/--no-hardware", help="Decode video in hardware if possible.")
+    ] = True,
+    every_frame: Annotated[
+        bool, typer.Option("--every-frame", help="Answer all frames in order, however long that takes.")
+    ] = False,
+    max_fps: Annotated[
+        float, typer.Option("--max-fps", min=0.0, metavar="N", help="Answer at most N frames a second; 0: all.")
+    ] = 0.0,
+    max_staleness: Annotated[
+        float,
+        typer.Option(
+            "--max-staleness",
+            min=0.0,
+            metavar="SECONDS",
+            help="Skip frames that are older than this when their turn comes; 0: none.",
+        ),
+    ] = 0.0,
+    weight: Annotated[
+        float, typer.Option("--weight", help="Share of the engine against other cameras of the model.")
+    ] = 1.0,
+    priority: Annotated[
+        int, typer.Option("--priority", min=-100, max=100, help="Cameras with a higher priority always go first.")
+    ] = 0,
+    track: Annotated[
+        bool, typer.Option("--track", help="Give each object an id that it keeps from frame to frame.")
+    ] = False,
+    region: Annotated[
+        str | None,
+        typer.Option(
+            "--region", metavar="X,Y,W,H", help="Use only this part of the picture, in pixels; size 0: up to the edge."
+        ),
+    ] = None,
+    rotation: Annotated[
+        int,
+        typer.Option("--rotation", metavar="DEGREES", help="Turn the picture 90, 180 or 270 degrees clockwise first."),
+    ] = 0,
+    class_agnostic: Annotated[
+        bool | None,
+        typer.Option("--class-agnostic/--by-class", help="Whether boxes of different classes suppress each other."),
+    ] = None,
+    reconnect: Annotated[
+        bool, typer.Option("--reconnect/--no-reconnect", help="Reconnect to a daemon that went away, or end.")
+    ] = True,
+    lines: Annotated[
+        Path | None,
+        typer.Option("--lines", metavar="FILE", help="Append each result to a file, one JSON object a line."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE.mp4", help="Write a video of the answered frames with their detections."),
+    ] = None,
+    preview: Annotated[
+        str | None,
+        typer.Option(
+            "--preview",
+            metavar="[HOST:]PORT",
+            help="Show the live picture to browsers, by default only of this machine.",
+        ),
+    ] = None,
+    mqtt: Annotated[
+        str | None,
+        typer.Option(
+            "--mqtt",
+            metavar="URL",
+            help="Publish detections to a broker and Home Assistant: mqtt://user@host:1883/prefix?rate=2, or mqtts://. "
+            "The password is read from EDGED_MQTT_PASSWORD, or the file in EDGED_MQTT_PASSWORD_FILE.",
+        ),
+    ] = None,
 ) -> None:
     """Stream a video or camera to the daemon; print the results.
 
@@ -156,7 +221,7 @@ def stream(
             weight=weight,
             priority=priority,
             track=track,
-            region=options.region(region),
+            region=_parse_region(region),
             rotation=rotation,
             class_agnostic=class_agnostic,
             reconnect=reconnect,
@@ -166,6 +231,25 @@ def stream(
             _follow(results, frames, stats, sinks, json)
     if not results.counts.answered and (results.counts.failed or not results.counts.sent):
         raise EdgedError(f"no frame was answered: {stats.error or 'the source gave none'}")
+
+
+def _parse_region(text: str | None) -> Region | None:
+    """Parse `X,Y,W,H`. InvalidInput for anything else."""
+    if text is None:
+        return None
+    parts = text.split(",")
+    if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
+        raise InvalidInput(f"{text!r} is not a region; give x,y,width,height in pixels, such as 0,200,640,0")
+    x, y, width, height = map(int, parts)
+    return x, y, width, height
+
+
+def _parse_listening(text: str) -> tuple[str, int]:
+    """Parse `PORT`, `HOST:PORT` or `[::]:PORT`. InvalidInput for anything else."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise InvalidInput(f"{text!r} is not an address for a preview; give a port, such as 8090, or 0.0.0.0:8090")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 @contextlib.contextmanager
@@ -192,7 +276,7 @@ def _sinks(
             raise InvalidInput(f"--save {str(save)!r} does not end in .mp4; only MP4 is written")
         asked.append(lambda: kinds.Mp4(save, lossless=lossless))
     if preview is not None:
-        host, port = options.listening(preview)
+        host, port = _parse_listening(preview)
         asked.append(lambda: kinds.Preview(port, host, camera))
     if mqtt is not None:
         asked.append(lambda: kinds.Mqtt(broker(mqtt), camera))
