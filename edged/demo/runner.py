@@ -1,5 +1,5 @@
-"""Runs a demonstration: two lives of a daemon in a child process. In the first one engines are built, in the second they
-are found in the store."""
+"""Runs a demonstration: two lives of a daemon in a child process. The first one builds engines, the second one finds
+them in the store."""
 
 from __future__ import annotations
 
