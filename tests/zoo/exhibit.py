@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -67,6 +68,10 @@ class Exhibit:
         return path
 
 
+def _write(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+
+
 class Hall:
     """Collects exhibits. A function that is decorated names its exhibit; its docstring says how that is made."""
 
@@ -96,6 +101,11 @@ class Hall:
             return write
 
         return collect
+
+    def models(self, endings: tuple[Ending, ...], **models: tuple[str, onnx.ModelProto]) -> None:
+        """Models by name, each with how it is made, that all end in the same ways."""
+        for name, (how, proto) in models.items():
+            self.exhibits.append(Exhibit(name, how, partial(_write, proto.SerializeToString()), endings))
 
     def add(
         self,
