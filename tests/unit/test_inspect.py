@@ -1,4 +1,4 @@
-"""What is read of a model file, and what is said about files that are none or not whole."""
+"""Inspection: facts of model files, and why files that are damaged or no models are refused."""
 
 from __future__ import annotations
 
@@ -42,11 +42,18 @@ def saved(tmp_path: Path, proto: onnx.ModelProto) -> Path:
     return models.save(proto, tmp_path / "model.onnx")
 
 
-def test_a_small_model_is_told_in_full(tmp_path: Path) -> None:
-    path = saved(tmp_path, models.conv())
-    found = inspect(path)
+def read(tmp_path: Path, proto: onnx.ModelProto) -> Inspection:
+    return inspect(saved(tmp_path, proto))
+
+
+def function(body: str, domain: str = "mine") -> onnx.FunctionProto:
+    return onnx.parser.parse_function(f'<domain: "{domain}", opset_import: ["": {models.OPSET}]> {body}')
+
+
+def test_inspect_small_model_is_read_in_full(tmp_path: Path) -> None:
+    found = read(tmp_path, models.conv())
     assert found.digest == found.graph_digest
-    assert found.size == path.stat().st_size
+    assert found.size == (tmp_path / "model.onnx").stat().st_size
     assert found.ir_version == models.IR_VERSION
     assert found.opsets == {"ai.onnx": models.OPSET}
     assert found.producer == "edged-tests 1"
@@ -58,79 +65,61 @@ def test_a_small_model_is_told_in_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("datatype", models.ONNX_TYPES)
-def test_every_datatype_of_the_protocol_is_known(tmp_path: Path, datatype: str) -> None:
-    found = inspect(saved(tmp_path, models.identity(datatype, ["n", 2])))
+def test_inspect_reads_every_datatype(tmp_path: Path, datatype: str) -> None:
+    found = read(tmp_path, models.identity(datatype, ["n", 2]))
     assert found.signature.inputs == (TensorSpec("x", datatype, ("n", 2)),)
 
 
-def test_metadata_is_read(tmp_path: Path) -> None:
-    found = inspect(saved(tmp_path, models.identity(metadata={"names": "{0: 'cat'}", "imgsz": "[640, 640]"})))
-    assert found.metadata == {"names": "{0: 'cat'}", "imgsz": "[640, 640]"}
+def test_inspect_reads_metadata(tmp_path: Path) -> None:
+    metadata = {"names": "{0: 'cat'}", "imgsz": "[640, 640]"}
+    assert read(tmp_path, models.identity(metadata=metadata)).metadata == metadata
 
 
-def test_dynamic_dimensions_keep_their_names_and_nameless_ones_are_marked(tmp_path: Path) -> None:
+def _unnamed_and_negative() -> onnx.ModelProto:
     proto = models.identity(shape=["batch", 3, 4])
-    proto.graph.input[0].type.tensor_type.shape.dim.add()
-    proto.graph.input[0].type.tensor_type.shape.dim.add().dim_value = -1
-    spec = inspect(saved(tmp_path, proto)).signature.inputs[0]
-    assert spec.shape == ("batch", 3, 4, "?", "?")
-    assert spec.dims == (-1, 3, 4, -1, -1)
+    dims = proto.graph.input[0].type.tensor_type.shape.dim
+    dims.add()
+    dims.add().dim_value = -1
+    return proto
 
 
-def test_scalars_have_no_dimensions(tmp_path: Path) -> None:
-    spec = inspect(saved(tmp_path, models.identity(shape=[]))).signature.inputs[0]
-    assert spec.shape == ()
-    assert spec.admits(())
-    assert not spec.admits((1,))
-
-
-def test_an_input_without_a_declared_shape_is_not_taken_for_a_scalar(tmp_path: Path) -> None:
-    node = helper.make_node("Identity", ["x"], ["y"])
-    proto = models.model([node], [models.value("x", "FP32", None)], [models.value("y", "FP32", None)])
-    for spec in (
-        inspect(saved(tmp_path, proto)).signature.inputs[0],
-        inspect(tmp_path / "model.onnx").signature.outputs[0],
-    ):
-        assert spec.admits((2, 3))
-        assert spec.admits(())
-
-
-def test_initialisers_that_old_files_list_as_inputs_are_none(tmp_path: Path) -> None:
-    proto = models.matmul()
-    proto.ir_version = 3
-    proto.graph.input.append(models.value("w", "FP32", [4, 3]))
-    found = inspect(saved(tmp_path, proto))
-    assert [spec.name for spec in found.signature.inputs] == ["x"]
-    assert found.ir_version == 3
+@pytest.mark.parametrize(
+    ("proto", "shape", "admits"),
+    [
+        pytest.param(_unnamed_and_negative(), ("batch", 3, 4, "?", "?"), [(1, 3, 4, 5, 6)], id="dynamic"),
+        pytest.param(models.identity(shape=[]), (), [()], id="scalar"),
+        pytest.param(models.parse("(float[] x) => (float[] y) { y = Relu(x) }"), ANY_SHAPE, [(), (2, 3)], id="any"),
+    ],
+)
+def test_inspect_shape_of_an_input(
+    tmp_path: Path, proto: onnx.ModelProto, shape: tuple[int | str, ...], admits: list[tuple[int, ...]]
+) -> None:
+    spec = read(tmp_path, proto).signature.inputs[0]
+    assert spec.shape == shape
+    assert all(spec.admits(each) for each in admits)
+    assert spec.admits((1,)) is (shape == ANY_SHAPE)
 
 
 @pytest.mark.parametrize(("ir_version", "optional"), [(3, ()), (4, ("gain",)), (10, ("gain",))])
 def test_inspect_small_initializer_among_the_inputs_is_optional_from_ir_version_4(
     tmp_path: Path, ir_version: int, optional: tuple[str, ...]
 ) -> None:
-    found = inspect(saved(tmp_path, models.listed_initializers(ir_version)))
+    found = read(tmp_path, models.listed_initializers(ir_version))
     assert [spec.name for spec in found.signature.inputs] == ["x"]
     assert tuple(spec.name for spec in found.optional) == optional
+    assert found.ir_version == ir_version
 
 
-def test_subgraphs_are_counted_with_what_is_in_them(tmp_path: Path) -> None:
-    found = inspect(saved(tmp_path, models.branches()))
+def test_inspect_counts_subgraphs_with_their_nodes(tmp_path: Path) -> None:
+    found = read(tmp_path, models.branches())
     assert found.subgraphs == 2
     assert found.operators == {"Add": 1, "If": 1, "Mul": 1}
-    assert inspect(saved(tmp_path, models.loop())).subgraphs == 1
 
 
-def test_functions_and_operators_of_other_domains_are_told(tmp_path: Path) -> None:
-    body = [helper.make_node("Relu", ["a"], ["b"])]
-    function = helper.make_function("mine", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", models.OPSET)])
-    proto = models.model(
-        [helper.make_node("Twice", ["x"], ["y"], domain="mine")],
-        [models.value("x", "FP32", [1])],
-        [models.value("y", "FP32", [1])],
-        domains={"mine": 1},
-        functions=[function],
-    )
-    found = inspect(saved(tmp_path, proto))
+def test_inspect_counts_functions_and_operators_of_other_domains(tmp_path: Path) -> None:
+    functions = [function("Twice (a) => (b) { b = Relu(a) }")]
+    graph = "(float[1] x) => (float[1] y) { y = mine.Twice(x) }"
+    found = read(tmp_path, models.parse(graph, domains={"mine": 1}, functions=functions))
     assert found.functions == 1
     assert found.operators == {"mine.Twice": 1}
     assert found.opsets == {"ai.onnx": models.OPSET, "mine": 1}
@@ -146,7 +135,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("depth", [20, 5000])
-def test_graphs_nested_in_graphs_are_read_or_refused_and_never_crash(tmp_path: Path, depth: int) -> None:
+def test_inspect_nested_graphs_are_read_or_refused(tmp_path: Path, depth: int) -> None:
     graph = models.identity().graph.SerializeToString()
     for _ in range(depth):
         attribute = _field(6, graph) + b"\xa0\x01\x05"  # its type: a graph
@@ -215,9 +204,10 @@ NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", NO_MODELS)
-def test_what_is_no_model_is_refused_in_one_line_that_says_what_it_is(tmp_path: Path, what: str) -> None:
-    make, words = NO_MODELS[what]
+@pytest.mark.parametrize(("make", "words"), NO_MODELS.values(), ids=NO_MODELS)
+def test_inspect_other_file_is_refused_by_what_it_is(
+    tmp_path: Path, make: Callable[[Path], object], words: str
+) -> None:
     path = tmp_path / "model.onnx"
     make(path)
     with pytest.raises(ModelRefused, match=words) as raised:
@@ -256,9 +246,10 @@ MISTAKEN: dict[str, tuple[Callable[[Path], object], Category, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", MISTAKEN)
-def test_inspect_known_mistake_names_its_remedy(tmp_path: Path, what: str) -> None:
-    make, category, remedy = MISTAKEN[what]
+@pytest.mark.parametrize(("make", "category", "remedy"), MISTAKEN.values(), ids=MISTAKEN)
+def test_inspect_known_mistake_names_its_remedy(
+    tmp_path: Path, make: Callable[[Path], object], category: Category, remedy: str
+) -> None:
     path = tmp_path / "model.onnx"
     make(path)
     try:
@@ -271,7 +262,7 @@ def test_inspect_known_mistake_names_its_remedy(tmp_path: Path, what: str) -> No
     assert "\n" not in found.line()
 
 
-def test_a_fifo_is_never_waited_for(tmp_path: Path) -> None:
+def test_inspect_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     _fifo(path)
 
@@ -283,7 +274,7 @@ def test_a_fifo_is_never_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0.01, 0.3, 0.5, 0.9, 0.999])
-def test_a_truncated_model_is_refused(tmp_path: Path, part: float) -> None:
+def test_inspect_truncated_model_is_refused(tmp_path: Path, part: float) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(WHOLE[: int(len(WHOLE) * part)])
     with pytest.raises(ModelRefused):
@@ -294,26 +285,52 @@ def test_a_truncated_model_is_refused(tmp_path: Path, part: float) -> None:
 
 
 def refused(path: Path) -> Inspection:
-    """What is read of a model that parses and cannot be served."""
+    """The inspection of a model that parses and cannot be served."""
     found = inspect(path)
     assert found.refusal
     assert "\n" not in found.refusal
     return found
 
 
-def test_a_model_that_cannot_be_served_is_told_in_full(tmp_path: Path) -> None:
+def _sequence(is_typed: bool) -> onnx.ModelProto:
+    proto = models.parse("(float[1] x) => (seq(float[1]) many) { many = SequenceConstruct(x) }")
+    if not is_typed:  # the type follows from the node
+        proto.graph.output[0].ClearField("type")
+    return proto
+
+
+def _element(kind: int) -> onnx.ModelProto:
+    proto = models.identity()
+    proto.graph.input[0].type.tensor_type.elem_type = kind
+    return proto
+
+
+UNSERVABLE: dict[str, tuple[onnx.ModelProto, str, str]] = {
+    "sequence": (_sequence(is_typed=True), "many", "SEQUENCE"),
+    "sequence without a type": (_sequence(is_typed=False), "many", "SEQUENCE"),
+    "complex": (_element(TensorProto.COMPLEX64), "x", "COMPLEX64"),
+    "eight bits": (_element(TensorProto.FLOAT8E4M3FN), "x", "FLOAT8E4M3FN"),
+    "undefined": (_element(TensorProto.UNDEFINED), "x", "UNDEFINED"),
+    **{f"unknown {kind}": (_element(kind), "x", f"number {kind}") for kind in (50, 200, -1)},
+}
+
+
+@pytest.mark.parametrize(("proto", "name", "datatype"), UNSERVABLE.values(), ids=UNSERVABLE)
+def test_inspect_unservable_type_is_refused_by_name(
+    tmp_path: Path, proto: onnx.ModelProto, name: str, datatype: str
+) -> None:
+    found = refused(saved(tmp_path, proto))
+    assert found.finding is not None
+    assert (found.finding.category, found.finding.node) == (Category.UNSERVABLE_TYPE, name)
+    assert datatype in {spec.datatype for spec in (*found.signature.inputs, *found.signature.outputs)}
+
+
+def test_inspect_model_that_cannot_be_served_is_read_in_full(tmp_path: Path) -> None:
     proto = models.conv()
-    whole = inspect(saved(tmp_path, proto))
+    whole = read(tmp_path, proto)
     assert whole.refusal == ""
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.COMPLEX64
     found = refused(saved(tmp_path, proto))
-    assert found.finding == Finding(
-        Stage.GRAPH,
-        Category.UNSERVABLE_TYPE,
-        "'y' has elements of type COMPLEX64, which the inference protocol cannot carry",
-        "cast it inside the model",
-        "y",
-    )
     assert found.digest == found.graph_digest
     assert found.signature.inputs == whole.signature.inputs
     first, *others = whole.signature.outputs
@@ -322,65 +339,32 @@ def test_a_model_that_cannot_be_served_is_told_in_full(tmp_path: Path) -> None:
         assert getattr(found, name) == getattr(whole, name)
 
 
-def test_values_that_are_no_tensors_are_refused_by_name(tmp_path: Path) -> None:
+def test_inspect_missing_type_of_an_output_is_inferred_if_its_operator_is_known(tmp_path: Path) -> None:
     proto = models.identity()
-    proto.graph.node[0].CopyFrom(helper.make_node("SequenceConstruct", ["x"], ["many"]))
-    proto.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("many", TensorProto.FLOAT, [1]))
-    found = refused(saved(tmp_path, proto))
-    assert found.refusal.startswith("'many' is a sequence: only tensors can be served")
-    assert found.signature.outputs == (TensorSpec("many", "SEQUENCE", ANY_SHAPE),)
-    proto.graph.output[0].ClearField("type")  # which follows from the node
-    assert refused(saved(tmp_path, proto)).refusal.startswith("'many' is a sequence: only tensors can be served")
-
-
-def test_the_type_of_an_output_is_worked_out_where_it_is_left_away(tmp_path: Path) -> None:
-    proto = models.identity()
-    whole = inspect(saved(tmp_path, proto)).signature
+    whole = read(tmp_path, proto).signature
     proto.graph.output[0].ClearField("type")
-    assert inspect(saved(tmp_path, proto)).signature == whole
-    proto.graph.node[0].domain = "somebody"  # of whose operators nothing is known
-    proto.opset_import.add(domain="somebody", version=1)
-    found = refused(saved(tmp_path, proto))
-    assert found.refusal.startswith(f"{whole.outputs[0].name!r} is a value without a type")
-    assert found.signature.outputs[0].datatype == "UNDEFINED"
+    assert read(tmp_path, proto).signature == whole
+    proto.graph.node[0].domain = "unknown"
+    proto.opset_import.add(domain="unknown", version=1)
+    assert refused(saved(tmp_path, proto)).signature.outputs[0].datatype == "UNDEFINED"
 
 
-@pytest.mark.parametrize("element", [TensorProto.COMPLEX64, TensorProto.FLOAT8E4M3FN, TensorProto.UNDEFINED, 200])
-def test_elements_that_the_protocol_cannot_carry_are_refused_by_name(tmp_path: Path, element: int) -> None:
-    proto = models.identity()
-    proto.graph.input[0].type.tensor_type.elem_type = element
-    assert "'x'" in refused(saved(tmp_path, proto)).refusal
-
-
-@pytest.mark.parametrize("element", [50, -1])
-def test_elements_of_a_type_nobody_knows_are_refused_by_name(tmp_path: Path, element: int) -> None:
-    proto = models.identity()
-    proto.graph.input[0].type.tensor_type.elem_type = element
-    found = refused(saved(tmp_path, proto))
-    assert "'x'" in found.refusal
-    assert found.signature.inputs[0].datatype == f"number {element}"
-
-
-def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_inspect_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(models.several().SerializeToString().replace(b"prod", b"\xff\xfe\xfd\xfc"))
     assert "not UTF-8" in refused(path).refusal
     assert msgspec.json.decode(msgspec.json.encode(inspect(path)), type=Inspection) == inspect(path)
 
 
-def test_an_upload_of_what_cannot_be_served_is_refused_before_it_begins(tmp_path: Path) -> None:
+def test_package_and_model_of_what_cannot_be_served_are_refused(tmp_path: Path) -> None:
     path = models.external(tmp_path, write=False)
-    with pytest.raises(ModelRefused, match=r"weights\.bin.*missing"):
+    with pytest.raises(ModelRefused, match=r"weights\.bin"):
         Package.of("mine", path, None)
-
-
-def test_no_model_is_made_of_what_cannot_be_served(tmp_path: Path) -> None:
-    path = models.external(tmp_path, write=False)
-    with pytest.raises(ModelRefused, match=r"weights\.bin.*missing"):
+    with pytest.raises(ModelRefused, match=r"weights\.bin"):
         Model.of(plain_entry("m", path, {}), inspect(path))
 
 
-def test_admission_tells_the_facts_of_what_it_refuses(tmp_path: Path) -> None:
+def test_examine_refused_model_has_facts_and_a_reason_for_each_backend(tmp_path: Path) -> None:
     path = models.external(tmp_path / "m", write=False)
     builder = Builder(Store(tmp_path / "cache"), tmp_path / "cache", Limits(seconds=60))
     admission = asyncio.run(examine(builder, path, {}, ["onnxruntime", "null"]))
@@ -388,14 +372,14 @@ def test_admission_tells_the_facts_of_what_it_refuses(tmp_path: Path) -> None:
     assert admission.inspection.operators == {"MatMul": 1}
     assert "missing" in admission.refusal
     assert admission.backends == dict.fromkeys(("onnxruntime", "null"), admission.refusal)
-    with pytest.raises(ModelRefused, match=r"model\.onnx cannot be served here: .*missing"):
+    with pytest.raises(ModelRefused):
         asyncio.run(admit(builder, path, {}, ["onnxruntime"]))
 
 
 # -- external data --------------------------------------------------------------------------------------------------
 
 
-def test_external_data_is_found_and_part_of_the_digest(tmp_path: Path) -> None:
+def test_inspect_external_data_is_found_and_part_of_the_digest(tmp_path: Path) -> None:
     path = models.external(tmp_path)
     found = inspect(path)
     assert found.external == (ExternalFile("weights.bin", 48),)
@@ -408,55 +392,69 @@ def test_external_data_is_found_and_part_of_the_digest(tmp_path: Path) -> None:
     assert altered.digest != found.digest
 
 
-def test_external_data_may_lie_in_a_folder_below(tmp_path: Path) -> None:
+def test_inspect_external_data_in_a_folder_is_found(tmp_path: Path) -> None:
     assert inspect(models.external(tmp_path, "data/weights.bin")).external[0].path == "data/weights.bin"
 
 
-@pytest.mark.parametrize("location", ["/etc/passwd", "../weights.bin", "data/../../weights.bin"])
-def test_external_data_outside_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
-    (tmp_path / "weights.bin").write_bytes(bytes(48))
-    (tmp_path / "m" / "data").mkdir(parents=True)
-    assert "outside the model's folder" in refused(models.external(tmp_path / "m", location, write=False)).refusal
+def _link(place: Path, root: Path) -> None:
+    (root / "secret").write_bytes(bytes(48))
+    place.symlink_to(root / "secret")
 
 
-def test_missing_external_data_is_refused_by_name(tmp_path: Path) -> None:
+def _linked_folder(place: Path, root: Path) -> None:
+    (root / "elsewhere").mkdir()
+    (root / "elsewhere" / "weights.bin").write_bytes(bytes(48))
+    place.parent.symlink_to(root / "elsewhere")
+
+
+def _fifo_there(place: Path, root: Path) -> None:
+    os.mkfifo(place)
+
+
+def _folder_there(place: Path, root: Path) -> None:
+    place.mkdir()
+
+
+def _outside_there(place: Path, root: Path) -> None:
+    (root / "weights.bin").write_bytes(bytes(48))
+    (root / "m" / "data").mkdir(parents=True, exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("location", "make", "problem"),
+    [
+        ("/etc/passwd", _outside_there, "outside the model's folder"),
+        ("../weights.bin", _outside_there, "outside the model's folder"),
+        ("data/../../weights.bin", _outside_there, "outside the model's folder"),
+        ("data/weights.bin", _linked_folder, "outside"),
+        ("weights.bin", _link, "a link"),
+        ("weights.bin", _folder_there, "regular file"),
+        ("weights.bin", _fifo_there, "regular file"),
+        ("weights\0.bin", _outside_there, ""),
+    ],
+)
+def test_inspect_external_data_that_is_no_file_of_the_model_is_refused(
+    tmp_path: Path, location: str, make: Callable[[Path, Path], None], problem: str
+) -> None:
+    path = models.external(tmp_path / "m", location, write=False)
+    make(tmp_path / "m" / location, tmp_path)
+    assert problem in refused(path).refusal
+
+
+def test_inspect_missing_external_data_is_refused_by_name(tmp_path: Path) -> None:
     found = refused(models.external(tmp_path, write=False))
-    assert found.refusal == "external data 'weights.bin' is missing; put it beside the model"
+    assert "'weights.bin' is missing" in found.refusal
     assert found.external == (ExternalFile("weights.bin", 0, found.refusal),)
     assert found.digest == ""
     assert found.parameters == 12
 
 
-def test_truncated_external_data_is_refused_with_both_sizes(tmp_path: Path) -> None:
+def test_inspect_truncated_external_data_is_refused_with_both_sizes(tmp_path: Path) -> None:
     path = models.external(tmp_path)
     (tmp_path / "weights.bin").write_bytes(bytes(47))
     found = refused(path)
     assert "47 bytes of at least 48" in found.refusal
     assert found.external[0].size == 47
-
-
-def test_external_data_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(bytes(48))
-    path = models.external(tmp_path / "m", write=False)
-    (tmp_path / "m" / "weights.bin").symlink_to(tmp_path / "secret")
-    assert "a link" in refused(path).refusal
-
-
-def test_external_data_behind_a_linked_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "weights.bin").write_bytes(bytes(48))
-    path = models.external(tmp_path / "m", "data/weights.bin", write=False)
-    (tmp_path / "m" / "data").symlink_to(tmp_path / "elsewhere")
-    assert "outside" in refused(path).refusal
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_external_data_that_is_no_file_is_refused_without_waiting(
-    tmp_path: Path, make: Callable[[Path], object]
-) -> None:
-    path = models.external(tmp_path, write=False)
-    make(tmp_path / "weights.bin")
-    assert "regular file" in refused(path).refusal
 
 
 def with_checksum(folder: Path, checksum: str) -> Path:
@@ -467,7 +465,7 @@ def with_checksum(folder: Path, checksum: str) -> Path:
 
 
 @pytest.mark.parametrize("shown", [str.lower, str.upper])
-def test_external_data_is_compared_with_its_checksum(tmp_path: Path, shown: Callable[[str], str]) -> None:
+def test_inspect_altered_external_data_is_refused_by_its_checksum(tmp_path: Path, shown: Callable[[str], str]) -> None:
     weights = models.external(tmp_path).with_name("weights.bin")
     held = hashlib.sha1(weights.read_bytes(), usedforsecurity=False).hexdigest()
     path = with_checksum(tmp_path, shown(held))
@@ -477,72 +475,80 @@ def test_external_data_is_compared_with_its_checksum(tmp_path: Path, shown: Call
     assert found.finding is not None
     assert (found.finding.stage, found.finding.category) == (Stage.EXTERNAL_DATA, Category.EXTERNAL_DAMAGED)
     assert found.finding.node == "w"
-    assert f"external data 'weights.bin' was altered: its SHA-1 is {hashlib.sha1(bytes(48)).hexdigest()[:12]}..." in (
-        found.refusal
-    )
+    assert hashlib.sha1(bytes(48)).hexdigest()[:12] in found.refusal
     assert held[:12] in found.refusal
     assert found.external[0].problem == found.refusal
 
 
-def test_a_checksum_that_nothing_can_have_is_refused(tmp_path: Path) -> None:
+def test_inspect_checksum_that_is_no_sha1_is_refused(tmp_path: Path) -> None:
     assert "checksum 'deadbeef' is not a SHA-1" in refused(with_checksum(tmp_path, "deadbeef")).refusal
 
 
-def test_a_damaged_reference_to_external_data_is_refused(tmp_path: Path) -> None:
+def _outside(tensor: onnx.TensorProto, location: str) -> None:
+    tensor.ClearField("raw_data")
+    tensor.ClearField("float_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    if location:
+        tensor.external_data.add(key="location", value=location)
+
+
+def test_inspect_damaged_reference_to_external_data_is_refused(tmp_path: Path) -> None:
     proto = onnx.load(models.external(tmp_path), load_external_data=False)
     proto.graph.initializer[0].external_data[1].value = "zero"
     assert "damaged reference" in refused(saved(tmp_path, proto)).refusal
 
 
-def test_a_location_with_a_zero_byte_is_refused(tmp_path: Path) -> None:
-    refused(models.external(tmp_path, "weights\0.bin", write=False))
+def test_inspect_external_data_without_a_location_is_damaged(tmp_path: Path) -> None:
+    proto = onnx.load_from_string(WHOLE)
+    _outside(proto.graph.initializer[0], "")
+    found = read(tmp_path, proto).finding
+    assert found is not None
+    assert found.category is Category.EXTERNAL_DAMAGED
 
 
-def _outside(tensor: onnx.TensorProto, location: str) -> onnx.TensorProto:
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
-    return tensor
-
-
-def test_external_data_of_constants_and_subgraphs_is_found(tmp_path: Path) -> None:
-    constant = _outside(numpy_helper.from_array(np.ones(2, np.float32), "c"), "constant.bin")
-    proto = models.branches()
-    proto.graph.node.append(helper.make_node("Constant", [], ["k"], value=constant))
-    branch = proto.graph.node[0].attribute[0].g
-    branch.initializer.append(_outside(numpy_helper.from_array(np.ones(2, np.float32), "s"), "branch.bin"))
+def test_inspect_external_data_of_constants_and_subgraphs_is_found(tmp_path: Path) -> None:
+    proto = models.parse(
+        """(bool up, float[2] x) => (float[2] y) {
+            k = Constant<value = float[2] c {1, 1}>()
+            y = If(up) <
+                then_branch = t () => (float[2] t) <float[2] s = {1, 1}> { t = Add(x, s) },
+                else_branch = e () => (float[2] e) { e = Mul(x, k) }
+            >
+        }"""
+    )
+    constant, choice = proto.graph.node
+    _outside(constant.attribute[0].t, "constant.bin")
+    _outside(choice.attribute[0].g.initializer[0], "branch.bin")
     for name in ("constant.bin", "branch.bin"):
         (tmp_path / name).write_bytes(bytes(8))
-    found = inspect(saved(tmp_path, proto))
-    assert [file.path for file in found.external] == ["branch.bin", "constant.bin"]
+    assert [file.path for file in read(tmp_path, proto).external] == ["branch.bin", "constant.bin"]
 
 
-def test_external_data_inside_the_branches_of_a_function_is_found(tmp_path: Path) -> None:
-    one = _outside(numpy_helper.from_array(np.ones(1, np.float32), "one"), "inner.bin")
-    out = [models.value("t", "FP32", [1])]
-    branch = helper.make_graph([helper.make_node("Add", ["a", "one"], ["t"])], "g", [], out, [one])
-    body = [helper.make_node("If", ["up"], ["b"], then_branch=branch, else_branch=branch)]
-    imports = [helper.make_opsetid("", models.OPSET)]
-    proto = models.model(
-        [helper.make_node("F", ["up", "x"], ["y"], domain="mine")],
-        [models.value("up", "BOOL", []), models.value("x", "FP32", [1])],
-        [models.value("y", "FP32", [1])],
-        domains={"mine": 1},
-        functions=[helper.make_function("mine", "F", ["up", "a"], ["b"], body, imports)],
+def test_inspect_external_data_inside_the_branches_of_a_function_is_found(tmp_path: Path) -> None:
+    made = function(
+        """F (up, a) => (b) {
+            b = If(up) <
+                then_branch = t () => (float[1] t) <float[1] one = {1}> { t = Add(a, one) },
+                else_branch = e () => (float[1] e) { e = Neg(a) }
+            >
+        }"""
     )
+    _outside(made.node[0].attribute[0].g.initializer[0], "inner.bin")
+    graph = "(bool up, float[1] x) => (float[1] y) { y = mine.F(up, x) }"
     (tmp_path / "inner.bin").write_bytes(bytes(4))
-    assert [file.path for file in inspect(saved(tmp_path, proto)).external] == ["inner.bin"]
+    proto = models.parse(graph, domains={"mine": 1}, functions=[made])
+    assert [file.path for file in read(tmp_path, proto).external] == ["inner.bin"]
 
 
 # -- hostile bytes --------------------------------------------------------------------------------------------------
 
-# Bytes that are no UTF-8 and types that nobody knows have tests of their own above.
+# Names that are not UTF-8 and unknown types are tested above.
 _TAME = st.integers(0, 8)
 
 
 @settings(max_examples=300)
 @given(st.data())
-def test_bytes_changed_anywhere_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+def test_inspect_changed_bytes_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(WHOLE)
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(_TAME)
@@ -553,23 +559,8 @@ def test_bytes_changed_anywhere_are_read_or_refused(tmp_path: Path, data: st.Dat
         assert found.digest or found.refusal
 
 
-def test_external_data_without_the_name_of_a_file_is_told_as_such(tmp_path: Path) -> None:
-    proto = onnx.load_from_string(WHOLE)
-    tensor = proto.graph.initializer[0]
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.ClearField("raw_data")
-    path = tmp_path / "model.onnx"
-    path.write_bytes(proto.SerializeToString())
-    found = inspect(path).finding
-    assert found is not None
-    assert found.category is Category.EXTERNAL_DAMAGED
-    assert "not named" in found.message
-
-
-def test_a_domain_that_is_spelled_out_by_a_node_alone_raises_no_suspicion(tmp_path: Path) -> None:
+def test_inspect_domain_that_only_nodes_spell_out_raises_no_suspicion(tmp_path: Path) -> None:
     proto = onnx.load_from_string(WHOLE)
     for node in proto.graph.node:
         node.domain = "ai.onnx"
-    path = tmp_path / "model.onnx"
-    path.write_bytes(proto.SerializeToString())
-    assert inspect(path).suspicion is None
+    assert read(tmp_path, proto).suspicion is None
