@@ -50,8 +50,29 @@ def task(model: Model, recipe: Recipe, facts: dict[str, str] | None = None) -> T
     return Task(model, recipe, EngineKey.of(model.digest, recipe, Fingerprint(facts or {})))
 
 
-def untold(progress: Progress) -> None:
-    """Nobody watches."""
+def ignore(progress: Progress) -> None:
+    pass
+
+
+@pytest.fixture
+def conv(tmp_path: Path) -> Model:
+    return read(models.save(models.conv(), tmp_path / "model.onnx"))
+
+
+@pytest.fixture
+def matmul(tmp_path: Path) -> Model:
+    return read(models.save(models.matmul(), tmp_path / "model.onnx"))
+
+
+ORT, NULL = Recipe("onnxruntime"), Recipe("null")
+
+
+def staged(folder: Path) -> list[Path]:
+    return [path for path in (folder / "cache" / "staging").iterdir() if path.is_dir()]
+
+
+def files(folder: Path, key: str) -> list[str]:
+    return [path.name for path in (folder / "cache" / "engines" / key).iterdir()]
 
 
 async def plenty(need: int) -> int:
@@ -65,9 +86,10 @@ def make(builder: Builder, model: Model, recipe: Recipe) -> tuple[EngineRecord, 
     return record, wanted.key.digest, list(dict.fromkeys(phases))
 
 
-def test_an_engine_is_built_verified_timed_and_stored(builder: Builder, store: Store, tmp_path: Path) -> None:
-    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
-    record, key, phases = make(builder, model, Recipe("onnxruntime"))
+def test_make_engine_is_built_verified_timed_and_stored(
+    builder: Builder, store: Store, tmp_path: Path, conv: Model
+) -> None:
+    record, key, phases = make(builder, conv, ORT)
     assert [p for p in phases if p in ("asking the reference", "building", "verifying")] == [
         "asking the reference",
         "building",
@@ -78,19 +100,19 @@ def test_an_engine_is_built_verified_timed_and_stored(builder: Builder, store: S
     assert store.find(key) == record
     store.artefact(key).check()
     assert list((tmp_path / "cache" / "golden").iterdir())
-    assert [p.name for p in (tmp_path / "cache" / "staging").iterdir() if p.is_dir()] == []
+    assert staged(tmp_path) == []
     builder.forget_others(set())
-    assert list((tmp_path / "cache" / "golden").iterdir()), "there is an engine that is compared with them"
+    assert list((tmp_path / "cache" / "golden").iterdir()), "an engine is compared with them"
     store.remove(key)
     builder.forget_others(set())
     assert not list((tmp_path / "cache" / "golden").iterdir())
 
 
-def test_an_engine_is_asked_with_the_shapes_that_the_models_settings_say(builder: Builder, tmp_path: Path) -> None:
+def test_make_asks_the_shapes_of_the_models_settings(builder: Builder, tmp_path: Path) -> None:
     path = models.save(models.dynamic(), tmp_path / "model.onnx")
     settings = {"preprocess.width": "32", "preprocess.height": "32", "profile.x": "1x3x32x32 2x3x32x48 4x3x64x64"}
     model = Model.of(plain_entry("m", path, settings), inspect(path))
-    record, _, _ = make(builder, model, Recipe("onnxruntime"))
+    record, _, _ = make(builder, model, ORT)
     assert record.verdict.accepted, record.verdict.reason
     (file,) = (tmp_path / "cache" / "golden").iterdir()
     shapes = [sample.inputs["x"].shape for sample in golden.load(file).samples]
@@ -99,58 +121,52 @@ def test_an_engine_is_asked_with_the_shapes_that_the_models_settings_say(builder
     assert set(shapes[6:]) == {(1, 3, 32, 32)}
 
 
-def test_the_reference_is_timed_and_has_no_files(builder: Builder, store: Store, tmp_path: Path) -> None:
-    model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
-    record, key, _ = make(builder, model, REFERENCE)
+def test_make_reference_is_timed_and_has_no_files(builder: Builder, store: Store, matmul: Model) -> None:
+    record, key, _ = make(builder, matmul, REFERENCE)
     assert record.verdict.accepted
     assert record.files == {}
     assert store.find(key) == record
 
 
-def test_an_engine_with_wrong_answers_is_rejected_and_only_its_record_is_kept(
-    builder: Builder, store: Store, tmp_path: Path
+def test_make_wrong_answers_leave_only_the_record(
+    builder: Builder, store: Store, tmp_path: Path, matmul: Model
 ) -> None:
-    model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
-    record, key, _ = make(builder, model, Recipe("null"))
+    record, key, _ = make(builder, matmul, NULL)
     assert not record.verdict.accepted
     assert record.verdict.reason
     assert record.latency_ms is None
     assert store.find(key) == record
-    assert [p.name for p in (tmp_path / "cache" / "engines" / key).iterdir()] == ["record.json"]
+    assert files(tmp_path, key) == ["record.json"]
 
 
-def test_a_build_that_fails_leaves_nothing(builder: Builder, store: Store, tmp_path: Path) -> None:
+def test_make_failed_build_leaves_nothing(builder: Builder, store: Store, tmp_path: Path) -> None:
     model = read(models.save(models.identity("INT64"), tmp_path / "model.onnx"))
     with pytest.raises(EngineUnusable, match="INT64"):
         make(builder, model, Recipe("openvino"))
     assert store.records() == {}
-    assert [p.name for p in (tmp_path / "cache" / "staging").iterdir() if p.is_dir()] == []
+    assert staged(tmp_path) == []
 
 
-def test_a_disk_that_fills_up_is_a_failed_build_that_says_so(
-    small_disk: Path, tmp_path: Path, fill: Callable[[Path], Path]
-) -> None:
+def test_make_full_disk_is_out_of_space(small_disk: Path, fill: Callable[[Path], Path], matmul: Model) -> None:
     store = Store(small_disk)
     builder = Builder(store, small_disk, LIMITS)
-    model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
-    make(builder, model, REFERENCE)
+    make(builder, matmul, REFERENCE)
     fill(small_disk)
     with pytest.raises(OutOfSpace):
-        make(builder, model, Recipe("null"))
+        make(builder, matmul, NULL)
     assert len(store.records()) == 1
 
 
-def test_a_cache_that_became_read_only_is_a_failed_build(
-    small_disk: Path, tmp_path: Path, make_read_only: Callable[[Path], None]
+def test_make_read_only_disk_is_out_of_space(
+    small_disk: Path, make_read_only: Callable[[Path], None], matmul: Model
 ) -> None:
     builder = Builder(Store(small_disk), small_disk, LIMITS)
-    model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
     make_read_only(small_disk)
     with pytest.raises(OutOfSpace):
-        make(builder, model, REFERENCE)
+        make(builder, matmul, REFERENCE)
 
 
-def test_what_was_read_of_a_model_is_remembered_until_the_file_changes(builder: Builder, tmp_path: Path) -> None:
+def test_inspect_result_is_remembered_until_the_file_changes(builder: Builder, tmp_path: Path) -> None:
     path = models.save(models.matmul(seed=1), tmp_path / "model.onnx")
     first = run(builder.inspect(path))
     (known,) = (tmp_path / "cache" / "inspections").glob(f"{first.graph_digest}*.json")
@@ -161,7 +177,7 @@ def test_what_was_read_of_a_model_is_remembered_until_the_file_changes(builder: 
 
 
 @pytest.mark.parametrize("damaged", [b"{", b'{"digest": "\xff"}', b"[" * 100_000])
-def test_a_damaged_memory_of_a_model_is_read_anew(builder: Builder, tmp_path: Path, damaged: bytes) -> None:
+def test_inspect_damaged_result_is_read_again(builder: Builder, tmp_path: Path, damaged: bytes) -> None:
     path = models.save(models.matmul(), tmp_path / "model.onnx")
     first = run(builder.inspect(path))
     (known,) = (tmp_path / "cache" / "inspections").glob(f"{first.graph_digest}*.json")
@@ -169,7 +185,7 @@ def test_a_damaged_memory_of_a_model_is_read_anew(builder: Builder, tmp_path: Pa
     assert run(builder.inspect(path)) == first
 
 
-def test_weights_beside_the_model_are_read_every_time(builder: Builder, tmp_path: Path) -> None:
+def test_inspect_reads_external_data_every_time(builder: Builder, tmp_path: Path) -> None:
     path = models.external(tmp_path / "m")
     first = run(builder.inspect(path))
     weights = path.parent / "weights.bin"
@@ -194,13 +210,7 @@ def _bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def test_a_fifo_is_refused_without_waiting_for_a_writer(builder: Builder, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "model.onnx")
-    with pytest.raises(ModelRefused, match="regular file"):
-        run(builder.inspect(tmp_path / "model.onnx"))
-
-
-def test_admission_asks_every_backend_and_tells_each_ones_reason(builder: Builder, tmp_path: Path) -> None:
+def test_examine_asks_each_backend_and_needs_the_reference(builder: Builder, tmp_path: Path) -> None:
     path = models.save(models.matmul(), tmp_path / "model.onnx")
     admission = run(examine(builder, path, {}, ["onnxruntime", "openvino"]), 60)
     assert admission.backends == {"onnxruntime": "", "openvino": ""}
@@ -211,49 +221,35 @@ def test_admission_asks_every_backend_and_tells_each_ones_reason(builder: Builde
     assert without.finding.category is Category.NO_RUNTIME
 
 
-def test_a_model_that_the_reference_does_not_take_is_not_admitted(builder: Builder, tmp_path: Path) -> None:
-    path = models.save(models.identity(ir_version=999), tmp_path / "model.onnx")
-    with pytest.raises(ModelRefused, match=r"model\.onnx cannot be served here"):
-        run(admit(builder, path, {}, ["onnxruntime"]))
-
-
 # -- again, and for another driver ----------------------------------------------------------------------------------
 
 
-def test_an_engine_is_verified_again_in_place(builder: Builder, store: Store, tmp_path: Path) -> None:
-    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
-    built, key, _ = make(builder, model, Recipe("onnxruntime"))
-    again = run(builder.verify(task(model, Recipe("onnxruntime")), untold), 60)
+def test_verify_stored_engine_keeps_its_files(builder: Builder, store: Store, conv: Model) -> None:
+    built, key, _ = make(builder, conv, ORT)
+    again = run(builder.verify(task(conv, ORT), ignore), 60)
     assert again == store.find(key)
     assert (again.files, again.build, again.verdict.accepted) == (built.files, built.build, True)
 
 
-def test_an_engine_that_is_rejected_when_it_is_verified_again_loses_its_files(
-    builder: Builder, store: Store, tmp_path: Path
-) -> None:
-    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
-    _, key, _ = make(builder, model, Recipe("onnxruntime"))
+def test_verify_rejected_engine_loses_its_files(builder: Builder, store: Store, tmp_path: Path, conv: Model) -> None:
+    _, key, _ = make(builder, conv, ORT)
     spoil(tmp_path / "cache" / "engines" / key)
     store.rescan()
-    record = run(builder.verify(task(model, Recipe("onnxruntime")), untold), 60)
+    record = run(builder.verify(task(conv, ORT), ignore), 60)
     assert not record.verdict.accepted
     assert record.files == {}
-    assert [p.name for p in (tmp_path / "cache" / "engines" / key).iterdir()] == ["record.json"]
+    assert files(tmp_path, key) == ["record.json"]
 
 
-def test_what_is_not_in_the_store_cannot_be_verified(builder: Builder, tmp_path: Path) -> None:
-    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+def test_verify_unknown_engine_is_a_key_error(builder: Builder, conv: Model) -> None:
     with pytest.raises(KeyError):
-        run(builder.verify(task(model, Recipe("onnxruntime")), untold), 60)
+        run(builder.verify(task(conv, ORT), ignore), 60)
 
 
-def test_an_engine_for_another_driver_is_taken_over_if_it_answers_rightly(
-    builder: Builder, store: Store, tmp_path: Path
-) -> None:
-    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
-    built, old, _ = make(builder, model, Recipe("onnxruntime"))
-    wanted = task(model, Recipe("onnxruntime"), {"cpu.model": "another"})
-    record = run(builder.adopt(wanted, old, untold, plenty), 60)
+def test_adopt_engine_of_another_driver_shares_its_files(builder: Builder, store: Store, conv: Model) -> None:
+    built, old, _ = make(builder, conv, ORT)
+    wanted = task(conv, ORT, {"cpu.model": "another"})
+    record = run(builder.adopt(wanted, old, ignore, plenty), 60)
     assert record.adopted_from == old
     assert (record.files, record.build, record.parts) == (built.files, built.build, wanted.key.parts)
     store.artefact(wanted.key.digest).check()
@@ -263,60 +259,53 @@ def test_an_engine_for_another_driver_is_taken_over_if_it_answers_rightly(
 
 
 @pytest.mark.long
-def test_an_engine_for_another_driver_that_answers_wrongly_is_not(
-    builder: Builder, store: Store, tmp_path: Path
+def test_adopt_engine_that_answers_wrongly_is_unusable(
+    builder: Builder, store: Store, tmp_path: Path, conv: Model
 ) -> None:
-    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
-    _, old, _ = make(builder, model, Recipe("onnxruntime"))
+    _, old, _ = make(builder, conv, ORT)
     spoil(tmp_path / "cache" / "engines" / old)
     store.rescan()
-    wanted = task(model, Recipe("onnxruntime"), {"cpu.model": "another"})
+    wanted = task(conv, ORT, {"cpu.model": "another"})
     with pytest.raises(EngineUnusable, match="reference"):
-        run(builder.adopt(wanted, old, untold, plenty), 60)
+        run(builder.adopt(wanted, old, ignore, plenty), 60)
     assert list(store.records()) == [old]
-    assert [p.name for p in (tmp_path / "cache" / "staging").iterdir() if p.is_dir()] == []
+    assert staged(tmp_path) == []
 
 
-def test_a_build_that_is_rejected_leaves_a_good_one_of_the_same_key_alone(
-    builder: Builder, store: Store, tmp_path: Path
-) -> None:
-    model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
-    wanted = task(model, Recipe("null"))  # which answers wrongly, as may a builder that is not deterministic
+def test_make_rejected_build_keeps_a_good_one_with_the_same_key(builder: Builder, store: Store, matmul: Model) -> None:
+    wanted = task(matmul, NULL)  # which answers wrongly, as may a builder that is not deterministic
     good = EngineRecord(wanted.key.parts, "m", wanted.recipe, {}, BuildFacts(1.0, 2.0, 3.0, "0"), Verdict(True, "", {}))
     with store.stage() as out:
         store.commit(out, good)
-    record = run(builder.make(wanted, untold, plenty), 60)
+    record = run(builder.make(wanted, ignore, plenty), 60)
     assert not record.verdict.accepted
     assert store.find(wanted.key.digest) == good
 
 
-def test_no_room_is_asked_before_anything_is_built(builder: Builder, store: Store, tmp_path: Path) -> None:
-    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+def test_make_without_space_builds_nothing(builder: Builder, store: Store, conv: Model) -> None:
 
     async def none(need: int) -> int:
         assert need > 0
         raise OutOfSpace("full")
 
     with pytest.raises(OutOfSpace):
-        run(builder.make(task(model, Recipe("onnxruntime")), untold, none), 60)
+        run(builder.make(task(conv, ORT), ignore, none), 60)
     assert store.records() == {}
 
 
 @pytest.mark.long
-def test_how_long_a_build_takes_is_known_from_earlier_ones(builder: Builder, tmp_path: Path) -> None:
-    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
-    wanted = task(model, Recipe("onnxruntime"))
+def test_expected_seconds_are_those_of_earlier_builds(builder: Builder, conv: Model) -> None:
+    wanted = task(conv, ORT)
     assert builder.expected_seconds(wanted) is None
-    built, _, _ = make(builder, model, Recipe("onnxruntime"))
+    built, _, _ = make(builder, conv, ORT)
     assert builder.expected_seconds(wanted) == built.build.total_s > built.build.build_s
 
 
-def test_an_engine_that_is_built_ahead_is_stored_unproven_and_taken_over_where_it_proves_right(
-    builder: Builder, store: Store, tmp_path: Path
+def test_make_ahead_engine_is_unproven_until_it_is_adopted(
+    builder: Builder, store: Store, tmp_path: Path, conv: Model
 ) -> None:
-    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
-    wanted = task(model, Recipe("onnxruntime"), {"cpu.model": "another"})
-    record = run(builder.make_ahead(wanted, "another box", "8.6", untold, plenty), 60)
+    wanted = task(conv, ORT, {"cpu.model": "another"})
+    record = run(builder.make_ahead(wanted, "another box", "8.6", ignore, plenty), 60)
     key = wanted.key.digest
     assert store.find(key) == record
     assert (record.is_unproven, record.is_usable, record.verdict.accepted) == (True, False, False)
@@ -324,7 +313,7 @@ def test_an_engine_that_is_built_ahead_is_stored_unproven_and_taken_over_where_i
     assert record.latency_ms is None
     store.artefact(key).check()
     assert Store(tmp_path / "cache").records() == {key: record}
-    proven = run(builder.adopt(wanted, key, untold, plenty), 60)
+    proven = run(builder.adopt(wanted, key, ignore, plenty), 60)
     assert (proven.is_unproven, proven.is_usable, proven.adopted_from) == (False, True, key)
     assert (proven.files, proven.ahead) == (record.files, "another box")
     assert proven.latency_ms is not None
@@ -332,14 +321,13 @@ def test_an_engine_that_is_built_ahead_is_stored_unproven_and_taken_over_where_i
     assert Store(tmp_path / "cache").records() == {key: proven}
 
 
-def test_an_engine_that_is_proven_is_never_replaced_by_one_built_ahead(
-    builder: Builder, store: Store, tmp_path: Path
+def test_make_ahead_proven_engine_is_never_replaced(
+    builder: Builder, store: Store, tmp_path: Path, conv: Model
 ) -> None:
-    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
-    record, key, _ = make(builder, model, Recipe("onnxruntime"))
+    record, key, _ = make(builder, conv, ORT)
     elsewhere = Builder(Store(tmp_path / "cache"), tmp_path / "cache", LIMITS)  # as another process sees it
     with pytest.raises(Refused, match="already, proven"):
-        run(elsewhere.make_ahead(task(model, Recipe("onnxruntime")), "a twin", "8.6", untold, plenty), 60)
+        run(elsewhere.make_ahead(task(conv, ORT), "a twin", "8.6", ignore, plenty), 60)
     assert Store(tmp_path / "cache").records() == {key: record}
     store.artefact(key).check()
-    assert [p.name for p in (tmp_path / "cache" / "staging").iterdir() if p.is_dir()] == []
+    assert staged(tmp_path) == []

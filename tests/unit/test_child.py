@@ -1,15 +1,17 @@
-"""One-shot children: their limits, how their ends are told, and that none of them stays."""
+"""One-shot children: their limits, how they end, and that nothing of them stays."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -81,6 +83,24 @@ def verification(folder: Path, *, milliseconds: int = 0, artefact: Artefact | No
     return checking(mine, folder / "golden", order(folder))
 
 
+@contextlib.asynccontextmanager
+async def running(job: jobs.Job, answer: type[msgspec.Struct]) -> AsyncIterator[tuple[asyncio.Task[Any], int]]:
+    """The task of a job and the pid of its child, of which nothing stays."""
+    before = children()
+    task = asyncio.create_task(do(job, answer, ENOUGH))
+    await until(lambda: len(children() - before) == 1, "the child")
+    (pid,) = children() - before
+    yield task, pid
+    assert task.done()
+    assert children() == before
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 def leaves_nothing(work: Callable[[], object]) -> None:
     work()  # what a first run opens for good (the loop's child watcher, say) is not a leak
     before = descriptors(), children()
@@ -89,7 +109,7 @@ def leaves_nothing(work: Callable[[], object]) -> None:
     assert descriptors() == before[0]
 
 
-def test_a_job_is_done_and_answered(tmp_path: Path) -> None:
+def test_run_returns_the_answer(tmp_path: Path) -> None:
     timed = run(do(verification(tmp_path), jobs.Timed, ENOUGH))
     assert timed.verdict.accepted
     assert timed.latency_ms is not None
@@ -99,7 +119,7 @@ def test_a_job_is_done_and_answered(tmp_path: Path) -> None:
     assert built.peak_memory_mb > 1
 
 
-def test_a_rejection_is_an_answer_and_has_no_latency(tmp_path: Path) -> None:
+def test_run_rejection_is_an_answer_without_latency(tmp_path: Path) -> None:
     ones = np.ones((1, 4), np.float32)
     golden.save(tmp_path / "golden", [Sample({"x": ones}, {"y": ones * 9})])
     timed = run(do(checking(order(tmp_path), tmp_path / "golden", order(tmp_path)), jobs.Timed, ENOUGH))
@@ -108,7 +128,7 @@ def test_a_rejection_is_an_answer_and_has_no_latency(tmp_path: Path) -> None:
     assert timed.latency_ms is None
 
 
-def test_an_engine_that_refuses_the_shapes_of_a_question_is_unsuitable_and_says_what_to_set(
+def test_verify_engine_that_refuses_a_shape_is_unsuitable_and_names_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Narrow:
@@ -132,7 +152,7 @@ def test_an_engine_that_refuses_the_shapes_of_a_question_is_unsuitable_and_says_
     )
 
 
-def test_what_a_runtime_prints_does_not_reach_the_answer(tmp_path: Path) -> None:
+def test_run_runtime_that_prints_does_not_disturb_the_answer(tmp_path: Path) -> None:
     proto = models.conv()
     path = models.save(proto, tmp_path / "model.onnx")
     (tmp_path / "out").mkdir()
@@ -150,7 +170,7 @@ def test_what_a_runtime_prints_does_not_reach_the_answer(tmp_path: Path) -> None
         (BuildFailed, "golden answers"),
     ],
 )
-def test_the_childs_error_comes_through_as_what_it_is(tmp_path: Path, error: type[EdgedError], words: str) -> None:
+def test_run_error_of_the_child_keeps_its_class(tmp_path: Path, error: type[EdgedError], words: str) -> None:
     altered = Artefact(str(tmp_path), {"engine.null": FileRecord("0" * 64, 5)})
     work: dict[type[EdgedError], tuple[jobs.Job, type[msgspec.Struct]]] = {
         ModelRefused: (jobs.Inspect(str(tmp_path / "gone.onnx")), Inspection),
@@ -164,14 +184,14 @@ def test_the_childs_error_comes_through_as_what_it_is(tmp_path: Path, error: typ
     assert type(raised.value) is error
 
 
-def test_run_child_that_says_nothing_is_stopped_long_before_its_limit(tmp_path: Path) -> None:
+def test_run_silent_child_is_stopped_before_its_time_limit(tmp_path: Path) -> None:
     job = verification(tmp_path, milliseconds=SLOW)
     with pytest.raises(ChildLost) as lost:
         run(do(job, jobs.Timed, Limits(seconds=3600), patience=Patience(quiet_seconds=0.5)))
     assert lost.value.how == "late"
 
 
-def test_a_child_that_takes_too_long_is_stopped_and_nothing_of_it_stays(tmp_path: Path) -> None:
+def test_run_late_child_is_stopped_and_leaves_nothing(tmp_path: Path) -> None:
     job = verification(tmp_path, milliseconds=SLOW)
 
     def work() -> None:
@@ -181,7 +201,7 @@ def test_a_child_that_takes_too_long_is_stopped_and_nothing_of_it_stays(tmp_path
     leaves_nothing(work)
 
 
-def test_a_child_that_wants_too_much_memory_fails_and_says_so() -> None:
+def test_run_child_beyond_its_memory_is_a_failed_build() -> None:
     big = TensorSpec("x", "FP64", (1 << 28,))  # two gibibytes
     signature = Signature((big,), (TensorSpec("y", "FP32", (1,)),))
     job = jobs.MakeGolden(Order("", signature, Recipe("null")), "never", TENSORS)
@@ -191,51 +211,35 @@ def test_a_child_that_wants_too_much_memory_fails_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
-async def test_a_child_that_dies_of_a_signal_is_reported_by_its_name(tmp_path: Path, number: signal.Signals) -> None:
-    before = children()
-    task = asyncio.create_task(do(verification(tmp_path, milliseconds=SLOW), jobs.Timed, ENOUGH))
-    await until(lambda: len(children() - before) == 1, "the child")
-    (pid,) = children() - before
-    os.kill(pid, number)
-    perhaps = ", perhaps by the kernel for want of memory" if number == signal.SIGKILL else ""
-    with pytest.raises(BuildFailed, match=f"verify child was killed by {number.name}{perhaps}$"):
-        await task
-    assert children() == before
+async def test_run_child_killed_by_a_signal_is_reported_by_its_name(tmp_path: Path, number: signal.Signals) -> None:
+    async with running(verification(tmp_path, milliseconds=SLOW), jobs.Timed) as (task, pid):
+        os.kill(pid, number)
+        perhaps = ", perhaps by the kernel for want of memory" if number == signal.SIGKILL else ""
+        with pytest.raises(BuildFailed, match=f"verify child was killed by {number.name}{perhaps}$"):
+            await task
 
 
 @pytest.mark.parametrize(("examines", "niceness"), [(True, process.EXAMINE), (False, process.BUILD)])
-async def test_run_child_yields_as_its_job_asks(tmp_path: Path, examines: bool, niceness: int) -> None:
-    slow = order(tmp_path, milliseconds=SLOW)
-    job = jobs.Check(slow, {"": 17}, 8, {}, TENSORS) if examines else verification(tmp_path, milliseconds=SLOW)
-
-    before = children()
-    task = asyncio.create_task(do(job, jobs.Checked if examines else jobs.Timed, ENOUGH))
-    await until(lambda: len(children() - before) == 1, "the child")
-    (pid,) = children() - before
-    await until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == niceness, "a child that yields")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+async def test_run_child_has_the_priority_of_its_job(tmp_path: Path, examines: bool, niceness: int) -> None:
+    check = jobs.Check(order(tmp_path, milliseconds=SLOW), {"": 17}, 8, {}, TENSORS)
+    job = check if examines else verification(tmp_path, milliseconds=SLOW)
+    async with running(job, jobs.Checked if examines else jobs.Timed) as (task, pid):
+        wanted = os.getpriority(os.PRIO_PROCESS, 0) + niceness
+        await until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == wanted, "a child that yields")
+        await cancel(task)
 
 
-def test_cancelling_kills_the_child_and_leaves_nothing(tmp_path: Path) -> None:
-    job = verification(tmp_path, milliseconds=SLOW)
-
+def test_run_cancelled_kills_the_child_and_leaves_nothing(tmp_path: Path) -> None:
     async def cancelled() -> None:
-        before = children()
-        task = asyncio.create_task(do(job, jobs.Timed, ENOUGH))
-        await until(lambda: len(children() - before) == 1, "the child")
-        (pid,) = children() - before
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not is_running(pid)
+        async with running(verification(tmp_path, milliseconds=SLOW), jobs.Timed) as (task, pid):
+            await cancel(task)
+            assert not is_running(pid)
 
     leaves_nothing(lambda: run(cancelled()))
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.001, 0.02, 0.2])
-def test_cancelling_twice_and_early_leaves_nothing(tmp_path: Path, pause: float) -> None:
+def test_run_cancelled_twice_or_early_leaves_nothing(tmp_path: Path, pause: float) -> None:
     job = verification(tmp_path, milliseconds=SLOW)
 
     async def cancelled() -> None:
@@ -245,8 +249,7 @@ def test_cancelling_twice_and_early_leaves_nothing(tmp_path: Path, pause: float)
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
         assert not any(is_running(pid) for pid in children() - before)
         await until(lambda: asyncio.all_tasks() == tasks, "the end of all tasks")
 
@@ -256,7 +259,7 @@ def test_cancelling_twice_and_early_leaves_nothing(tmp_path: Path, pause: float)
     assert descriptors() == before
 
 
-def test_a_child_is_heard_in_the_daemons_loop_too(tmp_path: Path) -> None:
+def test_run_works_in_the_daemons_loop(tmp_path: Path) -> None:
     loop = uvloop.new_event_loop()
     try:
         for _ in range(2):
@@ -266,7 +269,7 @@ def test_a_child_is_heard_in_the_daemons_loop_too(tmp_path: Path) -> None:
         loop.close()
 
 
-def test_a_box_without_room_for_a_process_is_a_failed_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_process_that_cannot_be_started_is_a_failed_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -277,42 +280,49 @@ def test_a_box_without_room_for_a_process_is_a_failed_build(tmp_path: Path, monk
     assert descriptors() == before
 
 
-def test_a_child_goes_with_its_parent_even_when_that_is_killed(tmp_path: Path) -> None:
-    job = msgspec.json.encode(verification(tmp_path, milliseconds=SLOW)).decode()
-    with subprocess.Popen([sys.executable, "-c", _PARENT, job]) as parent:
+@contextlib.contextmanager
+def parent_of(job: jobs.Job, **more: Any) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A process that runs a job, and the pid of its child, which must end with it."""
+    command = [sys.executable, "-c", _PARENT, msgspec.json.encode(job).decode()]
+    with subprocess.Popen(command, **more) as parent:
         try:
             wait(lambda: bool(children(parent.pid)), "the child")
             (child,) = children(parent.pid)
-            # Until it has asked to die with its parent it may outlive it: it has once it lowered its priority.
-            wait(lambda: os.getpriority(os.PRIO_PROCESS, child) >= 10, "the child's first steps")
+            yield parent, child
         finally:
             parent.kill()
-    wait(lambda: not is_running(child), "the end of the child")
-
-
-@pytest.mark.parametrize("settled", [False, True])
-def test_ctrl_c_in_a_terminal_leaves_no_child(tmp_path: Path, settled: bool) -> None:
-    """It goes to the terminal's foreground group, which the child is not in: the parent must stop it."""
-    job = msgspec.json.encode(verification(tmp_path, milliseconds=SLOW)).decode()
-    command = [sys.executable, "-c", _PARENT, job]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as parent:
-        wait(lambda: bool(children(parent.pid)), "the child")
-        (child,) = children(parent.pid)
-        if settled:
-            wait(lambda: os.getpriority(os.PRIO_PROCESS, child) >= 10, "the child's first steps")
-        wait(lambda: os.getpgid(child) == child, "its own group")
-        os.killpg(parent.pid, signal.SIGINT)
-        parent.wait(10)
     wait(lambda: not is_running(child), "the end of the child", seconds=5)
 
 
-def test_an_unforeseen_error_in_the_child_is_told_by_its_last_words(tmp_path: Path) -> None:
+def settle(child: int) -> None:
+    """Until a child has asked to die with its parent it may outlive it: it has once it lowered its priority."""
+    wait(lambda: os.getpriority(os.PRIO_PROCESS, child) >= 10, "the child's first steps")
+
+
+def test_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
+    with parent_of(verification(tmp_path, milliseconds=SLOW)) as (_, child):
+        settle(child)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_child_ends_after_ctrl_c_in_a_terminal(tmp_path: Path, settled: bool) -> None:
+    """It goes to the terminal's foreground group, which the child is not in: the parent must stop it."""
+    job = verification(tmp_path, milliseconds=SLOW)
+    with parent_of(job, stderr=subprocess.PIPE, start_new_session=True) as (parent, child):
+        if settled:
+            settle(child)
+        wait(lambda: os.getpgid(child) == child, "its own group")
+        os.killpg(parent.pid, signal.SIGINT)
+        parent.wait(10)
+
+
+def test_run_unforeseen_error_is_a_failed_build_with_its_last_line(tmp_path: Path) -> None:
     unknown = Order(str(tmp_path), Signature((TensorSpec("x", "NO_SUCH", (1,)),), ()), Recipe("null"))
     with pytest.raises(BuildFailed, match="makegolden child ended with status 1: KeyError"):
         run(do(jobs.MakeGolden(unknown, str(tmp_path / "out"), TENSORS), jobs.Done, ENOUGH))
 
 
-def test_a_worker_that_is_asked_nonsense_ends_and_answers_nothing() -> None:
+def test_worker_without_a_job_ends_without_an_answer() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "edged.jobs.main", "0"], input=b"nonsense", capture_output=True, check=False
     )
@@ -322,13 +332,15 @@ def test_a_worker_that_is_asked_nonsense_ends_and_answers_nothing() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["stall_seconds = 0.0", "stall_seconds = -1", "stall_seconds = nan", "stall_seconds = inf", "disk_mb = -1"],
+    [
+        "stall_seconds = 0.0",
+        "stall_seconds = -1",
+        "stall_seconds = nan",
+        "stall_seconds = inf",
+        "disk_mb = -1",
+        "x = 1",
+    ],
 )
-def test_limits_refuse_values_out_of_range(text: str) -> None:
+def test_limits_refuse_values_out_of_range_and_unknown_names(text: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.toml.decode(text, type=Limits)
-
-
-def test_limits_refuse_unknown_names() -> None:
-    with pytest.raises(msgspec.ValidationError, match="second"):
-        msgspec.toml.decode("second = 1", type=Limits)
