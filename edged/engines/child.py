@@ -43,7 +43,7 @@ _LONGEST_PAUSE = 4 * _POLL_SECONDS
 _CLOSED_SECONDS = 2.0  # for a child that closed its channel to end
 _GONE_SECONDS = 10.0  # for a killed child to give back its memory
 _REST_SECONDS = 1.0  # for reading what a dead child left in its pipes, if another process holds them open
-_MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # of progress; `channel.Teller` sends far fewer
+_MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # of progress; `channel.JobReporter` sends far fewer
 _NOISE_BYTES = 1 << 16  # of standard error are remembered; its end says why the child failed
 _CRASH = "Fatal Python error: "  # begins the traceback of a crash, which is for the log
 _WORKER = (sys.executable, "-m", "edged.jobs.main")
@@ -223,7 +223,7 @@ class OneShotChild:
                     self._watch.quiet_seconds = self._patience.step_seconds
                 if self._on_progress is not None:
                     self._on_progress(progress)
-        except channel.Garbled as error:
+        except channel.InvalidMessage as error:
             raise self._stopped(f"sent {error}", "crashed") from None
 
     def _count_message(self) -> None:

@@ -31,7 +31,7 @@ _INTERVAL = 0.2  # seconds between two reports of one phase
 _LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may be anything
 
 
-class Garbled(ValueError):
+class InvalidMessage(ValueError):
     """The pipe holds something that is not a frame; the message describes it in a few words."""
 
 
@@ -49,11 +49,11 @@ def pack(kind: bytes, message: msgspec.Struct) -> bytes:
 
 
 def progress(frame: Frame) -> Progress:
-    """The content of a PROGRESS frame. Garbled if it is anything else."""
+    """The content of a PROGRESS frame. InvalidMessage if it is anything else."""
     try:
         return msgspec.json.decode(frame.payload, type=ready(Progress))
     except UNREADABLE as error:
-        raise Garbled(f"a progress that cannot be read: {error}") from None
+        raise InvalidMessage(f"a progress that cannot be read: {error}") from None
 
 
 class Frames:
@@ -63,7 +63,7 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that `data` completes. Garbled at the first byte that cannot be part of one."""
+        """Yield the frames that `data` completes. InvalidMessage at the first byte that cannot be part of one."""
         self._buffer += data
         while (size := self._size()) is not None and len(self._buffer) >= size:
             frame = Frame(bytes(self._buffer[:1]), bytes(self._buffer[_HEADER.size : size]))
@@ -76,16 +76,16 @@ class Frames:
             return None
         largest = _LARGEST.get(bytes(self._buffer[:1]))
         if largest is None:
-            raise Garbled(f"byte {self._buffer[0]:#04x} where a message should begin")
+            raise InvalidMessage(f"byte {self._buffer[0]:#04x} where a message should begin")
         if len(self._buffer) < _HEADER.size:
             return None
         _, length = _HEADER.unpack_from(self._buffer)
         if length > largest:
-            raise Garbled(f"a message of {length} bytes; at most {largest} are allowed")
+            raise InvalidMessage(f"a message of {length} bytes; at most {largest} are allowed")
         return _HEADER.size + int(length)
 
 
-class Teller:
+class JobReporter:
     """The child's end. A runtime may report progress thousands of times, and from several of its threads.
 
     Of each phase the first report is sent, then at most five a second, and the last one before the next phase or the

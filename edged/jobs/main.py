@@ -68,29 +68,29 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
     from edged.decoding import ready
     from edged.errors import EdgedError
     from edged.ipc import job_messages as jobs
-    from edged.ipc.job_channel import Teller
+    from edged.ipc.job_channel import JobReporter
     from edged.jobs import tasks
 
-    teller = Teller(pipe)
+    reporter = JobReporter(pipe)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ready(jobs.Job))
     try:
-        answer = tasks.do(job, teller)
+        answer = tasks.do(job, reporter)
         if _was_cut_off(job, disk_mb):
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         if getattr(answer, "finding", None) is not None:
             tasks.require_disk(job)
-        teller.answer(answer)
+        reporter.answer(answer)
         return _ANSWERED
     except MemoryError:
-        teller.fail("BuildFailed", "the child ran out of its memory limit; raise build.memory_mb")
+        reporter.fail("BuildFailed", "the child ran out of its memory limit; raise build.memory_mb")
     except Exception as error:
         if _is_too_large(error) or _was_cut_off(job, disk_mb):
             reason = f"the child wrote a file beyond its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
-            teller.fail("BuildFailed", reason)
+            reporter.fail("BuildFailed", reason)
         elif (fault := tasks.find_disk_fault(job, error)) is not None:
-            teller.fail(type(fault).__name__, str(fault))
+            reporter.fail(type(fault).__name__, str(fault))
         elif isinstance(error, EdgedError):
-            teller.fail(type(error).__name__, str(error), getattr(error, "finding", None))
+            reporter.fail(type(error).__name__, str(error), getattr(error, "finding", None))
         else:
             raise
     return _FAILED

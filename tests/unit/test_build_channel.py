@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edged.errors import BuildFailed
 from edged.ipc import job_channel as channel
 from edged.ipc import job_messages as jobs
-from edged.ipc.job_channel import ANSWER, FAILURE, PROGRESS, Frame, Frames, Garbled, Teller
+from edged.ipc.job_channel import ANSWER, FAILURE, PROGRESS, Frame, Frames, InvalidMessage, JobReporter
 
 
 class Text(msgspec.Struct):
@@ -54,7 +54,7 @@ def test_feed_joins_frames_that_come_in_any_pieces(sent: list[tuple[bytes, bytes
 @given(st.lists(st.binary(max_size=200), max_size=20))
 def test_feed_random_bytes_are_frames_or_garbled(pieces: list[bytes]) -> None:
     frames = Frames()
-    with contextlib.suppress(Garbled):
+    with contextlib.suppress(InvalidMessage):
         for piece in pieces:
             for frame in frames.feed(piece):
                 channel.progress(frame)
@@ -63,39 +63,39 @@ def test_feed_random_bytes_are_frames_or_garbled(pieces: list[bytes]) -> None:
 @pytest.mark.parametrize(("kind", "largest"), [(PROGRESS, 64 << 10), (ANSWER, 4 << 20), (FAILURE, 64 << 10)])
 def test_feed_length_beyond_the_bound_is_garbled(kind: bytes, largest: int) -> None:
     assert list(Frames().feed(kind + largest.to_bytes(4, "little"))) == []
-    with pytest.raises(Garbled, match=f"{largest + 1} bytes"):
+    with pytest.raises(InvalidMessage, match=f"{largest + 1} bytes"):
         list(Frames().feed(kind + (largest + 1).to_bytes(4, "little")))
 
 
 def test_feed_yields_frames_before_garbage() -> None:
     frames = Frames().feed(raw(PROGRESS, b"{}") + b"garbage")
     assert next(frames) == Frame(PROGRESS, b"{}")
-    with pytest.raises(Garbled, match="0x67"):
+    with pytest.raises(InvalidMessage, match="0x67"):
         next(frames)
 
 
 def test_answer_too_large_raises_and_sends_nothing() -> None:
     pipe = io.BytesIO()
     with pytest.raises(BuildFailed, match=r"text of 67108875 bytes is too large"):
-        Teller(pipe).answer(Text("x" * (64 << 20)))
+        JobReporter(pipe).answer(Text("x" * (64 << 20)))
     assert pipe.getvalue() == b""
 
 
 def test_fail_cuts_a_long_reason() -> None:
     pipe = io.BytesIO()
-    Teller(pipe).fail("BuildFailed", "ä" * 1_000_000)
+    JobReporter(pipe).fail("BuildFailed", "ä" * 1_000_000)
     (frame,) = Frames().feed(pipe.getvalue())
     assert msgspec.json.decode(frame.payload, type=jobs.Failure).message == "ä" * 4000
 
 
 def test_report_is_sent_five_times_a_second_and_at_the_end_of_a_phase() -> None:
     pipe, clock = io.BytesIO(), Clock()
-    tell = Teller(pipe, clock)
+    report = JobReporter(pipe, clock)
     for count in range(10_000):  # ten seconds
-        tell(jobs.Progress("building", count / 10_000))
+        report(jobs.Progress("building", count / 10_000))
         clock.now += 0.001
-    tell(jobs.Progress("timing"))
-    tell.answer(jobs.Done())
+    report(jobs.Progress("timing"))
+    report.answer(jobs.Done())
     *building, timing = reports(pipe)
     assert 40 <= len(building) <= 52
     assert building[0].fraction == 0.0
@@ -105,11 +105,11 @@ def test_report_is_sent_five_times_a_second_and_at_the_end_of_a_phase() -> None:
 
 def test_fail_sends_the_last_report_first_and_nothing_follows() -> None:
     pipe = io.BytesIO()
-    tell = Teller(pipe, Clock())
+    report = JobReporter(pipe, Clock())
     for fraction in (0.1, 0.5, 0.9):
-        tell(jobs.Progress("building", fraction))
-    tell.fail("BuildFailed", "no")
-    tell(jobs.Progress("building", 1.0))
+        report(jobs.Progress("building", fraction))
+    report.fail("BuildFailed", "no")
+    report(jobs.Progress("building", 1.0))
     assert [progress.fraction for progress in reports(pipe)] == [0.1, 0.9]
     assert [frame.kind for frame in Frames().feed(pipe.getvalue())] == [PROGRESS, PROGRESS, FAILURE]
 
@@ -120,17 +120,17 @@ def test_fail_sends_the_last_report_first_and_nothing_follows() -> None:
 )
 def test_report_fraction_is_made_a_number_from_0_to_1(fraction: float, sent: float | None) -> None:
     pipe = io.BytesIO()
-    Teller(pipe)(jobs.Progress("building", fraction))
+    JobReporter(pipe)(jobs.Progress("building", fraction))
     assert reports(pipe) == [jobs.Progress("building", sent)]
 
 
 def test_report_from_several_threads_at_once() -> None:
     pipe = io.BytesIO()
-    tell = Teller(pipe)
+    report = JobReporter(pipe)
 
     def work(name: str) -> None:
         for count in range(500):
-            tell(jobs.Progress(f"{name}{count}"))  # a new phase each time, so that each is sent
+            report(jobs.Progress(f"{name}{count}"))  # a new phase each time, so that each is sent
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
     for thread in threads:

@@ -311,20 +311,29 @@ def test_open_foreign_files_in_the_staging_folder_do_not_raise(store: Store, tmp
     assert not (staging / "old").exists()
 
 
-def test_open_unreadable_record_counts_as_damaged(tmp_path: Path) -> None:
-    root = Path(tempfile.mkdtemp())  # where another user comes to as well
-    try:
-        root.chmod(0o777)
-        as_another_user(lambda: put(Store(root / "cache")))
-        (root / "cache" / "engines" / key_of("a") / "record.json").chmod(0)
+@pytest.fixture
+def shared_root() -> Iterator[Path]:
+    """A folder that another user can reach."""
+    root = Path(tempfile.mkdtemp())
+    root.chmod(0o777)
+    yield root / "cache"
+    shutil.rmtree(root)
 
-        def question() -> str:
-            store = Store(root / "cache")
-            return f"{store.counts.damaged} {len(store.records())} {store.problem}"
 
-        assert as_another_user(question) == "1 0 "
-    finally:
-        shutil.rmtree(root)
+def summary(root: Path) -> str:
+    """What a process without root's rights finds in a store: damaged entries, engines, the problem."""
+
+    def found() -> str:
+        store = Store(root)
+        return f"{store.counts.damaged} {len(store.records())} {store.problem}"
+
+    return as_another_user(found)
+
+
+def test_open_unreadable_record_counts_as_damaged(shared_root: Path) -> None:
+    as_another_user(lambda: put(Store(shared_root)))
+    (shared_root / "engines" / key_of("a") / "record.json").chmod(0)
+    assert summary(shared_root) == "1 0 "
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM])
@@ -393,44 +402,28 @@ def test_commit_without_exchange_removes_the_old_engine_first(
 # -- what is wrong with the disk ------------------------------------------------------------------------------------
 
 
-def _file(path: Path) -> Iterator[Path]:
-    (path / "file").write_text("not a folder")
-    yield path / "file" / "cache"
-    (path / "cache").mkdir()
-    (path / "cache" / "engines").write_text("not a folder")
-    yield path / "cache"
+@pytest.mark.parametrize("place", ["file/cache", "cache"])
+def test_open_without_its_folders_is_empty_and_reports_why(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "engines").write_text("not a folder")
+    store = Store(tmp_path / place)
+    assert store.records() == {}
+    assert "ot a directory" in store.problem
+    assert str(tmp_path / place) in store.problem
+    with pytest.raises(OSError):
+        put(store)
+    store.remove(key_of("a"))
 
 
-def test_open_without_its_folders_is_empty_and_reports_why(tmp_path: Path) -> None:
-    for place in _file(tmp_path):
-        store = Store(place)
-        assert store.records() == {}
-        assert "ot a directory" in store.problem
-        assert str(place) in store.problem
-        with pytest.raises(OSError):
-            put(store)
-        store.remove(key_of("a"))
-
-
-def test_open_folder_of_another_user_reports_the_missing_rights(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs another user's rights")
-    root = Path(tempfile.mkdtemp())
-    try:
-        root.chmod(0o755)
-        put(Store(root / "cache"))
-
-        def question() -> str:
-            store = Store(root / "cache")
-            return f"{len(store.records())} {store.problem}"
-
-        (root / "cache").chmod(0)
-        assert as_another_user(question) == f"0 {root}/cache/engines cannot be used: Permission denied"
-        for folder in (root / "cache", *(root / "cache").rglob("*")):
-            folder.chmod(0o755 if folder.is_dir() else 0o644)
-        assert as_another_user(question) == f"1 {root}/cache/engines may not be written by this user"
-    finally:
-        shutil.rmtree(root)
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's rights")
+def test_open_folder_of_another_user_reports_the_missing_rights(shared_root: Path) -> None:
+    put(Store(shared_root))
+    shared_root.chmod(0)
+    assert summary(shared_root) == f"0 0 {shared_root}/engines cannot be used: Permission denied"
+    for folder in (shared_root, *shared_root.rglob("*")):
+        folder.chmod(0o755 if folder.is_dir() else 0o644)
+    assert summary(shared_root) == f"0 1 {shared_root}/engines may not be written by this user"
 
 
 # -- disks that refuse ----------------------------------------------------------------------------------------------
