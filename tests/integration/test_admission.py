@@ -15,7 +15,7 @@ from edged import events
 from edged.errors import InvalidInput
 from tests import models
 from tests.integration.daemon import Daemon, wait_for
-from tests.unit.test_admission import endless
+from tests.unit.test_admission import ENDLESS
 from tests.waiting import children, wait
 
 pytestmark = pytest.mark.timeout(300)
@@ -82,7 +82,7 @@ def test_inspect_failure_is_one_line(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_added_leaves_nothing(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    path = models.save(endless(), tmp_path / "model.onnx")
+    path = models.save(ENDLESS, tmp_path / "model.onnx")
     refused = edged(tmp_path, "models", "add", "m", path, "--state", state, EDGED_ADMISSION_SECONDS="3")
     assert refused.returncode == 2
     assert "did not end within" in refused.stderr
@@ -96,7 +96,7 @@ def test_a_daemon_refuses_a_model_that_never_ends_and_serves_the_others(tmp_path
     config.write_text("[admission]\nseconds = 4.0\n")
     models.save(models.matmul(), tmp_path / "good.onnx")
     with Daemon("--config", str(config), builds=False) as daemon, daemon.client() as client:
-        models.save(endless(), daemon.models / "bad" / "1" / "model.onnx")
+        models.save(ENDLESS, daemon.models / "bad" / "1" / "model.onnx")
         client.add_model("good", tmp_path / "good.onnx")
 
         def refused() -> str:
@@ -112,5 +112,5 @@ def test_a_daemon_refuses_a_model_that_never_ends_and_serves_the_others(tmp_path
         daemon.ready("good")
         before = tree(daemon.models)
         with pytest.raises(InvalidInput, match="did not end within"):
-            client.add_model("worse", models.save(endless(), tmp_path / "worse.onnx"))
+            client.add_model("worse", models.save(ENDLESS, tmp_path / "worse.onnx"))
         assert tree(daemon.models) == before

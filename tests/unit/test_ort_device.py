@@ -23,7 +23,6 @@ from edged.backends.ort.session import DeviceSession
 from edged.errors import EngineDamaged, EngineUnusable, Unsuitable
 from edged.jobs.tasks import load_graphs
 from tests import models
-from tests.unit.test_ort_placement import node, number
 
 GPU = Provider(cuda.PROVIDER, {}, "cuda:0")
 RECIPE = Recipe("onnxruntime", device="cuda:0")
@@ -31,15 +30,15 @@ RECIPE = Recipe("onnxruntime", device="cuda:0")
 
 def shapes() -> onnx.ModelProto:
     """A ReLU, and a reshape to a shape that is computed."""
-    nodes = [
-        node("Relu", "x", "r"),
-        node("Shape", "r", "s"),
-        node("Gather", "s zero", "n"),
-        node("Concat", "n rest", "to", axis=0),
-        node("Reshape", "r to", "y"),
-    ]
-    inputs, outputs = [models.value("x", "FP32", ["n", 3, 4])], [models.value("y", "FP32", ["n", 12])]
-    return models.model(nodes, inputs, outputs, [number("zero", 0), number("rest", -1)])
+    return models.parse(
+        """(float[n,3,4] x) => (float[n,12] y) <int64[1] zero = {0}, int64[1] rest = {-1}> {
+            r = Relu(x)
+            s = Shape(r)
+            n = Gather(s, zero)
+            to = Concat<axis = 0>(n, rest)
+            y = Reshape(r, to)
+        }"""
+    )
 
 
 class Gpu:
