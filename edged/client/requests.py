@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -28,7 +28,7 @@ class FrameCounts:
     all results and `unreported`.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.sent = 0
         self.answered = 0
         self.skipped = 0
@@ -38,8 +38,7 @@ class FrameCounts:
         self.unreported: tuple[Skips, ...] = ()
         self.gave_up = False  # set when a stream is ended because of `silence`
         self._unreported = 0
-        self._clock = clock
-        self._last = clock()
+        self._last = time.monotonic()
 
     @property
     def waiting(self) -> int:
@@ -48,7 +47,7 @@ class FrameCounts:
 
     def on_sent(self) -> None:
         if self.waiting == 0:
-            self._last = self._clock()
+            self._last = time.monotonic()
         self.sent += 1
 
     def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
@@ -81,13 +80,13 @@ class FrameCounts:
 
     def silence(self) -> float:
         """Return the seconds that frames have waited without any answer; 0 while none waits."""
-        return self._clock() - self._last if self.waiting > 0 else 0.0
+        return time.monotonic() - self._last if self.waiting > 0 else 0.0
 
     def _count(self, skipped: int, skips: Sequence[Skips]) -> None:
         self.skipped += skipped
         for each in skips:
             self.reasons[each.reason] += each.count
-        self._last = self._clock()
+        self._last = time.monotonic()
 
 
 class FrameRequests:

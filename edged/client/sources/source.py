@@ -83,8 +83,8 @@ _HOPELESSLY_LATE_S = 1.0
 class Playback:
     """When each shot of a recording is due, counted from the first."""
 
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._clock = rate, clock
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
         self._start: float | None = None
         self._count = 0
 
@@ -93,7 +93,7 @@ class Playback:
         follow each other at the usual rate."""
         at = self._count / self._rate if position is None else position
         self._count += 1
-        now = self._clock()
+        now = time.monotonic()
         if self._start is None or now - (self._start + at) > _HOPELESSLY_LATE_S:
             self._start = now - at  # after a pause it continues at normal speed and does not catch up
         return max(0.0, self._start + at - now)
