@@ -108,12 +108,12 @@ def load(path: Path) -> Inventory:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"inventory {path} is not valid TOML: {error}") from error
     try:
-        return parse(plain, path.absolute().parent)
+        return _parsed(plain, path.absolute().parent)
     except EdgedError as error:
         raise ConfigError(f"inventory {path}: {error}") from error
 
 
-def parse(plain: object, folder: Path) -> Inventory:
+def _parsed(plain: object, folder: Path) -> Inventory:
     """Convert an inventory from plain values; relative paths start at `folder`. ConfigError if it is wrong."""
     file = _typed(plain, _File, "the file")
     defaults = _typed(file.defaults, Defaults, "[defaults]")
@@ -122,10 +122,9 @@ def parse(plain: object, folder: Path) -> Inventory:
         raise ConfigError('no box in it; add one: [boxes.NAME] with target = "tls:HOST:PORT"')
     seen: dict[str, str] = {}
     for box in boxes:
-        where = address.resolve(box.target)
-        if where in seen:
-            raise ConfigError(f"boxes {seen[where]} and {box.name} have the same target, {where}; leave one out")
-        seen[where] = box.name
+        target = address.resolve(box.target)
+        if (first := seen.setdefault(target, box.name)) != box.name:
+            raise ConfigError(f"boxes {first} and {box.name} have the same target, {target}; leave one out")
     return Inventory(boxes)
 
 

@@ -63,14 +63,14 @@ class Shot(msgspec.Struct, frozen=True, eq=False):
         return cls(develop, time.time_ns(), time.monotonic_ns(), position)
 
     @classmethod
-    def at(cls, develop: Callable[[], Picture], mono_ns: int, position: float | None = None) -> Shot:
+    def at(cls, develop: Callable[[], Picture], mono_ns: int) -> Shot:
         """`mono_ns` is the driver's capture time on the monotonic clock; ignored unless recent, since some drivers use
         another clock."""
         unix_now, mono_now = time.time_ns(), time.monotonic_ns()
         age = mono_now - mono_ns
         if not 0 <= age < _BELIEVED_NS:
             age = 0
-        return cls(develop, unix_now - age, mono_now - age, position)
+        return cls(develop, unix_now - age, mono_now - age)
 
     def captured(self) -> Captured:
         """Convert the picture; raises whatever that raises."""
