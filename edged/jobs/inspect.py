@@ -16,7 +16,7 @@ from edged.backends.contract import Signature
 from edged.errors import ModelRefused
 from edged.jobs import external_data, graph_check, inference_check, model_file, onnx_walk
 from edged.jobs.onnx_walk import heads
-from edged.jobs.weights import footprint
+from edged.jobs.weights import element_count, footprint
 from edged.models.finding import Category, Finding, Stage
 from edged.models.identity import model_digest
 from edged.models.inspection import ExternalFile, Inspection
@@ -67,7 +67,7 @@ def inspect(path: Path, report: Report = _no_report) -> Inspection:
     report(Stage.GRAPH)
     walk = onnx_walk.Walk.of(proto)
     finding = graph_check.check(walk)
-    parameters = sum(_elements(tensor) for graph in walk.graphs for tensor in graph.initializer)
+    parameters = sum(element_count(tensor) for graph in walk.graphs for tensor in graph.initializer)
     external, missing = external_data.files(walk.tensors, path.parent)
     inferred, suspicion = proto, None
     if finding is None:  # what is known to be wrong is not given to code that trusts it
@@ -146,7 +146,7 @@ def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
     input, and before IR version 4 all had to."""
     if proto.ir_version < _FIRST_OPTIONAL:
         return ()
-    small = {tensor.name for tensor in proto.graph.initializer if _elements(tensor) <= _MOST_ELEMENTS}
+    small = {tensor.name for tensor in proto.graph.initializer if element_count(tensor) <= _MOST_ELEMENTS}
     values = [_value(value) for value in proto.graph.input if value.name in small]
     return tuple(spec for spec, finding in values if finding is None and spec.datatype not in _NO_DEFAULTS)
 
@@ -213,10 +213,3 @@ def _first_nodes(walk: onnx_walk.Walk) -> dict[str, str]:
             known.add(kind)
             first.setdefault(onnx_walk.operator(node), onnx_walk.label(node))
     return first
-
-
-def _elements(tensor: onnx.TensorProto) -> int:
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
-    return count

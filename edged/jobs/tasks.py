@@ -19,7 +19,7 @@ from edged.backends.artefact import Artefact
 from edged.backends.contract import Backend, Composition, Graphs, Order, Session, Signature
 from edged.backends.profile import PREFIX
 from edged.device import load
-from edged.errors import EdgedError, InvalidInput, OutOfSpace, Superseded, Unsuitable
+from edged.errors import EdgedError, EngineUnusable, InvalidInput, OutOfSpace, Superseded, Unsuitable
 from edged.files import disk_fault, disk_fault_behind, read_through
 from edged.ipc import job_messages as jobs
 from edged.ipc.job_messages import FreeDims, Lower, Prove, Simplify
@@ -27,6 +27,7 @@ from edged.jobs import runtimes, trial
 from edged.jobs.precision import convert_order
 from edged.models.identity import require_same
 from edged.models.samples import is_tensors
+from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import golden, user_samples
 from edged.verification.boxes import matcher_for
@@ -91,9 +92,7 @@ def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Veri
     if isinstance(job, jobs.MakeGolden):
         return _make_golden(job, report)
     if isinstance(job, jobs.CompareLevels):
-        from edged.jobs import levels  # brings ONNX Runtime
-
-        return levels.compare(job, registry.load(job.order.recipe.backend).open(job.order), report)
+        return _compare_levels(job, report)
     return _build(job, report) if isinstance(job, jobs.Build) else _verify(job, report)
 
 
@@ -132,6 +131,31 @@ def _make_golden(job: jobs.MakeGolden, report: Report) -> jobs.MadeGolden:
     made = golden.make(session, job.order.signature, job.recognition, job.samples, job.shape_range, asking)
     golden.save(out, made.samples, made.skipped)
     return jobs.MadeGolden(made.skipped)
+
+
+def _compare_levels(job: jobs.CompareLevels, report: Report) -> jobs.ComparedLevels:
+    """Compare each level of ONNX Runtime's graph optimisation with the model as it was written.
+
+    Optimisers fuse and fold, and some are wrong for a model. EngineUnusable if the reference answers nothing.
+    """
+    from edged.backends.ort import session as ort_levels  # brings ONNX Runtime
+
+    session = registry.load(job.order.recipe.backend).open(job.order)
+    report(jobs.Progress("asking the reference"))
+    asked = golden.make(session, job.order.signature, job.recognition, job.samples, job.shape_range)
+    session.close()
+    matcher = matcher_for(job.recognition, job.tolerance.box_score)
+    found = []
+    for number, level in enumerate(ort_levels.NAMES):
+        report(jobs.Progress(f"comparing level {level}", number / len(ort_levels.NAMES)))
+        try:
+            session = ort_levels.open_at(job.order, level)
+            pairs = (Pair.of(sample, session.infer(sample.inputs)) for sample in asked.samples)
+            verdict = judge(pairs, job.tolerance, matcher)
+        except (EngineUnusable, InvalidInput) as error:
+            verdict = Verdict(False, f"it does not answer what the unoptimised model answers: {error}", {})
+        found.append(jobs.LevelVerdict(level, verdict))
+    return jobs.ComparedLevels(tuple(found))
 
 
 def _verify(job: jobs.Verify, report: Report) -> jobs.Timed:

@@ -1,5 +1,5 @@
-"""Builds an engine: parse, configure, build, write, inspect. What a generation of the runtime lacks is reported or done
-without.
+"""Builds an engine: parse, configure, build, write, inspect. If a generation of the runtime lacks a feature, the build
+goes on without it, or fails with the reason.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -15,22 +16,45 @@ import msgspec
 
 from edged.backends.contract import Composition, Order, one_line
 from edged.backends.profile import Profile
-from edged.backends.trt import load, summary
-from edged.backends.trt.api import Builder, Config, MonitoredConfig, Network, TargetConfig, Trt, find
+from edged.backends.trt import load
+from edged.backends.trt.api import (
+    DATATYPES,
+    Builder,
+    Config,
+    Engine,
+    Layer,
+    MonitoredConfig,
+    Network,
+    TargetConfig,
+    Tensor,
+    Trt,
+    find,
+)
 from edged.backends.trt.log import Log, explain, without_device
 from edged.backends.trt.network import Parsed, create_builder, inputs, parse, require_datatypes, require_interface
 from edged.backends.trt.options import Options
 from edged.backends.trt.progress import Progress, watch
 from edged.backends.trt.timings import Timings
+from edged.decoding import ready
 from edged.errors import EdgedError, EngineUnusable, OutOfSpace, Unsuitable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOST_WARNINGS = 5
 _CAPABILITY = re.compile(r"SM(\d+)(\d)")
+# In the inspector's words: "Row major linear FP32", "Half", "Four wide channel vectorized row major Int8 format".
+_WORDS = {
+    "bf16": re.compile(r"(?i)bf16|bfloat16"),
+    "fp16": re.compile(r"(?i)fp16|half"),
+    "fp32": re.compile(r"(?i)fp32|float\b"),
+    **{name: re.compile(f"(?i){name}") for name in ("fp8", "int8", "int64", "int32", "bool")},
+}
+# They move and convert; a count of precisions is about what computes.
+_MOVERS = re.compile(r"(?i)reformat|no_?op|constant|cast|shuffle|identity|dequantize|quantize|signal|wait|shape|assert")
+_MOST_NAMES = 5
 
 
 def build(trt: Trt, kind: str, version: str, order: Order, out: Path, report: Callable[[float], None]) -> Composition:
-    """Writes the plan of an order into `out`, and says what became of the model. As `Backend.build`."""
+    """Write the plan of an order into `out`; return what became of the model. As `Backend.build`."""
     with _device(trt, kind, order):
         log, progress, timings = Log(), Progress(report), Timings(trt, order.timings, version)
         plan, composition = _make(trt, kind, order, log, progress, timings)
@@ -62,9 +86,9 @@ def _make(
     if monitor is not None:
         cast(MonitoredConfig, config).progress_monitor = monitor
     plan = _serialised(trt, kind, builder, parsed, config, log)
-    asked = summary.of_network(parsed.network)
+    asked = of_network(parsed.network)
     if options.dla_core is not None:
-        fallback = summary.left_to_gpu(config, parsed.network, log, options.dla_core)
+        fallback = left_to_gpu(config, parsed.network, log, options.dla_core)
         asked = msgspec.structs.replace(asked, fallback=fallback)
     del monitor  # the builder uses it and does not keep it alive
     return plan, asked
@@ -83,11 +107,11 @@ def _serialised(trt: Trt, kind: str, builder: Builder, parsed: Parsed, config: C
 
 
 def _inspected(trt: Trt, kind: str, order: Order, plan: memoryview, asked: Composition) -> Composition:
-    """What the engine itself tells, where there is a device to load it on."""
+    """The composition of the engine itself, if a device is here to load it on."""
     if order.capability:
         return asked
     try:
-        found = summary.of_engine(trt, load.deserialise(trt, plan, kind, load.dla_core(order)).engine)
+        found = of_engine(trt, load.deserialise(trt, plan, kind, load.dla_core(order)).engine)
     except EdgedError as error:  # opening it, which comes next, has the last word
         return msgspec.structs.replace(asked, notes=(*asked.notes, str(error)))
     return msgspec.structs.replace(found, fallback=asked.fallback)
@@ -134,8 +158,8 @@ def configure(trt: Trt, builder: Builder, config: Config, network: Network, orde
 
 
 def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: bool) -> None:
-    """TF32 rounds what fp32 multiplies, so it is for those who ask for it. The others are in the graph; where networks
-    are not strongly typed the builder has to be allowed to follow the graph."""
+    """TF32 rounds what fp32 multiplies, so it is only on if asked for. The other precisions are in the graph; if the
+    network is not strongly typed, the builder has to be allowed to follow the graph."""
     tf32 = find(trt, "BuilderFlag.TF32")
     if tf32 is not None:
         (config.set_flag if precision == "tf32" else config.clear_flag)(tf32)
@@ -143,8 +167,8 @@ def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: b
         raise Unsuitable("this TensorRT has no switch for TF32; build the model in fp32")
     if is_strongly_typed:
         return
-    for name in {"fp16": ("FP16",), "int8": ("INT8",)}.get(precision, ()):
-        flag = find(trt, f"BuilderFlag.{name}")
+    if precision in ("fp16", "int8"):
+        flag = find(trt, f"BuilderFlag.{precision.upper()}")
         if flag is None:
             raise Unsuitable(f"this TensorRT can build neither strongly typed networks nor {precision}")
         config.set_flag(flag)
@@ -213,3 +237,81 @@ def _use_dla(trt: Trt, builder: Builder, config: Config, core: int) -> None:
     config.default_device_type = find(trt, "DeviceType.DLA")
     config.DLA_core = core
     config.set_flag(find(trt, "BuilderFlag.GPU_FALLBACK"))
+
+
+# -- what became of the layers ---------------------------------------------------------------------------------------
+
+
+class _End(msgspec.Struct, frozen=True):
+    """One input or output of a layer in the inspector's JSON."""
+
+    format: str = msgspec.field(name="Format/Datatype", default="")
+
+
+class _Layer(msgspec.Struct, frozen=True):
+    kind: str = msgspec.field(name="LayerType", default="")
+    inputs: list[_End] = msgspec.field(name="Inputs", default_factory=list)
+    outputs: list[_End] = msgspec.field(name="Outputs", default_factory=list)
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """The inspector's JSON; a layer is only its name where no more was asked for when the engine was built."""
+
+    layers: list[_Layer | str] = msgspec.field(name="Layers", default_factory=list)
+
+
+def of_engine(trt: Trt, engine: Engine) -> Composition:
+    """The precisions of a built engine's layers, by the inspector; only a note if its report cannot be read."""
+    try:
+        text = engine.create_engine_inspector().get_engine_information(find(trt, "LayerInformationFormat.JSON"))
+        report = msgspec.json.decode(text, type=ready(_Report))
+    except Exception as error:  # the runtime's own have no common base, and nothing depends on this
+        return Composition(notes=(f"the engine's layers cannot be read: {error}",))
+    detailed = [layer for layer in report.layers if isinstance(layer, _Layer)]
+    if not detailed:
+        return Composition(notes=(f"{engine.num_layers} layers after fusion, of unknown precisions",))
+    counts = Counter(_precision(layer) for layer in detailed if not _MOVERS.search(layer.kind))
+    movers = len(detailed) - counts.total()
+    notes = (f"{len(detailed)} layers after fusion, {movers} of which only move or convert",)
+    return Composition(layers=dict(sorted(counts.items())), notes=notes)
+
+
+def _precision(layer: _Layer) -> str:
+    """By what it reads: an int8 convolution may write something wider."""
+    formats = (end.format for end in (*layer.inputs, *layer.outputs))
+    return next((name for text in formats for name, words in _WORDS.items() if words.search(text)), "other")
+
+
+def of_network(network: Network) -> Composition:
+    """The precisions that the network asks for, if no device is here to load the engine on."""
+    layers = list(_layers(network))
+    makers = {tensor.name: layer.type.name for layer in layers for tensor in _outputs(layer)}
+    counts = Counter(_asked(layer, makers) for layer in layers if not _MOVERS.search(layer.type.name))
+    notes = (f"{network.num_layers} layers before fusion, as the graph asks for: the engine was not loaded here",)
+    return Composition(layers=dict(sorted(counts.items())), notes=notes)
+
+
+def _asked(layer: Layer, makers: dict[str, str]) -> str:
+    inputs = [tensor for index in range(layer.num_inputs) if (tensor := layer.get_input(index)) is not None]
+    if any(makers.get(tensor.name) == "DEQUANTIZE" for tensor in inputs):
+        return "int8"
+    kinds = (DATATYPES.get(t.dtype.name, t.dtype.name).lower() for t in (*inputs, *_outputs(layer)))
+    return next(kinds, "other")
+
+
+def _outputs(layer: Layer) -> list[Tensor]:
+    return [tensor for index in range(layer.num_outputs) if (tensor := layer.get_output(index)) is not None]
+
+
+def _layers(network: Network) -> Iterator[Layer]:
+    return (network.get_layer(index) for index in range(network.num_layers))
+
+
+def left_to_gpu(config: Config, network: Network, log: Log, core: int) -> tuple[str, ...]:
+    """One line about the layers that a build for DLA leaves to the GPU, if it leaves any."""
+    # The builder's messages say what it did; the configuration what it could not do.
+    left = list(log.on_gpu) or [layer.name for layer in _layers(network) if not config.can_run_on_DLA(layer)]
+    if not left:
+        return ()
+    names = ", ".join(left[:_MOST_NAMES]) + (", …" if len(left) > _MOST_NAMES else "")
+    return (f"{len(left)} of {network.num_layers} layers run on the GPU and not on DLA core {core}: {names}"[:300],)
