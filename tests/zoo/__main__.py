@@ -1,8 +1,8 @@
 """The zoo from the command line.
 
 python -m tests.zoo list                    the manifest: every model, how it has to end, how it is made
-python -m tests.zoo write FOLDER [NAME...]  writes them, each into a folder of its own
-python -m tests.zoo try [NAME...]           what ONNX Runtime alone makes of each
+python -m tests.zoo write FOLDER [NAME...]  writes them, each into a separate folder
+python -m tests.zoo try [NAME...]           whether ONNX Runtime alone runs each
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     folder = arguments.rest.pop(0) if arguments.what == "write" and arguments.rest else ""
     known = {exhibit.name: exhibit for exhibit in exhibits(runtime.reach())}
     if unknown := [name for name in arguments.rest if name not in known]:
-        sys.exit(f"there is no {', '.join(unknown)}; `list` tells what there is")
+        sys.exit(f"unknown models: {', '.join(unknown)}; `list` prints all")
     chosen = [known[name] for name in arguments.rest] or list(known.values())
     if arguments.what == "list":
         for each in chosen:
@@ -40,8 +40,8 @@ def main() -> None:
 
 
 def _endings(exhibit: Exhibit) -> str:
-    told = f" ({exhibit.warns.value})" if exhibit.warns else ""
-    return " | ".join(map(str, exhibit.endings)) + told
+    warning = f" ({exhibit.warns.value})" if exhibit.warns else ""
+    return " | ".join(map(str, exhibit.endings)) + warning
 
 
 def _made(exhibit: Exhibit, root: Path) -> Path:
@@ -57,9 +57,9 @@ def _try(chosen: list[Exhibit]) -> None:
     for each in chosen:
         with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
             path = _made(each, Path(folder))
-            # Opening a FIFO waits for ever.
-            said = runtime.tried(path) if path.is_file() else "no file"
-        print(f"{each.name:30} {_endings(each):40} {said}", flush=True)
+            # Opening a FIFO blocks.
+            result = runtime.tried(path) if path.is_file() else "no file"
+        print(f"{each.name:30} {_endings(each):40} {result}", flush=True)
 
 
 if __name__ == "__main__":

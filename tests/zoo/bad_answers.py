@@ -67,28 +67,29 @@ def row_beyond_the_table() -> onnx.ModelProto:
     return chain(*nodes, outputs=[value("y", dims=[1, 4])], constants=constants)
 
 
-@HALL.model(*_FAILED, *refused(Stage.SESSION, Category.REFUSED), *refused(Stage.INFERENCE, Category.CRASHED))
-def divided_by_nothing() -> onnx.ModelProto:
-    """A whole number divided by zero, whatever it is asked: on some machines the program ends there"""
-    ends: dict[str, Any] = {"inputs": [value("x", "INT32", [4])], "outputs": [value("y", "INT32", [4])]}
-    return chain(node("Sub", "x x", "z"), node("Div", "x z", "y"), **ends)
+HALL.texts(
+    (*_FAILED, *refused(Stage.SESSION, Category.REFUSED), *refused(Stage.INFERENCE, Category.CRASHED)),
+    """
+    divided_by_nothing: A whole number divided by zero, whatever it is asked: on some machines the program ends there
+        (int32[4] x) => (int32[4] y) { z = Sub(x, x) y = Div(x, z) }
+    """,
+)
 
 
-@HALL.model(*_FAILED)
-def rearranged_in_vain() -> onnx.ModelProto:
-    """Rearranges its input in a way that no size of it allows, which only shows when it runs"""
-    constants = [constant("seven", [7], np.int64), constant("one", [1], np.int64)]
-    nodes = [
-        node("Shape", "x", "sizes"),
-        node("ReduceProd", "sizes", "count", keepdims=1),
-        node("Add", "count one", "more"),
-        node("Reshape", "x more", "y"),
-    ]
-    return chain(*nodes, outputs=[value("y", dims=["m"])], constants=constants)
+HALL.texts(
+    _FAILED,
+    """
+    rearranged_in_vain: Rearranges its input in a way that no size of it allows, which only shows when it runs
+        (float[n,4] x) => (float[m] y) <int64[1] seven = {7}, int64[1] one = {1}> { sizes = Shape(x)
+        count = ReduceProd<keepdims = 1>(sizes) more = Add(count, one) y = Reshape(x, more) }
+    """,
+)
 
 
-@HALL.model(SERVED)
-def table_is_small() -> onnx.ModelProto:
-    """Looks up rows of a table of two: ordinary numbers find one, wild ones are refused by the runtime"""
-    ends: dict[str, Any] = {"inputs": [value("x", "INT64", [1])], "outputs": [value("y", dims=[1, 4])]}
-    return chain(node("Gather", "table x", "y"), constants=[constant("table", np.ones((2, 4)))], **ends)
+HALL.texts(
+    (SERVED,),
+    """
+    table_is_small: Looks up rows of a table of two: ordinary numbers find one, wild ones are refused by the runtime
+        (int64[1] x) => (float[1,4] y) <float[2,4] table = {1,1,1,1,1,1,1,1}> { y = Gather(table, x) }
+    """,
+)

@@ -1,4 +1,4 @@
-"""Models that want more memory or time than there is, and models too deep or too long for whoever reads them."""
+"""Models that need too much memory or time, and models too deep or too long for their readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.zoo.parts import chain, constant, graph, node, relu, value
 
 HALL = Hall()
 _MEMORY = refused(Stage.MEMORY, Category.TOO_MUCH_MEMORY)
-# Where only running shows it: the runtime says that it has none left, or is stopped at its limit.
+# If only running shows it: the runtime runs out of memory, or is stopped at its limit.
 _RUNS_OUT = _MEMORY + refused(Stage.INFERENCE, Category.TOO_MUCH_MEMORY, Category.FAILED, Category.CRASHED)
 _TIMED_OUT = refused(Stage.INFERENCE, Category.TIMED_OUT)
 _TOO_DEEP = refused(Stage.PARSE, Category.TOO_DEEP)
@@ -29,37 +29,35 @@ _4_TIB = [1 << 20, 1 << 20]  # of FP32
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
-@HALL.model(*_MEMORY)
-def input_of_4_tib() -> onnx.ModelProto:
-    """A picture that no box holds"""
-    return relu(inputs=[value("x", dims=_4_TIB)], outputs=[value("y", dims=_4_TIB)])
+HALL.texts(
+    _MEMORY,
+    """
+    input_of_4_tib: A picture that no box holds
+        (float[1048576,1048576] x) => (float[1048576,1048576] y) { y = Relu(x) }
+    """,
+)
 
 
-# Sizes whose product does not fit into 64 bits are too much memory, or no shape at all.
-@HALL.model(*_MEMORY, *refused(Stage.GRAPH, Category.SHAPE_MISMATCH))
-def input_beyond_64_bits() -> onnx.ModelProto:
-    """Sizes that multiply to nothing in 64 bits"""
-    sizes = [1 << 32, 1 << 32]
-    return relu(inputs=[value("x", dims=sizes)], outputs=[value("y", dims=sizes)])
+HALL.texts(
+    (*_MEMORY, *refused(Stage.GRAPH, Category.SHAPE_MISMATCH)),
+    """
+    # Sizes whose product does not fit into 64 bits are too much memory, or no shape at all.
+    input_beyond_64_bits: Sizes that multiply to nothing in 64 bits
+        (float[4294967296,4294967296] x) => (float[4294967296,4294967296] y) { y = Relu(x) }
+    """,
+)
 
 
 @HALL.model(*_MEMORY, *_RUNS_OUT, *refused(Stage.SESSION, Category.TOO_MUCH_MEMORY, Category.REFUSED, Category.CRASHED))
 def constant_of_4_tib() -> onnx.ModelProto:
-    """Zeros made inside, as many as a constant says: whoever works constants out beforehand makes them all"""
+    """As many zeros as a constant says: constant folding makes them all"""
     nodes = node("ConstantOfShape", "sizes", "zeros"), node("ReduceSum", "zeros", "sum", keepdims=0)
     return chain(*nodes, node("Add", "x sum", "y"), constants=[constant("sizes", _4_TIB, np.int64)])
 
 
 @HALL.model(*_RUNS_OUT)
-def output_of_4_tib() -> onnx.ModelProto:
-    """Four numbers spread over four tebibytes"""
-    ends: dict[str, Any] = {"inputs": [value("x", dims=[1, 1])], "outputs": [value("y", dims=_4_TIB)]}
-    return chain(node("Expand", "x sizes", "y"), constants=[constant("sizes", _4_TIB, np.int64)], **ends)
-
-
-@HALL.model(*_RUNS_OUT)
 def inside_of_4_tib() -> onnx.ModelProto:
-    """A column times a row, of a million each, summed up again: small ends, and nothing says how large it is inside"""
+    """The sum of a column times a row, of a million each: small ends, large inside"""
     column, row = constant("column", [-1, 1], np.int64), constant("row", [1, -1], np.int64)
     nodes = [
         node("Reshape", "x column", "a"),
@@ -69,21 +67,6 @@ def inside_of_4_tib() -> onnx.ModelProto:
     ]
     ends: dict[str, Any] = {"inputs": [value("x", dims=[1 << 20])], "outputs": [value("y", dims=[])]}
     return chain(*nodes, constants=[column, row], **ends)
-
-
-@HALL.model(*_RUNS_OUT)
-def grows_without_end() -> onnx.ModelProto:
-    """A Loop that keeps what it makes at every trip, and takes a million million trips"""
-    inner = graph(
-        [node("Identity", "go", "on"), node("Expand", "one sizes", "kept")],
-        [value("i", "INT64", []), value("go", "BOOL", [])],
-        [value("on", "BOOL", []), value("kept", dims=None)],
-        name="body",
-    )
-    constants = [constant("yes", True, np.bool_), constant("trips", 10**12, np.int64), constant("one", 1)]
-    constants.append(constant("sizes", [1 << 18], np.int64))
-    nodes = node("Loop", "trips yes", "all", body=inner), node("ReduceSum", "all", "sum", keepdims=0)
-    return chain(*nodes, node("Add", "x sum", "y"), constants=constants)
 
 
 def _sized_by_input(datatype: str, nodes: list[onnx.NodeProto], *constants: onnx.TensorProto) -> onnx.ModelProto:
@@ -114,12 +97,20 @@ for _name, _how, _datatype, _nodes, _constants in (
     HALL.add(_name, _how, partial(_sized_by_input, _datatype, _nodes, *_constants), *_BY_INPUT)
 
 
-@HALL.model(*_RUNS_OUT)
-def always_too_many() -> onnx.ModelProto:
-    """As many zeros as an input says, and a million million more"""
-    many = constant("many", [10**12], np.int64)
-    nodes = [node("Abs", "x", "a"), node("Max", "a many", "size"), node("ConstantOfShape", "size", "y")]
-    return _sized_by_input("INT64", nodes, many)
+HALL.texts(
+    _RUNS_OUT,
+    """
+    output_of_4_tib: Four numbers spread over four tebibytes
+        (float[1,1] x) => (float[1048576,1048576] y) <int64[2] sizes = {1048576,1048576}> { y = Expand(x, sizes) }
+    grows_without_end: A Loop that keeps what it makes at every trip, and takes a million million trips
+        <bool yes = {1}, int64 trips = {1000000000000}, float one = {1}, int64[1] sizes = {262144}> {
+        all = Loop(trips, yes) <body = body(int64 i, bool go) => (bool on, float[] kept) { on = Identity(go)
+        kept = Expand(one, sizes) }> sum = ReduceSum<keepdims = 0>(all) y = Add(x, sum) }
+    always_too_many: As many zeros as an input says, and a million million more
+        (int64[1] x) => (float[] y) <int64[1] many = {1000000000000}> { a = Abs(x) size = Max(a, many)
+        y = ConstantOfShape(size) }
+    """,
+)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -191,7 +182,7 @@ def _nested(depth: int, path: Path) -> None:
 
 for _name, _how, _depth in (
     ("nested_by_hundreds", "four hundred Ifs inside each other, more than protobuf reads", 400),
-    ("nested_by_thousands", "five thousand Ifs: whoever reads them by calling himself has no stack left", 5_000),
+    ("nested_by_thousands", "five thousand Ifs: a recursive reader overflows its stack", 5_000),
 ):
     HALL.exhibits.append(Exhibit(_name, _how, partial(_nested, _depth), _TOO_DEEP))
 
@@ -202,7 +193,7 @@ def chain_of_100_000() -> onnx.ModelProto:
     return long_chain(100_000)
 
 
-# Runtimes take longer for it than anybody waits; a faster one may serve it.
+# Runtimes take too long for it; a faster one may serve it.
 @HALL.model(SERVED, *(Ending(stage, Category.TIMED_OUT) for stage in _READING), costly=True)
 def node_of_100_000_outputs() -> onnx.ModelProto:
     """A node that takes its input apart into a hundred thousand outputs, of which one is used"""
@@ -214,7 +205,7 @@ def node_of_100_000_outputs() -> onnx.ModelProto:
 
 @HALL.model(*refused(Stage.GRAPH, Category.INVALID_NODE), costly=True)
 def attribute_of_100_mb() -> onnx.ModelProto:
-    """A text of a hundred megabytes for an attribute that there is not: whoever is told of it is not sent it back"""
+    """A text of a hundred megabytes for an unknown attribute: the error must not repeat it"""
     return chain(node("Relu", "x", "y", note="x" * (100 << 20)))
 
 

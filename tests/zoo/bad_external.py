@@ -101,7 +101,7 @@ HALL.exhibits += [
     ),
     Exhibit(
         "external_without_location",
-        "weights elsewhere, not said where",
+        "external weights without a location",
         partial(_write, {"offset": "0"}, None),
         _NO_PLACE,
     ),
@@ -130,7 +130,7 @@ def _link_inside(weights: Path) -> None:
 # A link is not the file itself, and may lead outside, or nowhere.
 _LINKED = _OUTSIDE + _NOT_A_FILE
 for _name, _how, _place, _endings in (
-    ("external_fifo", "a named pipe that nobody writes to", os.mkfifo, _NOT_A_FILE),
+    ("external_fifo", "a named pipe without a writer", os.mkfifo, _NOT_A_FILE),
     ("external_directory", "a folder where weights belong", Path.mkdir, _NOT_A_FILE),
     ("external_link_outside", "a link out of the model's folder", _link_outside, _LINKED),
     ("external_link_to_a_device", "a link to a device", lambda at: at.symlink_to("/dev/zero"), _LINKED),

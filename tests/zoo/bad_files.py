@@ -11,15 +11,13 @@ import socket
 import struct
 import tarfile
 import zipfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from onnx import numpy_helper
 
 from edged.models.finding import Category, Stage
-from tests.zoo.exhibit import SERVED, Exhibit, Hall, refused
+from tests.zoo.exhibit import SERVED, Hall, refused
 from tests.zoo.parts import dense, relu
 
 HALL = Hall()
@@ -39,7 +37,7 @@ def empty(path: Path) -> None:
 
 @HALL.file(*_NOT_A_FILE)
 def fifo(path: Path) -> None:
-    """A named pipe that nobody writes to: who opens it waits for ever"""
+    """A named pipe without a writer: opening it blocks"""
     os.mkfifo(path)
 
 
@@ -81,7 +79,7 @@ def link_to_itself(path: Path) -> None:
 
 @HALL.file(*refused(Stage.FILE, Category.UNREADABLE), not_as_root=True)
 def unreadable(path: Path) -> None:
-    """A file that only somebody else may read"""
+    """A file without read permission"""
     path.write_bytes(relu().SerializeToString())
     path.chmod(0)
 
@@ -128,26 +126,26 @@ def _numpy() -> bytes:
 _POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 12345678\n"
 _TENSOR = numpy_helper.from_array(np.ones((2, 3), np.float32), "input")
 _HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-_MISTAKES: dict[str, tuple[str, Callable[[], bytes]]] = {
-    "zip": ("a zip archive with a model inside, which is also what PyTorch writes", _zip),
-    "gzip": ("a model, compressed", lambda: gzip.compress(relu().SerializeToString(), mtime=0)),
-    "tar": ("an archive with a model inside", _tar),
-    "html": ("the web page of a download", lambda: b"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n"),
-    "html_after_spaces": ("a web page that begins with empty lines", lambda: b"\n\n  <html></html>\n"),
-    "xml": ("OpenVINO's own format", lambda: b'<?xml version="1.0"?>\n<net name="model" version="11"></net>\n'),
-    "lfs_pointer": ("what Git leaves in place of a large file", _POINTER.encode),
-    "text": ("a note", lambda: b"This is not a model.\n" * 20),
-    "text_other_alphabet": ("a note in Greek", lambda: "αυτό δεν είναι μοντέλο\n".encode() * 20),
-    "text_wide": ("a note as Windows writes it, two bytes to a letter", lambda: "not a model\n".encode("utf-16")),
-    "json": ("an error message of a server", lambda: b'{"error": {"code": 403, "message": "Forbidden"}}\n'),
-    "png": ("the beginning of a picture", lambda: b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + bytes(64)),
-    "elf": ("the beginning of a program", lambda: b"\x7fELF\x02\x01\x01" + bytes(57)),
-    "tflite": ("a model of another kind", lambda: b"\x1c\x00\x00\x00TFL3" + bytes(64)),
-    "ort_format": ("ONNX Runtime's own format", lambda: b"\x18\x00\x00\x00ORTM" + bytes(64)),
-    "numpy": ("an array", _numpy),
-    "tensor": ("an input of a test data set, in protobuf as a model is", _TENSOR.SerializeToString),
-    "safetensors": ("weights without a graph", lambda: struct.pack("<Q", len(_HEADER)) + _HEADER + bytes(8)),
-    "tensorrt_plan": ("a built engine", lambda: b"ftrt" + bytes(28) + bytes(range(256))),
+_MISTAKES: dict[str, tuple[str, bytes]] = {
+    "zip": ("a zip archive with a model inside, which is also what PyTorch writes", _zip()),
+    "gzip": ("a model, compressed", gzip.compress(relu().SerializeToString(), mtime=0)),
+    "tar": ("an archive with a model inside", _tar()),
+    "html": ("the web page of a download", b"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n"),
+    "html_after_spaces": ("a web page that begins with empty lines", b"\n\n  <html></html>\n"),
+    "xml": ("OpenVINO's own format", b'<?xml version="1.0"?>\n<net name="model" version="11"></net>\n'),
+    "lfs_pointer": ("what Git leaves in place of a large file", _POINTER.encode()),
+    "text": ("a note", b"This is not a model.\n" * 20),
+    "text_other_alphabet": ("a note in Greek", "αυτό δεν είναι μοντέλο\n".encode() * 20),
+    "text_wide": ("a note as Windows writes it, two bytes to a letter", "not a model\n".encode("utf-16")),
+    "json": ("an error message of a server", b'{"error": {"code": 403, "message": "Forbidden"}}\n'),
+    "png": ("the beginning of a picture", b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + bytes(64)),
+    "elf": ("the beginning of a program", b"\x7fELF\x02\x01\x01" + bytes(57)),
+    "tflite": ("a model of another kind", b"\x1c\x00\x00\x00TFL3" + bytes(64)),
+    "ort_format": ("ONNX Runtime's own format", b"\x18\x00\x00\x00ORTM" + bytes(64)),
+    "numpy": ("an array", _numpy()),
+    "tensor": ("an input of a test data set, in protobuf as a model is", _TENSOR.SerializeToString()),
+    "safetensors": ("weights without a graph", struct.pack("<Q", len(_HEADER)) + _HEADER + bytes(8)),
+    "tensorrt_plan": ("a built engine", b"ftrt" + bytes(28) + bytes(range(256))),
 }
 # Of a format that announces itself by no first bytes nothing is known but that it does not parse.
 _OTHER = _NOT_ONNX + _DAMAGED
@@ -165,91 +163,54 @@ _SURE = (
 )
 
 
-def _write(content: Callable[[], bytes], path: Path) -> None:
-    path.write_bytes(content())
-
-
 for _name, (_how, _content) in _MISTAKES.items():
     _endings = _NOT_ONNX if _name in _SURE else _OTHER
-    HALL.exhibits.append(Exhibit(_name, _how, partial(_write, _content), _endings))
+    HALL.content(_name, _how, _content, _endings)
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
-def _cut(share: float, path: Path) -> None:
-    whole = dense().SerializeToString()
-    path.write_bytes(whole[: int(len(whole) * share)])
+_DENSE, _RELU = dense(), relu().SerializeToString()
+_WHOLE = _DENSE.SerializeToString()
+_NOISE = random.Random(7)
 
 
+def _overwritten(whole: bytes, at: int, content: bytes) -> bytes:
+    return whole[:at] + content + whole[at + len(content) :]
+
+
+def _with_flipped_length() -> bytes:
+    at = _WHOLE.index(_DENSE.graph.SerializeToString()[:32]) - 1
+    return _overwritten(_WHOLE, at, bytes([_WHOLE[at] ^ 0x40]))
+
+
+_DAMAGE: dict[str, tuple[str, bytes]] = {
+    "truncated_by_a_byte": ("all but the last byte", _WHOLE[:-1]),
+    "truncated_with_zeros": (
+        "the second half is zeros, as after a download into reserved space",
+        _WHOLE[: len(_WHOLE) // 2].ljust(len(_WHOLE), b"\0"),
+    ),
+    "all_zeros": ("a block of zeros, as a file system leaves it after a crash", bytes(1 << 16)),
+    "all_random": ("noise", _NOISE.randbytes(1 << 16)),
+    "noise_after_the_end": ("a whole model and noise after it", _RELU + random.Random(8).randbytes(512)),
+    "rot_in_a_length": ("one bit of the graph's length flipped: it ends after the file", _with_flipped_length()),
+}
 for _percent in (10, 50, 90):
-    _how = f"the first {_percent} % of a model"
-    HALL.exhibits.append(Exhibit(f"truncated_to_{_percent}", _how, partial(_cut, _percent / 100), _DAMAGED))
-
-
-@HALL.file(*_DAMAGED)
-def truncated_by_a_byte(path: Path) -> None:
-    """All but the last byte"""
-    path.write_bytes(dense().SerializeToString()[:-1])
-
-
+    _cut = _WHOLE[: int(len(_WHOLE) * (_percent / 100))]
+    _DAMAGE[f"truncated_to_{_percent}"] = (f"the first {_percent} % of a model", _cut)
+# These models have hardly any weights, so that any place is structure.
+for _percent in (0, 25, 50, 75):
+    _rotten = _overwritten(_RELU * 2, len(_RELU) * 2 * _percent // 100, b"\xff" * 8)
+    _DAMAGE[f"rot_at_{_percent}"] = (f"eight bytes overwritten after {_percent} % of the file", _rotten)
+for _name, (_how, _content) in _DAMAGE.items():
+    HALL.content(_name, _how, _content, _DAMAGED)
 # Eight bytes can be cut between two fields: then it is a whole message, of which nearly everything is missing.
-@HALL.file(*_DAMAGED, *refused(Stage.PARSE, Category.NOT_ONNX, Category.NO_GRAPH))
-def truncated_to_two_bytes(path: Path) -> None:
-    """The first two bytes, which are a whole field"""
-    path.write_bytes(dense().SerializeToString()[:2])
+_TWO_BYTES = _DAMAGED + refused(Stage.PARSE, Category.NOT_ONNX, Category.NO_GRAPH)
+HALL.content("truncated_to_two_bytes", "the first two bytes, which are a whole field", _WHOLE[:2], _TWO_BYTES)
 
 
-@HALL.file(*_DAMAGED)
-def truncated_with_zeros(path: Path) -> None:
-    """The second half is zeros, as after a download that reserved its room"""
-    whole = dense().SerializeToString()
-    path.write_bytes(whole[: len(whole) // 2].ljust(len(whole), b"\0"))
-
-
-@HALL.file(*_DAMAGED)
-def all_zeros(path: Path) -> None:
-    """A block of zeros, as a file system leaves it after a crash"""
-    path.write_bytes(bytes(1 << 16))
-
-
-@HALL.file(*_DAMAGED)
-def all_random(path: Path) -> None:
-    """Nothing but noise"""
-    path.write_bytes(random.Random(7).randbytes(1 << 16))
-
-
-@HALL.file(*_DAMAGED)
-def noise_after_the_end(path: Path) -> None:
-    """A whole model and noise behind it"""
-    path.write_bytes(relu().SerializeToString() + random.Random(8).randbytes(512))
-
-
-def _overwritten(at: float, with_: bytes, path: Path) -> None:
-    """Structure is hit wherever this falls: the model has no weights to speak of."""
-    whole = bytearray(relu().SerializeToString() + relu().SerializeToString())
-    place = int(len(whole) * at)
-    whole[place : place + len(with_)] = with_
-    path.write_bytes(whole)
-
-
-for _at in (0.0, 0.25, 0.5, 0.75):
-    _how = f"eight bytes overwritten after {_at:.0%} of the file"
-    _rot = Exhibit(f"rot_at_{int(_at * 100)}", _how, partial(_overwritten, _at, b"\xff" * 8), _DAMAGED)
-    HALL.exhibits.append(_rot)
-
-
-@HALL.file(*_DAMAGED)
-def rot_in_a_length(path: Path) -> None:
-    """One bit of the length of the graph flipped: it reaches beyond the end of the file"""
-    proto = dense()
-    whole = bytearray(proto.SerializeToString())
-    at = whole.index(proto.graph.SerializeToString()[:32]) - 1
-    whole[at] ^= 0x40
-    path.write_bytes(whole)
-
-
-# Nothing in an ONNX file tells whether weights are as they were trained: only a digest from elsewhere could.
+# Only a digest from elsewhere could show that weights are not as they were trained.
 @HALL.file(SERVED)
 def rot_in_weights(path: Path) -> None:
     """One bit of a weight flipped, in the last digit"""

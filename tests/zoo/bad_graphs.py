@@ -9,7 +9,7 @@ import onnx
 from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Hall, refused
 from tests.zoo.good_graphs import LOCAL, calling, function
-from tests.zoo.parts import body, chain, choice, constant, node, relu, value
+from tests.zoo.parts import chain, node, relu, value
 
 HALL = Hall()
 _NO_GRAPH = refused(Stage.GRAPH, Category.NO_GRAPH) + refused(Stage.PARSE, Category.NO_GRAPH)
@@ -33,17 +33,11 @@ def no_graph() -> onnx.ModelProto:
 HALL.models(
     _NO_GRAPH,
     no_nodes=("A graph that computes nothing and promises an output", chain()),
-    no_outputs=("A graph that tells nobody what it computed", relu(outputs=[])),
+    no_outputs=("A graph without outputs", relu(outputs=[])),
 )
 
 
 # -- cycles ----------------------------------------------------------------------------------------------------------
-
-
-@HALL.model(*_CYCLE)
-def cycle_of_two() -> onnx.ModelProto:
-    """Two nodes that read each other"""
-    return chain(node("Add", "x b", "a"), node("Relu", "a", "b"), node("Neg", "b", "y"))
 
 
 HALL.models(
@@ -56,31 +50,26 @@ HALL.models(
 )
 
 
-@HALL.model(*_CYCLE)
-def cycle_in_a_branch() -> onnx.ModelProto:
-    """A cycle inside the branch of an If"""
-    ring = body(node("Add", "x b", "a"), node("Relu", "a", "b"), outputs=[value("b")])
-    plain = body(node("Neg", "x", "e"), outputs=[value("e")])
-    return chain(choice(ring, plain), inputs=[value("up", "BOOL", []), value("x")])
-
-
-@HALL.model(*_CYCLE)
-def cycle_through_a_branch() -> onnx.ModelProto:
-    """A branch that reads what the If makes"""
-    then = body(node("Relu", "y", "t"), outputs=[value("t")])
-    other = body(node("Neg", "x", "e"), outputs=[value("e")])
-    return chain(choice(then, other), inputs=[value("up", "BOOL", []), value("x")])
-
-
-@HALL.model(*_CYCLE)
-def cycle_off_the_way() -> onnx.ModelProto:
-    """A cycle that no output depends on"""
-    return chain(node("Relu", "x", "y"), node("Add", "x b", "a"), node("Relu", "a", "b"))
+HALL.texts(
+    _CYCLE,
+    """
+    cycle_of_two: Two nodes that read each other
+        a = Add(x, b) b = Relu(a) y = Neg(b)
+    cycle_in_a_branch: A cycle inside the branch of an If
+        (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
+        e = Neg(x) }, then_branch = branch () => (float[n,4] b) { a = Add(x, b) b = Relu(a) }> }
+    cycle_through_a_branch: A branch that reads what the If makes
+        (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
+        e = Neg(x) }, then_branch = branch () => (float[n,4] t) { t = Relu(y) }> }
+    cycle_off_the_way: A cycle that no output depends on
+        y = Relu(x) a = Add(x, b) b = Relu(a)
+    """,
+)
 
 
 @HALL.model(*_CYCLE)
 def function_calls_itself() -> onnx.ModelProto:
-    """A function that calls itself: whoever puts it in place of its call never ends"""
+    """A function that calls itself: inlining never ends"""
     return calling(function("Outer", [node("Outer", "a", "b", domain=LOCAL)], {LOCAL: 1}))
 
 
@@ -97,30 +86,6 @@ def functions_call_each_other() -> onnx.ModelProto:
 # -- loose ends ------------------------------------------------------------------------------------------------------
 
 
-HALL.models(
-    _DANGLING,
-    dangling_input=("A node that reads what nothing makes", chain(node("Add", "x nobody", "y"))),
-    dangling_output=("An output that nothing makes", relu(outputs=[value("y"), value("nobody")])),
-)
-
-
-@HALL.model(*_DANGLING)
-def dangling_in_a_branch() -> onnx.ModelProto:
-    """A branch that reads what nothing makes, inside or outside"""
-    then = body(node("Add", "x nobody", "t"), outputs=[value("t")])
-    other = body(node("Neg", "x", "e"), outputs=[value("e")])
-    return chain(choice(then, other), inputs=[value("up", "BOOL", []), value("x")])
-
-
-@HALL.model(*_DANGLING)
-def dangling_out_of_a_branch() -> onnx.ModelProto:
-    """A node that reads what is made inside a branch, where it cannot be seen from outside"""
-    then = body(node("Relu", "x", "inside"), node("Neg", "inside", "t"), outputs=[value("t")])
-    other = body(node("Neg", "x", "e"), outputs=[value("e")])
-    nodes = choice(then, other, output="h"), node("Add", "h inside", "y")
-    return chain(*nodes, inputs=[value("up", "BOOL", []), value("x")])
-
-
 # ONNX says that functions do not see it; ONNX Runtime puts them in place of their call, where it is seen.
 @HALL.model(SERVED, *_DANGLING)
 def dangling_in_a_function() -> onnx.ModelProto:
@@ -128,60 +93,44 @@ def dangling_in_a_function() -> onnx.ModelProto:
     return calling(function("Outer", [node("Add", "a x", "b")]))
 
 
-@HALL.model(*_DANGLING)
-def dangling_output_of_a_branch() -> onnx.ModelProto:
-    """A branch whose output nothing makes"""
-    then = body(node("Relu", "x", "t"), outputs=[value("nobody")])
-    other = body(node("Neg", "x", "e"), outputs=[value("e")])
-    return chain(choice(then, other), inputs=[value("up", "BOOL", []), value("x")])
+HALL.texts(
+    _DANGLING,
+    """
+    dangling_input: A node that reads what nothing makes
+        y = Add(x, missing)
+    dangling_output: An output that nothing makes
+        (float[n,4] x) => (float[n,4] y, float[n,4] missing) { y = Relu(x) }
+    dangling_in_a_branch: A branch that reads what nothing makes, inside or outside
+        (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
+        e = Neg(x) }, then_branch = branch () => (float[n,4] t) { t = Add(x, missing) }> }
+    dangling_out_of_a_branch: A node that reads what is made inside a branch, where it cannot be seen from outside
+        (bool up, float[n,4] x) => (float[n,4] y) { h = If(up) <else_branch = branch () => (float[n,4] e) {
+        e = Neg(x) }, then_branch = branch () => (float[n,4] t) { inside = Relu(x) t = Neg(inside) }>
+        y = Add(h, inside) }
+    dangling_output_of_a_branch: A branch whose output nothing makes
+        (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
+        e = Neg(x) }, then_branch = branch () => (float[n,4] missing) { t = Relu(x) }> }
+    """,
+)
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
 @HALL.model(*_DUPLICATE)
-def node_makes_an_input() -> onnx.ModelProto:
-    """A node whose output is called as an input is"""
-    return chain(node("Relu", "x", "x"), node("Neg", "x", "y"))
-
-
-@HALL.model(*_DUPLICATE)
-def node_makes_a_constant() -> onnx.ModelProto:
-    """A node whose output is called as an initialiser is"""
-    return chain(node("Relu", "x", "w"), node("Add", "x w", "y"), constants=[constant("w", 1)])
-
-
-HALL.models(
-    _DUPLICATE,
-    two_nodes_make_one_tensor=("Two nodes with the same output", chain(node("Relu", "x", "y"), node("Neg", "x", "y"))),
-    two_inputs_of_one_name=("Two inputs called x", relu(inputs=[value("x"), value("x", "INT64")])),
-)
-
-
-@HALL.model(*_DUPLICATE)
-def two_outputs_of_one_name() -> onnx.ModelProto:
-    """One output told twice: an answer has a place for one of a name"""
-    return relu(outputs=[value("y"), value("y")])
-
-
-# Runtimes take one of the two without a word; ONNX says that names are unique.
-@HALL.model(*_DUPLICATE)
-def two_constants_of_one_name() -> onnx.ModelProto:
-    """Two initialisers called w, with different numbers"""
-    return chain(node("Mul", "x w", "y"), constants=[constant("w", 1), constant("w", 2)])
-
-
-@HALL.model(*_DUPLICATE)
 def two_functions_of_one_name() -> onnx.ModelProto:
-    """Two functions that cannot be told apart"""
+    """Two functions of one name"""
     return calling(*(function("Outer", [node(operator, "a", "b")]) for operator in ("Relu", "Neg")))
 
 
-# ONNX tells only tensors apart by their names; ONNX Runtime nodes as well.
-@HALL.model(*_DUPLICATE, *refused(Stage.SESSION, Category.REFUSED))
-def two_nodes_of_one_name() -> onnx.ModelProto:
-    """Two nodes called the same"""
-    return chain(node("Relu", "x", "h", name="same"), node("Neg", "h", "y", name="same"))
+HALL.texts(
+    (*_DUPLICATE, *refused(Stage.SESSION, Category.REFUSED)),
+    """
+    # ONNX tells only tensors apart by their names; ONNX Runtime nodes as well.
+    two_nodes_of_one_name: Two nodes called the same
+        [same] h = Relu(x) [same] y = Neg(h)
+    """,
+)
 
 
 @HALL.model(*_DUPLICATE)
@@ -190,19 +139,38 @@ def two_models_in_one_file() -> onnx.ModelProto:
     return onnx.ModelProto.FromString(relu().SerializeToString() * 2)
 
 
-@HALL.model(*_DUPLICATE)
-def branch_hides_a_name() -> onnx.ModelProto:
-    """A branch that makes a tensor called as one outside is"""
-    then = body(node("Neg", "x", "h"), outputs=[value("h")])
-    other = body(node("Neg", "x", "e"), outputs=[value("e")])
-    nodes = node("Relu", "x", "h"), choice(then, other, output="z"), node("Add", "h z", "y")
-    return chain(*nodes, inputs=[value("up", "BOOL", []), value("x")])
+HALL.texts(
+    _DUPLICATE,
+    """
+    node_makes_an_input: A node whose output is called as an input is
+        x = Relu(x) y = Neg(x)
+    node_makes_a_constant: A node whose output is called as an initialiser is
+        <float w = {1}> { w = Relu(x) y = Add(x, w) }
+    two_nodes_make_one_tensor: Two nodes with the same output
+        y = Relu(x) y = Neg(x)
+    two_inputs_of_one_name: Two inputs called x
+        (float[n,4] x, int64[n,4] x) => (float[n,4] y) { y = Relu(x) }
+    two_outputs_of_one_name: One output listed twice
+        (float[n,4] x) => (float[n,4] y, float[n,4] y) { y = Relu(x) }
+    # Runtimes take one of the two without a word; ONNX says that names are unique.
+    two_constants_of_one_name: Two initialisers called w, with different numbers
+        <float w = {1}, float w = {2}> { y = Mul(x, w) }
+    branch_hides_a_name: A branch that makes a tensor called as one outside is
+        (bool up, float[n,4] x) => (float[n,4] y) { h = Relu(x)
+        z = If(up) <else_branch = branch () => (float[n,4] e) {
+        e = Neg(x) }, then_branch = branch () => (float[n,4] h) { h = Neg(x) }> y = Add(h, z) }
+    """,
+)
 
 
-HALL.models(
+HALL.texts(
     _BAD_NAME,
-    input_without_a_name=("An input that nobody could name in a request", relu(inputs=[value("x"), value("")])),
-    output_without_a_name=("An output that nobody could tell", relu(outputs=[value("y"), value("")])),
+    """
+    input_without_a_name: An input without a name
+        (float[n,4] x, float[n,4] "") => (float[n,4] y) { y = Relu(x) }
+    output_without_a_name: An output without a name
+        (float[n,4] x) => (float[n,4] y, float[n,4] "") { y = Relu(x) }
+    """,
 )
 
 

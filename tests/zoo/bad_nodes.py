@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Hall, refused
@@ -17,7 +16,7 @@ HALL = Hall()
 _DOMAIN = refused(Stage.OPERATORS, Category.UNKNOWN_DOMAIN)
 _OPERATOR = refused(Stage.OPERATORS, Category.UNKNOWN_OPERATOR)
 _INVALID = refused(Stage.GRAPH, Category.INVALID_NODE)
-# What an attribute asks for is impossible for the shapes at hand: either may be said to be wrong.
+# An attribute and the shapes contradict each other: either may be reported.
 _IMPOSSIBLE = _INVALID + refused(Stage.GRAPH, Category.SHAPE_MISMATCH)
 
 
@@ -26,27 +25,30 @@ _IMPOSSIBLE = _INVALID + refused(Stage.GRAPH, Category.SHAPE_MISMATCH)
 
 @HALL.model(*_DOMAIN)
 def domain_unknown() -> onnx.ModelProto:
-    """An operator of somebody's own"""
+    """A custom operator"""
     return chain(node("Frobnicate", "x", "y", domain="com.example"), domains={"com.example": 1})
 
 
 @HALL.model(*_DOMAIN)
 def operator_of_extensions() -> onnx.ModelProto:
     """Words taken apart by an operator of onnxruntime-extensions, whose library no runtime here loads"""
-    said, ends = {"ai.onnx.contrib": 1}, {"inputs": [value("x", "BYTES")], "outputs": [value("y", "BYTES")]}
-    return chain(node("StringUpper", "x", "y", domain="ai.onnx.contrib"), domains=said, **ends)
+    domains, ends = {"ai.onnx.contrib": 1}, {"inputs": [value("x", "BYTES")], "outputs": [value("y", "BYTES")]}
+    return chain(node("StringUpper", "x", "y", domain="ai.onnx.contrib"), domains=domains, **ends)
 
 
-# Where a domain is not declared, one may miss the declaration or the operator.
-@HALL.model(*_DOMAIN, *_OPERATOR, *_INVALID)
-def domain_not_declared() -> onnx.ModelProto:
-    """An operator of a domain whose version is not said"""
-    return chain(node("Frobnicate", "x", "y", domain="com.example"))
+HALL.texts(
+    (*_DOMAIN, *_OPERATOR, *_INVALID),
+    """
+    # Where a domain is not declared, one may miss the declaration or the operator.
+    domain_not_declared: An operator of a domain without a version
+        y = com.example.Frobnicate(x)
+    """,
+)
 
 
 @HALL.model(*_DOMAIN, *_OPERATOR)
 def domain_in_a_branch() -> onnx.ModelProto:
-    """An operator of somebody's own in the branch that is not taken"""
+    """A custom operator in the branch that is not taken"""
     strange = node("Frobnicate", "x", "t", domain="com.example")
     then, other = body(strange, outputs=[value("t")]), body(node("Neg", "x", "e"), outputs=[value("e")])
     chosen = node("If", "up", "y", then_branch=then, else_branch=other)
@@ -59,34 +61,33 @@ def operator_of_a_known_domain() -> onnx.ModelProto:
     return chain(node("Frobnicate", "x", "y", domain="com.microsoft"), domains={"com.microsoft": 1})
 
 
-@HALL.model(*_OPERATOR)
-def operator_of_a_later_version() -> onnx.ModelProto:
-    """An operator that came with version 20, in a model of version 17"""
-    return chain(node("Gelu", "x", "y"), opset=17)
-
-
-@HALL.model(*_OPERATOR, *_INVALID)
-def operator_withdrawn() -> onnx.ModelProto:
-    """An operator that was withdrawn with version 10"""
-    return chain(node("Upsample", "x factors", "y"), constants=[constant("factors", [1, 2])], opset=17)
-
-
-HALL.models(
+HALL.texts(
     _OPERATOR,
-    operator_unknown=("An operator that ONNX never had", chain(node("Frobnicate", "x", "y"))),
-    operator_in_other_case=("ReLU as mathematicians write it", chain(node("RELU", "x", "y"))),
+    """
+    operator_of_a_later_version: An operator that came with version 20, in a model of version 17
+        y = Gelu(x)
+    operator_unknown: An operator that ONNX never had
+        y = Frobnicate(x)
+    operator_in_other_case: ReLU as mathematicians write it
+        y = RELU(x)
+    """,
 )
 
 
-@HALL.model(*_OPERATOR, *_INVALID)
-def operator_without_a_name() -> onnx.ModelProto:
-    """A node that does not say what it does"""
-    return chain(node("", "x", "y"))
+HALL.texts(
+    (*_OPERATOR, *_INVALID),
+    """
+    operator_withdrawn: An operator that was withdrawn with version 10
+        <float[2] factors = {1,2}> { y = Upsample(x, factors) }
+    operator_without_a_name: A node that does not say what it does
+        y = (x)
+    """,
+)
 
 
 @HALL.model(*_OPERATOR)
 def operator_with_a_long_name() -> onnx.ModelProto:
-    """An operator whose name is a megabyte long; whoever is told of it is told less"""
+    """An operator whose name is a megabyte long: the error must be shorter"""
     return chain(node("Relu" * 250_000, "x", "y"))
 
 
@@ -118,7 +119,7 @@ for _name, _how, _make in (
     ("inputs_none", "a sum of nothing", partial(_made, "Add", "")),
     ("outputs_too_many", "a ReLU with two results", partial(_made, "Relu", "x", "y z")),
     ("constant_without_a_value", "a constant that does not say which", partial(_made, "Constant", "")),
-    ("cast_to_nothing", "a conversion to a type that there is not", partial(_made, "Cast", "x", to=999)),
+    ("cast_to_nothing", "a conversion to an unknown type", partial(_made, "Cast", "x", to=999)),
 ):
     HALL.add(_name, _how, _make, *_INVALID)
 
@@ -129,16 +130,17 @@ for _name, _how, _make in (
     ("permutation_repeated", "one dimension twice", partial(_made, "Transpose", "x", perm=[0, 0])),
     ("split_to_nothing", "parts that do not add up", partial(_made, "Split", "x", "y z w", axis=1)),
 ):
-    # A runtime that keeps 32 bits of a number takes the huge axis for the first one, which harms nobody.
+    # A runtime that keeps 32 bits of a number takes the huge axis for the first one, which is harmless.
     HALL.add(_name, _how, _make, *_IMPOSSIBLE, *((SERVED,) if _name == "axis_huge" else ()))
 
 
-@HALL.model(*_INVALID)
-def attribute_twice() -> onnx.ModelProto:
-    """One attribute with two values"""
-    proto = _made("Concat", "x x", axis=0)
-    proto.graph.node[0].attribute.append(helper.make_attribute("axis", 1))
-    return proto
+HALL.texts(
+    _INVALID,
+    """
+    attribute_twice: One attribute with two values
+        (float[2,4] x) => (float[] y) <float[1,4] k = {1,2,3,4}> { y = Concat<axis = 0, axis = 1>(x, x) }
+    """,
+)
 
 
 @HALL.model(*_INVALID)
@@ -149,27 +151,24 @@ def attribute_without_a_type() -> onnx.ModelProto:
     return proto
 
 
-# ONNX does not allow it; ONNX Runtime goes by the attribute's default.
-@HALL.model(SERVED, *_INVALID)
-def attribute_refers_to_nothing() -> onnx.ModelProto:
-    """An attribute handed on from a function, where there is no function"""
-    proto = _made("LeakyRelu", "x")
-    reference = onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
-    proto.graph.node[0].attribute.append(reference)
-    return proto
+HALL.texts(
+    (SERVED, *_INVALID),
+    """
+    # ONNX does not allow it; ONNX Runtime goes by the attribute's default.
+    attribute_refers_to_nothing: An attribute handed on from a function, where there is no function
+        (float[2,4] x) => (float[] y) <float[1,4] k = {1,2,3,4}> { y = LeakyRelu<alpha: float = @slope>(x) }
+    """,
+)
 
 
-@HALL.model(*_INVALID, *refused(Stage.GRAPH, Category.TYPE_MISMATCH))
-def loop_of_wrong_arity() -> onnx.ModelProto:
-    """A Loop that carries one value, with a body that takes none"""
-    inner = graph(
-        [node("Identity", "go", "on")],
-        [value("i", "INT64", []), value("go", "BOOL", [])],
-        [value("on", "BOOL", [])],
-        name="body",
-    )
-    constants = [constant("yes", True, np.bool_), constant("three", 3, np.int64)]
-    return chain(node("Loop", "three yes x", "y", body=inner), constants=constants)
+HALL.texts(
+    (*_INVALID, *refused(Stage.GRAPH, Category.TYPE_MISMATCH)),
+    """
+    loop_of_wrong_arity: A Loop that carries one value, with a body that takes none
+        <bool yes = {1}, int64 three = {3}> { y = Loop(three, yes, x) <body = body(int64 i, bool go) => (bool on) {
+        on = Identity(go) }> }
+    """,
+)
 
 
 def _convolved(**attributes: Any) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""Types and shapes that contradict each other, and those that nobody could be sent."""
+"""Types and shapes that contradict each other, and types that the protocol cannot carry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Hall, refused
-from tests.zoo.parts import body, chain, choice, constant, node, relu, value
+from tests.zoo.parts import chain, constant, node, value
 
 HALL = Hall()
 _TYPE = refused(Stage.GRAPH, Category.TYPE_MISMATCH)
@@ -23,37 +23,23 @@ _UNSERVABLE = refused(Stage.GRAPH, Category.UNSERVABLE_TYPE)
 # -- types -----------------------------------------------------------------------------------------------------------
 
 
-@HALL.model(*_TYPE)
-def type_mixed() -> onnx.ModelProto:
-    """A sum of a float and an integer"""
-    return chain(node("Add", "x k", "y"), constants=[constant("k", 1, np.int64)])
-
-
-@HALL.model(*_TYPE)
-def type_not_taken() -> onnx.ModelProto:
-    """A text is multiplied"""
-    return chain(node("Mul", "x x", "y"), inputs=[value("x", "BYTES")], outputs=[value("y", "BYTES")])
-
-
-@HALL.model(*_TYPE)
-def type_declared_otherwise() -> onnx.ModelProto:
-    """An output declared as integers that is made of floats"""
-    return relu(outputs=[value("y", "INT64")])
-
-
-@HALL.model(*_TYPE)
-def type_of_condition() -> onnx.ModelProto:
-    """An If by a number"""
-    then, other = body(node("Relu", "x", "t"), outputs=[value("t")]), body(node("Neg", "x", "e"), outputs=[value("e")])
-    return chain(choice(then, other), inputs=[value("up", dims=[]), value("x")])
-
-
-@HALL.model(*_TYPE)
-def type_of_branches() -> onnx.ModelProto:
-    """An If whose branches make different types"""
-    then = body(node("Relu", "x", "t"), outputs=[value("t")])
-    other = body(node("Cast", "x", "e", to=TensorProto.INT64), outputs=[value("e", "INT64")])
-    return chain(choice(then, other), inputs=[value("up", "BOOL", []), value("x")])
+HALL.texts(
+    _TYPE,
+    """
+    type_mixed: A sum of a float and an integer
+        <int64 k = {1}> { y = Add(x, k) }
+    type_not_taken: A text is multiplied
+        (string[n,4] x) => (string[n,4] y) { y = Mul(x, x) }
+    type_declared_otherwise: An output declared as integers that is made of floats
+        (float[n,4] x) => (int64[n,4] y) { y = Relu(x) }
+    type_of_condition: An If by a number
+        (float up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
+        e = Neg(x) }, then_branch = branch () => (float[n,4] t) { t = Relu(x) }> }
+    type_of_branches: An If whose branches make different types
+        (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (int64[n,4] e) {
+        e = Cast<to = 7>(x) }, then_branch = branch () => (float[n,4] t) { t = Relu(x) }> }
+    """,
+)
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------------
@@ -65,13 +51,6 @@ def _matrices(one: list[int], other: list[int]) -> onnx.ModelProto:
 
 
 HALL.add("shape_of_matrices", "a product of matrices that do not fit", partial(_matrices, [3, 4], [5, 6]), *_SHAPE)
-
-
-@HALL.model(*_SHAPE)
-def shape_not_broadcast() -> onnx.ModelProto:
-    """A sum of three and five numbers"""
-    ends: dict[str, Any] = {"inputs": [value("x", dims=[3])], "outputs": [value("y", dims=None)]}
-    return chain(node("Add", "x five", "y"), constants=[constant("five", np.ones(5))], **ends)
 
 
 # ONNX's own rules pass over these two, which show when the model runs.
@@ -86,21 +65,24 @@ def shape_of_weights() -> onnx.ModelProto:
     return chain(node("Conv", "x w", "y"), constants=[weights], **ends)
 
 
-@HALL.model(*_SHAPE)
-def shape_joined() -> onnx.ModelProto:
-    """Rows of different lengths put below each other"""
-    ends: dict[str, Any] = {
-        "inputs": [value("a", dims=[2, 3]), value("b", dims=[2, 4])],
-        "outputs": [value("y", dims=None)],
-    }
-    return chain(node("Concat", "a b", "y", axis=0), **ends)
+HALL.texts(
+    _SHAPE,
+    """
+    shape_not_broadcast: A sum of three and five numbers
+        (float[3] x) => (float[] y) <float[5] five = {1,1,1,1,1}> { y = Add(x, five) }
+    shape_joined: Rows of different lengths put below each other
+        (float[2,3] a, float[2,4] b) => (float[] y) { y = Concat<axis = 0>(a, b) }
+    """,
+)
 
 
-@HALL.model(*_SHOWN_LATE)
-def shape_rearranged() -> onnx.ModelProto:
-    """Six numbers rearranged as four"""
-    ends: dict[str, Any] = {"inputs": [value("x", dims=[2, 3])], "outputs": [value("y", dims=None)]}
-    return chain(node("Reshape", "x four", "y"), constants=[constant("four", [4], np.int64)], **ends)
+HALL.texts(
+    _SHOWN_LATE,
+    """
+    shape_rearranged: Six numbers rearranged as four
+        (float[2,3] x) => (float[] y) <int64[1] four = {4}> { y = Reshape(x, four) }
+    """,
+)
 
 
 @HALL.model(*_SHAPE)
@@ -111,18 +93,17 @@ def shape_deep_inside() -> onnx.ModelProto:
     return chain(*nodes, constants=constants, outputs=[value("y", dims=["n", 2])])
 
 
-# Exporters are careless with the shapes of outputs, and runtimes only warn of it: refusing all of these would refuse
-# models that people use every day.
-@HALL.model(SERVED, *_SHAPE)
-def shape_declared_otherwise() -> onnx.ModelProto:
-    """An output declared with five columns that has four"""
-    return relu(outputs=[value("y", dims=["n", 5])])
-
-
-@HALL.model(SERVED, *_SHAPE)
-def shape_of_another_rank() -> onnx.ModelProto:
-    """An output declared with three dimensions that has two"""
-    return relu(outputs=[value("y", dims=["n", 4, 1])])
+HALL.texts(
+    (SERVED, *_SHAPE),
+    """
+    # Exporters are careless with the shapes of outputs, and runtimes only warn: refusing these would refuse models that
+    # people use every day.
+    shape_declared_otherwise: An output declared with five columns that has four
+        (float[n,4] x) => (float[n,5] y) { y = Relu(x) }
+    shape_of_another_rank: An output declared with three dimensions that has two
+        (float[n,4] x) => (float[n,4,1] y) { y = Relu(x) }
+    """,
+)
 
 
 # A tensor that contradicts itself: the bytes are not what its shape says. Damage or a wrong shape, as one sees it.
@@ -148,13 +129,13 @@ for _name, _how, _change in (
     ("weights_negative", "weights with a negative size", {"dims": [-4]}),
     ("weights_overflow", "weights whose sizes multiply to nothing in 64 bits", {"dims": [2**32, 2**32]}),
     ("weights_without_a_type", "weights without a type of elements", {"data_type": 0}),
-    ("weights_of_an_unknown_type", "weights of a type that there is not", {"data_type": 999}),
+    ("weights_of_an_unknown_type", "weights of an unknown type", {"data_type": 999}),
 ):
     _endings = _BYTES + _TYPE + refused(Stage.GRAPH, Category.UNSERVABLE_TYPE) if "type" in _name else _BYTES
     HALL.add(_name, _how, partial(_weights, _change), *_endings)
 
 
-# -- what nobody could be sent ---------------------------------------------------------------------------------------
+# -- types that the protocol cannot carry ----------------------------------------------------------------------------
 
 
 def _of_type(kind: int) -> onnx.ModelProto:
@@ -167,7 +148,7 @@ for _name, _how, _kind in (
     ("elements_float8", "numbers of eight bits", TensorProto.FLOAT8E4M3FN),
     ("elements_int4", "integers of four bits", TensorProto.INT4),
     ("elements_undefined", "elements of no type", TensorProto.UNDEFINED),
-    ("elements_unknown", "elements of a type that there is not", 999),
+    ("elements_unknown", "elements of an unknown type", 999),
 ):
     HALL.add(_name, f"an input of {_how}", partial(_of_type, int(_kind)), *_UNSERVABLE)
 
@@ -177,20 +158,6 @@ _FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, [4])
 
 def _taking(kind: onnx.TypeProto, operator: str) -> onnx.ModelProto:
     return chain(node(operator, "x", "y"), inputs=[helper.make_value_info("x", kind)], outputs=[value("y", dims=None)])
-
-
-@HALL.model(*_UNSERVABLE)
-def sequence_in() -> onnx.ModelProto:
-    """An input that is a sequence of tensors"""
-    sequence = helper.make_value_info("x", helper.make_sequence_type_proto(_FLOATS))
-    return chain(node("ConcatFromSequence", "x", "y", axis=0), inputs=[sequence], outputs=[value("y", dims=None)])
-
-
-@HALL.model(*_UNSERVABLE)
-def sequence_out() -> onnx.ModelProto:
-    """An output that is a sequence of tensors"""
-    sequence = helper.make_value_info("y", helper.make_sequence_type_proto(_FLOATS))
-    return chain(node("SplitToSequence", "x", "y", axis=0), outputs=[sequence])
 
 
 @HALL.model(*_UNSERVABLE)
@@ -209,15 +176,16 @@ HALL.add(
 )
 
 
-@HALL.model(*_UNSERVABLE)
-def sparse_in() -> onnx.ModelProto:
-    """An input that is a sparse tensor"""
-    return _taking(helper.make_sparse_tensor_type_proto(TensorProto.FLOAT, [4]), "Relu")
-
-
-@HALL.model(*_UNSERVABLE)
-def input_without_a_type() -> onnx.ModelProto:
-    """An input of which nothing but the name is said"""
-    proto = relu()
-    proto.graph.input[0].ClearField("type")
-    return proto
+HALL.texts(
+    _UNSERVABLE,
+    """
+    sequence_in: An input that is a sequence of tensors
+        (seq(float[4]) x) => (float[] y) { y = ConcatFromSequence<axis = 0>(x) }
+    sequence_out: An output that is a sequence of tensors
+        (float[n,4] x) => (seq(float[4]) y) { y = SplitToSequence<axis = 0>(x) }
+    sparse_in: An input that is a sparse tensor
+        (sparse_tensor(float[4]) x) => (float[] y) { y = Relu(x) }
+    input_without_a_type: An input with a name only
+        ( x) => (float[n,4] y) { y = Relu(x) }
+    """,
+)

@@ -1,7 +1,8 @@
-"""A model of the zoo, how it is made, and what has to become of it; and a hall, which collects those of one kind."""
+"""A model of the zoo, how it is made and how it must end; and a hall, which collects models of one kind."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,13 +12,15 @@ from typing import TypeAlias
 import onnx
 
 from edged.models.finding import Category, Stage
+from tests.zoo.parts import text
 
 MODEL = "model.onnx"
+_MODEL = re.compile(r"^ {4}(\w+): (.*)\n((?: {8}.*\n)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a model ends: served, or refused for a category found at a stage."""
+    """How a model ends: served, or refused at a stage for a category."""
 
     stage: Stage | None = None
     category: Category | None = None
@@ -30,22 +33,21 @@ SERVED = Ending()
 
 
 def refused(stage: Stage, *categories: Category) -> tuple[Ending, ...]:
-    """Refused at a stage, for one of these."""
+    """Refused at a stage, for one of these categories."""
     return tuple(Ending(stage, category) for category in categories)
 
 
 Proto: TypeAlias = Callable[[], onnx.ModelProto]
-Writer: TypeAlias = Callable[[Path], None]  # given the path of the model file, in a folder of its own
+Writer: TypeAlias = Callable[[Path], None]  # gets the path of the model file, in an empty folder
 
 
 @dataclass(frozen=True)
 class Exhibit:
     """One model.
 
-    how: what is special about it. endings: the ways in which it may end; more than one only where more than one is
-    honestly right. warns: what has to be told of it although it is served. file: its name, where that is the point.
-    costly: takes more than a few seconds to make or to judge, or a lot of disk. not_as_root: needs file permissions to
-    be heeded, which root's are not.
+    how: what is special about it. endings: the ways in which it may end; several only if several are right. warns: the
+    expected warning if it is served. file: its name, if that matters. costly: takes more than a few seconds to make or
+    examine, or a lot of disk. not_as_root: needs file permissions, which do not apply to root.
     """
 
     name: str
@@ -62,7 +64,7 @@ class Exhibit:
         return self.endings == (SERVED,)
 
     def make(self, folder: Path) -> Path:
-        """Writes it and what belongs to it into a folder that is there; returns the path of the model."""
+        """Write it and its other files into an existing folder; return the path of the model."""
         path = folder / self.file
         self.write(path)
         return path
@@ -73,7 +75,7 @@ def _write(content: bytes, path: Path) -> None:
 
 
 class Hall:
-    """Collects exhibits. A function that is decorated names its exhibit; its docstring says how that is made."""
+    """Collects exhibits. The name of a decorated function is the name of its exhibit; the docstring describes it."""
 
     def __init__(self) -> None:
         self.exhibits: list[Exhibit] = []
@@ -102,10 +104,21 @@ class Hall:
 
         return collect
 
+    def content(self, name: str, how: str, content: bytes, endings: tuple[Ending, ...]) -> None:
+        """A model file of these bytes."""
+        self.exhibits.append(Exhibit(name, how, partial(_write, content), endings))
+
     def models(self, endings: tuple[Ending, ...], **models: tuple[str, onnx.ModelProto]) -> None:
         """Models by name, each with how it is made, that all end in the same ways."""
         for name, (how, proto) in models.items():
-            self.exhibits.append(Exhibit(name, how, partial(_write, proto.SerializeToString()), endings))
+            self.content(name, how, proto.SerializeToString(), endings)
+
+    def texts(self, endings: tuple[Ending, ...], models: str) -> None:
+        """Models that all end in the same ways, as text: `NAME: HOW`, and indented below it the graph for `parts.text`.
+        A line that begins with # is a comment."""
+        for found in _MODEL.finditer(re.sub(r"(?m)^ *#.*\n", "", models)):
+            name, how, graph = found.groups()
+            self.content(name, how, text(graph).SerializeToString(), endings)
 
     def add(
         self,
@@ -117,7 +130,7 @@ class Hall:
         file: str = MODEL,
         costly: bool = False,
     ) -> None:
-        """A model without a function of its own name."""
+        """A model that is made by any function."""
 
         def write(path: Path) -> None:
             path.write_bytes(make().SerializeToString())

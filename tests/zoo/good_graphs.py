@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import onnx.compose
@@ -63,50 +61,6 @@ def if_nested_deep() -> onnx.ModelProto:
 
 
 @HALL.model(SERVED)
-def if_constant_condition() -> onnx.ModelProto:
-    """An If whose condition never changes"""
-    then, other = body(node("Relu", "x", "t"), outputs=[value("t")]), body(node("Neg", "x", "e"), outputs=[value("e")])
-    return chain(choice(then, other), constants=[constant("up", True, np.bool_)])
-
-
-@HALL.model(SERVED)
-def if_shapes_differ() -> onnx.ModelProto:
-    """Branches whose answers have different shapes"""
-    then = body(node("Relu", "x", "t"), outputs=[value("t")])
-    other = body(node("ReduceSum", "x", "e", keepdims=0), outputs=[value("e", dims=[])])
-    ends: dict[str, Any] = {"inputs": [value("up", "BOOL", []), value("x")], "outputs": [value("y", dims=None)]}
-    return chain(choice(then, other), **ends)
-
-
-@HALL.model(SERVED)
-def loop_collects() -> onnx.ModelProto:
-    """A Loop that collects what it makes at every trip"""
-    inner = graph(
-        [node("Identity", "go", "on"), node("Identity", "v", "w"), node("Relu", "v", "kept")],
-        [value("i", "INT64", []), value("go", "BOOL", []), value("v")],
-        [value("on", "BOOL", []), value("w"), value("kept")],
-        name="body",
-    )
-    constants = [constant("yes", True, np.bool_), constant("three", 3, np.int64)]
-    loop = node("Loop", "three yes x", "last y", body=inner)
-    return chain(loop, outputs=[value("y", dims=["trips", "n", 4])], constants=constants)
-
-
-@HALL.model(SERVED)
-def scan_sums() -> onnx.ModelProto:
-    """A Scan that adds up rows"""
-    row = [4]
-    inner = graph(
-        [node("Add", "sum row", "next"), node("Identity", "next", "seen")],
-        [value("sum", dims=row), value("row", dims=row)],
-        [value("next", dims=row), value("seen", dims=row)],
-        name="body",
-    )
-    scan = node("Scan", "start x", "last y", body=inner, num_scan_inputs=1)
-    return chain(scan, constants=[constant("start", np.zeros(4))])
-
-
-@HALL.model(SERVED)
 def local_function() -> onnx.ModelProto:
     """A function of the model's own"""
     return calling(function("Outer", [node("Relu", "a", "c"), node("Neg", "c", "b")]))
@@ -146,13 +100,13 @@ def function_with_branches() -> onnx.ModelProto:
 
 @HALL.model(SERVED)
 def function_never_called() -> onnx.ModelProto:
-    """A function that nobody calls"""
+    """A function that is never called"""
     return relu(domains={LOCAL: 1}, functions=[function("Outer", [node("Relu", "a", "b")])])
 
 
 @HALL.model(SERVED)
 def function_overloads() -> onnx.ModelProto:
-    """Two functions of one name that are told apart by their overload, since IR 10"""
+    """Two functions of one name with different overloads, since IR 10"""
     two = [function("Outer", [node(operator, "a", "b")]) for operator in ("Relu", "Neg")]
     calls = [node("Outer", "x", "h", domain=LOCAL), node("Outer", "h", "y", domain=LOCAL)]
     for number in (0, 1):
@@ -167,19 +121,6 @@ def optional_outputs_left_away() -> onnx.ModelProto:
     row = constant("front", [0], np.int64)
     nodes = node("Unsqueeze", "x front", "steps"), node("GRU", "steps w r", ["", "y"], hidden_size=4)
     return chain(*nodes, outputs=[value("y", dims=[1, "n", 4])], constants=[*weights, row])
-
-
-@HALL.model(SERVED)
-def output_is_read_inside() -> onnx.ModelProto:
-    """An output that another node goes on from"""
-    return chain(node("Relu", "x", "h"), node("Neg", "h", "y"), outputs=[value("h"), value("y")])
-
-
-@HALL.model(SERVED)
-def constants_only() -> onnx.ModelProto:
-    """No inputs: it always answers the same"""
-    constants = [constant("a", [[1, 2, 3, 4]]), constant("b", [[1, 1, 1, 1]])]
-    return chain(node("Add", "a b", "y"), inputs=[], outputs=[value("y", dims=[1, 4])], constants=constants)
 
 
 @HALL.model(SERVED)
@@ -215,11 +156,33 @@ def merged() -> onnx.ModelProto:
     return onnx.compose.merge_models(first, second, [("y", "a")])
 
 
-@HALL.model(SERVED)
-def random_numbers() -> onnx.ModelProto:
-    """An output that is another at every run"""
-    noise = node("RandomUniformLike", "x", "z", low=0.0, high=1.0)
-    return chain(node("Relu", "x", "y"), noise, outputs=[value("y"), value("z")])
+HALL.texts(
+    (SERVED,),
+    """
+    if_constant_condition: An If whose condition never changes
+        <bool up = {1}> { y = If(up) <else_branch = branch () => (float[n,4] e) {
+        e = Neg(x) }, then_branch = branch () => (float[n,4] t) { t = Relu(x) }> }
+    if_shapes_differ: Branches whose answers have different shapes
+        (bool up, float[n,4] x) => (float[] y) { y = If(up) <else_branch = branch () => (float e) {
+        e = ReduceSum<keepdims = 0>(x) }, then_branch = branch () => (float[n,4] t) { t = Relu(x) }> }
+    loop_collects: A Loop that collects what it makes at every trip
+        (float[n,4] x) => (float[trips,n,4] y) <bool yes = {1}, int64 three = {3}> { last,
+        y = Loop(three, yes, x) <body = body(int64 i, bool go, float[n,4] v) => (bool on, float[n,4] w, float[n,4]
+        kept) {
+        on = Identity(go) w = Identity(v) kept = Relu(v) }> }
+    scan_sums: A Scan that adds up rows
+        <float[4] start = {0,0,0,0}> { last,
+        y = Scan(start, x) <body = body(float[4] sum, float[4] row) => (float[4] next, float[4] seen) {
+        next = Add(sum, row) seen = Identity(next) }, num_scan_inputs = 1> }
+    output_is_read_inside: An output that another node goes on from
+        (float[n,4] x) => (float[n,4] h, float[n,4] y) { h = Relu(x) y = Neg(h) }
+    constants_only: No inputs: it always answers the same
+        () => (float[1,4] y) <float[1,4] a = {1,2,3,4}, float[1,4] b = {1,1,1,1}> { y = Add(a, b) }
+    random_numbers: An output that is another at every run
+        (float[n,4] x) => (float[n,4] y, float[n,4] z) { y = Relu(x)
+        z = RandomUniformLike<high: float = 1, low: float = 0>(x) }
+    """,
+)
 
 
 @HALL.model(SERVED)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from edged.models.finding import Category, Stage
 from tests.integration.onnx_files import DTYPES
 from tests.zoo.exhibit import SERVED, Hall, refused
-from tests.zoo.parts import Dims, chain, constant, node, relu, value
+from tests.zoo.parts import Dims, chain, constant, node, value
 
 HALL = Hall()
 
@@ -42,61 +42,11 @@ for _name, (_how, _dimensions) in _DIMENSIONS.items():
 
 
 @HALL.model(SERVED)
-def output_type_left_away() -> onnx.ModelProto:
-    """An output without any type, as ONNX lets inner values be; runtimes infer it"""
-    proto = relu()
-    proto.graph.output[0].ClearField("type")
-    return proto
-
-
-@HALL.model(SERVED)
-def scalar_to_vector() -> onnx.ModelProto:
-    """A scalar in, two numbers out"""
-    nodes = node("Unsqueeze", "x zero", "row"), node("Concat", "row row", "y", axis=0)
-    ends: dict[str, Any] = {"inputs": [value("x", dims=[])], "outputs": [value("y", dims=[2])]}
-    return chain(*nodes, constants=[constant("zero", [0], np.int64)], **ends)
-
-
-@HALL.model(SERVED)
-def scalar_out() -> onnx.ModelProto:
-    """The sum of everything, a scalar"""
-    return chain(node("ReduceSum", "x", "y", keepdims=0), outputs=[value("y", dims=[])])
-
-
-@HALL.model(SERVED)
-def zero_size_input() -> onnx.ModelProto:
-    """An input that never has an element"""
-    return relu(inputs=[value("x", dims=[0, 4])], outputs=[value("y", dims=[0, 4])])
-
-
-HALL.models(
-    (SERVED,),
-    output_shape_left_away=("An output whose shape has to be inferred", relu(outputs=[value("y", dims=None)])),
-    zero_size_output=(
-        "Rows that are picked by a condition that never holds",
-        chain(node("Less", "x x", "never"), node("NonZero", "never", "y"), outputs=[value("y", "INT64", [2, "found"])]),
-    ),
-    zero_size_constant=(
-        "A constant without elements, joined to the input",
-        chain(node("Concat", "x nothing", "y", axis=0), constants=[constant("nothing", np.zeros((0, 4)))]),
-    ),
-)
-
-
-@HALL.model(SERVED)
 def types_inside() -> onnx.ModelProto:
     """Elements of four bits inside, which the protocol cannot carry, and FP32 at the ends"""
     weights = helper.make_tensor("weights", TensorProto.INT4, [4, 4], [(at % 16) - 8 for at in range(16)])
     nodes = node("DequantizeLinear", "weights scale", "wide"), node("MatMul", "x wide", "y")
     return chain(*nodes, constants=[weights, constant("scale", 0.5)], opset=21, ir=10)
-
-
-@HALL.model(SERVED)
-def quantized() -> onnx.ModelProto:
-    """INT8 inside, between QuantizeLinear and DequantizeLinear"""
-    constants = [constant("scale", 0.1), constant("zero", 0, np.int8)]
-    nodes = node("QuantizeLinear", "x scale zero", "narrow"), node("DequantizeLinear", "narrow scale zero", "y")
-    return chain(*nodes, constants=constants)
 
 
 def _each_of(datatypes: Iterable[str]) -> onnx.ModelProto:
@@ -112,18 +62,11 @@ def every_type_but_texts() -> onnx.ModelProto:
     return _each_of(each for each in DTYPES if each != "BYTES")
 
 
-# ONNX Runtime takes bfloat16 from Python as values of its own, and has none of texts.
+# ONNX Runtime takes bfloat16 from Python only as OrtValues, which cannot hold texts.
 @HALL.model(*refused(Stage.INFERENCE, Category.FAILED))
 def every_type_at_once() -> onnx.ModelProto:
     """An input and an output of each data type, texts beside bfloat16 among them"""
     return _each_of(DTYPES)
-
-
-@HALL.model(SERVED)
-def texts_read_as_numbers() -> onnx.ModelProto:
-    """Texts that have to be numbers, as clients of Triton send them"""
-    read = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.INT64)
-    return chain(read, inputs=[value("x", "BYTES", [1, 16])], outputs=[value("y", "INT64", [1, 16])])
 
 
 @HALL.model(SERVED)
@@ -137,10 +80,32 @@ def texts_to_numbers() -> onnx.ModelProto:
     return chain(label, domains={"ai.onnx.ml": 2}, **ends)
 
 
-@HALL.model(SERVED)
-def texts_made_inside() -> onnx.ModelProto:
-    """Numbers become texts"""
-    return chain(node("Cast", "x", "y", to=TensorProto.STRING), outputs=[value("y", "BYTES")])
+HALL.texts(
+    (SERVED,),
+    """
+    output_type_left_away: An output without any type, as ONNX lets inner values be; runtimes infer it
+        (float[n,4] x) => ( y) { y = Relu(x) }
+    scalar_to_vector: A scalar in, two numbers out
+        (float x) => (float[2] y) <int64[1] zero = {0}> { row = Unsqueeze(x, zero) y = Concat<axis = 0>(row, row) }
+    scalar_out: The sum of everything, a scalar
+        (float[n,4] x) => (float y) { y = ReduceSum<keepdims = 0>(x) }
+    zero_size_input: An input that never has an element
+        (float[0,4] x) => (float[0,4] y) { y = Relu(x) }
+    output_shape_left_away: An output whose shape has to be inferred
+        (float[n,4] x) => (float[] y) { y = Relu(x) }
+    zero_size_output: Rows that are picked by a condition that never holds
+        (float[n,4] x) => (int64[2,found] y) { never = Less(x, x) y = NonZero(never) }
+    zero_size_constant: A constant without elements, joined to the input
+        <float[0,4] nothing = {}> { y = Concat<axis = 0>(x, nothing) }
+    quantized: INT8 inside, between QuantizeLinear and DequantizeLinear
+        <float scale = {0.1}, int8 zero = {0}> { narrow = QuantizeLinear(x, scale, zero)
+        y = DequantizeLinear(narrow, scale, zero) }
+    texts_read_as_numbers: Texts that have to be numbers, as clients of Triton send them
+        (string[1,16] x) => (int64[1,16] y) { y = Cast<to = 7>(x) }
+    texts_made_inside: Numbers become texts
+        (float[n,4] x) => (string[n,4] y) { y = Cast<to = 8>(x) }
+    """,
+)
 
 
 def _strip(nodes: list[onnx.NodeProto], *constants: onnx.TensorProto) -> onnx.ModelProto:
@@ -155,11 +120,14 @@ def takes_only_long_inputs() -> onnx.ModelProto:
     return _strip([node("Conv", "x w", "y")], constant("w", np.ones((1, 1, 400)) / 400))
 
 
-# Nobody can guess the size, and clients who know it are answered: it may be served, or nothing be found to prove it by.
-@HALL.model(SERVED, *refused(Stage.INFERENCE, Category.FAILED))
-def takes_one_size_of_many() -> onnx.ModelProto:
-    """Any length is declared, and only 1001 is taken"""
-    return _strip([node("Reshape", "x sizes", "y")], constant("sizes", [1, 7, 11, 13], np.int64))
+HALL.texts(
+    (SERVED, *refused(Stage.INFERENCE, Category.FAILED)),
+    """
+    # The size cannot be guessed, but clients may know it: it may be served, or refused because no input is answered.
+    takes_one_size_of_many: Any length is declared, and only 1001 is taken
+        (float[n,1,length] x) => (float[] y) <int64[4] sizes = {1,7,11,13}> { y = Reshape(x, sizes) }
+    """,
+)
 
 
 @HALL.model(SERVED)

@@ -1,4 +1,4 @@
-"""What edged says of a model file, in the terms of the manifest."""
+"""edged's verdict on a model file, in the terms of the manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.zoo.exhibit import SERVED, Ending
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a model ended, what is told of one that is served, and the line that people read, if any."""
+    """How a model ended, the warnings of a served one, and the line for people, if any."""
 
     ending: Ending
     warnings: tuple[Category, ...]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import helper, numpy_helper
 
 from tests.integration.onnx_files import DTYPES
@@ -59,9 +60,17 @@ def chain(
     constants: Sequence[onnx.TensorProto] = (),
     **options: Any,
 ) -> onnx.ModelProto:
-    """From `x` to `y`, FP32 [n, 4] both, where nothing else is said; options are those of `model`."""
+    """From `x` to `y`, FP32 [n, 4] both by default; options are those of `model`."""
     ends = [value("x")] if inputs is None else inputs, [value("y")] if outputs is None else outputs
     return model(graph(nodes, *ends, constants), **options)
+
+
+def text(graph: str) -> onnx.ModelProto:
+    """A graph in ONNX's textual syntax (docs/Syntax.md of onnx). It may begin with its inputs and outputs; by default
+    those of `chain`. Braces around nodes alone may be left out."""
+    graph = graph.strip() if graph.strip()[0] in "(<" else f"{{ {graph} }}"
+    ends = "" if graph.startswith("(") else "(float[n,4] x) => (float[n,4] y)"
+    return model(onnx.parser.parse_graph(f"graph {ends} {graph}"))
 
 
 def relu(**options: Any) -> onnx.ModelProto:

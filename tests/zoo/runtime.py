@@ -1,4 +1,4 @@
-"""What ONNX Runtime itself says, asked in processes of their own: how far it reaches, and whether it takes a model."""
+"""ONNX Runtime itself, in separate processes: the versions that it supports, and whether it runs a model."""
 
 from __future__ import annotations
 

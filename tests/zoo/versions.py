@@ -55,7 +55,7 @@ _TOO_OLD = refused(Stage.OPSET, Category.OPSET_TOO_OLD)
 
 @FIXED.model(*_NO_OPSET)
 def opset_missing() -> onnx.ModelProto:
-    """Nothing is said of the operators' version"""
+    """No version of the operators"""
     proto = relu()
     del proto.opset_import[:]
     return proto
@@ -83,7 +83,7 @@ def opset_1() -> onnx.ModelProto:
     return chain(node("Relu", "x", "y", consumed_inputs=[0]), opset=1, ir=3)
 
 
-# A runtime that keeps 32 bits of it takes it for 17, and asked whether it takes this version it says so.
+# A runtime that keeps 32 bits of it reads 17 and supports that.
 @FIXED.model(SERVED, *refused(Stage.OPSET, Category.OPSET_TOO_NEW))
 def opset_beyond_32_bits() -> onnx.ModelProto:
     """Operators of a version that does not fit into 32 bits: cut off it would be 17"""
