@@ -7,7 +7,7 @@ import os
 # The daemon starts children by exec, never by a bare fork: gRPC's fork handlers would only complain about it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# What goes wrong is told in edged's words; gRPC would print its own beside them.
+# edged reports errors in its own words; gRPC would print its messages as well.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from edged.cli.app import app

@@ -1,4 +1,4 @@
-"""What the daemon reports of models, engines, cameras, load and events: it fills these types, the client returns them.
+"""Reports about models, engines, cameras, load and events: the daemon fills these types, the client returns them.
 
 `edged.message_mapper` copies them to and from the messages of protos/operations.proto, whose fields have these names.
 """
@@ -66,7 +66,7 @@ class InputShapes(Info, frozen=True):
 
 class Shapes(Info, frozen=True):
     """The shapes of a model with open dimensions. `policy` is any, refuse or learn; `ties` are the dimensions that
-    several inputs have in common, a line each; `learning` says what is being learnt from `requests`, which were
+    several inputs have in common, a line each; `learning` describes what is being learnt from `requests`, which were
     answered."""
 
     policy: str

@@ -1,8 +1,8 @@
-"""msgspec, for threads and for people: types made ready so that threads may share them, and its errors in plain words.
+"""msgspec for several threads, and its errors in plain words.
 
-What msgspec knows of a struct type it keeps at the type when the type is first decoded. While it is still collecting
-that, Python code runs, and a second thread that decodes the same type then uses a half-filled table and crashes the
-process (seen with msgspec 0.22). So every type is made ready under one lock before it is used.
+When msgspec first decodes a struct type, it stores a table at the type. Python code runs while it fills the table; a
+second thread that decodes the same type then uses a half-filled table and crashes the process (seen with msgspec 0.22).
+So `ready` prepares every type under one lock before it is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ready(kind: Any) -> Any: ...
 
 
 def ready(kind: Any) -> Any:
-    """The same type, which any thread may decode or convert to from now on."""
+    """Return the same type, prepared so that any thread may decode or convert to it."""
     if kind not in _READY:
         with _LOCK:
             msgspec.json.Decoder(kind)
@@ -50,21 +50,21 @@ _TYPES = {
 
 
 def explain(error: Exception, names: Sequence[str] = (), table: str = "an object") -> str:
-    """An error of msgspec in plain words: `shape[0]: expected a whole number, got a text`.
+    """Return an error of msgspec in plain words: `shape[0]: expected a whole number, got a text`.
 
-    `names` are those that may stand where it found an unknown one, `table` is what the format calls an object.
+    `names` are those that are allowed in place of an unknown one, `table` is the format's word for an object.
     """
     message, _, place = str(error).partition(" - at `")
     place = place.rstrip("`").removeprefix("key in ").lstrip("$.")
     if unknown := re.search(r"unknown field `(.*)`", message):
         close = difflib.get_close_matches(unknown[1], names, n=1)
         known = f"; there are {', '.join(names)}" if names else ""
-        said = f"unknown name {unknown[1]!r}" + (f"; did you mean {close[0]!r}?" if close else known)
+        text = f"unknown name {unknown[1]!r}" + (f"; did you mean {close[0]!r}?" if close else known)
     elif missing := re.search(r"missing required field `(.*)`", message):
-        said = f"{missing[1]!r} is missing"
+        text = f"{missing[1]!r} is missing"
     else:
         kinds = _TYPES | {"object": table}
         typed = re.sub(r"`([^`]+)`", lambda found: " or ".join(kinds.get(k, k) for k in found[1].split(" | ")), message)
         typed = typed.replace(" or nothing", "")
-        said = typed[:1].lower() + typed[1:] if typed.startswith(("Expected", "Input", "Invalid")) else typed
-    return f"{place}: {said}" if place else said
+        text = typed[:1].lower() + typed[1:] if typed.startswith(("Expected", "Input", "Invalid")) else typed
+    return f"{place}: {text}" if place else text

@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class ErrorCode(str, Enum):
-    """What went wrong, for programs. Clients compare the names: add codes, never rename one (docs/errors.md)."""
+    """The kind of an error, for programs. Clients compare the names: add codes, never rename one (docs/errors.md)."""
 
     INTERNAL = "INTERNAL"
     INVALID_REQUEST = "INVALID_REQUEST"
@@ -192,7 +192,7 @@ class BuildFailed(EdgedError, code=ErrorCode.BUILD_FAILED):
 class NotTaken(EngineUnusable, code=ErrorCode.MODEL_UNSUPPORTED):
     """A model that a runtime does not take. `why` is a word for programs: "refused", "unknown_operator",
     "unknown_domain", "not_implemented", "shape_outside" (a shape in external data) or "too_much_memory"; `operator` and
-    `node` are what it is about, as far as the runtime tells."""
+    `node` are what it is about, as far as the runtime reports it."""
 
     def __init__(self, message: str, why: str = "refused", operator: str = "", node: str = "") -> None:
         super().__init__(message)

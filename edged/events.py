@@ -1,4 +1,4 @@
-"""Events of the daemon: typed, numbered, and kept for a while, so that a client that was away can catch up.
+"""Events of the daemon: typed, numbered, and stored for a while, so that a client that was away can catch up.
 
 One event loop writes and reads. Sequence numbers start at 1 with the daemon and have no gaps; `EventLog.epoch`
 identifies the run of the daemon that they belong to.
@@ -38,7 +38,7 @@ class ModelRemoved(msgspec.Struct, frozen=True, tag="model_removed"):
 
 
 class ModelRepaired(msgspec.Struct, frozen=True, tag="model_repaired"):
-    """A model was repaired and taken in; `steps` says in short what was done."""
+    """A model was repaired and taken in; `steps` is a short list of the steps."""
 
     digest: str
     original: str
@@ -135,7 +135,7 @@ What: TypeAlias = (
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event; `unix_s` are seconds of the wall clock, which may jump; `sequence` tells the order."""
+    """One event; `unix_s` are seconds of the wall clock, which may jump; `sequence` has the order."""
 
     sequence: int
     unix_s: float

@@ -56,7 +56,7 @@ def unwritable(folder: Path) -> str:
 
 
 def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
-    """What is wrong with the disk that holds a folder, if an error is about the disk."""
+    """Return the problem of the disk that holds a folder, if an error is about the disk."""
     if error.errno in _FULL:
         return OutOfSpace(f"{where} is full; free some space or inodes ({error.strerror})")
     if error.errno in DISK_ERRORS:

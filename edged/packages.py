@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 
-# What `pyproject.toml` has for these extras; a test compares them.
+# As in `pyproject.toml` for these extras; a test compares them.
 EXTRAS = {
     "convert": ("onnxslim>=0.1.90",),
     "http": ("uvicorn>=0.34", "h11>=0.16"),

@@ -30,7 +30,7 @@ def to_array(name: str, datatype: str, shape: tuple[int, ...], data: memoryview 
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """The raw contents of an array; a view where no conversion is needed."""
+    """The raw contents of an array; a view if no conversion is needed."""
     if array.dtype == np.object_:
         return b"".join(struct.pack("<I", len(element)) + element for element in array.ravel().tolist())
     contiguous = np.ascontiguousarray(array)

@@ -1,7 +1,7 @@
 """Tensor names, dtypes and shapes, in the words of the Open Inference Protocol.
 
 A datatype is one of the protocol's names (`FP32`, `UINT8`, `BYTES`, ...). A shape is a tuple whose entries are a
-fixed size (`int`) or the name of a dynamic dimension (`str`, `"?"` where the model gives it no name).
+fixed size (`int`) or the name of a dynamic dimension (`str`, `"?"` if the model gives it no name).
 """
 
 from __future__ import annotations

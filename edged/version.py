@@ -1,3 +1,3 @@
-"""The one place that says which edged this is."""
+"""The version of edged."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What changed from one configuration to another. Pure."""
+"""Changes from one configuration to another. Pure."""
 
 from __future__ import annotations
 

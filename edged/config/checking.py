@@ -1,4 +1,4 @@
-"""Finds everything that is wrong with a configuration, and where each value comes from. Pure."""
+"""Finds all mistakes in a configuration, and the origin of each value. Pure."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def advice(name: str, table: Path, root: Table) -> str:
     close = nearest(name, here.names)
     elsewhere = [each for each in root.walk() if name in each.names and each is not here]
     if elsewhere:
-        belongs = f"it is a key of {_told(elsewhere)}"
+        belongs = f"it is a key of {_named(elsewhere)}"
         return f"{belongs}; did you mean `{close}` here?" if close else belongs
     if close:
         return f"did you mean `{close}`?"
     for other in root.walk():
         found = nearest(name, other.names)
         if found:
-            return f"did you mean `{found}` of {_told([other])}?"
-    return f"there are {', '.join(here.names)}"
+            return f"did you mean `{found}` of {_named([other])}?"
+    return f"known keys: {', '.join(here.names)}"
 
 
-def _told(tables: Sequence[Table]) -> str:
+def _named(tables: Sequence[Table]) -> str:
     at_top = ["the top of the file, before any table"] if any(not each.path for each in tables) else []
     return either([*(f"[{dotted(each.path)}]" for each in tables if each.path), *at_top])
 
@@ -93,7 +93,7 @@ class Source(msgspec.Struct, frozen=True):
 
     tree: dict[str, object] = {}
     places: Mapping[Path, Origin] = {}
-    whole: Origin = DEFAULT  # for what has no place of its own
+    whole: Origin = DEFAULT  # for values without a known place
 
     def has(self, path: Path) -> bool:
         """Whether it sets a key; for an item of a list, whether it sets the list."""
@@ -117,19 +117,19 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What is wrong with the value of a key, or with its name."""
+    """A mistake in the value or the name of a key."""
 
     path: Path
     message: str
 
 
 def faults(tree: Mapping[str, object], root: Table) -> Iterator[Fault]:
-    """Yield what is wrong with the values of one source."""
+    """Yield the mistakes in one source."""
     yield from _table(tree, root.kind, root.path, root)
 
 
 def contradictions(tree: Mapping[str, object], root: Table) -> Iterator[Fault]:
-    """Yield what is wrong between keys, each of which is valid alone."""
+    """Yield contradictions between keys that are valid alone."""
     found = [fault for table in root.tables for fault in _within(tree.get(table.path[-1]), table)]
     yield from found or _converted(tree, root)
 

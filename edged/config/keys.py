@@ -173,12 +173,12 @@ class Key(msgspec.Struct, frozen=True):
 
     @property
     def variable(self) -> str:
-        """What it is called in the environment."""
+        """Its name in the environment."""
         return variable(self.path)
 
     @property
     def allowed(self) -> str:
-        """What it takes, in words."""
+        """The values that it takes, in words."""
         return allowed(self.hint)
 
     @property
@@ -231,7 +231,7 @@ def without_index(name: str) -> str:
 
 
 def variable(path: Path) -> str:
-    """What a key or table is called in the environment: `EDGED_` and its names in capitals."""
+    """The name of a key or table in the environment: `EDGED_` and its names in capitals."""
     return _PREFIX + "_".join(path).upper()
 
 

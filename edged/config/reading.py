@@ -22,7 +22,7 @@ from edged.errors import ConfigError
 from edged.files import read_regular
 
 _PREFIX = "EDGED_"
-# What other parts of edged, clients above all, read under these names. A test holds it against the sources.
+# Variables that other parts of edged read, mostly clients. A test compares them with the sources.
 OTHERS = frozenset(
     {
         "EDGED_CA",
@@ -166,7 +166,7 @@ def key_lines(text: str) -> dict[Path, int]:
         try:
             tree = msgspec.toml.decode(statement)
         except (msgspec.DecodeError, ValueError, RecursionError):
-            continue  # it goes on in the next line
+            continue  # the statement continues in the next line
         header, statement = statement.lstrip(), ""
         names = _names(tree)
         if header.startswith("[["):
@@ -201,7 +201,7 @@ def _within(names: Path, entries: dict[Path, int]) -> Path:
     return path
 
 
-Options: TypeAlias = Mapping[str, tuple[str, object]]  # by key of the first level: the option's name, and what it says
+Options: TypeAlias = Mapping[str, tuple[str, object]]  # by key of the first level: the option's name and value
 
 _NOTHING: Mapping[str, str] = {}
 _NO_OPTIONS: Options = {}
@@ -209,7 +209,7 @@ _LINE = re.compile(r" \(at line (\d+), column \d+\)")
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What was read. If there are problems, `config` is the valid part. `sources`: lowest priority first."""
+    """The result of reading. If there are problems, `config` is the valid part. `sources`: lowest priority first."""
 
     config: Config
     problems: tuple[Problem, ...]

@@ -134,7 +134,7 @@ def value_at(config: msgspec.Struct, path: Path) -> object:
 
 
 def lines(reading: Reading, with_origin: bool) -> Iterator[str]:
-    """Yield the lines of a file that sets everything; `with_origin` adds where each value comes from."""
+    """Yield the lines of a file that sets every key; `with_origin` adds the origin of each value."""
     by_path = {row.path: row for row in rows(reading)}
     for table in tables().walk():
         yield from _table_lines(table, reading, by_path, with_origin)

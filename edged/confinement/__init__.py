@@ -1,4 +1,4 @@
-"""What edged's own child processes may reach: no more than the model at hand and the libraries that answer it.
+"""Confinement of edged's child processes to their model and the runtime's libraries.
 
 Engine hosts, the tracker and one-shot children parse files of strangers with runtimes written in C++. A file that takes
 one over finds: no file but those of the job (Landlock), no network and no new process (seccomp), no signal to others,

@@ -1,4 +1,4 @@
-"""What confined processes may reach: the files of their job, the interpreter, libraries, facts of the box and devices.
+"""Files that confined processes may use: those of their job, the interpreter, libraries, facts of the box, devices.
 
 `use` sets this process's mode once, before it starts the first child.
 """
@@ -40,7 +40,7 @@ _FILES_BY_VARIABLE = ("LD_PRELOAD", "SSL_CERT_FILE")
 
 
 class Reach(NamedTuple):
-    """What a process may reach for its job: `reads` and `writes` are files or folders, which need not exist."""
+    """The files that a process may use for its job: `reads` and `writes` are files or folders, which need not exist."""
 
     mode: Mode = "on"
     reads: tuple[str, ...] = ()

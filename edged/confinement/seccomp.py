@@ -91,7 +91,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "sethostname": (170, 161),
     "setdomainname": (171, 162),
     "fanotify_init": (300, 262),
-    # What Landlock does not look at: who may open a file, and when it was changed.
+    # Not covered by Landlock: changes of a file's permissions, owner and times.
     "chmod": (90, None),
     "fchmodat": (268, 53),
     "fchmodat2": (452, 452),
@@ -117,7 +117,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
 _CLONE, _CLONE3, _IOCTL, _PRLIMIT = (56, 220), (435, 435), (16, 29), (302, 261)
 _KILL, _TGKILL = (62, 129), (234, 131)
 _FCNTL, _PRCTL = (72, 25), (157, 167)
-# What other processes of the same user have of processors and disk. By a number: sched_setscheduler, sched_setparam,
+# Priorities of other processes of the same user. By a number: sched_setscheduler, sched_setparam,
 # sched_setattr, sched_setaffinity. By what the number is of, and then the number: setpriority, ioprio_set.
 _SCHEDULING = ((144, 119), (142, 118), (314, 274), (203, 122))
 _NICENESS, _IO_PRIORITY = (141, 140), (251, 30)

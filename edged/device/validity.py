@@ -2,8 +2,8 @@
 
 Left out on purpose: the kernel and distribution (`os.*`, `libc.version`), Python, a CPU box's memory and cgroup limits,
 the number of CPUs, `cpu.features` (`cpu.isa` in readable form), the PCI address, the toolkit besides the CUDA runtime
-(`cuda.version`), and `nvidia.state`, which says whether to build now, not what was built. They change with every update
-of the box while engines keep giving the same answers.
+(`cuda.version`), and `nvidia.state`, which only decides whether to build now. They change with every update of the box
+while engines give the same answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ONNXRUNTIME = (
 _OPENVINO = ("runtime.openvino",)  # a blob of another version is refused
 
 _CUDA_DEVICE = (
-    "gpu.{}.name",  # stands for what only CUDA tells and TensorRT warns about: L2, shared memory, textures
+    "gpu.{}.name",  # stands for properties that only CUDA knows and TensorRT warns about: L2, shared memory, textures
     "gpu.{}.compute_capability",  # machine code is of one capability
     "gpu.{}.integrated",  # one of the warned-about properties
     "gpu.{}.memory_mb",  # tactics are chosen within it
@@ -44,13 +44,13 @@ _NVIDIA = (
     "cuda.runtime",  # libcudart of the system: kernels are compiled and launched through it
     "runtime.cuda",  # the same from a wheel
     "jetson.l4t",  # driver, firmware and CUDA of a Jetson come as one
-    "jetson.module",  # tells modules of one SoC and GPU name apart: they differ in multiprocessors and memory
-    "jetson.soc",  # the GPU's generation where no driver tells
+    "jetson.module",  # distinguishes modules of one SoC and GPU name, which differ in multiprocessors and memory
+    "jetson.soc",  # the GPU's generation if no driver reports it
     "jetson.power_mode",  # switches multiprocessors off, and timings were taken in it
 )
 
 _CUDNN = (
-    "cudnn.version",  # convolutions of ONNX Runtime's CUDA provider are its
+    "cudnn.version",  # ONNX Runtime's CUDA provider uses its convolutions
     "runtime.cudnn",  # the same from a wheel
 )
 
@@ -61,12 +61,12 @@ _TENSORRT = (
 )
 
 _TENSORRT_RTX = (
-    "runtime.tensorrt_rtx",  # a library of its own: the system's TensorRT has no part in it
+    "runtime.tensorrt_rtx",  # a separate library, independent of the system's TensorRT
     "cpu.arch",  # as for TensorRT
 )
 
 _INTEL_GPU = (
-    "cpu.arch",  # the blob's host part
+    "cpu.arch",  # the part of the blob for the host
     "intel.gpu.{}.device",  # kernels are compiled for one GPU
     "intel.gpu.{}.driver",  # i915 or xe: other limits and other paths in the driver
     "intel.gpu.{}.driver_version",  # of one built outside the kernel
@@ -76,7 +76,7 @@ _INTEL_GPU = (
 )
 
 _INTEL_NPU = (
-    "cpu.arch",  # the blob's host part
+    "cpu.arch",  # the part of the blob for the host
     "intel.npu.{}.device",  # a blob is of one NPU generation
     "intel.npu.{}.driver",  # the kernel's half of the driver
     "intel.npu.{}.driver_version",  # of one built outside the kernel
@@ -97,8 +97,8 @@ _RELEVANT: Mapping[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-# What an engine was built and measured on, but is not compiled into it: if only these change, the engine may still
-# work, which is found out by running it and comparing its answers. The instruction set is not among them.
+# Facts that an engine was built and measured with but that are not compiled into it: if only these change, the engine
+# may still work, so it is run and its answers are compared. The instruction set is not among them.
 _DRIVER = re.compile(
     r"""(?x)
     nvidia\.(driver | kernel_module) | jetson\.(l4t | power_mode)

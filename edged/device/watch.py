@@ -1,4 +1,4 @@
-"""Detects that drivers or libraries may have changed on disk; the fingerprint tells what changed.
+"""Detects that drivers or libraries may have changed on disk; the fingerprint shows what changed.
 
 Folders are watched, not files: a package manager renames a new file over the old one, which a watch on the file itself
 misses. A slow poll complements the watch, since a kernel module or a power mode changes without a file.

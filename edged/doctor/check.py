@@ -2,7 +2,7 @@
 
 A check that hangs, crashes or takes too long is one line of the report, and never its end. Steps that read files run in
 threads of their own, since a file of /sys or a dead network disk may never answer; heavy ones start children, of which
-two run at a time, so that a box that serves goes on serving.
+two run at a time, so that a serving box continues to serve.
 
 Names of checks are for programs, too: they stay as they are once published. docs/doctor.md explains each.
 """
@@ -84,8 +84,8 @@ class Name(str, enum.Enum):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """`subject` is the runtime, folder or model that was checked; empty if the name says it. `message` and `remedy` are
-    a line each; a remedy is given for what is wrong or may become so."""
+    """The outcome of one check. `subject` is the runtime, folder or model; empty if the name is enough. `message` and
+    `remedy` are one line each; a remedy is given for warnings and what is wrong."""
 
     name: Name
     subject: str
@@ -133,7 +133,7 @@ class Report(msgspec.Struct, frozen=True):
         return not any(check.result in bad for check in self.checks)
 
     def counts(self) -> dict[str, int]:
-        """How many checks there are of each result."""
+        """The number of checks by result."""
         return {result.value: sum(check.result is result for check in self.checks) for result in Result}
 
 

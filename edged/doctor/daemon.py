@@ -29,7 +29,7 @@ _HOST = re.compile(rf"-m\0{re.escape(HOST_MODULE)}\0(\d+)\0(\w+)\0")
 
 
 class DaemonState(msgspec.Struct, frozen=True):
-    """What a daemon reports."""
+    """The state that a daemon reports."""
 
     status: StatusInfo
     models: tuple[ModelInfo, ...]
@@ -44,7 +44,7 @@ class DaemonState(msgspec.Struct, frozen=True):
 
 
 class Socket(msgspec.Struct, frozen=True):
-    """The daemon's socket: who listens, as far as the kernel says, and why it refuses connections; empty if not."""
+    """The daemon's socket: the process that listens, if the kernel reports it, and why it refuses connections."""
 
     path: str
     exists: bool

@@ -216,13 +216,13 @@ def power_mode(root: Root, facts: Mapping[str, str]) -> Iterator[Check]:
     jetson = facts.get("jetson.power_mode", "")
     if jetson:
         slower = "; engines are timed and keyed in it, and nvpmodel -m 0 is full speed"
-        yield ok(Name.POWER_MODE, f"nvpmodel says {jetson}{'' if jetson.startswith('MAXN') else slower}", "nvpmodel")
+        yield ok(Name.POWER_MODE, f"power mode {jetson}{'' if jetson.startswith('MAXN') else slower}", "nvpmodel")
     elif facts.get("jetson.l4t"):
-        yield unknown(Name.POWER_MODE, "nvpmodel does not say which power mode is set", "nvpmodel")
+        yield unknown(Name.POWER_MODE, "nvpmodel does not report the power mode", "nvpmodel")
     governed = {check for folder in root.glob(f"{_CPUS}/cpufreq") if (check := _clock(root, folder)) is not None}
     yield from sorted(governed, key=str)
     if not governed and not facts.get("jetson.l4t"):
-        yield unknown(Name.POWER_MODE, "nothing here says how the processors' clock is governed")
+        yield unknown(Name.POWER_MODE, "the kernel does not report a governor of the processors' clock")
 
 
 def _clock(root: Root, folder: str) -> Check | None:
@@ -248,7 +248,7 @@ def throttling(root: Root) -> Iterator[Check]:
     volt = [path for path in root.glob("sys/class/hwmon/hwmon*/name") if _text(root, path) == "rpi_volt"]
     firmware = [path for pattern in _PI for path in root.glob(pattern)]
     now, before = list(_pi(root, firmware)), [*_overcurrent(root), *_cores(root)]
-    # The firmware's word says the same as the sensor.
+    # The firmware's word has the same information as the sensor.
     if not firmware and any(_number(root, f"{path.rpartition('/')[0]}/in0_lcrit_alarm") for path in volt):
         now.append((True, _PI_NOW[0]))
     for is_now, event in [*now, *before]:
@@ -256,8 +256,12 @@ def throttling(root: Root) -> Iterator[Check]:
         yield (wrong if is_now else warning)(Name.THROTTLING, message, remedy)
     if now or before:
         return
-    tells = firmware or volt or root.glob(_OVERCURRENT) or root.glob(f"{_CPUS}/thermal_throttle/core_throttle_count")
-    yield ok(Name.THROTTLING, "none since the start") if tells else unknown(Name.THROTTLING, "nothing here tells")
+    reports = firmware or volt or root.glob(_OVERCURRENT) or root.glob(f"{_CPUS}/thermal_throttle/core_throttle_count")
+    yield (
+        ok(Name.THROTTLING, "none since the start")
+        if reports
+        else unknown(Name.THROTTLING, "the box does not report it")
+    )
 
 
 def _pi(root: Root, paths: Iterable[str]) -> Iterator[tuple[bool, str]]:
@@ -307,7 +311,7 @@ def temperature(root: Root) -> Iterator[Check]:
 
 
 def _trips(root: Root, folder: str) -> dict[str, float]:
-    """The lowest temperatures at which a zone slows down ("passive") and stops ("critical"), as far as it says."""
+    """The lowest temperatures at which a zone slows down ("passive") and stops ("critical"), if it reports them."""
     found: dict[str, float] = {}
     for path in root.glob(f"{folder}/trip_point_*_type"):
         kind, at = _text(root, path), _degrees(root, path.removesuffix("_type") + "_temp")

@@ -180,7 +180,7 @@ def _step(name: Name, model: str, ask: Callable[[str], Awaitable[Sequence[Check]
 
 
 def _inspect(path: str) -> str:
-    """The command that says more about a model's file."""
+    """The command that shows more about a model's file."""
     return f"see: edged inspect {path}"
 
 
@@ -231,8 +231,8 @@ def shapes(model: Model) -> Check:
         profile = model.profile
     except Unsuitable as error:
         inputs = " ".join(f"--set 'profile.{spec.name}=SMALLEST USUAL LARGEST'" for spec in dynamic)
-        message = f"{named} may have any size and nothing says which: {error}"
-        remedy = f"say which sizes come, such as 1x3x320x320: edged models add … {inputs}"
+        message = f"{named} may have any size, and no range is set: {error}"
+        remedy = f"set the range of sizes, such as 1x3x320x320: edged models add … {inputs}"
         return warning(Name.SHAPES, message, remedy, model.name)
     return ok(Name.SHAPES, f"{named}: engines are built for {profile}", model.name)
 
@@ -303,7 +303,7 @@ def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: boo
 
 
 def placement(model: str, engines: Iterable[EngineInfo]) -> Check:
-    """Check where the nodes of the engine that serves run, or of the best if none serves."""
+    """Check the devices that run the nodes of the serving engine, or of the best if none serves."""
     engine = _best(engines)
     if engine is None:
         return unknown(Name.PLACEMENT, "the model has no engine to check", model)

@@ -1,4 +1,4 @@
-"""One run of all checks: what is asked of a box and its models, in which order, and the report of it."""
+"""One run of all checks of a box and its models, and its report."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ from edged.errors import EdgedError, InvalidInput, Unsupported
 
 _PROBE_SECONDS = 30.0
 _ORDER = {name: rank for rank, name in enumerate(Name)}
-_OF_THIS_BOX = (
-    "runtimes, extras, limits, folders, daemon and models: they are asked of the box itself, and this is a record"
-)
+_OF_THIS_BOX = "runtimes, extras, limits, folders, daemon and models: a recorded box cannot be asked for them"
 # The user of a recorded box is not known; root may use every node.
 _ROOT = User(0, frozenset((0,)), "root")
 
 
 class CheckOptions(msgspec.Struct, frozen=True):
-    """What to check. `model` is the only one, by name or file; empty for every one.
+    """The scope of the checks. `model` is the only one, by name or file; empty for all models.
 
     `target` is the daemon to ask, empty for none; `is_named`: it was named, so that its silence is wrong. `seconds`
     bounds everything. `models` are those that a configuration names, by name.
@@ -102,7 +100,7 @@ async def _check_live(
 
 
 async def _query(target: str, socket: Socket | None) -> DaemonState | EdgedError:
-    """What the daemon reports, or why it does not answer."""
+    """The daemon's report, or why it does not answer."""
     if socket is not None and socket.refusal:
         return Unsupported(f"no daemon answers at {target}: {socket.refusal}")
     try:
@@ -134,7 +132,7 @@ def _daemon_checks(
 
 
 def _box_steps(root: Root, fingerprint: Fingerprint, user: User) -> list[Step]:
-    """What files say, of this box or of a recorded one."""
+    """Checks that read files, of this box or of a recorded one."""
     facts = fingerprint.facts
     node_facts = facts if root.exists("dev") else {}  # records have no nodes
     battery = "sys/class/rtc/rtc[0-9]*"
@@ -154,7 +152,7 @@ def _box_steps(root: Root, fingerprint: Fingerprint, user: User) -> list[Step]:
 
 
 def _live_steps(wanted: CheckOptions, daemon_pid: int | None, user: User, view: StoreView) -> list[Step]:
-    """What the kernel says of this process or of the daemon, the folders, the store, and the clock."""
+    """Checks of the limits of this process or the daemon, the folders, the store and the clock."""
     state, cache, owner = wanted.state, wanted.cache, user.uid if daemon_pid else None
     return [
         plain(

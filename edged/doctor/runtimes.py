@@ -103,7 +103,7 @@ async def _refusal(job: jobs.TryProvider | jobs.ImportPackage) -> str:
 
 
 def loaded_runtime(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> Iterator[Check]:
-    """Check a runtime that was imported. `packaged` is its version as its package or file says."""
+    """Check a runtime that was imported. `packaged` is the version of its package or file."""
     if packaged and not registry.agree(loaded.version, packaged):
         yield wrong(
             Name.RUNTIME,
@@ -114,7 +114,7 @@ def loaded_runtime(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> I
     else:
         yield ok(Name.RUNTIME, f"{loaded.version} loads", backend)
     if not loaded.opset or not loaded.ir_version:
-        message = "it takes not even a model of one node of opset 13"
+        message = "it does not even accept a model of one node of opset 13"
         yield wrong(Name.OPSET, message, _reinstall(backend), backend)
     else:
         taken = [_up_to(what, most) for what, most in (("opset", loaded.opset), ("IR version", loaded.ir_version))]

@@ -53,7 +53,7 @@ def meminfo(root: Root) -> dict[str, int]:
 def memory(known: Mapping[str, int]) -> Check:
     """Check `/proc/meminfo`, in MiB."""
     if "MemTotal" not in known or "MemAvailable" not in known:
-        return unknown(Name.MEMORY, "/proc/meminfo does not tell how much memory there is")
+        return unknown(Name.MEMORY, "/proc/meminfo does not have the size of the memory")
     total, available = known["MemTotal"], known["MemAvailable"]
     message = f"{available} of {total} MiB are available"
     remedy = "stop what else uses memory (see: ps aux --sort=-rss), or take a smaller model"
@@ -65,10 +65,10 @@ def memory(known: Mapping[str, int]) -> Check:
 
 
 def swap(known: Mapping[str, int]) -> Check:
-    """Check swap: a box without swap is well; one that uses it is not, since engines then wait for a card."""
+    """Check swap: a box without swap is fine; one that uses it is slow, since engines wait for the card."""
     total, free = known.get("SwapTotal"), known.get("SwapFree")
     if total is None or free is None:
-        return unknown(Name.SWAP, "/proc/meminfo does not tell of swap")
+        return unknown(Name.SWAP, "/proc/meminfo does not have the size of the swap")
     if total and total - free > _SWAPPING * total:
         message = f"{total - free} of {total} MiB of swap are in use; answers wait for the disk"
         return warning(Name.SWAP, message, "free some memory; take smaller or fewer models")
@@ -82,7 +82,7 @@ def memory_limit(root: Root) -> Check:
     events = system.cgroup_text(root, "memory", "memory.events", "memory.oom_control") or ""
     killed = re.search(r"^oom_kill ([1-9][0-9]{0,14})$", events, re.MULTILINE)
     if killed:
-        message = f"the kernel has killed {killed[1]} processes in this cgroup for want of memory"
+        message = f"the kernel has killed {killed[1]} processes in this cgroup because memory ran out"
         return warning(Name.MEMORY_LIMIT, message, f"{raise_it}, or lower build.memory_mb")
     if limit is None:
         return ok(Name.MEMORY_LIMIT, "no cgroup limits this process below the box's memory")
@@ -251,9 +251,9 @@ def clock(installed_at: float, latest_engine: float, now: float | None = None) -
         if seconds < then - _LEEWAY_SECONDS:
             past = _moment(then)
             date = f"{then:g} seconds since 1970" if past is None else f"{past:%Y-%m-%d}"
-            return wrong(Name.CLOCK, f"the clock says {shown}, which is {what} ({date})", _SET)
+            return wrong(Name.CLOCK, f"the clock is at {shown}, which is {what} ({date})", _SET)
     if moment.year > _LAST_YEAR:
-        return wrong(Name.CLOCK, f"the clock says {shown}", _SET)
+        return wrong(Name.CLOCK, f"the clock is at {shown}", _SET)
     return ok(Name.CLOCK, f"it is {shown}")
 
 
@@ -265,18 +265,18 @@ def _moment(seconds: float) -> datetime.datetime | None:
 
 
 def is_synchronized(root: Root) -> bool | None:
-    """Whether the clock is kept right: systemd's mark, otherwise the kernel's. None if neither tells."""
+    """Whether the clock is synchronised, by systemd's mark or the kernel's. None if neither is available."""
     if root.exists(_SYNCHRONIZED):
         return True
     return _kernel_is_synchronized() if root.is_live else None
 
 
 def clock_sync(synchronized: bool | None, has_battery: bool) -> Check:
-    """Check who keeps the clock. `has_battery`: the box has a clock that runs while it is off."""
+    """Check whether the clock is synchronised. `has_battery`: the box has a clock that runs while it is off."""
     if synchronized is None:
-        return unknown(Name.CLOCK_SYNC, "nothing tells whether the clock is kept by NTP")
+        return unknown(Name.CLOCK_SYNC, "it is unknown whether NTP synchronises the clock")
     if synchronized:
-        return ok(Name.CLOCK_SYNC, "it is kept by NTP")
+        return ok(Name.CLOCK_SYNC, "NTP synchronises it")
     more = "" if has_battery else ", and the box has no battery clock: it may start in the past"
     remedy = "timedatectl set-ntp true, or install chrony"
     return warning(Name.CLOCK_SYNC, f"the clock is not synchronised{more}", remedy)

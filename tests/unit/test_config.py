@@ -42,7 +42,7 @@ def test_load_file(tmp_path: Path, text: str | bytes, config: Config) -> None:
     ("text", "words"),
     [
         ("[hosts]\narena = 5", "did you mean `arena_mb`"),
-        ("qqqqqqqq = 1", "there are listen, state"),
+        ("qqqqqqqq = 1", "known keys: listen, state"),
         ("listen = [5]", "listen"),
         ("stop_seconds = nan", "stop_seconds"),
         ("listen = [", "not valid TOML"),

@@ -65,7 +65,7 @@ def test_doctor_recorded_box_is_checked_without_this_one(name: str) -> None:
     names = {check["name"] for check in found["checks"]}
     assert {"driver", "memory", "clock_sync"} <= names <= {name.value for name in Name}
     assert not names & {"runtime", "daemon", "state_folder", "descriptors", "model"}
-    assert "asked of the box itself" in found["left_out"][0]
+    assert len(found["left_out"]) == 1
     assert not any("failed" in check["message"] for check in found["checks"])
     is_pending = name == "desktop-reboot-pending"
     assert (found["ok"], ran.exit_code) == (not is_pending, int(is_pending))
@@ -190,7 +190,7 @@ PSTATE = SLOW | {f"{CPU}/cpufreq/scaling_driver": "intel_pstate"}
         (PSTATE, {}, "ok cpufreq: governor powersave of intel_pstate"),
         (PSTATE | CAPPED, {}, "warning cpufreq: processors are capped at 600 of 2400 MHz"),
         ({}, {}, "unknown"),
-        ({}, {"jetson.power_mode": "15W"}, "ok nvpmodel: nvpmodel says 15W; engines are timed"),
+        ({}, {"jetson.power_mode": "15W"}, "ok nvpmodel: power mode 15W; engines are timed"),
         ({}, {"jetson.l4t": "36.4"}, "unknown nvpmodel"),
     ],
 )
@@ -347,7 +347,12 @@ def test_arena_that_a_sandbox_forbids_is_wrong(monkeypatch: pytest.MonkeyPatch) 
     [
         (NOW, NOW - DAY, NOW - DAY, "ok"),
         (NOW, NOW + 60, NOW + 60, "ok"),  # two clocks are never equal
-        (100.0, NOW, 0.0, "wrong : the clock says 1970-01-01 00:01:40 UTC, which is before edged was installed (2026-"),
+        (
+            100.0,
+            NOW,
+            0.0,
+            "wrong : the clock is at 1970-01-01 00:01:40 UTC, which is before edged was installed",
+        ),
         (NOW, NOW - DAY, NOW + DAY, "wrong"),
         (NOW, 0.0, 1e30, "wrong"),
         (5e9, NOW, NOW, "wrong"),
