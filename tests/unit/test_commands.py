@@ -142,7 +142,7 @@ def every_command(desk: Desk) -> list[Callable[[Selection], object]]:
     ]
 
 
-def test_a_selection_that_selects_nothing_or_too_much_is_refused_by_every_command(desk: Desk) -> None:
+def test_commands_refuse_an_empty_or_ambiguous_selection(desk: Desk) -> None:
     for command in every_command(desk):
         for selection in (
             Selection(),
@@ -153,7 +153,7 @@ def test_a_selection_that_selects_nothing_or_too_much_is_refused_by_every_comman
                 command(selection)
 
 
-def test_a_model_or_an_engine_that_is_not_there_is_not_found_by_any_command(desk: Desk) -> None:
+def test_commands_of_an_unknown_model_or_engine_are_not_found(desk: Desk) -> None:
     desk.have()
     for command in every_command(desk):
         for selection in (
@@ -165,7 +165,7 @@ def test_a_model_or_an_engine_that_is_not_there_is_not_found_by_any_command(desk
                 command(selection)
 
 
-def test_the_beginning_of_a_key_is_enough_when_it_is_not_too_short(desk: Desk) -> None:
+def test_select_by_a_key_prefix(desk: Desk) -> None:
     engine = desk.have()
     for command in every_command(desk):
         with pytest.raises(InvalidInput, match="too short"):
@@ -176,7 +176,7 @@ def test_the_beginning_of_a_key_is_enough_when_it_is_not_too_short(desk: Desk) -
         desk.commands.verify(Selection(model="n", engine=engine.digest[:6]))
 
 
-def test_a_beginning_that_several_keys_have_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_select_by_an_ambiguous_prefix_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands_module, "_SHORTEST", 1)
     of = model(backends="openvino,onnxruntime", threads="1,2,3,4,5,6,7,8")
     desk.models["m"].plan(of, desired(box(), of))
@@ -189,7 +189,7 @@ def test_a_beginning_that_several_keys_have_is_refused(desk: Desk, monkeypatch: 
     assert keys(desk.commands.rebuild(Selection(model="m", engine=whole), True)) == (whole,)
 
 
-async def test_a_key_that_two_models_share_is_one_engine_and_is_built_once(desk: Desk) -> None:
+async def test_rebuild_engine_of_two_models_builds_once(desk: Desk) -> None:
     desk.plan("n", "m")
     assert desk.digests("m") == desk.digests("n")
     for name in "mn":
@@ -206,7 +206,7 @@ async def test_a_key_that_two_models_share_is_one_engine_and_is_built_once(desk:
 # -- rebuild --------------------------------------------------------------------------------------------------------
 
 
-def test_rebuilding_builds_what_is_not_there_and_leaves_what_is(desk: Desk) -> None:
+def test_rebuild_builds_missing_engines_only(desk: Desk) -> None:
     desk.have(number=1)
     assert keys(desk.commands.rebuild(M, False)) == (desk.digests()[0], desk.digests()[2])
     assert [e.request for e in desk.models["m"].engines.values()] == [Request.BUILD, Request.NONE, Request.BUILD]
@@ -215,7 +215,7 @@ def test_rebuilding_builds_what_is_not_there_and_leaves_what_is(desk: Desk) -> N
     assert desk.wakes == 1
 
 
-def test_rebuilding_by_force_builds_everything_that_is_selected(desk: Desk) -> None:
+def test_rebuild_by_force_builds_every_selected_engine(desk: Desk) -> None:
     desk.have(number=1)
     desk.have(number=2, accepted=False)
     assert keys(desk.commands.rebuild(M, True)) == desk.digests()
@@ -223,7 +223,7 @@ def test_rebuilding_by_force_builds_everything_that_is_selected(desk: Desk) -> N
 
 
 @pytest.mark.parametrize("state", [S.FAILED, S.QUARANTINED, S.EVICTED, S.UNSUITABLE])
-def test_rebuilding_tries_whatever_kept_an_engine_from_being_there(desk: Desk, state: EngineState) -> None:
+def test_rebuild_retries_quarantined_and_failed_engines(desk: Desk, state: EngineState) -> None:
     engine = desk.engine()
     if state in (S.FAILED, S.UNSUITABLE):
         engine.move(S.QUEUED)
@@ -236,7 +236,7 @@ def test_rebuilding_tries_whatever_kept_an_engine_from_being_there(desk: Desk, s
     assert desk.log.of(engine.digest).failures == 0
 
 
-def test_a_rejected_engine_is_rebuilt_only_when_it_is_named_or_by_force(desk: Desk) -> None:
+def test_rebuild_rejected_engine_only_if_named_or_by_force(desk: Desk) -> None:
     engine = desk.have(accepted=False)
     assert engine.digest not in keys(desk.commands.rebuild(M, False))
     assert engine.request is Request.NONE
@@ -244,14 +244,14 @@ def test_a_rejected_engine_is_rebuilt_only_when_it_is_named_or_by_force(desk: De
     assert engine.request is Request.BUILD
 
 
-def test_what_is_to_be_built_by_force_is_not_tried_with_other_files(desk: Desk) -> None:
+def test_rebuild_by_force_skips_the_trial(desk: Desk) -> None:
     desk.engine(number=1).trial = desk.engine(number=2).trial = "source"
     desk.commands.rebuild(desk.selection(number=1), True)
     assert desk.engine(number=1).trial == ""
     assert desk.engine(number=2).trial == "source"
 
 
-async def test_what_is_being_made_is_told_of_and_not_made_twice(desk: Desk) -> None:
+async def test_rebuild_engine_in_progress_is_followed_not_repeated(desk: Desk) -> None:
     desk.builder.gate.clear()
     await desk.look()
     reference = desk.engine(number=0)
@@ -266,7 +266,7 @@ async def test_what_is_being_made_is_told_of_and_not_made_twice(desk: Desk) -> N
 # -- verify ---------------------------------------------------------------------------------------------------------
 
 
-def test_only_what_is_in_the_store_can_be_verified(desk: Desk) -> None:
+def test_verify_engine_without_files_is_refused(desk: Desk) -> None:
     with pytest.raises(Refused, match="none of the selected engines is in the store"):
         desk.commands.verify(M)
     engine = desk.have()
@@ -279,7 +279,7 @@ def test_only_what_is_in_the_store_can_be_verified(desk: Desk) -> None:
 # -- cancel ---------------------------------------------------------------------------------------------------------
 
 
-async def test_cancelling_ends_what_is_made_what_waits_and_what_is_wished(desk: Desk) -> None:
+async def test_cancel_ends_running_queued_and_requested_builds(desk: Desk) -> None:
     ready = desk.have(number=2)
     ready.request = Request.BUILD
     desk.have("n", 1)
@@ -300,7 +300,7 @@ async def test_cancelling_ends_what_is_made_what_waits_and_what_is_wished(desk: 
 # -- pin and evict --------------------------------------------------------------------------------------------------
 
 
-def test_pinning_is_for_what_the_store_holds(desk: Desk) -> None:
+def test_pin_engine_without_files_is_refused(desk: Desk) -> None:
     with pytest.raises(NotFound):
         run(desk.commands.pin(M))
     engine = desk.have()
@@ -317,7 +317,7 @@ def spare(desk: Desk) -> PlannedEngine:
     return desk.have(number=2, cost=0.6)
 
 
-def test_evicting_an_engine_removes_its_files_and_remembers_it(desk: Desk) -> None:
+def test_evict_removes_files_and_keeps_the_record(desk: Desk) -> None:
     engine = spare(desk)
     assert run(desk.commands.evict(desk.selection(number=2))) == (engine.digest,)
     assert (engine.state, engine.is_usable) == (S.EVICTED, False)
@@ -327,7 +327,7 @@ def test_evicting_an_engine_removes_its_files_and_remembers_it(desk: Desk) -> No
     assert run(desk.commands.evict(desk.selection(number=2))) == (), "it has nothing more to give"
 
 
-def test_what_serves_is_not_evicted(desk: Desk) -> None:
+def test_evict_serving_engine_is_refused(desk: Desk) -> None:
     engine = spare(desk)
     serve(desk.models["m"], engine.digest)
     with pytest.raises(Refused, match="it serves or soon will"):
@@ -335,7 +335,7 @@ def test_what_serves_is_not_evicted(desk: Desk) -> None:
     assert engine.state is S.READY
 
 
-def test_what_is_pinned_is_not_evicted(desk: Desk) -> None:
+def test_evict_pinned_engine_is_refused(desk: Desk) -> None:
     engine = spare(desk)
     desk.store.pin(engine.digest)
     with pytest.raises(Refused, match="pinned; unpin it first"):
@@ -344,21 +344,21 @@ def test_what_is_pinned_is_not_evicted(desk: Desk) -> None:
     assert run(desk.commands.evict(desk.selection(number=2))) == (engine.digest,)
 
 
-def test_a_model_whose_engines_are_all_needed_is_told_so(desk: Desk) -> None:
+def test_evict_model_with_needed_engines_only_is_refused(desk: Desk) -> None:
     desk.have(number=0, cost=1.0)  # a reference has no files that could give way
     desk.have(number=1)
     with pytest.raises(Refused, match="it serves or soon will"):
         run(desk.commands.evict(M))
 
 
-def test_evicting_everything_removes_what_nothing_needs_and_complains_of_nothing(desk: Desk) -> None:
+def test_evict_all_removes_unneeded_engines_without_errors(desk: Desk) -> None:
     assert run(desk.commands.evict(ALL)) == ()
     engine = spare(desk)
     desk.have("n", 1)
     assert run(desk.commands.evict(ALL)) == (engine.digest,)
 
 
-def test_an_engine_that_no_model_wants_any_more_can_be_evicted_by_its_key_or_the_model_it_was_made_for(
+def test_evict_unplanned_engine_by_key_or_model(
     desk: Desk,
 ) -> None:
     stale = desk.have().digest
@@ -395,7 +395,7 @@ async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[EngineProgres
     [(True, "ready", True), (False, "rejected", False), (BuildFailed("no memory"), "failed", False)],
     ids=type,
 )
-async def test_who_follows_is_told_every_change_until_it_is_done(
+async def test_follow_yields_every_change_until_the_end(
     desk: Desk, outcome: bool | BuildFailed, state: str, succeeded: bool
 ) -> None:
     desk.builder.outcomes.append(outcome)
@@ -446,7 +446,7 @@ async def test_follow_several_engines_ends_with_the_last(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
-async def test_a_verification_that_is_cancelled_has_not_succeeded(desk: Desk, is_begun: bool) -> None:
+async def test_follow_cancelled_verification_has_not_succeeded(desk: Desk, is_begun: bool) -> None:
     desk.have(number=0, cost=1.0)
     desk.have()
     desk.builder.gate.clear()
@@ -460,7 +460,7 @@ async def test_a_verification_that_is_cancelled_has_not_succeeded(desk: Desk, is
     assert "cancelled" in seen[-1].reason
 
 
-async def test_following_ends_when_what_is_to_be_verified_gives_way(desk: Desk) -> None:
+async def test_follow_verification_ends_if_the_engine_is_evicted(desk: Desk) -> None:
     spare(desk)
     key = desk.commands.verify(desk.selection(number=2))
     await desk.commands.evict(desk.selection(number=2))
@@ -468,7 +468,7 @@ async def test_following_ends_when_what_is_to_be_verified_gives_way(desk: Desk) 
     assert (status.state, status.done, status.succeeded) == ("evicted", True, False)
 
 
-def test_who_waits_on_a_paused_box_is_told_why(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_on_a_paused_box_names_the_reason(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, clock)
     key = desk.commands.rebuild(desk.selection(), True)
     monkeypatch.setattr(Store, "problem", "the disk is read-only")
@@ -478,9 +478,7 @@ def test_who_waits_on_a_paused_box_is_told_why(tmp_path: Path, clock: Clock, mon
     assert "the disk is read-only" in status.reason
 
 
-async def test_a_command_that_could_not_be_carried_out_for_want_of_space_waits_and_says_so(
-    desk: Desk, clock: Clock
-) -> None:
+async def test_follow_build_without_space_waits_and_says_so(desk: Desk, clock: Clock) -> None:
     for number in range(3):
         desk.have(number=number, cost=1.0)
         desk.have("n", number, cost=1.0)
@@ -498,7 +496,7 @@ async def test_a_command_that_could_not_be_carried_out_for_want_of_space_waits_a
     assert len(desk.builder.did) == 2
 
 
-async def test_what_is_being_made_can_be_asked_for(desk: Desk) -> None:
+async def test_making_lists_builds_in_progress(desk: Desk) -> None:
     assert desk.commands.making() == []
     desk.builder.gate.clear()
     desk.builder.estimate = 40.0
@@ -512,7 +510,7 @@ async def test_what_is_being_made_can_be_asked_for(desk: Desk) -> None:
     await desk.until_quiet()
 
 
-def test_an_engine_that_the_settings_leave_unmade_is_not_made_by_command_and_says_why(desk: Desk) -> None:
+def test_rebuild_unsuitable_engine_is_refused_with_the_reason(desk: Desk) -> None:
     engine = desk.engine()
     engine.problem = "input x leaves dimension 1 (length) open"
     engine.move(EngineState.UNSUITABLE, engine.problem)

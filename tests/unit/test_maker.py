@@ -140,7 +140,7 @@ def reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- good ends ------------------------------------------------------------------------------------------------------
 
 
-async def test_an_engine_that_is_accepted_is_ready_and_in_the_store(shop: Workshop) -> None:
+async def test_make_accepted_engine_is_ready_and_stored(shop: Workshop) -> None:
     engine = await shop.make()
     assert (engine.state, engine.is_usable, engine.making, engine.request) == (S.READY, True, None, Request.NONE)
     assert engine.record == shop.store.records()[engine.digest]
@@ -149,7 +149,7 @@ async def test_an_engine_that_is_accepted_is_ready_and_in_the_store(shop: Worksh
     assert shop.looks == 1, "the end of a task is a reason to look"
 
 
-async def test_an_engine_that_is_rejected_keeps_its_reason_and_did_not_fail(shop: Workshop) -> None:
+async def test_make_rejected_engine_keeps_its_reason_and_counts_no_failure(shop: Workshop) -> None:
     engine = await shop.make(False)
     assert (engine.state, engine.is_usable) == (S.REJECTED, False)
     assert "cosine" in engine.reason
@@ -157,9 +157,7 @@ async def test_an_engine_that_is_rejected_keeps_its_reason_and_did_not_fail(shop
     assert shop.attempts() == Attempts()
 
 
-async def test_while_an_engine_is_made_its_device_is_busy_and_it_can_be_asked_how_far_it_is(
-    shop: Workshop, clock: Clock
-) -> None:
+async def test_make_occupies_the_device_and_reports_progress(shop: Workshop, clock: Clock) -> None:
     shop.builder.estimate = 40.0
     await shop.at_work()
     assert shop.maker.busy == {"cpu"}
@@ -175,7 +173,7 @@ async def test_while_an_engine_is_made_its_device_is_busy_and_it_can_be_asked_ho
     assert not shop.maker.is_making(shop.engine)
 
 
-async def test_two_devices_are_made_for_at_the_same_time(shop: Workshop) -> None:
+async def test_make_for_two_devices_runs_in_parallel(shop: Workshop) -> None:
     recipe = Recipe("onnxruntime", device="cuda:0")
     gpu = PlannedEngine(key_of(model(), recipe), recipe, lane="cuda:0")
     shop.planned.engines[gpu.digest] = gpu
@@ -190,7 +188,7 @@ async def test_two_devices_are_made_for_at_the_same_time(shop: Workshop) -> None
     assert (shop.engine.state, gpu.state) == (S.READY, S.QUARANTINED)
 
 
-async def test_an_engine_that_is_being_made_and_its_source_are_not_evicted_for_it(tmp_path: Path, clock: Clock) -> None:
+async def test_make_does_not_evict_its_engine_or_its_source(tmp_path: Path, clock: Clock) -> None:
     shop = Workshop(tmp_path, clock, budget_mb=1)
     recipe = shop.engine.recipe
     content = bytes(MB // 2)
@@ -210,9 +208,7 @@ async def test_an_engine_that_is_being_made_and_its_source_are_not_evicted_for_i
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
-async def test_an_engine_that_keeps_failing_is_tried_with_less_and_less_effort_and_then_no_more(
-    shop: Workshop, clock: Clock
-) -> None:
+async def test_make_failing_engine_is_retried_with_less_effort_until_quarantined(shop: Workshop, clock: Clock) -> None:
     for number in range(1, 4):
         engine = await shop.make(BuildFailed(f"failure {number}"))
         assert (engine.state, engine.reason, engine.failures) == (S.FAILED, f"failure {number}", number)
@@ -225,7 +221,7 @@ async def test_an_engine_that_keeps_failing_is_tried_with_less_and_less_effort_a
     assert shop.builder.efforts == ["full", "full", "reduced", "least"]
 
 
-async def test_make_engine_that_hangs_twice_is_given_up_and_its_kin_after_one_try(shop: Workshop) -> None:
+async def test_make_engine_that_hangs_twice_is_given_up_and_similar_ones_after_one_try(shop: Workshop) -> None:
     hang = ChildLost("build child got no further for 120 s and was stopped", "late")
     assert (await shop.make(hang)).state is S.FAILED
     assert (await shop.make(hang)).state is S.QUARANTINED
@@ -236,9 +232,7 @@ async def test_make_engine_that_hangs_twice_is_given_up_and_its_kin_after_one_tr
     assert shop.attempts().stopped == shop.log.of(shop.other.digest).stopped == "hopeless"
 
 
-async def test_slow_lane_is_told_once_its_only_engine_takes_long_and_memory_is_free(
-    shop: Workshop, clock: Clock
-) -> None:
+async def test_slow_lane_is_listed_after_a_long_build_if_memory_is_free(shop: Workshop, clock: Clock) -> None:
     await shop.at_work()
     assert shop.maker.slow(lambda: 8192) == frozenset()
     clock.now += 61.0
@@ -252,14 +246,14 @@ async def test_slow_lane_is_told_once_its_only_engine_takes_long_and_memory_is_f
     assert (shop.engine.state, shop.other.state, shop.maker.busy) == (S.READY, S.READY, frozenset())
 
 
-async def test_no_engine_is_tried_with_less_than_the_least_effort(tmp_path: Path, clock: Clock) -> None:
+async def test_make_stops_at_the_least_effort(tmp_path: Path, clock: Clock) -> None:
     shop = Workshop(tmp_path, clock, attempts=9)
     for _ in range(6):
         await shop.make(BuildFailed("no memory"))
     assert shop.builder.efforts[3:] == ["least"] * 3
 
 
-async def test_an_engine_that_a_backend_cannot_make_is_not_tried_again_and_did_not_fail(shop: Workshop) -> None:
+async def test_make_unsuitable_engine_is_not_retried_and_counts_no_failure(shop: Workshop) -> None:
     shop.engine.request = Request.BUILD
     engine = await shop.make(Unsuitable("it would not keep int64 exact"))
     assert (engine.state, engine.reason) == (S.UNSUITABLE, "it would not keep int64 exact")
@@ -267,7 +261,7 @@ async def test_an_engine_that_a_backend_cannot_make_is_not_tried_again_and_did_n
 
 
 @pytest.mark.parametrize("error", [Superseded("it was replaced"), OutOfSpace("it does not fit")])
-async def test_what_was_void_or_did_not_fit_is_tried_later_and_did_not_fail(
+async def test_make_superseded_or_without_space_is_retried_and_counts_no_failure(
     shop: Workshop, clock: Clock, error: EdgedError, reboot: Path
 ) -> None:
     engine = await shop.make(error)
@@ -278,9 +272,7 @@ async def test_what_was_void_or_did_not_fit_is_tried_later_and_did_not_fail(
     assert shop.attempts() == Attempts()
 
 
-async def test_an_engine_that_does_not_fit_because_of_its_size_does_not_fail_either(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_make_engine_larger_than_the_space_counts_no_failure(tmp_path: Path, clock: Clock) -> None:
     shop = Workshop(tmp_path, clock, budget_mb=1)
     shop.builder.content = bytes(2 * MB)
     engine = await shop.make()
@@ -288,7 +280,7 @@ async def test_an_engine_that_does_not_fit_because_of_its_size_does_not_fail_eit
     assert "does not fit" in engine.reason
 
 
-async def test_an_error_that_nobody_expected_frees_the_device_and_is_not_tried_again_at_once(
+async def test_make_unexpected_error_frees_the_device_and_is_retried_later(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "edged.engines"):
@@ -301,7 +293,7 @@ async def test_an_error_that_nobody_expected_frees_the_device_and_is_not_tried_a
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-async def test_an_error_that_nobody_expected_leaves_a_good_engine_as_it_was(shop: Workshop) -> None:
+async def test_make_unexpected_error_keeps_the_good_engine(shop: Workshop) -> None:
     before = (await shop.make()).record
     shop.engine.request = Request.BUILD
     engine = await shop.make(Unexpected("a bug"))
@@ -309,7 +301,7 @@ async def test_an_error_that_nobody_expected_leaves_a_good_engine_as_it_was(shop
     assert engine.request is Request.NONE, "it is not tried for ever"
 
 
-async def test_a_model_that_is_refused_before_its_engine_has_begun_leaves_the_device_free(shop: Workshop) -> None:
+async def test_make_for_a_refused_model_frees_the_device(shop: Workshop) -> None:
     shop.start()
     shop.planned.model, shop.planned.engines = None, {}
     shop.maker.abandon()
@@ -317,9 +309,7 @@ async def test_a_model_that_is_refused_before_its_engine_has_begun_leaves_the_de
     assert shop.maker.busy == frozenset()
 
 
-async def test_a_box_that_stops_while_an_engine_is_made_is_known_to_the_next_daemon(
-    shop: Workshop, reboot: Path
-) -> None:
+async def test_make_interrupted_by_a_crash_of_the_box_counts_after_restart(shop: Workshop, reboot: Path) -> None:
     await shop.at_work()
     reboot.write_text("second")
     assert shop.attempts().failures == 1
@@ -331,9 +321,7 @@ async def test_a_box_that_stops_while_an_engine_is_made_is_known_to_the_next_dae
 @pytest.mark.parametrize(
     "outcome", [BuildFailed("no memory"), False, Unsuitable("it would not keep int64 exact")], ids=type
 )
-async def test_a_forced_rebuild_that_comes_to_nothing_leaves_the_engine_that_was_there(
-    shop: Workshop, outcome: bool | EdgedError
-) -> None:
+async def test_make_failed_forced_rebuild_keeps_the_old_engine(shop: Workshop, outcome: bool | EdgedError) -> None:
     before = (await shop.make()).record
     shop.engine.request = Request.BUILD
     engine = await shop.make(outcome)
@@ -342,7 +330,7 @@ async def test_a_forced_rebuild_that_comes_to_nothing_leaves_the_engine_that_was
     assert engine.reason
 
 
-async def test_an_engine_that_is_good_stays_usable_while_it_is_made_anew(shop: Workshop) -> None:
+async def test_make_again_keeps_the_good_engine_usable(shop: Workshop) -> None:
     await shop.make()
     shop.builder.did.clear()
     await shop.at_work()
@@ -356,7 +344,7 @@ async def test_an_engine_that_is_good_stays_usable_while_it_is_made_anew(shop: W
     )
 
 
-async def test_verifying_keeps_a_good_engine_with_its_new_figures(shop: Workshop) -> None:
+async def test_verify_good_engine_gets_new_figures(shop: Workshop) -> None:
     await shop.make()
     shop.builder.cost, shop.engine.request = 0.9, Request.VERIFY
     engine = await shop.make(kind=Verify)
@@ -366,7 +354,7 @@ async def test_verifying_keeps_a_good_engine_with_its_new_figures(shop: Workshop
     assert [verb for verb, _ in shop.builder.did] == ["make", "verify"]
 
 
-async def test_verifying_takes_away_an_engine_that_turns_out_to_be_wrong(shop: Workshop) -> None:
+async def test_verify_wrong_engine_is_removed(shop: Workshop) -> None:
     await shop.make()
     shop.engine.request = Request.VERIFY
     engine = await shop.make(False, Verify)
@@ -374,7 +362,7 @@ async def test_verifying_takes_away_an_engine_that_turns_out_to_be_wrong(shop: W
 
 
 @pytest.mark.parametrize("wish", [Request.VERIFY, Request.REVIEW])
-async def test_a_verification_that_has_no_outcome_leaves_the_engine_as_it_was_and_is_over(
+async def test_verify_without_outcome_keeps_the_engine(
     tmp_path: Path, clock: Clock, wish: Request, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "edged.engines"):
@@ -388,7 +376,7 @@ async def test_a_verification_that_has_no_outcome_leaves_the_engine_as_it_was_an
     assert not caplog.records, "it is no bug"
 
 
-async def test_an_engine_that_is_gone_when_it_is_to_be_verified_has_to_be_made(shop: Workshop) -> None:
+async def test_verify_missing_engine_is_made(shop: Workshop) -> None:
     await shop.make()
     shop.store.remove(shop.engine.digest)
     shop.engine.request = Request.VERIFY
@@ -406,7 +394,7 @@ def source_for(shop: Workshop) -> str:
     return shop.engine.trial
 
 
-async def test_an_engine_that_is_right_on_this_device_as_well_is_taken_over(shop: Workshop) -> None:
+async def test_trial_passed_adopts_the_engine(shop: Workshop) -> None:
     source = source_for(shop)
     engine = await shop.make(kind=Try, source=source)
     assert (engine.state, engine.is_usable, engine.trial) == (S.READY, True, "")
@@ -417,9 +405,7 @@ async def test_an_engine_that_is_right_on_this_device_as_well_is_taken_over(shop
 
 
 @pytest.mark.parametrize("outcome", [False, BuildFailed("it crashed"), Unsuitable("no")], ids=type)
-async def test_an_engine_that_is_not_right_on_this_device_is_built_and_that_is_no_failure(
-    shop: Workshop, outcome: bool | EdgedError
-) -> None:
+async def test_trial_failed_builds_the_engine_and_counts_no_failure(shop: Workshop, outcome: bool | EdgedError) -> None:
     source = source_for(shop)
     engine = await shop.make(outcome, Try, source)
     assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
@@ -438,9 +424,7 @@ def ahead_for(shop: Workshop) -> str:
 
 
 @pytest.mark.parametrize("error", [WrongAnswers("cosine 0.5"), Unsuitable("another version built it")], ids=type)
-async def test_an_engine_that_was_built_ahead_and_is_of_no_use_here_goes_and_its_pin_stays(
-    shop: Workshop, error: EdgedError
-) -> None:
+async def test_trial_failed_removes_the_engine_built_ahead_and_keeps_its_pin(shop: Workshop, error: EdgedError) -> None:
     source = ahead_for(shop)
     shop.store.pin(source)
     engine = await shop.make(error, Try, source)
@@ -451,9 +435,7 @@ async def test_an_engine_that_was_built_ahead_and_is_of_no_use_here_goes_and_its
 
 
 @pytest.mark.parametrize("error", [BuildFailed("it crashed"), EngineUnusable("out of memory")], ids=type)
-async def test_a_trial_that_says_nothing_about_an_engine_built_ahead_is_repeated_before_it_is_given_up(
-    shop: Workshop, error: EdgedError
-) -> None:
+async def test_trial_without_outcome_is_repeated_for_an_engine_built_ahead(shop: Workshop, error: EdgedError) -> None:
     source = ahead_for(shop)
     for failures in range(1, 4):
         engine = await shop.make(error, Try, source)
@@ -464,7 +446,7 @@ async def test_a_trial_that_says_nothing_about_an_engine_built_ahead_is_repeated
     assert source in shop.store.records(), "until what is built instead takes its place"
 
 
-async def test_a_trial_that_took_the_box_down_is_known_to_the_next_start(shop: Workshop, reboot: Path) -> None:
+async def test_trial_interrupted_by_a_crash_of_the_box_counts_after_restart(shop: Workshop, reboot: Path) -> None:
     source = ahead_for(shop)
     shop.builder.gate.clear()
     shop.start(Try, source=source)
@@ -476,7 +458,7 @@ async def test_a_trial_that_took_the_box_down_is_known_to_the_next_start(shop: W
     assert shop.attempts() == Attempts()
 
 
-async def test_an_engine_that_gave_way_before_it_could_be_tried_is_built(shop: Workshop) -> None:
+async def test_trial_of_an_evicted_engine_builds_instead(shop: Workshop) -> None:
     source = source_for(shop)
     shop.store.remove(source)
     engine = await shop.make(kind=Try, source=source)
@@ -484,9 +466,7 @@ async def test_an_engine_that_gave_way_before_it_could_be_tried_is_built(shop: W
 
 
 @pytest.mark.parametrize("error", [Superseded("it was replaced"), OutOfSpace("it does not fit")])
-async def test_a_trial_that_was_void_or_did_not_fit_is_tried_later(
-    shop: Workshop, clock: Clock, error: EdgedError
-) -> None:
+async def test_trial_superseded_or_without_space_is_retried(shop: Workshop, clock: Clock, error: EdgedError) -> None:
     source = source_for(shop)
     engine = await shop.make(error, Try, source)
     assert (engine.state, engine.trial, engine.retry_at > clock.now) == (S.FAILED, source, True)
@@ -495,9 +475,7 @@ async def test_a_trial_that_was_void_or_did_not_fit_is_tried_later(
 # -- cancelling -----------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_cancelled_while_it_is_made_is_not_tried_again_and_did_not_fail(
-    shop: Workshop, reboot: Path
-) -> None:
+async def test_cancel_during_a_build_is_not_retried_and_counts_no_failure(shop: Workshop, reboot: Path) -> None:
     await shop.at_work()
     shop.engine.request = Request.BUILD
     shop.maker.cancel(shop.engine, "cancelled by a test")
@@ -512,7 +490,7 @@ async def test_what_is_cancelled_while_it_is_made_is_not_tried_again_and_did_not
 
 
 @pytest.mark.parametrize("when", ["while it waits", "before it began", "while it is made"])
-async def test_cancel_engine_that_is_not_there_survives_a_restart_until_it_is_commanded(
+async def test_cancel_absent_engine_holds_after_restart_until_commanded(
     shop: Workshop, tmp_path: Path, when: str
 ) -> None:
     if when == "before it began":
@@ -535,14 +513,14 @@ async def test_stop_of_the_daemon_cancels_nothing_for_the_next_one(shop: Worksho
 
 
 @pytest.mark.parametrize("outcome", [True, False])
-async def test_what_has_an_outcome_keeps_it_when_a_wish_is_cancelled(shop: Workshop, outcome: bool) -> None:
+async def test_cancel_request_keeps_the_finished_engine(shop: Workshop, outcome: bool) -> None:
     state = (await shop.make(outcome)).state
     shop.engine.request = Request.BUILD
     shop.maker.cancel(shop.engine, "cancelled by a test")
     assert (shop.engine.state, shop.engine.request) == (state, Request.NONE)
 
 
-async def test_what_no_model_wants_any_more_is_ended_so_that_others_get_their_turn(shop: Workshop) -> None:
+async def test_abandon_stops_builds_no_model_needs(shop: Workshop) -> None:
     await shop.at_work()
     gone = shop.engine
     shop.maker.abandon()
@@ -563,7 +541,7 @@ def progress(shop: Workshop) -> list[tuple[str, float | None]]:
     return [(event.phase, event.fraction) for event in told(shop.events, EngineProgress)]
 
 
-async def test_every_phase_is_told_once(shop: Workshop) -> None:
+async def test_progress_reports_each_phase_once(shop: Workshop) -> None:
     phases = ("asking the reference", "building", "building", "verifying", "verifying", "timing", "timing")
     shop.builder.says = [Progress(phase) for phase in phases]
     await shop.make()
@@ -572,7 +550,7 @@ async def test_every_phase_is_told_once(shop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("step", [0.01, 0.03, 0.25])
-async def test_a_phase_is_told_in_steps_of_a_tenth_however_small_the_childs_are(shop: Workshop, step: float) -> None:
+async def test_progress_is_reported_in_steps_of_a_tenth(shop: Workshop, step: float) -> None:
     shop.builder.says = [Progress("building", number * step) for number in range(int(1 / step) + 1)]
     await shop.make()
     shares = [share for _, share in progress(shop) if share is not None]
@@ -581,7 +559,7 @@ async def test_a_phase_is_told_in_steps_of_a_tenth_however_small_the_childs_are(
     assert all(0.0999 < gap <= max(0.1 + step, step) for gap in gaps)
 
 
-async def test_what_is_told_names_the_engine_and_how_long_it_will_take(shop: Workshop) -> None:
+async def test_progress_names_the_engine_and_the_expected_seconds(shop: Workshop) -> None:
     shop.builder.estimate = 40.0
     await shop.make()
     first = told(shop.events, EngineProgress)[0]
@@ -590,7 +568,7 @@ async def test_what_is_told_names_the_engine_and_how_long_it_will_take(shop: Wor
     assert {(e.model, e.engine) for e in events} == {("m", shop.engine.digest)}
 
 
-async def test_what_a_child_says_after_its_work_has_ended_changes_nothing(shop: Workshop) -> None:
+async def test_progress_after_the_end_is_ignored(shop: Workshop) -> None:
     tells = []
     make = shop.builder.make
 
@@ -605,7 +583,7 @@ async def test_what_a_child_says_after_its_work_has_ended_changes_nothing(shop: 
     assert (shop.engine.state, progress(shop)) == (S.READY, before)
 
 
-async def test_the_loop_is_not_held_up_by_the_disk_while_an_attempt_is_noted(shop: Workshop) -> None:
+async def test_make_records_the_attempt_without_blocking_the_loop(shop: Workshop) -> None:
     threads, begin = list[int](), shop.log.begin
     shop.log.begin = lambda key: (threads.append(threading.get_ident()), begin(key))[1]  # type: ignore
     await shop.make()
@@ -640,6 +618,6 @@ CASES: dict[str, tuple[EdgedError, str, str, list[str], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_why_gives_up_only_what_would_end_alike(case: str) -> None:
+def test_reason_to_give_up_only_for_repeated_failures(case: str) -> None:
     error, backend, before, kin, expected = CASES[case]
     assert reason_to_give_up(error, backend, before, kin) == expected

@@ -163,7 +163,7 @@ def gate(tmp_path: Path, clock: Clock) -> Gate:
 # -- what serves ----------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_opened_serves_and_it_is_told_so(gate: Gate) -> None:
+async def test_open_engine_serves_and_emits_the_event(gate: Gate) -> None:
     engine = await gate.open()
     assert (gate.serving, gate.planned.opening, gate.planned.opening_key) == (engine.digest, None, "")
     current = gate.planned.slot.current
@@ -181,13 +181,13 @@ async def test_what_was_opened_serves_and_it_is_told_so(gate: Gate) -> None:
     assert gate.looks == 1
 
 
-async def test_the_reference_is_opened_from_the_models_file(gate: Gate) -> None:
+async def test_open_reference_reads_the_models_file(gate: Gate) -> None:
     await gate.open(engine=gate.reference)
     (order,) = gate.host(gate.reference).opened
     assert (gate.serving, order.artefact, order.model) == (gate.reference.digest, None, gate.planned.entry.path)
 
 
-async def test_while_an_engine_is_opened_it_is_known_which_and_what_serves_goes_on(gate: Gate) -> None:
+async def test_open_in_progress_names_the_engine_and_keeps_the_old_one_serving(gate: Gate) -> None:
     await gate.open(engine=gate.reference)
     gate.host().gate.clear()
     gate.start()
@@ -198,7 +198,7 @@ async def test_while_an_engine_is_opened_it_is_known_which_and_what_serves_goes_
     assert gate.serving == gate.engine.digest
 
 
-async def test_what_served_before_finishes_what_it_has_and_is_closed(gate: Gate) -> None:
+async def test_open_closes_the_previous_session_after_its_requests(gate: Gate) -> None:
     await gate.open(engine=gate.reference)
     before = gate.planned.slot.current
     assert before is not None
@@ -211,7 +211,7 @@ async def test_what_served_before_finishes_what_it_has_and_is_closed(gate: Gate)
     assert gate.host().closed == []
 
 
-async def test_an_engine_that_is_opened_was_used_now(gate: Gate, tmp_path: Path) -> None:
+async def test_open_marks_the_engine_as_used(gate: Gate, tmp_path: Path) -> None:
     os.utime(tmp_path / "engines" / gate.engine.digest, (1, 1))
     gate.store.rescan()
     assert gate.store.used(gate.engine.digest) == 1
@@ -220,7 +220,7 @@ async def test_an_engine_that_is_opened_was_used_now(gate: Gate, tmp_path: Path)
     await gate.open(engine=gate.reference)
 
 
-async def test_an_engine_that_is_not_wanted_any_more_when_it_is_open_is_closed(gate: Gate) -> None:
+async def test_open_engine_no_longer_planned_is_closed(gate: Gate) -> None:
     gate.host().gate.clear()
     gate.start()
     await until(lambda: bool(gate.host().opened), "the host was asked")
@@ -235,7 +235,7 @@ async def test_an_engine_that_is_not_wanted_any_more_when_it_is_open_is_closed(g
 
 
 @pytest.mark.parametrize("error", [HostLost("it died"), NotReady("it keeps dying"), Superseded("it was replaced")])
-async def test_what_cannot_be_opened_now_is_opened_later(gate: Gate, clock: Clock, error: EdgedError) -> None:
+async def test_open_temporary_failure_is_retried_later(gate: Gate, clock: Clock, error: EdgedError) -> None:
     gate.hosts.wait = 7.0
     engine = await gate.open(error)
     assert (engine.state, engine.is_usable, gate.serving) == (S.READY, True, None)
@@ -246,16 +246,14 @@ async def test_what_cannot_be_opened_now_is_opened_later(gate: Gate, clock: Cloc
     assert gate.planned.is_superseded is isinstance(error, Superseded)
 
 
-async def test_a_reference_that_is_refused_stays_refused(gate: Gate) -> None:
+async def test_open_refused_reference_is_not_retried(gate: Gate) -> None:
     await gate.open(EngineUnusable("no such operator"), gate.reference)
     assert (gate.reference.open_at, gate.reference.reason) == (math.inf, "no such operator")
     assert gate.reference.state is S.ABSENT
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("bad_alloc"), Overloaded("the shared memory is full")])
-async def test_a_reference_that_only_lacked_room_is_opened_again_however_often(
-    gate: Gate, clock: Clock, error: EdgedError
-) -> None:
+async def test_open_reference_without_memory_is_retried_for_ever(gate: Gate, clock: Clock, error: EdgedError) -> None:
     gate.planned.engines = {gate.reference.digest: gate.reference}
     for wait in (2.0, 10.0, 60.0, 60.0):
         await gate.open(error, gate.reference)
@@ -266,7 +264,7 @@ async def test_a_reference_that_only_lacked_room_is_opened_again_however_often(
     assert (gate.serving, gate.reference.refusals) == (gate.reference.digest, 0)
 
 
-async def test_a_reference_that_took_too_long_is_forgiven_twice(gate: Gate, clock: Clock) -> None:
+async def test_open_reference_that_times_out_is_retried_twice(gate: Gate, clock: Clock) -> None:
     gate.planned.engines = {gate.reference.digest: gate.reference}
     for wait in (2.0, 10.0):
         await gate.open(DeadlineExceeded("it took longer"), gate.reference)
@@ -275,14 +273,12 @@ async def test_a_reference_that_took_too_long_is_forgiven_twice(gate: Gate, cloc
     assert gate.planned.is_hopeless()
 
 
-async def test_an_engine_whose_warm_up_fails_is_kept_and_not_opened_again(gate: Gate) -> None:
+async def test_open_engine_with_failed_warm_up_is_kept_and_not_retried(gate: Gate) -> None:
     engine = await gate.open(WarmupFailed("its model_warmup 'w' failed"))
     assert (engine.open_at, engine.is_usable) == (math.inf, True)
 
 
-async def test_an_engine_that_is_refused_is_thrown_away_and_built_later_and_in_the_end_no_more(
-    gate: Gate, clock: Clock
-) -> None:
+async def test_open_refused_engine_is_rebuilt_until_quarantined(gate: Gate, clock: Clock) -> None:
     for number in range(1, 5):
         for _ in range(3):
             assert gate.engine.is_usable
@@ -301,9 +297,7 @@ async def test_an_engine_that_is_refused_is_thrown_away_and_built_later_and_in_t
     assert "the driver refuses it" in gate.engine.reason
 
 
-async def test_an_engine_that_is_refused_is_kept_and_opened_again_before_anything_is_built(
-    gate: Gate, clock: Clock
-) -> None:
+async def test_open_refused_engine_is_retried_before_a_rebuild(gate: Gate, clock: Clock) -> None:
     for wait in (2.0, 10.0):
         await gate.open(EngineUnusable("the device is out of memory"))
         assert (gate.engine.state, gate.engine.is_usable) == (S.READY, True)
@@ -315,14 +309,14 @@ async def test_an_engine_that_is_refused_is_kept_and_opened_again_before_anythin
     assert gate.engine.is_usable
 
 
-async def test_want_of_memory_never_costs_an_engine(gate: Gate, clock: Clock) -> None:
+async def test_open_without_memory_keeps_the_engine(gate: Gate, clock: Clock) -> None:
     for wait in (2.0, 10.0, 60.0, 60.0, 60.0):
         await gate.open(OutOfMemory("CUDA_ERROR_OUT_OF_MEMORY"))
         assert (gate.engine.is_usable, gate.engine.open_at) == (True, clock.now + wait)
     assert gate.engine.digest in gate.store.records()
 
 
-async def test_an_engine_that_is_thrown_away_leaves_its_pin_to_the_next(gate: Gate) -> None:
+async def test_open_discarded_engine_leaves_its_pin(gate: Gate) -> None:
     gate.store.pin(gate.engine.digest)
     for _ in range(3):
         await gate.open(EngineUnusable("the driver refuses it"))
@@ -330,7 +324,7 @@ async def test_an_engine_that_is_thrown_away_leaves_its_pin_to_the_next(gate: Ga
     assert gate.store.is_pinned(gate.engine.digest)
 
 
-async def test_an_engine_that_is_damaged_is_built_anew_at_once(gate: Gate) -> None:
+async def test_open_damaged_engine_is_rebuilt_at_once(gate: Gate) -> None:
     engine = await gate.open(EngineDamaged("it does not match its record"))
     assert (engine.state, engine.is_usable, engine.open_at) == (S.ABSENT, False, 0.0)
     assert engine.reason == "it does not match its record"
@@ -338,13 +332,13 @@ async def test_an_engine_that_is_damaged_is_built_anew_at_once(gate: Gate) -> No
     assert gate.store.counts.damaged == 1
 
 
-async def test_an_engine_that_another_model_found_to_be_damaged_is_built_anew(gate: Gate) -> None:
+async def test_open_engine_missing_from_the_store_is_rebuilt(gate: Gate) -> None:
     gate.store.remove(gate.engine.digest)
     engine = await gate.open()
     assert (engine.state, engine.is_usable, gate.host().opened) == (S.ABSENT, False, [])
 
 
-async def test_an_engine_that_was_built_anew_while_it_was_found_damaged_is_kept(gate: Gate) -> None:
+async def test_open_damaged_engine_replaced_meanwhile_is_kept(gate: Gate) -> None:
     gate.host().gate.clear()
     gate.host().outcomes.append(EngineDamaged("it does not match its record"))
     gate.start()
@@ -355,7 +349,7 @@ async def test_an_engine_that_was_built_anew_while_it_was_found_damaged_is_kept(
     assert isinstance(gate.store.artefact(gate.engine.digest), Artefact)
 
 
-async def test_an_engine_that_is_rejected_while_its_host_starts_is_not_opened_and_stays_rejected(gate: Gate) -> None:
+async def test_open_engine_rejected_while_its_host_starts_is_not_opened(gate: Gate) -> None:
     started, get = asyncio.Event(), gate.hosts.get
 
     async def slowly(kind: HostKind) -> FakeHost:
@@ -377,16 +371,14 @@ async def test_an_engine_that_is_rejected_while_its_host_starts_is_not_opened_an
 
 
 @pytest.mark.parametrize("error", [EngineDamaged("it does not match its record"), EngineUnusable("it is refused")])
-async def test_an_engine_that_cannot_be_opened_while_it_is_made_anew_is_left_to_its_outcome(
-    gate: Gate, clock: Clock, error: EdgedError
-) -> None:
+async def test_open_failure_during_a_rebuild_waits_for_its_outcome(gate: Gate, clock: Clock, error: EdgedError) -> None:
     gate.engine.move(S.QUEUED)
     engine = await gate.open(error)
     assert engine.state is S.QUEUED
     assert not engine.is_usable or engine.open_at > clock.now, "it is not tried over and over meanwhile"
 
 
-async def test_an_error_that_nobody_expected_is_told_in_the_log_and_not_met_again_at_once(
+async def test_open_unexpected_error_is_logged_and_retried_later(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "edged.engines"):
@@ -397,7 +389,7 @@ async def test_an_error_that_nobody_expected_is_told_in_the_log_and_not_met_agai
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-async def test_a_reference_whose_file_was_replaced_while_it_was_opened_does_not_serve(
+async def test_open_reference_whose_file_was_replaced_does_not_serve(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replaced(order: object) -> None:
@@ -413,7 +405,7 @@ async def test_a_reference_whose_file_was_replaced_while_it_was_opened_does_not_
     assert clock.now < gate.reference.open_at < math.inf
 
 
-async def test_open_reference_whose_file_was_taken_away_is_opened_later(
+async def test_open_reference_whose_file_was_removed_is_retried_later(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime's own word would be final."""
@@ -431,7 +423,7 @@ async def test_open_reference_whose_file_was_taken_away_is_opened_later(
 # -- hosts ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_host_that_nothing_is_opened_in_is_ended(gate: Gate) -> None:
+async def test_tidy_stops_idle_hosts(gate: Gate) -> None:
     idle = FakeHost("openvino")
     gate.hosts.idle = [idle]
     gate.opener.tidy({"m": gate.planned})
@@ -439,7 +431,7 @@ async def test_a_host_that_nothing_is_opened_in_is_ended(gate: Gate) -> None:
     assert idle.stopping
 
 
-async def test_hosts_of_everything_that_is_planned_are_wanted(gate: Gate) -> None:
+async def test_tidy_keeps_hosts_of_planned_engines(gate: Gate) -> None:
     asked = []
     gate.hosts.empty = lambda wanted: asked.append(wanted) or []  # type: ignore
     gate.opener.tidy({"m": gate.planned})
@@ -449,7 +441,7 @@ async def test_hosts_of_everything_that_is_planned_are_wanted(gate: Gate) -> Non
 
 
 @pytest.mark.parametrize("error", [Unexpected("a bug"), EngineUnusable("it is refused"), HostLost("it died")])
-async def test_session_that_was_opened_is_closed_whatever_fails_before_it_serves(
+async def test_open_closes_the_session_if_a_later_step_fails(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     async def fails(*_: object) -> None:
@@ -461,7 +453,7 @@ async def test_session_that_was_opened_is_closed_whatever_fails_before_it_serves
     assert (gate.serving, gate.host().closed) == (None, [1])
 
 
-async def test_session_whose_host_was_lost_after_its_last_answer_is_not_installed(
+async def test_open_session_of_a_lost_host_is_not_installed(
     gate: Gate, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -477,14 +469,14 @@ async def test_session_whose_host_was_lost_after_its_last_answer_is_not_installe
 # -- answers --------------------------------------------------------------------------------------------------------
 
 
-async def test_every_engine_is_asked_once_before_it_serves(gate: Gate) -> None:
+async def test_open_probes_every_engine_before_it_serves(gate: Gate) -> None:
     await gate.prove(gate.reference, {})
     await gate.prove(gate.engine)
     assert gate.examiner.asked == [(1, True), (1, False)]
     assert gate.planned.serving == gate.engine.digest
 
 
-async def test_open_engine_of_another_model_is_thrown_away_and_the_reference_serves(gate: Gate) -> None:
+async def test_open_engine_of_another_model_is_discarded_and_the_reference_serves(gate: Gate) -> None:
     await gate.prove(gate.reference, {})
     gate.examiner.differs = "cosine 0.1 is below 0.999"
     await gate.prove(gate.engine)
@@ -494,7 +486,7 @@ async def test_open_engine_of_another_model_is_thrown_away_and_the_reference_ser
     assert gate.engine.state is EngineState.ABSENT
 
 
-async def test_open_engine_of_another_model_raises_an_alarm_until_the_engine_is_made(gate: Gate) -> None:
+async def test_open_engine_of_another_model_raises_an_alarm_until_rebuilt(gate: Gate) -> None:
     gate.examiner.differs = "cosine 0.1 is below 0.999"
     await gate.prove(gate.engine)
     (alarm,) = gate.alarms()
@@ -511,9 +503,7 @@ async def test_open_engine_again_is_not_compared_again(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("error", [WrongAnswers("it holds no numbers"), EngineUnusable("it refuses")])
-async def test_one_that_does_not_answer_rightly_is_not_installed_and_what_served_goes_on(
-    gate: Gate, error: Exception, clock: Clock
-) -> None:
+async def test_open_engine_with_wrong_answers_is_not_installed(gate: Gate, error: Exception, clock: Clock) -> None:
     await gate.prove(gate.reference, {})
     await gate.prove(gate.engine, outcome=error)
     assert gate.planned.serving == gate.reference.digest
@@ -525,18 +515,18 @@ async def test_one_that_does_not_answer_rightly_is_not_installed_and_what_served
 
 
 @pytest.mark.parametrize("error", [HostLost("it died"), NotReady("no room")])
-async def test_a_host_that_dies_over_the_question_says_nothing_against_the_engine(gate: Gate, error: Exception) -> None:
+async def test_open_host_lost_during_the_probe_does_not_blame_the_engine(gate: Gate, error: Exception) -> None:
     await gate.prove(gate.engine, outcome=error)
     assert (gate.planned.serving, gate.engine.refusals) == (None, 0)
 
 
-async def test_a_model_that_cannot_be_asked_serves_and_is_not_ready(gate: Gate) -> None:
+async def test_open_model_without_usable_probe_serves_and_is_not_ready(gate: Gate) -> None:
     await gate.prove(gate.reference, {}, NoUsableProbe("nothing is answered"))
     assert gate.planned.slot.current is not None
     assert gate.planned.slot.current.health.unproven == "nothing is answered"
 
 
-async def test_once_one_of_its_engines_has_answered_a_request_the_next_is_believed(gate: Gate, clock: Clock) -> None:
+async def test_open_model_without_usable_probe_is_ready_after_a_real_request(gate: Gate, clock: Clock) -> None:
     await gate.prove(gate.reference, {}, NoUsableProbe("nothing is answered"))
     await gate.prove(gate.engine, None, NoUsableProbe("nothing is answered"))
     assert gate.planned.slot.current is not None
@@ -548,7 +538,7 @@ async def test_once_one_of_its_engines_has_answered_a_request_the_next_is_believ
 
 
 @pytest.mark.parametrize("error", [DiskFailing("it fails"), OutOfSpace("it is full")])
-async def test_open_reference_on_a_disk_that_fails_is_tried_again(gate: Gate, error: Exception, clock: Clock) -> None:
+async def test_open_reference_on_a_failing_disk_is_retried(gate: Gate, error: Exception, clock: Clock) -> None:
     for _ in range(4):
         await gate.prove(gate.reference, {}, error)
         assert clock.now < gate.reference.open_at < math.inf
@@ -556,7 +546,7 @@ async def test_open_reference_on_a_disk_that_fails_is_tried_again(gate: Gate, er
     assert gate.planned.serving == gate.reference.digest
 
 
-async def test_open_engine_on_a_disk_that_keeps_failing_raises_an_alarm_until_it_opens(gate: Gate) -> None:
+async def test_open_on_a_failing_disk_raises_an_alarm_until_it_succeeds(gate: Gate) -> None:
     await gate.prove(gate.reference, {}, DiskFailing("it fails"))
     assert not gate.alarms(AlarmKind.DISK_FAILING)
     await gate.prove(gate.reference, {}, DiskFailing("it fails"))
@@ -569,7 +559,7 @@ async def test_open_engine_on_a_disk_that_keeps_failing_raises_an_alarm_until_it
 # -- places ---------------------------------------------------------------------------------------------------------
 
 
-async def test_an_engine_whose_provider_vanished_is_not_installed_while_another_can_serve(gate: Gate) -> None:
+async def test_open_misplaced_engine_is_not_installed_if_another_can_serve(gate: Gate) -> None:
     await gate.prove(gate.reference, {})
     await gate.prove(gate.engine, ELSEWHERE)
     assert gate.planned.serving == gate.reference.digest
@@ -583,12 +573,12 @@ async def test_an_engine_whose_provider_vanished_is_not_installed_while_another_
     assert "it is not what was verified" in report.reason
 
 
-async def test_it_is_asked_nothing_since_its_answers_prove_nothing(gate: Gate) -> None:
+async def test_open_misplaced_engine_is_not_probed(gate: Gate) -> None:
     await gate.prove(gate.engine, ELSEWHERE)
     assert gate.examiner.asked == []
 
 
-async def test_it_serves_where_nothing_else_can_and_that_is_told(gate: Gate) -> None:
+async def test_open_misplaced_engine_serves_if_nothing_else_can_and_raises_an_alarm(gate: Gate) -> None:
     gate.reference.open_at, gate.other.record = math.inf, None
     await gate.prove(gate.engine, ELSEWHERE)
     assert gate.planned.serving == gate.engine.digest
@@ -596,7 +586,7 @@ async def test_it_serves_where_nothing_else_can_and_that_is_told(gate: Gate) -> 
     assert "does not serve" not in alarm.message
 
 
-async def test_or_when_it_is_thrown_away_to_be_built_for_what_the_box_is_now(gate: Gate) -> None:
+async def test_open_misplaced_engine_is_rebuilt_and_clears_the_alarm(gate: Gate) -> None:
     for _ in range(3):
         await gate.prove(gate.engine, ELSEWHERE)
     assert gate.engine.digest not in gate.store.records()
@@ -605,7 +595,7 @@ async def test_or_when_it_is_thrown_away_to_be_built_for_what_the_box_is_now(gat
     assert not gate.alarms()
 
 
-async def test_what_the_build_left_to_the_cpu_and_what_moved_since_are_one_alarm(gate: Gate) -> None:
+async def test_open_fallback_nodes_and_moved_nodes_are_one_alarm(gate: Gate) -> None:
     assert gate.engine.record is not None
     made = Composition(nodes=HOME, fallback=("1 Loop runs on the CPU",))
     gate.engine.record = msgspec.structs.replace(gate.engine.record, composition=made)
@@ -623,36 +613,36 @@ REFERENCE = Recipe("onnxruntime", optimization=UNOPTIMISED)
 VERIFIED: Nodes = {"CUDAExecutionProvider": {"Conv": 39, "Relu": 33}, "CPUExecutionProvider": {"Shape": 2}}
 
 
-def test_an_engine_that_came_up_as_it_was_verified_is_at_home() -> None:
+def test_misplaced_nodes_of_an_unchanged_session_is_empty() -> None:
     assert misplaced_nodes(CUDA, VERIFIED, VERIFIED) == ()
 
 
-def test_a_provider_that_vanished_is_told_with_where_its_nodes_are_now() -> None:
+def test_misplaced_nodes_names_the_missing_provider_and_the_new_place() -> None:
     (line,) = misplaced_nodes(CUDA, VERIFIED, {"CPUExecutionProvider": {"Conv": 39, "Relu": 33, "Shape": 2}})
     assert line == "nothing runs on CUDAExecutionProvider: its nodes are on CPUExecutionProvider"
 
 
-def test_nodes_that_moved_are_counted_by_operator_and_those_that_were_there_before_are_not() -> None:
+def test_misplaced_nodes_counts_moved_nodes_by_operator() -> None:
     now = {"CUDAExecutionProvider": {"Conv": 38, "Relu": 33}, "CPUExecutionProvider": {"Shape": 2, "Conv": 1}}
     assert misplaced_nodes(CUDA, VERIFIED, now) == (
         "1 Conv run on CPUExecutionProvider instead of CUDAExecutionProvider",
     )
 
 
-def test_fewer_nodes_on_the_device_are_told_although_none_turned_up_elsewhere() -> None:
+def test_misplaced_nodes_reports_nodes_missing_from_the_device() -> None:
     now = {"CUDAExecutionProvider": {"Conv": 30, "Relu": 33}, "CPUExecutionProvider": {"Shape": 2}}
     (line,) = misplaced_nodes(CUDA, VERIFIED, now)
     assert line == "9 of 72 nodes are not on CUDAExecutionProvider any more: 9 Conv"
 
 
-def test_many_operators_are_cut_short() -> None:
+def test_misplaced_nodes_shortens_many_operators() -> None:
     now = {"CUDAExecutionProvider": {"Conv": 1}, "CPUExecutionProvider": {f"Op{i}": 9 - i for i in range(8)}}
     (line,) = misplaced_nodes(CUDA, VERIFIED, now)
     assert line.startswith("9 Op0, 8 Op1, 7 Op2, 6 Op3, 5 Op4, … run on")
 
 
 @pytest.mark.parametrize("recipe", [CPU, REFERENCE])
-def test_whatever_is_for_the_cpu_runs_on_nothing_else(recipe: Recipe) -> None:
+def test_misplaced_nodes_of_a_cpu_engine_names_other_providers(recipe: Recipe) -> None:
     assert misplaced_nodes(recipe, {}, {"CPUExecutionProvider": {"Add": 1}}) == ()
     (line,) = misplaced_nodes(recipe, {}, {"CPUExecutionProvider": {}, "XnnpackExecutionProvider": {"Add": 1}})
     assert line == "1 Add run on XnnpackExecutionProvider instead of CPUExecutionProvider"
@@ -660,17 +650,17 @@ def test_whatever_is_for_the_cpu_runs_on_nothing_else(recipe: Recipe) -> None:
     assert line == "some nodes run on XnnpackExecutionProvider instead of CPUExecutionProvider"
 
 
-def test_an_optimised_graph_on_the_cpu_may_hold_other_nodes_than_were_counted_while_it_was_made() -> None:
+def test_misplaced_nodes_ignores_fused_nodes_on_the_cpu() -> None:
     assert misplaced_nodes(CPU, {"CPUExecutionProvider": {"Conv": 3}}, {"CPUExecutionProvider": {"FusedConv": 2}}) == ()
 
 
-def test_one_of_several_devices_of_a_kind_is_that_kind() -> None:
+def test_misplaced_nodes_of_one_of_several_devices() -> None:
     recipe = Recipe("openvino", device="intel-gpu:1")
     assert misplaced_nodes(recipe, {"GPU.1": {"Convolution": 3}}, {"GPU.1": {"Convolution": 3}}) == ()
     assert misplaced_nodes(recipe, {"GPU.1": {"Convolution": 3}}, {"CPU": {"Convolution": 3}}) != ()
 
 
-def test_where_a_runtime_does_not_tell_nothing_is_known() -> None:
+def test_misplaced_nodes_without_placement_data_is_empty() -> None:
     assert misplaced_nodes(CUDA, VERIFIED, {}) == ()
     assert misplaced_nodes(CUDA, VERIFIED, {"CUDAExecutionProvider": {}}) == ()
     assert misplaced_nodes(Recipe("tensorrt", device="cuda:0"), {}, {"TensorRT": {}}) == ()
@@ -680,7 +670,7 @@ def test_where_a_runtime_does_not_tell_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "null"])
-def test_every_session_of_an_engine_tells_where_its_nodes_run(backend: str, tmp_path: Path) -> None:
+def test_nodes_of_every_backends_session(backend: str, tmp_path: Path) -> None:
     proto, recipe, out = models.conv(), Recipe(backend), tmp_path / "engine"
     out.mkdir()
     order = Order(str(models.save(proto, tmp_path / "model.onnx")), models.signature(proto), recipe)
@@ -695,7 +685,7 @@ def test_every_session_of_an_engine_tells_where_its_nodes_run(backend: str, tmp_
     session.close()
 
 
-def test_the_reference_tells_it_of_the_model_as_it_was_written(tmp_path: Path) -> None:
+def test_nodes_of_the_reference_are_those_of_the_model(tmp_path: Path) -> None:
     proto = models.matmul()
     order = Order(str(models.save(proto, tmp_path / "model.onnx")), models.signature(proto), REFERENCE)
     session = registry.load("onnxruntime").open(order)

@@ -70,7 +70,7 @@ def ready(standard: str = "") -> PlannedEngine:
 # -- one engine -----------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_the_table_lacks_is_an_error_and_changes_nothing() -> None:
+def test_move_unknown_transition_is_an_error_and_changes_nothing() -> None:
     planned, told = engine(), list[EngineState]()
     planned.reason, planned.on_change = "as it was", lambda e: told.append(e.state)
     with pytest.raises(ValueError, match="from absent to verifying"):
@@ -81,7 +81,7 @@ def test_a_step_that_the_table_lacks_is_an_error_and_changes_nothing() -> None:
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
-def test_each_failure_is_waited_for_longer_up_to_a_bound(clock: Clock) -> None:
+def test_retry_delay_grows_with_failures_up_to_a_bound(clock: Clock) -> None:
     planned, waits = engine(), []
     for _ in range(8):
         making(planned).fail(BuildFailed("no memory"))
@@ -95,7 +95,7 @@ def test_each_failure_is_waited_for_longer_up_to_a_bound(clock: Clock) -> None:
 # -- what the store holds -------------------------------------------------------------------------------------------
 
 
-def test_a_reference_is_held_to_no_standard_but_its_own() -> None:
+def test_finish_reference_ignores_the_standard() -> None:
     planned = engine(REFERENCE, standard="new")
     planned.adopt(record(planned, standard="old"))
     assert (planned.state, planned.request) == (S.READY, Request.NONE)
@@ -104,7 +104,7 @@ def test_a_reference_is_held_to_no_standard_but_its_own() -> None:
 # -- how far it is --------------------------------------------------------------------------------------------------
 
 
-def test_the_share_of_a_build_is_what_the_child_says_or_else_follows_the_estimate(clock: Clock) -> None:
+def test_fraction_is_the_childs_or_estimated(clock: Clock) -> None:
     making_it = Making(clock.now, estimate_s=100.0)
     clock.now += 25
     making_it.update(Progress("building"))
@@ -113,7 +113,7 @@ def test_the_share_of_a_build_is_what_the_child_says_or_else_follows_the_estimat
     assert making_it.fraction == 0.75
 
 
-def test_a_build_that_takes_longer_than_estimated_is_never_said_to_be_done(clock: Clock) -> None:
+def test_fraction_of_a_late_build_stays_below_one(clock: Clock) -> None:
     making_it = Making(clock.now, estimate_s=10.0)
     clock.now += 1000
     making_it.update(Progress("building"))
@@ -128,7 +128,7 @@ def plan(planned: PlannedModel, of: Model, **facts: str) -> list[PlannedEngine]:
     return planned.plan(of, desired(box(**facts), of))
 
 
-def test_what_is_planned_first_is_absent_and_told_to_be_new() -> None:
+def test_plan_new_engine_is_absent_with_a_reason() -> None:
     planned = planned_model()
     planned.problem = NotReady("it was not there")
     added = plan(planned, model())
@@ -140,7 +140,7 @@ def test_what_is_planned_first_is_absent_and_told_to_be_new() -> None:
     assert planned_model().reference is None
 
 
-def test_planning_again_keeps_what_is_known_of_engines_that_stay() -> None:
+def test_plan_again_keeps_engines_that_stay() -> None:
     planned = planned_model()
     before = plan(planned, model())
     before[0].failures = 3
@@ -161,7 +161,7 @@ def settled(planned: PlannedModel, *, accepted: bool) -> PlannedEngine:
     return last
 
 
-def test_a_new_standard_has_a_good_engine_judged_again_and_a_rejected_one_built_again() -> None:
+def test_plan_new_standard_verifies_good_engines_and_rebuilds_rejected_ones() -> None:
     for accepted, expected in ((True, (S.READY, Request.REVIEW)), (False, (S.ABSENT, Request.NONE))):
         planned = planned_model()
         plan(planned, model())
@@ -172,7 +172,7 @@ def test_a_new_standard_has_a_good_engine_judged_again_and_a_rejected_one_built_
         assert last.standard == desired(box(), model(**STRICT))[-1].standard
 
 
-def test_a_new_standard_does_not_take_the_place_of_a_command() -> None:
+def test_plan_new_standard_keeps_the_request_of_a_command() -> None:
     planned = planned_model()
     plan(planned, model())
     last = settled(planned, accepted=True)
@@ -184,7 +184,7 @@ def test_a_new_standard_does_not_take_the_place_of_a_command() -> None:
 @pytest.mark.parametrize(
     ("accepted", "expected"), [(True, (S.READY, Request.REVIEW)), (False, (S.ABSENT, Request.NONE))]
 )
-def test_a_verdict_by_a_standard_that_changed_while_it_was_reached_is_out_of_date(
+def test_finish_verdict_by_an_old_standard_is_out_of_date(
     accepted: bool, expected: tuple[EngineState, Request]
 ) -> None:
     planned = planned_model()
@@ -196,7 +196,7 @@ def test_a_verdict_by_a_standard_that_changed_while_it_was_reached_is_out_of_dat
     assert (last.state, last.request) == expected
 
 
-def test_a_standard_is_nothing_to_a_reference() -> None:
+def test_plan_new_standard_leaves_the_reference() -> None:
     planned = planned_model()
     reference = plan(planned, model())[0]
     making(reference).finish(record(reference), None)
@@ -207,7 +207,7 @@ def test_a_standard_is_nothing_to_a_reference() -> None:
 # -- hopeless models ------------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_hopeless_only_when_its_reference_was_refused_and_nothing_else_is_ready() -> None:
+def test_hopeless_only_if_the_reference_is_refused_and_no_engine_is_ready() -> None:
     planned = planned_model()
     assert not planned.is_hopeless(), "nothing is planned yet"
     reference, built, _ = plan(planned, model())
@@ -220,7 +220,7 @@ def test_a_model_is_hopeless_only_when_its_reference_was_refused_and_nothing_els
     assert planned.is_hopeless()
 
 
-def test_a_model_is_not_hopeless_while_something_serves() -> None:
+def test_hopeless_is_false_while_an_engine_serves() -> None:
     planned = planned_model()
     reference, built, _ = plan(planned, model())
     reference.open_at = math.inf
@@ -228,7 +228,7 @@ def test_a_model_is_not_hopeless_while_something_serves() -> None:
     assert not planned.is_hopeless()
 
 
-def test_a_model_of_which_every_engine_answered_wrongly_has_its_reference_still() -> None:
+def test_hopeless_is_false_if_only_engines_answered_wrongly() -> None:
     """What it answers is what is right, also where its answers differ from run to run."""
     planned = planned_model()
     reference, *_ = plan(planned, model())
@@ -258,7 +258,7 @@ def actual_views(*models: PlannedModel, shelf: ModelSelection | None = None):  #
     return actual(shelf or ModelSelection(), models)  # type: ignore[arg-type]
 
 
-def test_an_engine_of_the_device_as_it_was_is_outdated_and_one_of_another_model_does_not_serve() -> None:
+def test_serving_engine_of_the_old_device_is_outdated_and_of_another_model_unfit() -> None:
     planned = planned_model()
     last = plan(planned, model())[-1]
     serve(planned, last.digest)
@@ -270,7 +270,7 @@ def test_an_engine_of_the_device_as_it_was_is_outdated_and_one_of_another_model_
     assert (view.serving, view.outdated, view.edition) == (None, False, "")
 
 
-def test_nothing_is_begun_for_a_model_that_is_being_read(clock: Clock) -> None:
+def test_reconcile_model_being_read_has_no_actions(clock: Clock) -> None:
     class Reading:
         is_over = False
 
@@ -288,7 +288,7 @@ def test_nothing_is_begun_for_a_model_that_is_being_read(clock: Clock) -> None:
 # Two models of one content may be held to different standards.
 
 
-def test_a_reference_that_serves_is_not_opened_anew_because_it_was_measured() -> None:
+def test_reconcile_measured_reference_is_not_reopened() -> None:
     planned = planned_model()
     reference = plan(planned, model(backends="null"))[0]
     serve(planned, reference.digest, edition=reference.edition)  # opened at once, before anything was made
@@ -296,7 +296,7 @@ def test_a_reference_that_serves_is_not_opened_anew_because_it_was_measured() ->
     assert reconcile(actual_views(planned), 1e9, frozenset({"cpu"})) == []
 
 
-def test_equal_engines_are_wanted_once() -> None:
+def test_plan_equal_engines_once() -> None:
     planned = planned_model()
     twice = desired(box(), model()) * 2
     assert isinstance(twice[0], DesiredEngine)
@@ -327,7 +327,7 @@ TAKEN_UP: dict[str, tuple[EngineState, dict[str, Any], EngineState]] = {
 
 
 @pytest.mark.parametrize("case", TAKEN_UP)
-def test_actual_takes_up_what_others_brought_into_the_store(case: str) -> None:
+def test_actual_adopts_engines_that_appeared_in_the_store(case: str) -> None:
     before, found, after = TAKEN_UP[case]
     planned = planned_model()
     last = plan(planned, model())[-1]
@@ -393,30 +393,30 @@ def of_another(made: float = 1.0, recipe: Recipe = RECIPE, accepted: bool = True
 # -- what the store holds -------------------------------------------------------------------------------------------
 
 
-def test_an_empty_store_leaves_everything_to_be_made(store: Store) -> None:
+def test_plan_with_an_empty_store_makes_everything(store: Store) -> None:
     found = planned(store)
     assert [e.recipe.backend for e in found.engines.values()] == ["onnxruntime", "onnxruntime", "openvino"]
     assert {(e.state, e.trial, e.failures) for e in found.engines.values()} == {(S.ABSENT, "", 0)}
 
 
-def test_what_the_store_holds_is_not_made_again(store: Store) -> None:
+def test_plan_stored_engine_is_ready(store: Store) -> None:
     put(store, stored())
     assert (last(planned(store)).state, last(planned(store)).request) == (S.READY, Request.NONE)
 
 
-def test_what_was_rejected_is_not_made_again(store: Store) -> None:
+def test_plan_rejected_engine_is_not_made_again(store: Store) -> None:
     put(store, stored(accepted=False))
     found = last(planned(store))
     assert (found.state, found.reason) == (S.REJECTED, "cosine 0.5 is below 0.999")
 
 
-def test_what_gave_way_is_known_to_have_been_good(store: Store) -> None:
+def test_plan_evicted_engine_is_known_to_be_good(store: Store) -> None:
     store.strip(msgspec.structs.replace(stored(), evicted=True))
     found = last(planned(store))
     assert (found.state, found.record is not None and found.record.cost) == (S.EVICTED, 0.5)
 
 
-def test_what_was_judged_by_another_standard_is_judged_again_and_what_was_rejected_by_it_is_built_again(
+def test_plan_verdict_by_another_standard_is_verified_or_rebuilt(
     store: Store,
 ) -> None:
     put(store, stored(standard="of another release"))
@@ -425,13 +425,13 @@ def test_what_was_judged_by_another_standard_is_judged_again_and_what_was_reject
     assert (last(planned(store)).state, last(planned(store)).record) == (S.ABSENT, None)
 
 
-def test_every_engine_that_is_looked_for_is_counted_as_found_or_missed(store: Store) -> None:
+def test_plan_counts_hits_and_misses(store: Store) -> None:
     put(store, stored())
     planned(store)
     assert (store.counts.hits, store.counts.misses) == (1, 2)
 
 
-def test_an_engine_that_is_planned_already_keeps_what_is_known_of_it(store: Store) -> None:
+def test_plan_known_engine_keeps_its_state(store: Store) -> None:
     into, plans = planned_model(), planner(store)
     plans.plan(into, model())
     engine = last(into)
@@ -442,7 +442,7 @@ def test_an_engine_that_is_planned_already_keeps_what_is_known_of_it(store: Stor
     assert (engine.state, engine.failures) == (S.ABSENT, 2), "what the store holds is for the next look"
 
 
-def test_the_device_may_change_between_two_plans(store: Store) -> None:
+def test_plan_after_a_device_change(store: Store) -> None:
     into, plans = planned_model(), planner(store)
     plans.plan(into, model())
     plans.fingerprint = box(**OTHER_RUNTIME)
@@ -450,7 +450,7 @@ def test_the_device_may_change_between_two_plans(store: Store) -> None:
     assert last(into).key == key_of(model(), RECIPE, **OTHER_RUNTIME)
 
 
-def test_every_step_of_a_new_engine_is_told(store: Store) -> None:
+def test_plan_reports_every_state_of_a_new_engine(store: Store) -> None:
     told = list[tuple[str, EngineState]]()
     put(store, stored())
     into = planned_model()
@@ -470,12 +470,12 @@ def fail(log: AttemptLog, times: int) -> None:
         log.failed(key_of(model(), RECIPE).digest, "no memory")
 
 
-def test_an_engine_that_failed_goes_on_where_the_daemon_before_left_off(store: Store, log: AttemptLog) -> None:
+def test_plan_after_restart_continues_the_retries(store: Store, log: AttemptLog) -> None:
     fail(log, 3)
     assert (last(planned(store)).state, last(planned(store)).failures) == (S.ABSENT, 3)
 
 
-def test_an_engine_that_failed_too_often_is_not_tried_by_the_next_daemon_either(store: Store, log: AttemptLog) -> None:
+def test_plan_after_restart_keeps_the_quarantine_of_failures(store: Store, log: AttemptLog) -> None:
     fail(log, 4)
     found = last(planned(store))
     assert (found.state, found.reason) == (S.QUARANTINED, "failed 4 times, the last time: no memory")
@@ -485,7 +485,7 @@ def test_an_engine_that_failed_too_often_is_not_tried_by_the_next_daemon_either(
 
 
 @pytest.mark.parametrize("stopped", ["hopeless", "cancelled"])
-def test_plan_engine_that_was_stopped_is_quarantined_by_the_next_daemon_too(
+def test_plan_after_restart_keeps_the_quarantine_of_cancelled_engines(
     store: Store, log: AttemptLog, stopped: str
 ) -> None:
     key = key_of(model(), RECIPE).digest
@@ -498,7 +498,7 @@ def test_plan_engine_that_was_stopped_is_quarantined_by_the_next_daemon_too(
     assert found.is_held is (stopped == "cancelled")
 
 
-def test_an_engine_that_is_there_is_used_however_often_it_failed_before(store: Store, log: AttemptLog) -> None:
+def test_plan_stored_engine_ignores_earlier_failures(store: Store, log: AttemptLog) -> None:
     fail(log, 9)
     put(store, stored())
     assert last(planned(store)).state is S.READY
@@ -507,7 +507,7 @@ def test_an_engine_that_is_there_is_used_however_often_it_failed_before(store: S
 # -- trials ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_for_another_driver_is_tried_before_one_is_built(store: Store) -> None:
+def test_trial_of_an_engine_for_another_driver_comes_before_a_build(store: Store) -> None:
     source = put(store, of_another())
     found = last(planned(store))
     assert (found.state, found.trial) == (S.ABSENT, source)
@@ -515,23 +515,23 @@ def test_an_engine_for_another_driver_is_tried_before_one_is_built(store: Store)
     assert [e.trial for e in planned(store).engines.values()][:2] == ["", ""]
 
 
-def test_whoever_wants_everything_rebuilt_gets_no_trial(store: Store) -> None:
+def test_trial_is_disabled_by_policy_rebuild(store: Store) -> None:
     put(store, of_another())
     assert last(planned(store, on_driver_change="rebuild")).trial == ""
 
 
-def test_an_engine_of_another_runtime_is_not_tried(store: Store) -> None:
+def test_trial_excludes_engines_of_another_runtime(store: Store) -> None:
     put(store, of_another(**OTHER_RUNTIME))
     assert last(planned(store)).trial == ""
 
 
-def test_an_engine_that_failed_too_often_is_not_tried_with_other_files(store: Store, log: AttemptLog) -> None:
+def test_trial_excludes_quarantined_engines(store: Store, log: AttemptLog) -> None:
     put(store, of_another())
     fail(log, 4)
     assert (last(planned(store)).state, last(planned(store)).trial) == (S.QUARANTINED, "")
 
 
-def test_an_engine_that_is_there_or_was_rejected_here_needs_no_trial(store: Store) -> None:
+def test_trial_excludes_stored_and_rejected_engines(store: Store) -> None:
     put(store, of_another())
     for accepted in (True, False):
         put(store, stored(accepted=accepted))
@@ -542,7 +542,7 @@ def by_key(*records: EngineRecord) -> dict[str, EngineRecord]:
     return {EngineKey(record.parts).digest: record for record in records}
 
 
-def test_the_newest_of_those_that_may_do_is_tried() -> None:
+def test_trial_takes_the_newest_candidate() -> None:
     wanted = PlannedEngine(key_of(model(), RECIPE), RECIPE)
     old, new = of_another(1.0), of_another(2.0, cpu__model="N200", cpu__signature="7")
     ours, other = of_another(9.0, **OTHER_RUNTIME), of_another(9.0, Recipe("onnxruntime"))
@@ -563,7 +563,7 @@ def test_the_newest_of_those_that_may_do_is_tried() -> None:
     ],
     ids=["rejected", "evicted", "evicted, files left", "no files", "precision", "model", "itself"],
 )
-def test_what_has_no_files_answers_wrongly_or_is_something_else_is_not_tried(record: EngineRecord) -> None:
+def test_trial_excludes_evicted_rejected_and_other_engines(record: EngineRecord) -> None:
     wanted = PlannedEngine(key_of(model(), RECIPE), RECIPE)
     assert trial(wanted, by_key(record)) == ""
     assert trial(wanted, {}) == ""
@@ -579,7 +579,7 @@ def built_ahead(accepted: bool = False, **facts: str) -> EngineRecord:
 
 
 @pytest.mark.parametrize("driver_change", ["verify", "rebuild"])
-def test_an_engine_that_was_built_ahead_is_tried_first_and_never_used_untried(store: Store, driver_change: str) -> None:
+def test_trial_of_an_engine_built_ahead_comes_before_its_use(store: Store, driver_change: str) -> None:
     key = put(store, built_ahead())
     found = last(planned(store, on_driver_change=driver_change))
     assert (found.digest, found.state, found.trial, found.is_usable) == (key, S.ABSENT, key, False)
@@ -588,14 +588,14 @@ def test_an_engine_that_was_built_ahead_is_tried_first_and_never_used_untried(st
     assert (view.usable, view.state, view.trial) == (False, S.ABSENT, key)
 
 
-def test_once_it_is_proven_it_is_an_engine_like_others(store: Store) -> None:
+def test_trial_of_an_engine_built_ahead_makes_it_an_ordinary_engine(store: Store) -> None:
     standard = desired(box(), model())[-1].standard
     put(store, msgspec.structs.replace(built_ahead(accepted=True), standard=standard))
     found = last(planned(store))
     assert (found.state, found.trial) == (S.READY, "")
 
 
-def test_one_that_was_built_ahead_for_another_device_is_left_alone(store: Store) -> None:
+def test_trial_excludes_engines_built_ahead_for_another_device(store: Store) -> None:
     put(store, built_ahead(runtime__openvino="1"))
     assert last(planned(store)).trial == ""
 
@@ -603,9 +603,7 @@ def test_one_that_was_built_ahead_for_another_device_is_left_alone(store: Store)
 # -- what cannot be made --------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_cannot_be_made_says_why_and_an_attempt_that_took_the_box_down_ends_trials(
-    store: Store, log: AttemptLog
-) -> None:
+def test_plan_unsuitable_engine_has_a_reason_and_a_crash_of_the_box_ends_trials(store: Store, log: AttemptLog) -> None:
     into = planned_model()
     of = model(precisions="int8")
     Planner(store, box(), Engines()).plan(into, of)
@@ -631,14 +629,16 @@ def test_an_engine_that_cannot_be_made_says_why_and_an_attempt_that_took_the_box
         ({"runtime__openvino": "3"}, {"threads": 7}, "several"),
     ],
 )
-def test_a_miss_is_told_by_the_kind_of_what_differs(facts: dict[str, str], recipe: dict[str, int], reason: str) -> None:
+def test_misses_are_counted_by_the_kind_of_difference(
+    facts: dict[str, str], recipe: dict[str, int], reason: str
+) -> None:
     of = model()
     stored = key_of(of, Recipe("openvino"))
     wanted = key_of(of, Recipe("openvino", **recipe), **facts)
     assert missing(wanted.parts, {stored.digest: record_of(stored, Recipe("openvino"))}) == reason
 
 
-def test_engines_of_other_models_and_backends_explain_no_miss() -> None:
+def test_misses_ignore_engines_of_other_models_and_backends() -> None:
     of, recipe = model(), Recipe("openvino")
     other, backend = key_of(model(content="other"), recipe), key_of(of, Recipe("onnxruntime"))
     stored = {key.digest: record_of(key, recipe) for key in (other, backend)}

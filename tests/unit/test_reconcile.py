@@ -163,7 +163,7 @@ def test_reconcile_makes_what_is_absent_or_failed_once_it_is_time(state: EngineS
     assert made(model(view("ref"), view("a"), serving="ref")) == [Make("m", "ref")]
 
 
-def test_an_engine_for_another_driver_is_tried_before_one_is_built() -> None:
+def test_trial_of_an_engine_for_another_driver_comes_before_a_build() -> None:
     assert made(model(view("a", trial="source"))) == [Try("m", "a", "source")]
     assert made(model(view("a", S.FAILED, trial="source"))) == [Try("m", "a", "source")]
     assert made(model(view("a", S.FAILED, trial="source", retry_at=NOW + 1))) == []
