@@ -143,7 +143,7 @@ def served() -> Served:
 # -- slowness -------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_went_from_12_ms_to_340_is_told_of_after_it_lasted_and_not_before(served: Served) -> None:
+def test_slow_engine_raises_an_alarm_after_it_lasted(served: Served) -> None:
     assert served.infer(12, 60) == []
     assert served.infer(340, 29) == []
     assert AlarmKind.SLOW in served.infer(340, 60)
@@ -154,38 +154,38 @@ def test_an_engine_that_went_from_12_ms_to_340_is_told_of_after_it_lasted_and_no
         assert part in alarm.message
 
 
-def test_it_is_over_when_inference_is_as_fast_again(served: Served) -> None:
+def test_slow_alarm_clears_when_inference_is_fast_again(served: Served) -> None:
     served.infer(340, 90)
     assert served.look()
     served.infer(12, 30)
     assert served.look() == []
 
 
-def test_a_short_slowness_is_nothing_to_tell_of_however_often_it_comes_back(served: Served) -> None:
+def test_slow_engine_for_short_periods_raises_no_alarm(served: Served) -> None:
     for _ in range(4):
         assert served.infer(340, 20) == []
         assert served.infer(12, 30) == []
 
 
-def test_an_engine_that_takes_less_than_the_factor_more_is_not_slow(served: Served) -> None:
+def test_slow_engine_below_the_factor_raises_no_alarm(served: Served) -> None:
     assert served.infer(35, 120) == []
     assert AlarmKind.SLOW in served.infer(37, 120)
 
 
-def test_a_tiny_engine_is_not_slow_by_the_microseconds_that_a_busy_box_costs(served: Served) -> None:
+def test_slow_tiny_engine_within_microseconds_raises_no_alarm(served: Served) -> None:
     served.engine.served_ms.clear()
     assert served.infer(0.11, 120) == []
     assert AlarmKind.SLOW in served.infer(1.2, 120)
 
 
-def test_the_alarm_stays_while_nothing_is_inferred(served: Served) -> None:
+def test_slow_alarm_stays_without_requests(served: Served) -> None:
     served.infer(340, 90)
     served.clock.now += 600
     (alarm,) = served.look()
     assert alarm.message.endswith("inference took much longer than 12 ms, then no inference ended for a while")
 
 
-def test_a_few_slow_answers_and_then_silence_are_nothing_to_tell_of(served: Served) -> None:
+def test_slow_engine_with_few_answers_raises_no_alarm(served: Served) -> None:
     found = served.infer(340, 3)  # an engine that was just opened
     for _ in range(120):
         served.clock.now += 1
@@ -193,18 +193,18 @@ def test_a_few_slow_answers_and_then_silence_are_nothing_to_tell_of(served: Serv
     assert found == []
 
 
-def test_slow_engine_that_never_was_faster_is_none(served: Served) -> None:
+def test_slow_engine_that_was_never_faster_raises_no_alarm(served: Served) -> None:
     served.engine.served_ms.clear()
     assert served.infer(340, 120) == []
     assert slow_engine(served.planned, SETTINGS, served.clock.now) is None
 
 
-def test_an_engine_of_the_device_as_it_was_has_no_pace_to_keep(served: Served) -> None:
+def test_slow_outdated_engine_raises_no_alarm(served: Served) -> None:
     served.planned.engines = {}
     assert served.infer(340, 120) == []
 
 
-def test_what_serves_now_does_not_answer_for_what_served_before(served: Served) -> None:
+def test_slow_alarm_ends_with_the_engine(served: Served) -> None:
     served.infer(340, 90)
     serve(served.planned, served.engine.digest)
     assert served.look() == []
@@ -217,30 +217,30 @@ def kinds(*models: PlannedModel, paused: str = "", is_reboot_pending: bool = Fal
     return [alarm.kind for alarm in wrong(models, SETTINGS, 0.0, Box(0.0, paused, is_reboot_pending))]
 
 
-def test_a_disk_that_takes_nothing_is_told_of_as_it_says_itself() -> None:
+def test_paused_builds_alarm_has_the_disks_reason() -> None:
     (alarm,) = wrong([], SETTINGS, 0.0, Box(paused="the disk is full"))
     assert alarm == Alarm(AlarmKind.BUILDS_PAUSED, "the disk is full")
 
 
-def test_a_driver_whose_halves_differ_is_told_of_with_what_to_do() -> None:
+def test_reboot_pending_alarm_names_the_remedy() -> None:
     (alarm,) = wrong([], SETTINGS, 0.0, Box(is_reboot_pending=True))
     assert alarm.kind is AlarmKind.REBOOT_PENDING
     assert "rebooted" in alarm.message
 
 
-def test_tracking_that_does_not_work_is_told_with_what_to_do() -> None:
+def test_tracking_alarm_names_the_remedy() -> None:
     (alarm,) = wrong([], SETTINGS, 0.0, Box(untracked="a library is not installed: pip install it"))
     assert (alarm.kind, alarm.model) == (AlarmKind.UNTRACKED, "")
     assert "no tracker ids: a library is not installed: pip install it" in alarm.message
 
 
 @pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.QUARANTINED])
-def test_an_engine_that_lives_as_it_should_is_not_wrong(served: Served, state: EngineState) -> None:
+def test_wrong_healthy_engine_has_no_alarm(served: Served, state: EngineState) -> None:
     served.engine.state = state
     assert kinds(served.planned) == []
 
 
-def test_an_engine_that_is_no_longer_tried_is_told_of_with_its_reason_and_what_to_do(served: Served) -> None:
+def test_quarantined_engine_alarm_has_reason_and_remedy(served: Served) -> None:
     served.engine.move(EngineState.QUEUED)
     served.engine.record = None
     for _ in range(4):
@@ -252,13 +252,13 @@ def test_an_engine_that_is_no_longer_tried_is_told_of_with_its_reason_and_what_t
     assert "failed 4 times, the last time: no memory; see: edged engines rebuild" in alarm.message
 
 
-def test_an_engine_that_an_operator_cancelled_is_nothing_to_be_alarmed_at(served: Served) -> None:
+def test_cancelled_engine_raises_no_alarm(served: Served) -> None:
     served.engine.move(EngineState.QUEUED)
     served.engine.quarantine("cancelled by an operator", held=True)
     assert served.look() == []
 
 
-def test_a_model_that_cannot_be_served_is_told_of_and_one_that_was_changed_is_told_apart(served: Served) -> None:
+def test_refused_and_replaced_models_raise_different_alarms(served: Served) -> None:
     served.planned.problem = NotReady("it is no model")
     (alarm,) = served.look()
     assert alarm.kind is AlarmKind.UNSERVED
@@ -268,7 +268,7 @@ def test_a_model_that_cannot_be_served_is_told_of_and_one_that_was_changed_is_to
     assert "cannot be served: it is no model" in alarm.message
 
 
-def test_a_part_that_runs_elsewhere_is_told_of_while_its_engine_serves(served: Served) -> None:
+def test_fallback_nodes_alarm_lasts_while_the_engine_serves(served: Served) -> None:
     record = served.engine.record
     assert record is not None
     composition = Composition(nodes={"CPUExecutionProvider": {"Loop": 1}}, fallback=("1 Loop runs on the CPU",))
@@ -282,7 +282,7 @@ def test_a_part_that_runs_elsewhere_is_told_of_while_its_engine_serves(served: S
 
 
 @pytest.mark.parametrize("settings", [{"backends": "tensorrt"}, {"precisions": "tf32"}])
-def test_settings_that_leave_this_box_nothing_to_make_are_told_of(settings: dict[str, str]) -> None:
+def test_settings_without_candidates_raise_an_alarm(settings: dict[str, str]) -> None:
     planned = planned_model()
     planned.entry = msgspec.structs.replace(planned.entry, settings=settings)
     planned.model = model()
@@ -299,7 +299,7 @@ def test_settings_that_leave_this_box_nothing_to_make_are_told_of(settings: dict
 # -- bounds ---------------------------------------------------------------------------------------------------------
 
 
-def test_outputs_that_are_not_finite_are_told_of_until_they_were_finite_for_a_while(served: Served) -> None:
+def test_not_finite_alarm_lasts_until_outputs_were_finite_for_a_while(served: Served) -> None:
     finite = served.planned.slot.finite
     finite.answered((), served.clock.now)
     assert served.look() == []
@@ -329,7 +329,7 @@ def test_alarms_quarantined_engines_and_their_model_are_raised(served: Served) -
 # -- answers --------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_does_not_answer_any_more_is_told_of_until_it_does(served: Served) -> None:
+def test_unresponsive_engine_alarm_lasts_until_it_answers(served: Served) -> None:
     assert served.planned.slot.current is not None
     health = served.planned.slot.current.health
     for _ in range(3):

@@ -136,7 +136,7 @@ async def answer(planned: PlannedModel) -> EdgedError | None:
 # -- what is there --------------------------------------------------------------------------------------------------
 
 
-async def test_a_model_that_appears_is_read_and_planned(house: House) -> None:
+async def test_look_new_model_is_read_and_planned(house: House) -> None:
     planned = await house.add("m")
     assert planned.model is not None
     assert (planned.model.digest, planned.problem, planned.is_being_read) == (inspection("m").digest, None, False)
@@ -145,7 +145,7 @@ async def test_a_model_that_appears_is_read_and_planned(house: House) -> None:
     assert await answer(planned) is None, "it waits for an engine"
 
 
-async def test_a_model_that_stays_as_it_is_is_read_once(house: House) -> None:
+async def test_look_unchanged_model_is_read_once(house: House) -> None:
     before = dict((await house.add("m")).engines)
     for _ in range(3):
         await house.look()
@@ -153,7 +153,7 @@ async def test_a_model_that_stays_as_it_is_is_read_once(house: House) -> None:
     assert house.catalogue.models["m"].engines == before
 
 
-async def test_a_model_that_changes_is_read_again_and_keeps_its_place(house: House) -> None:
+async def test_look_changed_model_is_read_again_in_its_slot(house: House) -> None:
     planned = await house.add("m")
     slot = planned.slot
     assert await house.holds("m", inspection("other"), "2") is planned
@@ -161,7 +161,7 @@ async def test_a_model_that_changes_is_read_again_and_keeps_its_place(house: Hou
     assert (planned.model.digest, planned.slot) == (inspection("other").digest, slot)
 
 
-async def test_a_model_whose_settings_change_is_planned_by_them(house: House) -> None:
+async def test_look_changed_settings_replan_the_model(house: House) -> None:
     planned = await house.add("m")
     reference = planned.reference
     await house.add("m", backends="openvino")
@@ -169,7 +169,7 @@ async def test_a_model_whose_settings_change_is_planned_by_them(house: House) ->
     assert planned.reference is reference, "what is known of engines that stay is kept"
 
 
-async def test_a_model_whose_external_data_changes_is_read_again(house: House, tmp_path: Path) -> None:
+async def test_look_changed_external_data_reads_the_model_again(house: House, tmp_path: Path) -> None:
     house.readers.files["model"] = inspection(external=["weights.bin"])
     (tmp_path / "weights.bin").write_bytes(b"1")
     house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
@@ -198,7 +198,7 @@ async def test_look_external_data_outside_its_folder_leaves_other_models_alone(
     assert not house.catalogue.models
 
 
-async def test_look_external_data_that_comes_after_its_model_makes_it_good(tmp_path: Path) -> None:
+async def test_look_external_data_that_arrives_later_makes_the_model_ready(tmp_path: Path) -> None:
     house, whole = House(tmp_path), inspection(external=["weights.bin"])
     cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, "weights.bin is missing", "put it beside the model")
     house.readers.files["model"] = msgspec.structs.replace(whole, finding=cut)
@@ -217,7 +217,7 @@ async def test_look_external_data_that_comes_after_its_model_makes_it_good(tmp_p
     assert (planned.problem, len(planned.engines), house.readers.reads) == (None, 3, 2)
 
 
-async def test_a_model_that_goes_is_forgotten_and_whoever_waits_is_told(house: House) -> None:
+async def test_look_removed_model_fails_waiting_requests(house: House) -> None:
     planned = await house.add("m")
     frame = FrameWork(b"")
     planned.slot.offer("camera", frame)
@@ -230,7 +230,7 @@ async def test_a_model_that_goes_is_forgotten_and_whoever_waits_is_told(house: H
     assert len(told(house.events, ModelRemoved)) == 1
 
 
-async def test_what_served_a_model_that_goes_is_retired(house: House) -> None:
+async def test_look_removed_model_retires_its_session(house: House) -> None:
     planned = await house.add("m")
     serve(planned, "key")
     current = planned.slot.current
@@ -241,7 +241,7 @@ async def test_what_served_a_model_that_goes_is_retired(house: House) -> None:
         planned.fallback.push(TensorWork((), None))
 
 
-async def test_what_is_kept_of_a_content_is_dropped_with_the_last_model_that_has_it(house: House) -> None:
+async def test_forget_cache_of_a_digest_with_its_last_model(house: House) -> None:
     for name in "mn":
         await house.holds(name, inspection("twins"), "1")
     for name, forgotten in (("m", []), ("n", [inspection("twins").digest])):
@@ -250,7 +250,7 @@ async def test_what_is_kept_of_a_content_is_dropped_with_the_last_model_that_has
         assert house.readers.forgotten == forgotten
 
 
-async def test_what_is_kept_of_a_content_is_dropped_once_another_has_taken_its_place(house: House) -> None:
+async def test_forget_cache_of_a_replaced_digest(house: House) -> None:
     planned = await house.add("m")
     serve(planned, "key")
     await house.holds("m", inspection("other"), "2")
@@ -261,7 +261,7 @@ async def test_what_is_kept_of_a_content_is_dropped_once_another_has_taken_its_p
     assert house.readers.forgotten == [inspection("m").digest]
 
 
-async def test_what_is_kept_of_models_that_went_before_is_dropped_once_all_are_read(house: House) -> None:
+async def test_forget_caches_of_earlier_models_after_the_first_reading(house: House) -> None:
     house.readers.gate.clear()
     house.shelf.models["m"] = entry("m", "1")
     for _ in range(2):
@@ -273,7 +273,7 @@ async def test_what_is_kept_of_models_that_went_before_is_dropped_once_all_are_r
     assert house.readers.tidied == [{inspection("m").digest}]
 
 
-async def test_what_was_found_of_a_model_that_is_refused_is_kept_until_it_goes(tmp_path: Path) -> None:
+async def test_forget_keeps_findings_of_a_refused_model_until_removed(tmp_path: Path) -> None:
     async def refuse(_: Model, tries: int) -> tuple[()]:
         raise EngineUnusable("no runtime takes it")
 
@@ -287,7 +287,7 @@ async def test_what_was_found_of_a_model_that_is_refused_is_kept_until_it_goes(t
     assert house.readers.forgotten == [inspection("m").digest]
 
 
-async def test_a_model_that_goes_while_it_is_read_is_not_planned(house: House) -> None:
+async def test_look_model_removed_while_read_is_not_planned(house: House) -> None:
     house.readers.gate.clear()
     planned = await house.add("m")
     del house.shelf.models["m"]
@@ -297,7 +297,7 @@ async def test_a_model_that_goes_while_it_is_read_is_not_planned(house: House) -
     assert (planned.model, planned.engines, house.readers.now) == (None, {}, 0)
 
 
-async def test_a_model_that_changes_while_it_is_read_is_planned_as_it_is_in_the_end(house: House) -> None:
+async def test_look_model_changed_while_read_is_planned_as_last_seen(house: House) -> None:
     house.readers.gate.clear()
     await house.add("m")
     planned = await house.holds("m", inspection("other"), "2")
@@ -310,7 +310,7 @@ async def test_a_model_that_changes_while_it_is_read_is_planned_as_it_is_in_the_
 
 
 @pytest.mark.parametrize("is_being_read", [False, True])
-async def test_superseded_model_is_read_once_and_nothing_is_opened_meanwhile(house: House, is_being_read: bool) -> None:
+async def test_superseded_model_is_read_once_and_not_opened_meanwhile(house: House, is_being_read: bool) -> None:
     planned = await house.add("m")
     house.readers.gate.clear()
     if is_being_read:
@@ -324,7 +324,7 @@ async def test_superseded_model_is_read_once_and_nothing_is_opened_meanwhile(hou
     assert (house.readers.reads, planned.is_superseded) == (2, False)
 
 
-async def test_only_a_few_models_are_read_at_once(house: House) -> None:
+async def test_look_reads_a_bounded_number_of_models_at_once(house: House) -> None:
     house.readers.gate.clear()
     for name in "abcdef":
         await house.add(name)
@@ -334,7 +334,7 @@ async def test_only_a_few_models_are_read_at_once(house: House) -> None:
     assert all(planned.model for planned in house.catalogue.models.values())
 
 
-async def test_reading_again_waits_for_a_reading_that_is_under_way(house: House) -> None:
+async def test_read_again_does_not_interrupt_a_reading(house: House) -> None:
     planned = await house.add("m")
     house.readers.gate.clear()
     for _ in range(3):
@@ -348,7 +348,7 @@ async def test_reading_again_waits_for_a_reading_that_is_under_way(house: House)
 # -- names ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_model_that_the_configuration_names_is_served_where_it_lies(tmp_path: Path) -> None:
+async def test_look_configured_model_is_served_from_its_path(tmp_path: Path) -> None:
     house = House(tmp_path, {"named": Path("/elsewhere/file.onnx")})
     await house.add("named")
     await house.add("m")
@@ -357,7 +357,7 @@ async def test_a_model_that_the_configuration_names_is_served_where_it_lies(tmp_
     assert not house.catalogue.is_configured("m")
 
 
-async def test_find_of_an_unknown_name_does_not_look_at_the_disk(house: House) -> None:
+async def test_find_unknown_name_does_not_scan_the_disk(house: House) -> None:
     house.shelf.models["m"] = entry("m")
     with pytest.raises(ModelNotFound):
         house.catalogue.find("m")
@@ -366,7 +366,7 @@ async def test_find_of_an_unknown_name_does_not_look_at_the_disk(house: House) -
     await settle()
 
 
-async def test_who_asks_for_a_model_that_is_not_there_is_told_which_are(house: House) -> None:
+async def test_find_unknown_name_lists_the_models(house: House) -> None:
     with pytest.raises(ModelNotFound, match="no model 'x'; available: none"):
         house.catalogue.find("x")
     await house.add("n")
@@ -380,7 +380,7 @@ async def test_who_asks_for_a_model_that_is_not_there_is_told_which_are(house: H
 # -- models that cannot be served -----------------------------------------------------------------------------------
 
 
-async def test_a_refusal_is_left_to_the_alarm_to_tell_and_another_reason_is_told_here(
+async def test_refused_model_is_logged_by_its_alarm_and_later_reasons_here(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "edged.engines"):
@@ -391,14 +391,14 @@ async def test_a_refusal_is_left_to_the_alarm_to_tell_and_another_reason_is_told
         assert [r.getMessage() for r in caplog.records] == ["model m cannot be served: it is truncated"]
 
 
-async def test_a_model_that_cannot_be_read_is_refused_and_whoever_waits_is_told(house: House) -> None:
+async def test_unreadable_model_is_refused_and_fails_waiting_requests(house: House) -> None:
     planned = await house.holds("m", Refusal("it is no model"), "1")
     assert (str(planned.problem), planned.model, planned.engines) == ("it is no model", None, {})
     assert "model 'm' cannot be served: it is no model" in str(await answer(planned))
     assert told(house.events, ModelRefused) == [ModelRefused("it is no model")]
 
 
-async def test_what_a_reader_found_is_told_by_its_category(house: House) -> None:
+async def test_refused_model_event_has_the_category(house: House) -> None:
     cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_TRUNCATED, "w.bin is truncated", "copy it again")
     planned = await house.holds("m", msgspec.structs.replace(inspection("m"), finding=cut), "1")
     assert planned.problem is not None
@@ -407,14 +407,14 @@ async def test_what_a_reader_found_is_told_by_its_category(house: House) -> None
     assert told(house.events, ModelRefused) == [refused]
 
 
-async def test_a_model_that_is_made_good_is_served(house: House) -> None:
+async def test_look_repaired_model_is_served(house: House) -> None:
     await house.holds("m", Refusal("it is no model"), "1")
     planned = await house.holds("m", inspection(), "2")
     assert (planned.problem, len(planned.engines)) == (None, 3)
     assert await answer(planned) is None
 
 
-async def test_a_model_that_is_spoiled_goes_on_being_served_as_it_was_until_its_host_is_lost(house: House) -> None:
+async def test_look_model_replaced_by_a_broken_one_serves_until_its_host_is_lost(house: House) -> None:
     planned = await house.add("m")
     host = serve(planned, next(iter(planned.engines)))
     await house.holds("m", Refusal("it is no model"), "2")
@@ -429,7 +429,7 @@ async def test_a_model_that_is_spoiled_goes_on_being_served_as_it_was_until_its_
     assert len(told(house.events, ModelRefused)) == before, "it is told once"
 
 
-async def test_a_bug_while_a_model_is_read_is_told_and_leaves_nobody_waiting(
+async def test_unexpected_error_while_reading_is_logged_and_refuses_the_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "edged.engines"):
@@ -439,7 +439,7 @@ async def test_a_bug_while_a_model_is_read_is_told_and_leaves_nobody_waiting(
     assert any(record.exc_info for record in caplog.records)
 
 
-async def test_a_model_whose_reference_no_runtime_opens_is_refused(house: House) -> None:
+async def test_model_whose_reference_no_runtime_opens_is_refused(house: House) -> None:
     planned = await house.add("m")
     house.refuse_hopeless()
     assert planned.problem is None
@@ -450,7 +450,7 @@ async def test_a_model_whose_reference_no_runtime_opens_is_refused(house: House)
     assert (str(planned.problem), planned.engines) == ("no such operator", {})
 
 
-async def test_a_model_that_no_runtime_opened_is_planned_anew_when_the_device_changes(house: House) -> None:
+async def test_plan_all_reads_refused_models_again(house: House) -> None:
     """An update of the runtime may have brought the operator that was missing."""
 
     planned = await house.add("m")
@@ -468,7 +468,7 @@ async def test_a_model_that_no_runtime_opened_is_planned_anew_when_the_device_ch
 # -- the device -----------------------------------------------------------------------------------------------------
 
 
-async def test_every_model_is_planned_anew_when_the_device_changes(house: House) -> None:
+async def test_plan_all_plans_every_model_again(house: House) -> None:
     models = [await house.add(name) for name in "mn"]
     before = [set(planned.engines) for planned in models]
     house.planner.fingerprint = box(runtime__openvino="3")
@@ -477,7 +477,7 @@ async def test_every_model_is_planned_anew_when_the_device_changes(house: House)
     assert house.readers.reads == 2, "nothing is read for it"
 
 
-async def test_every_step_of_an_engine_is_told_with_its_model(house: House) -> None:
+async def test_engine_moves_are_events_with_their_model(house: House) -> None:
     planned = await house.add("m")
     assert planned.reference is not None
     planned.reference.move(EngineState.QUEUED, "because")
@@ -486,7 +486,7 @@ async def test_every_step_of_an_engine_is_told_with_its_model(house: House) -> N
     assert [(event.model, event.engine) for event in events] == [("m", planned.reference.digest)]
 
 
-async def test_an_entry_with_a_problem_is_refused_with_it(house: House) -> None:
+async def test_entry_with_a_problem_is_refused_with_it(house: House) -> None:
     house.shelf.models["m"] = msgspec.structs.replace(entry("m"), problem="edged.toml: unknown setting")
     await house.look()
     planned = house.catalogue.models["m"]
@@ -500,7 +500,7 @@ def version(of: str, number: str, name: str = "") -> ModelEntry:
     return msgspec.structs.replace(entry(of), name=name or of, version=number, stamp=number)
 
 
-async def test_a_version_is_found_by_its_number_or_its_name(house: House) -> None:
+async def test_find_version_by_number_or_name(house: House) -> None:
     house.shelf.models = {"m": version("m", "10"), "m:9": version("m", "9", "m:9")}
     await house.look()
     newest, beside = house.catalogue.models["m"], house.catalogue.models["m:9"]
@@ -517,7 +517,7 @@ async def test_a_version_is_found_by_its_number_or_its_name(house: House) -> Non
             find("m", wrong)
 
 
-async def test_a_version_to_come_does_not_answer_before_it_can(house: House) -> None:
+async def test_find_version_being_loaded_is_not_ready(house: House) -> None:
     house.shelf.models = {"m": version("m", "1")}
     await house.look()
     planned = house.catalogue.models["m"]
@@ -536,7 +536,7 @@ async def test_a_version_to_come_does_not_answer_before_it_can(house: House) -> 
     assert (planned.version, planned.is_up_to_date) == ("2", True)
 
 
-async def test_a_version_that_is_to_answer_for_the_model_answers_by_its_number_until_it_does(house: House) -> None:
+async def test_find_next_default_version_answers_by_its_number(house: House) -> None:
     house.readers.files["m"] = inspection("both")
     house.shelf.models = {"m": version("m", "2"), "m:1": version("m", "1", "m:1")}
     await house.look()
@@ -558,7 +558,7 @@ async def test_a_version_that_is_to_answer_for_the_model_answers_by_its_number_u
     assert house.catalogue.find("m", "1") is newest
 
 
-async def test_what_was_counted_of_a_version_is_not_counted_of_the_next(house: House) -> None:
+async def test_new_version_counts_from_zero(house: House) -> None:
     planned = await house.add("m")
     counted = planned.slot.statistics
     await house.add("m", "1")

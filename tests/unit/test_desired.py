@@ -37,7 +37,7 @@ def test_desired_engines_are_the_candidates_with_their_keys_in_order_of_preferen
     assert [engine.key for engine in engines] == [key_of(of, recipe) for recipe in recipes]
 
 
-def test_every_engine_is_held_to_the_standard_of_its_model_in_its_precision() -> None:
+def test_desired_engine_has_the_standard_of_its_model_and_precision() -> None:
     of = model(precisions="fp32,bf16")
     for engine in desired(box(), of):
         assert engine.standard == Standard.of(of, engine.recipe.precision).digest
@@ -45,12 +45,12 @@ def test_every_engine_is_held_to_the_standard_of_its_model_in_its_precision() ->
     assert standards["fp32"] != standards["bf16"]
 
 
-def test_another_content_or_another_runtime_are_other_engines() -> None:
+def test_desired_keys_differ_by_digest_and_runtime() -> None:
     assert not set(keys()) & set(keys("other"))
     assert set(keys()) - set(keys(runtime__openvino="3")) == {key_of(model(), Recipe("openvino")).digest}
 
 
-def test_a_setting_that_changes_only_how_engines_are_judged_changes_their_standard_and_not_their_keys() -> None:
+def test_desired_verification_settings_change_the_standard_only() -> None:
     strict = {"verify.fp32.cosine": "0.9999999"}
     assert keys() == keys(settings=strict)
     before, after = desired(box(), model()), desired(box(), model(**strict))
@@ -70,7 +70,7 @@ def on_a_gpu(settings: dict[str, str], shape: tuple[int | str, ...]) -> list[Des
     return [engine for engine in found if engine.recipe.backend == "tensorrt"]
 
 
-def test_tensorrt_is_given_the_shapes_and_options_that_are_part_of_its_key() -> None:
+def test_desired_tensorrt_has_shapes_and_options_in_its_key() -> None:
     before = on_a_gpu({"precisions": "fp32"}, ("batch", 4))
     (engine,) = before
     assert engine.problem == ""
@@ -84,7 +84,7 @@ def test_tensorrt_is_given_the_shapes_and_options_that_are_part_of_its_key() -> 
     assert on_a_gpu({"precisions": "fp32"}, (1, 4))[0].recipe.profile == ""
 
 
-def test_an_engine_that_cannot_be_made_says_what_to_set() -> None:
+def test_desired_unsuitable_engine_names_the_setting() -> None:
     for engine in on_a_gpu({}, (1, "length")):
         assert 'set profile.x = "' in engine.problem
     (engine,) = on_a_gpu({"precisions": "int8"}, (1, 4))
@@ -93,7 +93,7 @@ def test_an_engine_that_cannot_be_made_says_what_to_set() -> None:
     assert "9000" in engine.problem
 
 
-def test_a_range_of_shapes_for_what_is_no_input_is_told_whatever_backend_there_is() -> None:
+def test_desired_profile_of_an_unknown_input_is_reported_for_every_backend() -> None:
     with pytest.raises(ConfigError, match=r"profile\.z"):
         model(**{"profile.z": "1x4"})
 
@@ -139,12 +139,12 @@ def store(tmp_path: Path) -> Store:
         (Recipe("onnxruntime", device="cuda:0"), "extended"),
     ],
 )
-def test_what_is_below(recipe: Recipe, level: str | None) -> None:
+def test_below_lists_the_next_lower_levels(recipe: Recipe, level: str | None) -> None:
     lower = below(recipe)
     assert lower == (None if level is None else msgspec.structs.replace(recipe, optimization=level))
 
 
-def test_nothing_lower_is_wanted_while_nothing_is_wrong(store: Store) -> None:
+def test_desired_without_rejections_has_no_lower_level(store: Store) -> None:
     assert levels(plan(store)) == [("all", S.ABSENT)]
     put(store, judged("all", accepted=True))
     found = plan(store)
@@ -152,7 +152,7 @@ def test_nothing_lower_is_wanted_while_nothing_is_wrong(store: Store) -> None:
     assert not is_lowering_due(found)
 
 
-def test_what_was_rejected_before_is_followed_by_the_next_lower(store: Store) -> None:
+def test_desired_after_a_stored_rejection_has_the_next_lower_level(store: Store) -> None:
     put(store, judged("all", accepted=False))
     assert levels(plan(store)) == [("all", S.REJECTED), ("extended", S.ABSENT)]
     put(store, judged("extended", accepted=False))
@@ -164,7 +164,7 @@ def test_what_was_rejected_before_is_followed_by_the_next_lower(store: Store) ->
     assert last.key == key_of(model(), at("basic")), "it is the key that any other plan would give it"
 
 
-def test_nothing_is_below_the_lowest(store: Store) -> None:
+def test_below_the_lowest_level_is_empty(store: Store) -> None:
     for level in ("all", "extended", "basic"):
         put(store, judged(level, accepted=False))
     found = plan(store)
@@ -172,12 +172,12 @@ def test_nothing_is_below_the_lowest(store: Store) -> None:
     assert not is_lowering_due(found)
 
 
-def test_a_verdict_by_another_standard_says_nothing(store: Store) -> None:
+def test_desired_ignores_verdicts_by_another_standard(store: Store) -> None:
     put(store, judged("all", accepted=False, standard="another"))
     assert levels(plan(store)) == [("all", S.ABSENT)]
 
 
-def test_what_is_rejected_while_it_runs_is_followed_at_the_next_look(store: Store) -> None:
+def test_desired_after_a_rejection_at_run_time_has_the_next_lower_level(store: Store) -> None:
     found = plan(store)
     engine = next(e for e in found.engines.values() if e.recipe == ORT)
     for state in (S.QUEUED, S.BUILDING, S.VERIFYING):
@@ -190,7 +190,7 @@ def test_what_is_rejected_while_it_runs_is_followed_at_the_next_look(store: Stor
 
 
 @pytest.mark.long
-def test_a_model_is_served_at_the_highest_level_that_is_right(tmp_path: Path) -> None:
+def test_desired_serves_the_highest_level_with_right_answers(tmp_path: Path) -> None:
     """From the file to the answer, with the real runtime: levels above `basic` answer otherwise."""
     path = models.save(models.scaled_matmul(), tmp_path / "m.onnx")
     with edged.load(path, cache=tmp_path / "cache", settings={"backends": "onnxruntime"}):
@@ -208,12 +208,12 @@ def on(features: str) -> dict[str, str]:
     return BOTH | {"cpu.features": features}
 
 
-def test_a_backend_is_tried_only_where_its_runtime_is_installed() -> None:
+def test_desired_backends_are_the_installed_ones() -> None:
     assert candidates({}, {"runtime.openvino": "2"}) == (REFERENCE, Recipe("openvino"))
     assert Recipe("openvino") not in candidates({}, {"runtime.onnxruntime": "1"})
 
 
-def test_settings_choose_the_backends_and_their_order_and_the_reference_stays() -> None:
+def test_desired_backends_follow_the_setting_and_keep_the_reference() -> None:
     assert candidates({"backends": "openvino"}, BOTH) == (REFERENCE, Recipe("openvino"))
     assert candidates({"backends": "null, openvino"}, BOTH) == (REFERENCE, Recipe("null"), Recipe("openvino"))
     with pytest.raises(ConfigError):
@@ -238,24 +238,24 @@ def test_settings_choose_the_backends_and_their_order_and_the_reference_stays() 
         ("avx512_bf16x xamx_fp16", ("fp32",)),
     ],
 )
-def test_openvino_tries_what_the_processor_does_natively(features: str, expected: tuple[str, ...]) -> None:
+def test_desired_openvino_precisions_are_native_to_the_processor(features: str, expected: tuple[str, ...]) -> None:
     assert precisions("openvino", CPU, {}, on(features)) == expected
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "null"])
-def test_a_backend_is_given_no_precision_that_it_does_not_know(backend: str) -> None:
+def test_desired_precisions_are_known_to_the_backend(backend: str) -> None:
     everything = on("avx512_bf16 avx512_fp16")
     assert precisions(backend, CPU, {}, everything) == ("fp32",)
     assert precisions(backend, CPU, {"precisions": "bf16,fp32,tf32"}, everything) == ("fp32",)
 
 
-def test_settings_narrow_the_precisions_and_widen_them_beyond_what_is_native() -> None:
+def test_desired_precisions_follow_the_setting() -> None:
     assert precisions("openvino", CPU, {"precisions": "bf16"}, on("")) == ("bf16",)
     assert precisions("openvino", CPU, {"precisions": "fp32"}, on("avx512_bf16")) == ("fp32",)
     assert precisions("openvino", CPU, {"precisions": "fp16, fp32, fp16"}, on("")) == ("fp16", "fp32")
 
 
-def test_int8_is_only_for_who_asks_for_it() -> None:
+def test_desired_int8_only_if_set() -> None:
     everything = on("avx512_vnni amx_int8 avx512_fp16 avx512_bf16")
     assert all(recipe.precision != "int8" for recipe in candidates({}, everything))
     asked = candidates({"precisions": "int8"}, everything)
@@ -263,7 +263,7 @@ def test_int8_is_only_for_who_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["fp64", "", "fp32,nonsense"])
-def test_a_precision_that_does_not_exist_is_refused(text: str) -> None:
+def test_desired_unknown_precision_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         candidates({"precisions": text}, BOTH)
 
@@ -271,11 +271,11 @@ def test_a_precision_that_does_not_exist_is_refused(text: str) -> None:
 # -- threads --------------------------------------------------------------------------------------------------------
 
 
-def test_a_number_that_is_named_twice_is_tried_once() -> None:
+def test_desired_repeated_thread_count_is_tried_once() -> None:
     assert len(candidates({"threads": "2,2,0,2", "backends": "null"}, {})) == 3
 
 
-def test_backends_precisions_and_threads_are_combined_with_the_backend_varying_slowest() -> None:
+def test_desired_order_varies_the_backend_slowest() -> None:
     found = candidates({"threads": "1,2"}, on("avx512_bf16"))
     assert [(r.backend, r.precision, r.threads) for r in found[1:]] == [
         ("onnxruntime", "fp32", 1),
@@ -328,9 +328,7 @@ JETSON = ("onnxruntime cpu fp32", "tensorrt cuda:0 fp16", "tensorrt cuda:0 tf32"
         ),
     ],
 )
-def test_recorded_boxes_have_the_candidates_that_their_hardware_is_good_for(
-    name: str, expected: tuple[str, ...]
-) -> None:
+def test_desired_candidates_of_recorded_boxes(name: str, expected: tuple[str, ...]) -> None:
     found = candidates({}, probe(BOXES / name).facts)
     assert found[0] == REFERENCE
     assert tuple(f"{recipe.backend} {recipe.device} {recipe.precision}" for recipe in found[1:]) == expected
@@ -346,14 +344,14 @@ def gpu(**facts: str) -> dict[str, str]:
     } | named
 
 
-def test_onnx_runtime_is_a_candidate_for_cuda_only_where_its_package_has_cuda() -> None:
+def test_desired_onnxruntime_on_cuda_only_with_its_cuda_package() -> None:
     facts = {"runtime.onnxruntime": "1", "gpu.0.compute_capability": "8.6"}
     assert {recipe.device for recipe in candidates({}, facts)} == {"cpu"}
     facts = {"runtime.onnxruntime_gpu": "1", "gpu.0.compute_capability": "8.6"}
     assert {recipe.device for recipe in candidates({}, facts)} == {"cpu", "cuda:0"}
 
 
-def test_a_gpu_whose_compute_capability_nobody_tells_is_left_alone() -> None:
+def test_desired_gpu_of_unknown_capability_is_skipped() -> None:
     assert {recipe.device for recipe in candidates({}, gpu())} == {"cpu"}
     assert {recipe.device for recipe in candidates({}, gpu(compute_capability="unknown"))} == {"cpu"}
 
@@ -362,17 +360,17 @@ def test_a_gpu_whose_compute_capability_nobody_tells_is_left_alone() -> None:
     ("capability", "expected"),
     [("5.0", {"fp32"}), ("6.1", {"fp32", "fp16"}), ("7.5", {"fp32", "fp16"}), ("10.0", {"fp32", "fp16", "tf32"})],
 )
-def test_a_gpu_is_asked_for_what_its_generation_can_do(capability: str, expected: set[str]) -> None:
+def test_desired_gpu_precisions_follow_its_capability(capability: str, expected: set[str]) -> None:
     found = candidates({"backends": "tensorrt"}, gpu(compute_capability=capability))
     assert {recipe.precision for recipe in found if recipe.device == "cuda:0"} == expected
 
 
-def test_threads_are_a_matter_of_the_cpu() -> None:
+def test_desired_threads_apply_to_the_cpu_only() -> None:
     found = candidates({"threads": "1,2", "precisions": "fp32"}, gpu(compute_capability="8.6"))
     assert [(r.backend, r.threads) for r in found if r.device == "cuda:0"] == [("onnxruntime", 0), ("tensorrt", 0)]
 
 
-def test_two_gpus_have_candidates_each() -> None:
+def test_desired_two_gpus_have_candidates_each() -> None:
     facts = gpu(compute_capability="8.6") | {"gpu.1.compute_capability": "7.5"}
     found = candidates({"backends": "tensorrt"}, facts)
     assert [f"{r.device} {r.precision}" for r in found[1:]] == [
@@ -381,7 +379,7 @@ def test_two_gpus_have_candidates_each() -> None:
     ]
 
 
-def test_devices_that_share_the_systems_memory_share_a_lane() -> None:
+def test_desired_devices_with_shared_memory_share_a_lane() -> None:
     assert lanes(probe(BOXES / "jetson-orin-nano").facts) == {"cpu": "cpu", "cuda:0": "cpu"}
     assert lanes(probe(BOXES / "desktop-rtx-4070").facts) == {
         "cpu": "cpu",
@@ -405,9 +403,7 @@ SOME_SETTINGS = st.fixed_dictionaries(
 
 
 @given(SOME_SETTINGS, SOME_FACTS)
-def test_there_is_always_exactly_one_reference_and_it_comes_first(
-    settings: dict[str, str], facts: dict[str, str]
-) -> None:
+def test_desired_begins_with_exactly_one_reference(settings: dict[str, str], facts: dict[str, str]) -> None:
     found = candidates(settings, facts)
     assert [recipe.is_reference for recipe in found] == [True] + [False] * (len(found) - 1)
     assert (found[0].backend, found[0].precision) == (REFERENCE.backend, REFERENCE.precision)
@@ -415,12 +411,12 @@ def test_there_is_always_exactly_one_reference_and_it_comes_first(
 
 
 @given(SOME_SETTINGS, SOME_FACTS)
-def test_no_engine_is_wanted_twice(settings: dict[str, str], facts: dict[str, str]) -> None:
+def test_desired_engines_are_distinct(settings: dict[str, str], facts: dict[str, str]) -> None:
     found = candidates(settings, facts)
     assert len(set(found)) == len(found)
 
 
-def test_candidates_of_model_that_is_not_decoded_are_exact_unless_it_names_precisions() -> None:
+def test_desired_raw_model_is_exact_unless_precisions_are_set() -> None:
     facts = on("avx512_bf16")
     assert {recipe.precision for recipe in candidates({}, facts, is_decoded=False)} == {"fp32"}
     assert candidates({"precisions": "bf16"}, facts, is_decoded=False)[1].precision == "bf16"

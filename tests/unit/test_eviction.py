@@ -89,7 +89,7 @@ def free() -> Iterator[Callable[[int], None]]:
 # -- what an engine is worth ----------------------------------------------------------------------------------------
 
 
-def test_the_best_engine_is_needed_even_before_it_serves_and_the_others_are_spare(house: House) -> None:
+def test_classify_best_engine_is_needed_and_others_are_spare(house: House) -> None:
     eviction_class = house.eviction().eviction_class
     assert [eviction_class(e.digest) for e in house.engines] == [
         EvictionClass.NEEDED,
@@ -99,13 +99,13 @@ def test_the_best_engine_is_needed_even_before_it_serves_and_the_others_are_spar
     assert eviction_class(house.stale()) is EvictionClass.STALE
 
 
-def test_what_serves_from_the_device_as_it_was_is_needed(house: House) -> None:
+def test_classify_serving_outdated_engine_is_needed(house: House) -> None:
     key = house.stale()
     serve(house.planned, key)
     assert house.eviction().eviction_class(key) is EvictionClass.NEEDED
 
 
-def test_what_is_being_opened_or_worked_on_or_pinned_is_needed(house: House) -> None:
+def test_classify_opening_building_and_pinned_engines_are_needed(house: House) -> None:
     stale, (_, one, two) = house.stale(), house.engines
     house.planned.opening_key, house.busy = one.digest, {two.digest}
     house.store.pin(stale)
@@ -115,7 +115,7 @@ def test_what_is_being_opened_or_worked_on_or_pinned_is_needed(house: House) -> 
     assert EvictionClass.NEEDED not in {house.eviction().eviction_class(key) for key in (stale, one.digest, two.digest)}
 
 
-def test_an_engine_that_is_to_be_tried_under_another_key_is_spare_and_not_stale(house: House) -> None:
+def test_classify_source_of_a_trial_is_spare(house: House) -> None:
     key = house.stale()
     house.reference.trial = key
     assert house.eviction().eviction_class(key) is EvictionClass.SPARE
@@ -128,13 +128,13 @@ def make(house: House, need: int, **settings: object) -> int:
     return run(house.eviction(**settings).wait_for_capacity(need))
 
 
-def test_what_fits_into_the_budget_takes_nothing_from_anybody(house: House) -> None:
+def test_reserve_within_the_budget_evicts_nothing(house: House) -> None:
     before = house.held
     assert make(house, MB // 4, budget_mb=1) == MB // 4, "the rest of the budget may be written"
     assert house.held == before
 
 
-def test_a_stale_engine_gives_way_before_a_spare_one_and_leaves_nothing(house: House) -> None:
+def test_reserve_evicts_stale_engines_before_spare_ones(house: House) -> None:
     stale = house.stale()
     make(house, MB // 4, budget_mb=1)
     assert stale not in house.store.records()
@@ -144,7 +144,7 @@ def test_a_stale_engine_gives_way_before_a_spare_one_and_leaves_nothing(house: H
     assert (event.bytes, event.reason) == (MB // 4, "to make room")
 
 
-def test_the_spare_engine_that_was_used_longest_ago_gives_way_and_is_remembered(house: House) -> None:
+def test_reserve_evicts_the_least_recently_used_spare_engine_and_keeps_its_record(house: House) -> None:
     best, spare, newer = house.engines
     make(house, MB // 2, budget_mb=1)
     assert house.held == {best.digest, newer.digest}
@@ -158,7 +158,7 @@ def test_the_spare_engine_that_was_used_longest_ago_gives_way_and_is_remembered(
     assert again.state is S.EVICTED, "the next daemon knows of it"
 
 
-def test_what_cannot_fit_is_refused_and_nothing_gives_way_for_it(house: House) -> None:
+def test_reserve_more_than_possible_is_refused_and_evicts_nothing(house: House) -> None:
     house.stale()
     before = house.held
     with pytest.raises(OutOfSpace, match=r"0\.2 MiB are missing.*budget_mb"):
@@ -167,7 +167,7 @@ def test_what_cannot_fit_is_refused_and_nothing_gives_way_for_it(house: House) -
     assert house.evicted() == []
 
 
-def test_a_budget_that_was_lowered_is_kept_from_now_on(house: House) -> None:
+def test_look_after_a_lower_budget_evicts(house: House) -> None:
     house.stale()
     house.stale(used=0)
     with pytest.raises(OutOfSpace):
@@ -176,7 +176,7 @@ def test_a_budget_that_was_lowered_is_kept_from_now_on(house: House) -> None:
     assert house.store.size <= MB
 
 
-def test_the_disk_keeps_its_free_space(house: House, free: Callable[[int], None]) -> None:
+def test_reserve_keeps_free_space_on_the_disk(house: House, free: Callable[[int], None]) -> None:
     free(10 * MB)
     assert make(house, MB // 2, keep_free_mb=8) == 2 * MB
     assert len(house.held) == 3
@@ -185,9 +185,7 @@ def test_the_disk_keeps_its_free_space(house: House, free: Callable[[int], None]
     assert house.held == {house.engines[0].digest}
 
 
-def test_an_engine_that_is_replaced_counts_against_the_disk_and_not_against_the_budget(
-    house: House, free: Callable[[int], None]
-) -> None:
+def test_reserve_replaced_engine_counts_for_the_disk_not_the_budget(house: House, free: Callable[[int], None]) -> None:
     best, _, newer = house.engines
     house.store.pin(newer.digest)
     with pytest.raises(OutOfSpace):
@@ -199,13 +197,13 @@ def test_an_engine_that_is_replaced_counts_against_the_disk_and_not_against_the_
         run(house.eviction(keep_free_mb=1).wait_for_capacity(MB // 2, best.digest))
 
 
-def test_of_budget_and_disk_the_tighter_one_counts(house: House, free: Callable[[int], None]) -> None:
+def test_reserve_obeys_the_tighter_of_budget_and_disk(house: House, free: Callable[[int], None]) -> None:
     free(10 * MB)
     assert make(house, 1, budget_mb=2, keep_free_mb=1) == 2 * MB - 3 * MB // 4
     assert make(house, 1, budget_mb=64, keep_free_mb=9) == MB
 
 
-def test_a_disk_that_cannot_be_asked_has_no_room(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserve_on_an_unreadable_disk_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: object) -> None:
         raise OSError(5, "input/output error")
 
@@ -218,7 +216,7 @@ def test_a_disk_that_cannot_be_asked_has_no_room(house: House, monkeypatch: pyte
 # -- evicting -------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_two_models_share_gives_way_for_both(house: House) -> None:
+def test_evict_engine_of_two_models_updates_both(house: House) -> None:
     twin = planned_model("twin")
     of = model("twin", backends="openvino", threads="1,2,3")
     for engine in twin.plan(of, desired(box(), of)):
@@ -232,7 +230,7 @@ def test_an_engine_that_two_models_share_gives_way_for_both(house: House) -> Non
 
 
 @pytest.mark.parametrize("state", [S.FAILED, S.QUARANTINED])
-def test_an_engine_gives_way_also_where_another_model_could_not_make_it(house: House, state: EngineState) -> None:
+def test_evict_shared_engine_that_another_model_could_not_build(house: House, state: EngineState) -> None:
     twin = planned_model("twin")
     of = model("twin", backends="openvino", threads="1,2,3")
     twin.plan(of, desired(box(), of))
@@ -246,14 +244,14 @@ def test_an_engine_gives_way_also_where_another_model_could_not_make_it(house: H
 
 
 @pytest.mark.parametrize("wish", [Request.VERIFY, Request.REVIEW])
-def test_what_gave_way_cannot_be_verified_any_more(house: House, wish: Request) -> None:
+def test_evict_drops_a_pending_verification(house: House, wish: Request) -> None:
     spare = house.engines[1]
     spare.request = wish
     run(house.eviction().evict(spare.digest, "to make room"))
     assert spare.request is Request.NONE, "whoever follows it would wait for ever"
 
 
-def test_nobody_can_open_an_engine_while_its_files_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evict_engine_cannot_be_opened_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     spare, seen = house.engines[1], list[EngineState]()
     strip = house.store.strip
     monkeypatch.setattr(house.store, "strip", lambda record: (seen.append(spare.state), strip(record)))
@@ -264,7 +262,7 @@ def test_nobody_can_open_an_engine_while_its_files_go(house: House, monkeypatch:
 # -- pauses ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_pauses_building_only_when_nothing_may_give_way(house: House, free: Callable[[int], None]) -> None:
+def test_look_full_disk_pauses_builds_if_nothing_can_be_evicted(house: House, free: Callable[[int], None]) -> None:
     free(5 * MB)
     assert house.eviction(keep_free_mb=5).paused == ""
     assert house.eviction(keep_free_mb=6).paused == "", "the spare engines may give way"
@@ -276,16 +274,14 @@ def test_a_full_disk_pauses_building_only_when_nothing_may_give_way(house: House
     assert "keep_free_mb" in paused
 
 
-def test_engines_without_files_do_not_keep_a_full_disk_from_being_told_of(
-    house: House, free: Callable[[int], None]
-) -> None:
+def test_look_full_disk_is_reported_despite_engines_without_files(house: House, free: Callable[[int], None]) -> None:
     for engine in house.engines[1:]:
         run(house.eviction().evict(engine.digest, "by command"))
     free(0)
     assert "0 MiB are free" in house.eviction(keep_free_mb=1).paused
 
 
-def test_a_disk_that_became_read_only_is_told_of(small_disk: Path, make_read_only: Callable[[Path], None]) -> None:
+def test_look_read_only_disk_is_reported(small_disk: Path, make_read_only: Callable[[Path], None]) -> None:
     store = Store(small_disk / "cache")
     eviction = EvictionManager(store, Engines(keep_free_mb=0), {}, EventLog(), set)
     assert eviction.paused == ""

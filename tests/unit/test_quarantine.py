@@ -135,7 +135,7 @@ def test_quarantine_idle_host_that_dies_leaves_no_record(tmp_path: Path) -> None
     assert not (tmp_path / "blame.json").exists()
 
 
-def test_host_killed_from_outside_leaves_engines_where_they_are(tmp_path: Path) -> None:
+def test_quarantine_host_killed_from_outside_moves_no_engine(tmp_path: Path) -> None:
     planned, engines = planned_with(REFERENCE, OTHER)
     quarantine = Quarantine(tmp_path)
     suspects = tuple((EngineId("m", engine.digest), True) for engine in engines)
@@ -146,7 +146,7 @@ def test_host_killed_from_outside_leaves_engines_where_they_are(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("then", ["touched", "broken"])
-def test_quarantined_model_whose_file_changes_keeps_refusing(tmp_path: Path, then: str) -> None:
+def test_quarantine_keeps_refusing_after_a_change_of_the_file(tmp_path: Path, then: str) -> None:
     async def work() -> None:
         quarantine, (planned, engines) = Quarantine(tmp_path), planned_with(REFERENCE)
         kill(quarantine, planned, engines[0])

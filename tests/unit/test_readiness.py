@@ -41,7 +41,7 @@ def health(planned: PlannedModel) -> SessionHealth:
 # -- ready or not ---------------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_loading_until_an_engine_is_there() -> None:
+def test_readiness_without_an_engine_is_loading() -> None:
     planned = planned_model()
     assert readiness(planned, SETTINGS).state is ReadyState.LOADING
     assert readiness(planned, SETTINGS).reason == "it is being read"
@@ -50,7 +50,7 @@ def test_a_model_is_loading_until_an_engine_is_there() -> None:
     assert readiness(planned, SETTINGS).can_serve
 
 
-def test_a_model_whose_engine_cannot_be_opened_now_says_why() -> None:
+def test_readiness_of_an_engine_that_cannot_be_opened_has_the_reason() -> None:
     planned = served_reference()
     planned.slot.current = None
     (reference,) = planned.engines.values()
@@ -59,7 +59,7 @@ def test_a_model_whose_engine_cannot_be_opened_now_says_why() -> None:
     assert (found.state, found.reason) == (ReadyState.LOADING, "it cannot be opened now: bad_alloc")
 
 
-def test_a_model_that_cannot_be_served_is_refused_and_one_that_still_answers_is_ready() -> None:
+def test_readiness_refused_model_is_ready_while_the_old_version_answers() -> None:
     planned = planned_model()
     planned.problem = NotReady("it is no model")
     found = readiness(planned, SETTINGS)
@@ -70,7 +70,7 @@ def test_a_model_that_cannot_be_served_is_refused_and_one_that_still_answers_is_
     assert readiness(before, SETTINGS).is_ready
 
 
-def test_an_engine_that_answered_nothing_yet_is_unproven_until_a_request_is_answered(clock: Clock) -> None:
+def test_readiness_unproven_until_a_request_is_answered(clock: Clock) -> None:
     planned = served_reference()
     health(planned).unproven = "nothing that edged can make up is answered"
     found = readiness(planned, SETTINGS)
@@ -79,7 +79,7 @@ def test_an_engine_that_answered_nothing_yet_is_unproven_until_a_request_is_answ
     assert readiness(planned, SETTINGS).is_ready
 
 
-def test_probes_that_fail_in_a_row_end_readiness_and_one_answer_brings_it_back(clock: Clock) -> None:
+def test_readiness_ends_after_failed_probes_and_returns_with_an_answer(clock: Clock) -> None:
     planned = served_reference()
     for _ in range(2):
         health(planned).missed(WRONG)
@@ -92,7 +92,7 @@ def test_probes_that_fail_in_a_row_end_readiness_and_one_answer_brings_it_back(c
     assert readiness(planned, SETTINGS).is_ready
 
 
-def test_requests_that_fail_make_an_engine_suspect_and_one_probe_decides(clock: Clock) -> None:
+def test_readiness_failed_requests_lead_to_a_probe(clock: Clock) -> None:
     planned = served_reference()
     for _ in range(50):
         health(planned).failed(WRONG)  # by a client that sends nothing that the model takes, say
@@ -102,7 +102,7 @@ def test_requests_that_fail_make_an_engine_suspect_and_one_probe_decides(clock: 
     assert readiness(planned, SETTINGS).state is ReadyState.FAILING
 
 
-def test_a_probe_that_is_answered_clears_an_engine_of_what_its_clients_did(clock: Clock) -> None:
+def test_readiness_answered_probe_clears_failed_requests(clock: Clock) -> None:
     planned = served_reference()
     for _ in range(50):
         health(planned).failed(WRONG)
@@ -112,7 +112,7 @@ def test_a_probe_that_is_answered_clears_an_engine_of_what_its_clients_did(clock
     assert readiness(planned, SETTINGS).is_ready
 
 
-def test_what_is_wrong_with_a_request_says_nothing_of_the_engine() -> None:
+def test_readiness_ignores_invalid_requests() -> None:
     found = SessionHealth()
     for error in (InvalidInput("no picture"), HostLost("it died"), NotReady("no room")):
         for _ in range(10):
@@ -124,7 +124,7 @@ def test_what_is_wrong_with_a_request_says_nothing_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize(("strict", "ready"), [(True, False), (False, True)])
-def test_the_server_is_ready_when_every_model_is_that_can_be_served_reference(strict: bool, ready: bool) -> None:
+def test_server_is_ready_when_every_servable_model_is(strict: bool, ready: bool) -> None:
     settings = Health(strict_readiness=strict)
     refused = planned_model("refused")
     refused.problem = NotReady("it is no model")
@@ -136,7 +136,7 @@ def test_the_server_is_ready_when_every_model_is_that_can_be_served_reference(st
 # -- whom to probe --------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_is_probed_after_it_had_nothing_to_do_for_long_enough(clock: Clock) -> None:
+def test_prober_probes_an_idle_engine(clock: Clock) -> None:
     planned = served_reference()
     assert next_probe([planned], SETTINGS, clock.now + 29.0) is None
     assert next_probe([planned], SETTINGS, clock.now + 30.0) is planned
@@ -144,7 +144,7 @@ def test_an_engine_is_probed_after_it_had_nothing_to_do_for_long_enough(clock: C
     assert next_probe([planned], SETTINGS, clock.now + 30.0) is None
 
 
-def test_it_is_not_asked_again_before_the_time_is_over_once_more(clock: Clock) -> None:
+def test_prober_waits_between_two_probes(clock: Clock) -> None:
     planned = served_reference()
     health(planned).unproven = "it answers nothing"  # as it did to the probe before
     health(planned).probed_at = clock.now + 30.0
@@ -152,13 +152,13 @@ def test_it_is_not_asked_again_before_the_time_is_over_once_more(clock: Clock) -
     assert next_probe([planned], SETTINGS, clock.now + 60.0) is planned
 
 
-def test_the_one_that_was_not_heard_of_for_longest_comes_first(clock: Clock) -> None:
+def test_prober_takes_the_longest_idle_engine_first(clock: Clock) -> None:
     one, other = served_reference("one"), served_reference("other")
     health(one).answered_at = health(one).probed_at = clock.now + 5.0
     assert next_probe([one, other], SETTINGS, clock.now + 100.0) is other
 
 
-def test_a_suspect_is_asked_at_once_and_then_every_other_moment(clock: Clock) -> None:
+def test_prober_probes_a_suspect_at_once_and_often(clock: Clock) -> None:
     planned = served_reference()
     health(planned).probed_at = clock.now - 10.0
     for _ in range(3):
@@ -169,7 +169,7 @@ def test_a_suspect_is_asked_at_once_and_then_every_other_moment(clock: Clock) ->
     assert next_probe([planned], SETTINGS, clock.now + readiness_module._SUSPECT_SECONDS) is planned
 
 
-def test_without_probes_only_suspects_are_asked(clock: Clock) -> None:
+def test_prober_disabled_probes_suspects_only(clock: Clock) -> None:
     planned, never = served_reference(), Health(probe_seconds=0.0)
     assert next_probe([planned], never, clock.now + 1e6) is None
     for _ in range(3):
@@ -205,7 +205,7 @@ def empty(planned: PlannedModel) -> None:
 
 
 @pytest.mark.parametrize("change", [busy, opening, lost, stopping, outdated, empty])
-def test_what_has_something_to_do_or_is_being_replaced_is_left_alone(change: object, clock: Clock) -> None:
+def test_prober_skips_busy_and_replaced_engines(change: object, clock: Clock) -> None:
     planned = served_reference()
     assert callable(change)
     change(planned)
@@ -240,7 +240,7 @@ def prober(probe: SessionProbe) -> Prober:
 # -- probes ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_probe_leaves_in_the_vitals_what_it_found() -> None:
+async def test_probe_records_its_outcome() -> None:
     probe, planned = SessionProbe(), served_reference()
     probing = prober(probe)
     assert planned.slot.current is not None
@@ -255,7 +255,7 @@ async def test_a_probe_leaves_in_the_vitals_what_it_found() -> None:
 
 
 @pytest.mark.parametrize("error", [HostLost("it died"), NotReady("no room")])
-async def test_a_probe_that_could_not_be_made_says_nothing(error: Exception) -> None:
+async def test_probe_that_could_not_run_records_nothing(error: Exception) -> None:
     probe, planned = SessionProbe(), served_reference()
     probe.outcomes.append(error)
     prober(probe).look([planned], LATER)
@@ -264,7 +264,7 @@ async def test_a_probe_that_could_not_be_made_says_nothing(error: Exception) -> 
     assert planned.slot.current.health.misses == 0
 
 
-async def test_an_engine_that_was_never_asked_with_success_does_not_fail_by_that() -> None:
+async def test_probe_without_earlier_success_records_no_failure() -> None:
     probe, planned = SessionProbe(), served_reference()
     assert planned.slot.current is not None
     planned.slot.current.health.unproven = "nothing is answered"
@@ -274,7 +274,7 @@ async def test_an_engine_that_was_never_asked_with_success_does_not_fail_by_that
     assert planned.slot.current.health.misses == 0
 
 
-async def test_one_engine_is_probed_at_a_time() -> None:
+async def test_prober_probes_one_engine_at_a_time() -> None:
     probe, models = SessionProbe(), [served_reference("one"), served_reference("other")]
     probing = prober(probe)
     probe.gate.clear()
@@ -292,7 +292,7 @@ async def test_one_engine_is_probed_at_a_time() -> None:
 # -- requests -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_becomes_of_requests_is_in_the_vitals_of_the_engine_that_had_them() -> None:
+async def test_request_outcomes_are_recorded_for_their_engine() -> None:
     slot, link = Slot("m"), FakeLink()
     session = link.session()
     slot.install(session)
@@ -310,7 +310,7 @@ async def test_what_becomes_of_requests_is_in_the_vitals_of_the_engine_that_had_
     assert (session.health.failures, session.health.reason) == (0, "")
 
 
-async def test_probe_of_a_model_that_was_planned_again_meanwhile_says_nothing() -> None:
+async def test_probe_of_a_replanned_model_records_nothing() -> None:
     before = tasks.FAILURES.total()
     for change in ("engines", "model"):
         probe, planned = SessionProbe(), served_reference()

@@ -63,14 +63,14 @@ def made(*models: ModelView, busy: frozenset[str] = frozenset(), **more: bool) -
         (view("a", S.EVICTED, was_loaded=True), {}, True, False),
     ],
 )
-def test_reconcile_engine_of_doubtful_figures_is_reviewed_once_due(
+def test_reconcile_engine_with_doubtful_timing_is_reviewed_when_due(
     engine: EngineView, more: dict[str, Any], is_idle: bool, is_reviewed: bool
 ) -> None:
     reviews = [a for a in reconcile([model(engine, **more)], NOW, set(), is_idle=is_idle) if isinstance(a, Review)]
     assert reviews == ([Review("m", "a")] if is_reviewed else [])
 
 
-def test_reconcile_while_something_is_made_reviews_only_what_is_slow() -> None:
+def test_reconcile_during_a_build_reviews_slow_engines_only() -> None:
     engines = (ready("a", was_loaded=True), ready("b", 0.4, was_loaded=True))
     found = reconcile([model(*engines, serving="b", is_slow=True)], NOW, {"cuda:0"}, is_idle=True)
     assert [action for action in found if isinstance(action, Review)] == [Review("m", "b")]
@@ -126,17 +126,17 @@ def test_reconcile_opens_the_best_engine_that_can_be_opened(case: str) -> None:
 
 
 @pytest.mark.parametrize("state", [s for s in S if s is not S.READY])
-def test_only_what_is_in_the_store_is_opened_whatever_its_state(state: EngineState) -> None:
+def test_reconcile_opens_stored_engines_in_any_state(state: EngineState) -> None:
     assert opened(view("a", state, 0.5)) == []
     assert opened(view("a", state, 0.5, usable=True)) == [Open("m", "a")]
 
 
-def test_an_engine_that_is_made_anew_goes_on_serving_meanwhile() -> None:
+def test_reconcile_engine_being_rebuilt_keeps_serving() -> None:
     for state in MAKING:
         assert opened(ready("ref", 1.0), view("a", state, 0.5, usable=True), serving="a") == []
 
 
-def test_an_engine_of_the_device_as_it_was_serves_until_all_others_are_decided() -> None:
+def test_reconcile_outdated_engine_serves_until_others_are_decided() -> None:
     def after(*engines: EngineView) -> list[Action]:
         return opened(*engines, serving="old", outdated=True)
 
@@ -155,7 +155,7 @@ def test_an_engine_of_the_device_as_it_was_serves_until_all_others_are_decided()
 
 
 @pytest.mark.parametrize("state", S)
-def test_reconcile_makes_what_is_absent_or_failed_once_it_is_time(state: EngineState) -> None:
+def test_reconcile_makes_absent_and_failed_engines_when_due(state: EngineState) -> None:
     is_made = state in (S.ABSENT, S.FAILED, S.EVICTED)
     assert made(model(view("a", state, 0.5), serving="ref")) == ([Make("m", "a")] if is_made else [])
     later = model(view("d", S.FAILED, retry_at=NOW + 1), name="later")
@@ -169,7 +169,7 @@ def test_trial_of_an_engine_for_another_driver_comes_before_a_build() -> None:
     assert made(model(view("a", S.FAILED, trial="source", retry_at=NOW + 1))) == []
 
 
-def test_trying_and_verifying_come_before_building() -> None:
+def test_reconcile_trials_and_verifications_come_before_builds() -> None:
     for quick, action in (
         (view("b", trial="source"), Try("m", "b", "source")),
         (ready("b", request="review"), Verify("m", "b")),
@@ -178,7 +178,7 @@ def test_trying_and_verifying_come_before_building() -> None:
         assert made(model(view("a"), name="n", serving="ref"), model(quick, serving="ref")) == [action]
 
 
-def test_the_model_that_nothing_serves_is_built_for_first_then_the_one_with_the_fewest_engines() -> None:
+def test_reconcile_builds_first_for_unserved_models_then_for_those_with_fewest_engines() -> None:
     rich = model(ready("r1"), view("r2"), name="rich", serving="r1")
     poor = model(view("p1"), name="poor", serving="p0")
     dark = model(view("d1", S.REJECTED), view("d2", S.REJECTED), view("d3"), name="dark")
@@ -186,7 +186,7 @@ def test_the_model_that_nothing_serves_is_built_for_first_then_the_one_with_the_
     assert made(rich, poor) == [Make("poor", "p1")]
 
 
-def test_one_thing_is_made_at_a_time_in_a_lane_and_lanes_do_not_wait_for_each_other() -> None:
+def test_reconcile_makes_one_engine_per_lane() -> None:
     box = model(view("a"), view("b"), view("c", lane="cuda:0"), view("d", lane="cuda:0"))
     assert made(box) == [Make("m", "a"), Make("m", "c")]
     assert made(box, busy=frozenset({"cpu"})) == [Make("m", "c")]
@@ -205,7 +205,7 @@ OVERTAKING: dict[str, tuple[EngineView, bool]] = {
 
 
 @pytest.mark.parametrize("case", OVERTAKING)
-def test_reconcile_slow_lane_lets_others_overtake_except_builders_that_measure(case: str) -> None:
+def test_reconcile_slow_lane_is_overtaken_except_by_builders_that_time_kernels(case: str) -> None:
     other, may = OVERTAKING[case]
     busy = frozenset({"cpu", "cuda:0"})
     slow = reconcile([model(other)], NOW, busy, slow=frozenset({"cpu"}))
@@ -213,25 +213,25 @@ def test_reconcile_slow_lane_lets_others_overtake_except_builders_that_measure(c
     assert not made(model(other), busy=busy)
 
 
-def test_reconcile_engine_that_failed_comes_after_those_that_did_not() -> None:
+def test_reconcile_failed_engines_come_last() -> None:
     hanging = model(view("h", S.FAILED, failures=1), name="hanging")
     calm = model(ready("ref", 1.0), view("c"), name="calm", serving="ref")
     assert made(hanging, calm) == [Make("calm", "c")]
     assert made(hanging) == [Make("hanging", "h")]
 
 
-def test_while_paused_nothing_is_made_and_what_is_there_is_opened() -> None:
+def test_reconcile_while_paused_opens_and_makes_nothing() -> None:
     busy = (view("a"), ready("b", 0.5, request="verify"), view("c", S.REJECTED, request="build"))
     assert reconcile([model(*busy)], NOW, frozenset(), paused=True) == [Open("m", "b")]
 
 
-def test_by_command_alone_nothing_is_built_by_itself() -> None:
+def test_reconcile_by_command_only_builds_nothing_unasked() -> None:
     for lacking in (view("a"), view("a", S.FAILED, retry_at=NOW - 1), view("a", S.EVICTED, 0.5)):
         assert made(model(ready("ref", 1.0), lacking)) == [Make("m", "a")]
         assert made(model(ready("ref", 1.0), lacking), by_command=True) == []
 
 
-def test_by_command_alone_what_is_commanded_is_built_and_what_takes_seconds_is_done() -> None:
+def test_reconcile_by_command_only_does_requests_and_short_work() -> None:
     for engine, action in (
         (view("a", request="build"), Make("m", "a")),
         (view("a", trial="other"), Try("m", "a", "other")),
@@ -245,24 +245,24 @@ def test_by_command_alone_what_is_commanded_is_built_and_what_takes_seconds_is_d
 
 
 @pytest.mark.parametrize("state", [s for s in S if s not in MAKING and s is not S.STALE])
-def test_a_command_has_an_engine_built_whatever_its_state(state: EngineState) -> None:
+def test_reconcile_requested_build_is_made_in_any_state(state: EngineState) -> None:
     engine = view("a", state, 0.5, request="build")
     assert made(model(engine, serving="ref")) == [Make("m", "a")]
 
 
 @pytest.mark.parametrize("state", sorted(MAKING))
-def test_what_is_being_made_is_not_begun_again_by_a_command(state: EngineState) -> None:
+def test_reconcile_requested_build_in_progress_is_not_repeated(state: EngineState) -> None:
     assert made(model(view("a", state, request="build"))) == []
 
 
-def test_commands_come_before_models_that_nothing_serves() -> None:
+def test_reconcile_requests_come_before_unserved_models() -> None:
     dark = model(view("d"), name="dark")
     for engine, action in ((ready("a", request="verify"), Verify), (ready("a", request="build"), Make)):
         assert made(dark, model(engine, serving="a")) == [action("m", "a")]
     assert made(dark, model(ready("a", request="review"), serving="a")) == [Make("dark", "d")], "this is no command"
 
 
-def test_only_what_is_in_the_store_is_verified() -> None:
+def test_reconcile_verifies_stored_engines_only() -> None:
     assert made(model(ready("a", request="verify"), serving="a")) == [Verify("m", "a")]
     assert made(model(ready("a", request="review"), serving="a")) == [Verify("m", "a")]
     for wish in ("verify", "review"):
@@ -271,7 +271,7 @@ def test_only_what_is_in_the_store_is_verified() -> None:
 
 
 @pytest.mark.parametrize("wish", ["build", "verify", "review"])
-def test_what_is_wished_and_could_not_be_done_waits_until_it_is_time(wish: str) -> None:
+def test_reconcile_failed_request_is_retried_when_due(wish: str) -> None:
     """A disk that is full stays full for a while; trying at every look would keep the box busy with nothing."""
     for state in (S.READY, S.FAILED):
         engine = view("a", state, 0.5, usable=True, request=wish, retry_at=NOW + 30)
@@ -286,7 +286,7 @@ def gone(key: str, cost: float | None = 0.5) -> EngineView:
     return view(key, S.EVICTED, cost)
 
 
-def test_an_engine_that_gave_way_is_built_again_only_when_it_is_missed() -> None:
+def test_reconcile_evicted_engine_is_rebuilt_only_if_needed() -> None:
     assert made(model(view("ref", S.READY, 1.0), gone("a"), serving="ref")) == [Make("m", "a")]
     for state in (S.REJECTED, S.UNSUITABLE, S.QUARANTINED):
         assert made(model(ready("ref", 1.0), gone("a"), view("b", state), serving="ref")) == [Make("m", "a")]
@@ -294,26 +294,26 @@ def test_an_engine_that_gave_way_is_built_again_only_when_it_is_missed() -> None
 
 
 @pytest.mark.parametrize("state", [S.ABSENT, S.FAILED, *sorted(MAKING)])
-def test_an_engine_that_gave_way_is_not_missed_while_another_may_still_come(state: EngineState) -> None:
+def test_reconcile_evicted_engine_is_not_rebuilt_while_others_are_pending(state: EngineState) -> None:
     rival = view("b", state, retry_at=NOW + 1, lane="cuda:0")
     assert Make("m", "a") not in made(model(ready("ref", 1.0), gone("a"), rival, serving="ref"))
 
 
-def test_of_several_that_gave_way_the_best_is_missed_and_one_that_was_never_timed_last() -> None:
+def test_reconcile_rebuilds_the_fastest_evicted_engine_and_untimed_ones_last() -> None:
     engines = (gone("a", 0.5), gone("b", 0.3), gone("c", None))
     assert made(model(ready("ref", 1.0), *engines, serving="ref")) == [Make("m", "b")]
     assert made(model(ready("ref", 1.0), gone("d", 0.3), *engines, serving="ref")) == [Make("m", "b")], "of equals, one"
     assert made(model(ready("ref", 1.0), gone("c", None), serving="ref")) == [Make("m", "c")]
 
 
-def test_an_engine_that_is_no_better_than_the_reference_is_not_missed() -> None:
+def test_reconcile_evicted_engine_slower_than_the_reference_is_not_rebuilt() -> None:
     """It gave way because nothing needed it; built again it would be the first to go, and so on for ever."""
     for cost in (1.0, 1.5):
         assert made(model(ready("ref", 1.0), gone("a", cost), serving="ref")) == []
 
 
 @pytest.mark.parametrize("wish", ["", "build"])
-def test_what_may_do_is_tried_before_anything_is_built_also_by_command(wish: str) -> None:
+def test_reconcile_trial_comes_before_a_build_also_by_command(wish: str) -> None:
     assert made(model(view("c", trial="t", request=wish))) == [Try("m", "c", "t")]
     usable = ready("c", trial="t", request="build")
     assert made(model(usable)) == [Make("m", "c")], "one that is there is to be made anew"
@@ -353,7 +353,7 @@ BUSY = st.frozensets(st.sampled_from(("cpu", "cuda:0")))
 
 @settings(max_examples=120)
 @given(MODELS, BUSY, st.booleans())
-def test_the_same_question_has_the_same_answer_and_nothing_is_changed(
+def test_reconcile_is_deterministic_and_changes_nothing(
     models: list[ModelView], busy: frozenset[str], paused: bool
 ) -> None:
     before = msgspec.json.encode(models)
@@ -364,7 +364,7 @@ def test_the_same_question_has_the_same_answer_and_nothing_is_changed(
 
 @settings(max_examples=120)
 @given(MODELS, BUSY, st.booleans())
-def test_whatever_there_is_no_rule_is_broken(models: list[ModelView], busy: frozenset[str], paused: bool) -> None:
+def test_reconcile_random_views_keep_every_rule(models: list[ModelView], busy: frozenset[str], paused: bool) -> None:
     engines = {(m.name, e.key): e for m in models for e in m.engines}
     actions = reconcile(models, NOW, busy, paused=paused)
     opens = [action for action in actions if isinstance(action, Open)]
@@ -487,14 +487,14 @@ def _lives(fates: Any, history: list[tuple[Any, ...]], budget_mb: int) -> None:
 @pytest.mark.timeout(600)  # finding the shortest history that goes wrong takes a while
 @settings(max_examples=100)
 @given(_FATES, _HISTORY)
-def test_any_history_ends_with_the_best_engine_serving(fates: Any, history: list[tuple[Any, ...]]) -> None:
+def test_simulated_box_ends_with_the_best_engine_serving(fates: Any, history: list[tuple[Any, ...]]) -> None:
     _lives(fates, history, budget_mb=0)
 
 
 @pytest.mark.timeout(600)
 @settings(max_examples=80)
 @given(_FATES, _HISTORY, st.integers(1, 4))
-def test_any_history_on_a_disk_that_is_too_small_comes_to_rest_with_something_serving(
+def test_simulated_box_with_a_small_disk_ends_with_an_engine_serving(
     fates: Any, history: list[tuple[Any, ...]], budget_mb: int
 ) -> None:
     _lives(fates, history, budget_mb)

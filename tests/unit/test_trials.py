@@ -27,27 +27,27 @@ def found(stage: Stage, category: Category) -> Finding:
     return Finding(stage, category, category.value)
 
 
-def test_the_earliest_stage_is_told() -> None:
+def test_outcome_reports_the_earliest_stage() -> None:
     late, early = found(Stage.MEMORY, Category.TOO_MUCH_MEMORY), found(Stage.OPSET, Category.OPSET_TOO_NEW)
     assert trials.first(None, late, early) is early
     assert trials.first(None, None) is None
 
 
-def test_a_suspicion_explains_a_refusal_and_is_only_told_of_what_serves() -> None:
+def test_outcome_suspicion_explains_a_refusal_and_is_a_warning_otherwise() -> None:
     refused = Checked(REACH, found(Stage.SESSION, Category.REFUSED))
     assert trials.decided(refused, SUSPICION) == (SUSPICION, ())
     assert trials.decided(Checked(REACH), SUSPICION) == (None, (SUSPICION,))
 
 
 @pytest.mark.parametrize("category", [Category.UNKNOWN_OPERATOR, Category.TIMED_OUT, Category.CRASHED])
-def test_what_a_runtime_knows_for_sure_is_not_explained_away(category: Category) -> None:
+def test_outcome_certain_finding_of_a_runtime_wins(category: Category) -> None:
     answer = Checked(REACH, found(Stage.SESSION, category))
     finding, _ = trials.decided(answer, SUSPICION)
     assert finding is not None
     assert finding.category is category
 
 
-def test_tensors_that_no_box_holds_are_named() -> None:
+def test_memory_tensor_too_large_for_any_box_is_named() -> None:
     finding = trials.memory(Footprint(100, 4 * TB, "h"), LIMITS, 0.0, 16 << 10)
     assert finding is not None
     assert (finding.stage, finding.category, finding.node) == (Stage.MEMORY, Category.TOO_MUCH_MEMORY, "h")
@@ -55,14 +55,14 @@ def test_tensors_that_no_box_holds_are_named() -> None:
     assert "16 GiB" in finding.message
 
 
-def test_what_the_box_holds_and_the_limit_does_not_names_the_setting() -> None:
+def test_memory_above_the_limit_names_the_setting() -> None:
     finding = trials.memory(Footprint(0, 3 << 30, "h"), LIMITS, 0.0, 1 << 20)
     assert finding is not None
     assert "admission.memory_mb" in finding.remedy
     assert trials.memory(Footprint(0, 3 << 30, "h"), AdmissionLimits(memory_mb=4096), 0.0, 1 << 20) is None
 
 
-def test_a_model_that_is_large_itself_may_take_more() -> None:
+def test_memory_limit_grows_with_the_model() -> None:
     assert trials.memory(Footprint(3 << 30, 1, "h"), LIMITS, 3072.0, 1 << 20) is None
     assert LIMITS.of_runtime(1000.0).seconds == pytest.approx(10 * LIMITS.of_runtime(1.0).seconds)
 
@@ -75,21 +75,21 @@ def test_a_model_that_is_large_itself_may_take_more() -> None:
         ("crashed", Category.CRASHED, "update of the runtime"),
     ],
 )
-def test_what_a_child_died_of_is_a_finding_at_its_stage(how: How, category: Category, words: str) -> None:
+def test_outcome_of_a_dead_child_is_a_finding_of_its_stage(how: How, category: Category, words: str) -> None:
     finding = trials.lost(ChildLost("it went", how), Stage.INFERENCE, LIMITS, 10.0, "ONNX Runtime")
     assert (finding.stage, finding.category) == (Stage.INFERENCE, category)
     assert finding.message.startswith("running the model with ONNX Runtime")
     assert words in finding.remedy
 
 
-def test_what_may_have_been_the_boxs_fault_is_not_remembered() -> None:
+def test_outcome_the_box_may_have_caused_is_not_cached() -> None:
     assert trials.is_lasting(None)
     assert trials.is_lasting(found(Stage.SESSION, Category.CRASHED))
     assert not trials.is_lasting(found(Stage.INFERENCE, Category.TIMED_OUT))
     assert not trials.is_lasting(found(Stage.INFERENCE, Category.TOO_MUCH_MEMORY))
 
 
-def test_limits_come_from_options_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_options_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGED_ADMISSION_SECONDS", "60")
     monkeypatch.setenv("EDGED_ADMISSION_MEMORY_MB", "512")
     assert admission_limits() == AdmissionLimits(seconds=60.0, memory_mb=512)
@@ -100,7 +100,7 @@ def test_limits_come_from_options_before_the_environment(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("category", Category)
-def test_whatever_is_found_there_is_something_to_do_about_it(category: Category) -> None:
+def test_every_finding_has_a_remedy(category: Category) -> None:
     bare = found(Stage.SESSION, category)
     assert bare.remedy
     assert "\n" not in bare.line()
@@ -111,7 +111,7 @@ def test_whatever_is_found_there_is_something_to_do_about_it(category: Category)
     assert own.line() == "no; do this"
 
 
-def test_what_only_who_gave_the_limits_can_tell_is_told_by_them() -> None:
+def test_outcome_names_the_limits_that_were_exceeded() -> None:
     grown = found(Stage.INFERENCE, Category.TOO_MUCH_MEMORY)
     told = trials.completed(grown, LIMITS)
     assert told is not None
@@ -121,7 +121,7 @@ def test_what_only_who_gave_the_limits_can_tell_is_told_by_them() -> None:
     assert trials.completed(other, LIMITS) is other
 
 
-def test_a_finding_travels_with_its_error() -> None:
+def test_finding_is_part_of_its_error() -> None:
     error = SUSPICION.refusal("m.onnx: ")
     assert str(error) == "m.onnx: 3 against 4; export it again"
     assert Finding.of(error) == SUSPICION
