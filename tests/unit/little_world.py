@@ -464,8 +464,8 @@ class World:
             mine = [action for action in opens if action.model == view.name]
             assert not (mine and view.opening)
             able = [e for e in view.engines if (e.usable or e.recipe.is_reference) and e.open_at <= self.clock.now]
-            if able and view.serving is None and not view.opening:
-                assert mine, "what may be opened is opened where nothing serves"
+            if able and view.serving is None and not view.opening and not view.holds:
+                assert mine, "an engine that can be opened is opened if nothing serves"
 
     def _check(self, before: Mapping[str, ServingSession | None]) -> None:
         bugs = [error for error in self.chores.errors if not isinstance(error, Unexpected)]
