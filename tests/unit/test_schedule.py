@@ -72,6 +72,14 @@ def test_schedule_camera_waits_for_at_most_one_turn_of_every_other_queue() -> No
     assert chosen(schedule)[:2] == ["c", "r1"]
 
 
+def test_schedule_of_equal_turns_the_queue_served_longest_ago_goes_first() -> None:
+    schedule = schedule_of("c")
+    assert chosen(schedule) == ["c"]
+    for name in ("a0", "a1", "c"):
+        schedule.queue(name[0], Piece(name))
+    assert chosen(schedule) == ["a0", "c", "a1"]
+
+
 def test_schedule_full_refuses_requests_and_takes_frames() -> None:
     schedule = Schedule[Piece](2)
     schedule.push(Piece("r1"))

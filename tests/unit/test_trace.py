@@ -156,6 +156,12 @@ def test_begin_counts_again_once_the_count_is_set_again() -> None:
     assert picked(tracing, "m", 4) == []
     tracing.change({"trace_count": ["2"]})
     assert picked(tracing, "m", 4) == [1, 2]
+    tracing.change({"trace_rate": ["2"]}, "own")
+    assert picked(tracing, "own", 6) == [2, 4]
+    tracing.change({"trace_count": ["2"]}, "other")
+    assert picked(tracing, "own", 6) == []
+    tracing.change({"trace_count": ["2"]})
+    assert picked(tracing, "own", 6) == [2, 4]
 
 
 # -- what is written --------------------------------------------------------------------------------------------------

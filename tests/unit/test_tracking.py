@@ -124,14 +124,6 @@ async def test_follow_keeps_ids_with_the_objects_of_each_camera(tracking: Tracki
 
 @with_library
 @within(tracked)
-async def test_follow_takes_frames_in_the_order_of_its_calls(tracking: Tracking) -> None:
-    await started(tracking)
-    answers = [tracking.follow("a", moment / 10, BOX) for moment in range(40)]
-    assert await asyncio.gather(*answers) == [(-1,), *[(1,)] * 39]
-
-
-@with_library
-@within(tracked)
 async def test_follow_without_detections_returns_at_once_and_lets_time_pass(tracking: Tracking) -> None:
     await started(tracking)
     assert await ids_of(tracking, "a") == (1,)
@@ -391,17 +383,6 @@ async def test_library_that_prints_does_not_disturb_the_answers(tracking: Tracki
     await started(tracking)
     assert await tracking.follow("a", 0.0, TRIGGER) == (1,)
     assert await ids_of(tracking, "a", 1) == (2,)
-
-
-@within(tracked)
-async def test_library_that_crashes_its_process_repeats_no_id(tracking: Tracking, stub: Stub) -> None:
-    stub("os.kill(os.getpid(), 11)")
-    await started(tracking)
-    assert await ids_of(tracking, "a", 3) == (3,)
-    assert await tracking.follow("a", 0.0, TRIGGER) == ()
-    await until(lambda: "exit status -11" in tracking.problem, "the report")
-    await started(tracking)
-    assert await ids_of(tracking, "a", 1) == (4,)
 
 
 # -- the wire ----------------------------------------------------------------------------------------------------------
