@@ -1,13 +1,12 @@
-"""A small broker on the loopback: what of MQTT 3.1.1 a client that only publishes needs (OASIS standard, 3.1 to 3.14).
+"""A small broker on the loopback for clients that only publish: MQTT 3.1.1 (OASIS standard, 3.1 to 3.14).
 
-It remembers what is published, keeps what is retained, and publishes the will of who goes without a DISCONNECT.
+It records published and retained messages, and publishes the will of a client that leaves without a DISCONNECT.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
 import time
 from dataclasses import dataclass
@@ -26,12 +25,12 @@ class Published:
 class Broker:
     """`refuse` is a return code of CONNACK; `stalled` has it read nothing more, as behind a network that is gone."""
 
-    def __init__(self, port: int = 0, *, refuse: int = 0, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, port: int = 0, *, refuse: int = 0) -> None:
         self.published: list[Published] = []
         self.retained: dict[str, bytes] = {}
         self.logins: list[tuple[str | None, str | None]] = []
         self.stalled, self._over = threading.Event(), threading.Event()
-        self._refuse, self._tls = refuse, tls
+        self._refuse = refuse
         self._connections: list[socket.socket] = []
         self._socket = socket.create_server(("127.0.0.1", port))
         self.port: int = self._socket.getsockname()[1]
@@ -50,14 +49,14 @@ class Broker:
         self._thread.join(10)
 
     def drop(self) -> None:
-        """Hangs up on everybody."""
+        """Close all connections."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         self._connections.clear()
 
     def wait_for(self, topic: str, payload: bytes | None = None, count: int = 1, seconds: float = 20) -> Published:
-        """The newest message of that topic, and payload, once there are so many of them."""
+        """Return the newest message of a topic, and payload, once `count` of them were published."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             found = [m for m in self.published if m.topic == topic and payload in (None, m.payload)]
@@ -70,10 +69,6 @@ class Broker:
         while True:
             try:
                 connection, _ = self._socket.accept()
-                if self._tls is not None:
-                    connection = self._tls.wrap_socket(connection, server_side=True)
-            except ssl.SSLError:
-                continue
             except OSError:
                 return
             self._connections.append(connection)
