@@ -132,7 +132,7 @@ numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
     st.lists(st.tuples(st.tuples(numbers, numbers, numbers, numbers), numbers, st.integers(-5, 100)), max_size=60),
     st.integers(0, 91),
 )
-def test_rows_hold_only_what_frigate_can_take(given_: list[tuple[tuple[float, ...], float, int]], labels: int) -> None:
+def test_rows_any_detections_give_valid_rows(given_: list[tuple[tuple[float, ...], float, int]], labels: int) -> None:
     boxes, scores, classes = ([each[i] for each in given_] for i in range(3))
     table = found(wire.rows(Detections.of(boxes, scores, classes), 320, 240, labels))
     assert np.isfinite(table).all()
@@ -301,11 +301,11 @@ def test_read_outputs_of_no_known_family_is_unsupported(model_type: str) -> None
         made.read(answered(of, None, (table(1, 1, 1, 1),)), made.form(tensor((1, 64, 64, 3))))
 
 
-def test_labels_are_the_models_names_or_as_configured() -> None:
+def test_reader_labels_are_the_models_names_or_as_configured() -> None:
     assert reader(model(names="a, b")).labels == 2
     assert reader(model()).labels == 91
     assert reader(model(names="a, b"), labels=7).labels == 7
 
 
-def test_every_family_that_stands_for_a_model_type_exists() -> None:
+def test_families_of_model_types_exist() -> None:
     assert {name for names in FAMILIES.values() for name in names} <= set(families.FAMILIES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import socket
 import threading
 import wave
 from collections.abc import Callable, Iterator
@@ -187,17 +186,6 @@ def test_network_camera_motion_jpeg_stays_jpeg_and_reconnects(caplog: pytest.Log
         assert source.damaged == 0
     assert "secret" not in caplog.text
     assert "trying again in 0.1 s" in caplog.text
-
-
-def test_network_camera_missing_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    with open_source(f"http://me:secret@127.0.0.1:{port}/video") as source:
-        threading.Timer(0.5, source.interrupt).start()
-        assert list(source) == []
-    assert source.name == f"http://127.0.0.1:{port}/video"
-    assert "refused" in caplog.text
-    assert "secret" not in caplog.text
 
 
 def test_network_camera_hls_plays_at_its_own_speed(tmp_path: Path) -> None:

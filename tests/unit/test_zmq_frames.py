@@ -147,10 +147,6 @@ class Box:
             raise NotFound(f"model {name!r} does not exist")
         return SimpleNamespace(model=None, slot=self.slot)
 
-    def slot_of(self, name: str) -> Slot:
-        slot: Slot = self.find(name or "door").slot
-        return slot
-
     def answer_all(self) -> None:
         """Answer every frame from now on."""
 
@@ -161,20 +157,6 @@ class Box:
                 await asyncio.sleep(0.001)
 
         self.answering = asyncio.create_task(answer())
-
-
-@asynccontextmanager
-async def served(folder: Path, answers: bool = True, **limits: Any) -> AsyncIterator[Box]:
-    box = Box(folder, **limits)
-    box.endpoint.start()
-    if answers:
-        box.answer_all()
-    try:
-        yield box
-    finally:
-        await box.endpoint.stop(0.2)
-        if box.answering is not None:
-            box.answering.cancel()
 
 
 def frame(number: int, camera: str = "c", **more: Any) -> bytes:
@@ -191,8 +173,17 @@ async def result(link: zmq.asyncio.Socket) -> dict[str, Any]:
 async def played(answers: bool = True, kind: int = zmq.DEALER, **limits: Any) -> AsyncIterator[Box]:
     """An endpoint with one peer."""
     with tempfile.TemporaryDirectory(prefix="edz-") as name:  # a socket's path is short
-        async with served(Path(name), answers, **limits) as box, peer(box.folder, kind) as box.peer:
-            yield box
+        box = Box(Path(name), **limits)
+        box.endpoint.start()
+        if answers:
+            box.answer_all()
+        try:
+            async with peer(box.folder, kind) as box.peer:
+                yield box
+        finally:
+            await box.endpoint.stop(0.2)
+            if box.answering is not None:
+                box.answering.cancel()
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ])
