@@ -16,8 +16,6 @@ from edged.config.keys import (
     either,
     item_of,
     shown,
-    struct_of,
-    tables,
     value_of,
     without_index,
 )
@@ -34,9 +32,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return plain[found[0]] if found else ""
 
 
-def advice(name: str, table: Path, root: Table) -> str:
+def advice(name: str, here: Table, root: Table) -> str:
     """Suggest the closest known key: of this table, or of another."""
-    here = next(each for each in root.walk() if each.path == table)
     close = nearest(name, here.names)
     elsewhere = [each for each in root.walk() if name in each.names and each is not here]
     if elsewhere:
@@ -125,7 +122,38 @@ class Fault(msgspec.Struct, frozen=True):
 
 def faults(tree: Mapping[str, object], root: Table) -> Iterator[Fault]:
     """Yield the mistakes in one source."""
-    yield from _table(tree, root.kind, root.path, root)
+    yield from _table(tree, root, root)
+
+
+def _table(tree: Mapping[str, object], table: Table, root: Table) -> Iterator[Fault]:
+    keys = {key.path[-1]: key for key in table.keys}
+    inner = {each.path[-1]: each for each in table.tables}
+    for name, value in tree.items():
+        path = (*table.path, name)
+        if name in keys:
+            yield from _value(value, keys[name].hint, path, keys[name].is_secret)
+        elif name not in inner:
+            yield Fault(path, f"unknown key; {advice(name, table, root)}")
+        elif isinstance(value, dict):
+            yield from _table(value, inner[name], root)
+        else:
+            yield Fault(path, f"expected a table, got {shown(value)}")
+
+
+def _value(value: object, hint: object, path: Path, is_secret: bool) -> Iterator[Fault]:
+    item, entry = item_of(hint), value_of(hint)
+    if entry is not None and isinstance(value, dict):
+        for name, each in value.items():
+            yield from _value(each, entry, (*path, name), is_secret)
+    elif item is not None and isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _value(each, item, (*path[:-1], f"{path[-1]}[{index}]"), is_secret)
+    else:
+        try:
+            msgspec.convert(value, ready(hint))
+        except msgspec.ValidationError:
+            got = "something else (hidden: it is a secret)" if is_secret else shown(value)
+            yield Fault(path, f"expected {allowed(hint)}, got {got}")
 
 
 def contradictions(tree: Mapping[str, object], root: Table) -> Iterator[Fault]:
@@ -147,47 +175,3 @@ def _converted(tree: Mapping[str, object], table: Table) -> Iterator[Fault]:
         # Such an error begins with the key that it is about.
         name = message.removeprefix(f"{dotted(table.path)}.").partition(" ")[0]
         yield Fault((*table.path, name) if name in table.names else table.path, message)
-
-
-def _table(tree: Mapping[str, object], kind: type[msgspec.Struct], path: Path, root: Table) -> Iterator[Fault]:
-    hints = {field.name: field for field in msgspec.structs.fields(kind)}
-    for name, value in tree.items():
-        if name in hints:
-            yield from _value(value, hints[name].type, (*path, name), root)
-        else:
-            yield Fault((*path, name), f"unknown key; {_advice(name, kind, path, root)}")
-    for name, field in hints.items():
-        if field.required and name not in tree:
-            yield Fault((*path, name), f"missing; expected {allowed(field.type)}")
-
-
-def _advice(name: str, kind: type[msgspec.Struct], path: Path, root: Table) -> str:
-    if any(each.path == path for each in root.walk()):
-        return advice(name, path, root)
-    inner = tables(kind, path)  # an entry of a list of tables, which the file has any number of
-    return advice(name, path, inner)
-
-
-def _value(value: object, hint: object, path: Path, root: Table) -> Iterator[Fault]:
-    struct, item, entry = struct_of(hint), item_of(hint), value_of(hint)
-    if struct is not None and isinstance(value, dict):
-        yield from _table(value, struct, path, root)
-    elif entry is not None and isinstance(value, dict):
-        for name, each in value.items():
-            yield from _value(each, entry, (*path, name), root)
-    elif item is not None and isinstance(value, list):
-        for index, each in enumerate(value):
-            place = (*path[:-1], f"{path[-1]}[{index}]")
-            yield from _value(each, item, place, root)
-    else:
-        try:
-            msgspec.convert(value, ready(hint))
-        except msgspec.ValidationError:
-            got = "something else (hidden: it is a secret)" if _is_secret(path, root) else shown(value)
-            yield Fault(path, f"expected {allowed(hint)}, got {got}")
-
-
-def _is_secret(path: Path, root: Table) -> bool:
-    plain = tuple(map(without_index, path))
-    keys = (key for table in root.walk() for key in table.keys)
-    return any(key.is_secret for key in keys if key.path == plain[: len(key.path)])

@@ -111,33 +111,29 @@ def allowed(hint: object) -> str:
 
 
 def _plain(kind: msgspec.inspect.Type) -> str:
-    if isinstance(kind, msgspec.inspect.Metadata):
-        return _plain(kind.type)
-    if isinstance(kind, msgspec.inspect.UnionType):
-        return either(_plain(each) for each in kind.types if not isinstance(each, msgspec.inspect.NoneType))
-    if isinstance(kind, msgspec.inspect.IntType):
-        least = kind.ge if kind.gt is None else kind.gt + 1
-        most = kind.le if kind.lt is None else kind.lt - 1
-        return _ranged("a whole number", least, most)
-    if isinstance(kind, msgspec.inspect.FloatType):
-        return _ranged("a number", kind.ge, kind.le, kind.gt, kind.lt)
-    if isinstance(kind, msgspec.inspect.StrType):
-        return "a text in quotes" + (f" that looks like {kind.pattern}" if kind.pattern else "")
-    return "true or false" if isinstance(kind, msgspec.inspect.BoolType) else "a table"
+    match kind:
+        case msgspec.inspect.Metadata():
+            return _plain(kind.type)
+        case msgspec.inspect.UnionType():
+            return either(_plain(each) for each in kind.types if not isinstance(each, msgspec.inspect.NoneType))
+        case msgspec.inspect.IntType():
+            return _ranged("a whole number", kind.ge if kind.gt is None else kind.gt + 1, None, kind.le)
+        case msgspec.inspect.FloatType():
+            return _ranged("a number", kind.ge, kind.gt, kind.le)
+        case msgspec.inspect.StrType():
+            return "a text in quotes"
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case _:
+            return "a table"
 
 
-def _ranged(
-    what: str,
-    least: float | None,
-    most: float | None,
-    above: float | None = None,
-    below: float | None = None,
-) -> str:
+def _ranged(what: str, least: float | None, above: float | None, most: float | None) -> str:
     if least is not None and most is not None:
         return f"{what} from {_number(least)} to {_number(most)}"
     if above is not None and most is not None:
         return f"{what} above {_number(above)}, {_number(most)} at most"
-    limits = {"at least": least, "above": above, "at most": most, "below": below}
+    limits = {"at least": least, "above": above, "at most": most}
     bounds = [f"{word} {_number(limit)}" for word, limit in limits.items() if limit is not None]
     return f"{what}, {' and '.join(bounds)}" if bounds else what
 

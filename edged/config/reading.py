@@ -39,13 +39,13 @@ OTHERS = frozenset(
 )
 
 
-def variables(root: Table | None = None) -> dict[str, Path]:
-    """Return every variable with the key or optional table that it sets."""
-    names: dict[str, Path] = {}
+def variables(root: Table | None = None) -> dict[str, tuple[Path, object]]:
+    """Return every variable with the path and type of the key or optional table that it sets."""
+    names: dict[str, tuple[Path, object]] = {}
     for table in (root or tables()).walk():
         if table.is_optional:
-            names[variable(table.path)] = table.path
-        names.update({key.variable: key.path for key in table.keys})
+            names[variable(table.path)] = table.path, table.kind
+        names.update({key.variable: (key.path, key.hint) for key in table.keys})
     return names
 
 
@@ -57,7 +57,7 @@ def read_variables(
     An unknown name is only a warning, since other programs share the environment, unless it is or begins as a table's.
     """
     root = root or tables()
-    known, hints = variables(root), _hints(root)
+    known = variables(root)
     tree: dict[str, object] = {}
     places: dict[Path, Origin] = {}
     problems: list[Problem] = []
@@ -67,10 +67,11 @@ def read_variables(
         if _is_torn(text):
             problems.append(Problem(Origin("environment", name), "", "it is not UTF-8"))
         elif text:
-            _put(tree, known[name], parsed(text, hints[name]))
-            places[known[name]] = Origin("environment", name)
+            path, hint = known[name]
+            _put(tree, path, parsed(text, hint))
+            places[path] = Origin("environment", name)
     source = Source(tree, places, Origin("environment"))
-    problems += [Problem(source.origin(fault.path), dotted(fault.path), fault.message) for fault in faults(tree, root)]
+    problems += _problems(source, faults(tree, root))
     strangers = [name for name in environment if name.startswith(_PREFIX) and name not in known.keys() | OTHERS]
     warnings: list[str] = []
     for name in sorted(strangers):
@@ -125,14 +126,6 @@ def _put(tree: dict[str, object], path: Path, value: object) -> None:
             return
         tree = inner
     tree[last] = value
-
-
-def _hints(root: Table) -> dict[str, object]:
-    hints: dict[str, object] = {}
-    for table in root.walk():
-        hints[variable(table.path)] = table.kind
-        hints.update({key.variable: key.hint for key in table.keys})
-    return hints
 
 
 def _prefixes(root: Table) -> Iterator[str]:
@@ -264,10 +257,7 @@ def read(
         merged = _over(merged, source.tree)
     if not problems:
         reading = Reading(Config(), (), (), sources)
-        problems = [
-            Problem(reading.origin(fault.path), dotted(fault.path), fault.message)
-            for fault in contradictions(merged, tables())
-        ]
+        problems = _problems(reading, contradictions(merged, tables()))
     return Reading(_config(merged), tuple(problems), tuple(warnings), sources)
 
 
@@ -318,7 +308,7 @@ def _not_toml(file: File, message: str) -> Problem:
     return Problem(origin, "", f"not valid TOML: {_LINE.sub('', message)}")
 
 
-def _problems(source: Source, found: Iterable[Fault]) -> list[Problem]:
+def _problems(source: Source | Reading, found: Iterable[Fault]) -> list[Problem]:
     return [Problem(source.origin(fault.path), dotted(fault.path), fault.message) for fault in found]
 
 

@@ -105,19 +105,11 @@ def rows(reading: Reading) -> Iterator[Row]:
     """Yield every key in the order of the schema; keys of an optional table only if it is set."""
     for table in tables().walk():
         inner = value_at(reading.config, table.path)
-        if inner is None:
-            continue
-        for key in table.keys:
-            yield from _rows(key, getattr(inner, key.path[-1]), reading)
-
-
-def _rows(key: Key, value: object, reading: Reading) -> Iterator[Row]:
-    if isinstance(value, dict):
-        for name, each in value.items():
-            path = (*key.path, str(name))
-            yield Row(path, disclosed(key, each), reading.origin(path), key.variable)
-        return
-    yield Row(key.path, disclosed(key, value), reading.origin(key.path), key.variable)
+        for key in table.keys if inner is not None else ():
+            value = getattr(inner, key.path[-1])
+            entries = {(*key.path, name): each for name, each in value.items()} if key.is_table else {key.path: value}
+            for path, each in entries.items():
+                yield Row(path, disclosed(key, each), reading.origin(path), key.variable)
 
 
 def disclosed(key: Key, value: object) -> object:
@@ -135,22 +127,15 @@ def value_at(config: msgspec.Struct, path: Path) -> object:
 
 def lines(reading: Reading, with_origin: bool) -> Iterator[str]:
     """Yield the lines of a file that sets every key; `with_origin` adds the origin of each value."""
-    by_path = {row.path: row for row in rows(reading)}
+    known = list(rows(reading))
     for table in tables().walk():
-        yield from _table_lines(table, reading, by_path, with_origin)
-
-
-def _table_lines(table: Table, reading: Reading, by_path: dict[Path, Row], with_origin: bool) -> Iterator[str]:
-    if table.path:
-        is_there = value_at(reading.config, table.path) is not None
-        yield f"\n[{dotted(table.path)}]" if is_there else f"\n# [{dotted(table.path)}] is not there"
-    for key in sorted(table.keys, key=lambda key: key.is_table):
-        if key.is_table:
-            inner = [row for path, row in by_path.items() if path[: len(key.path)] == key.path]
-            yield f"\n[{key.name}]"
-            yield from (_line(row, with_origin) for row in inner)
-        elif key.path in by_path:
-            yield _line(by_path[key.path], with_origin)
+        if table.path:
+            is_set = value_at(reading.config, table.path) is not None
+            yield f"\n[{dotted(table.path)}]" if is_set else f"\n# [{dotted(table.path)}] is not there"
+        for key in sorted(table.keys, key=lambda key: key.is_table):
+            if key.is_table:
+                yield f"\n[{key.name}]"
+            yield from (_line(row, with_origin) for row in known if row.path[: len(key.path)] == key.path)
 
 
 def _line(row: Row, with_origin: bool) -> str:

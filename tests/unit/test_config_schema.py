@@ -56,7 +56,7 @@ def test_variables_are_unique_and_known_to_the_sources() -> None:
     assert len(named) == len(set(named))
     assert set(named) == set(variables())
     assert not set(named) & OTHERS
-    assert variables()["EDGED_ENGINES_BUDGET_MB"] == ("engines", "budget_mb")
+    assert variables()["EDGED_ENGINES_BUDGET_MB"][0] == ("engines", "budget_mb")
     assert all(re.fullmatch("EDGED_[A-Z0-9_]+", name) for name in named)
     found = set()
     for path in (ROOT / "edged").rglob("*.py"):
