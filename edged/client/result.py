@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edged import packages, raw_contents
+from edged import packages, tensors
 from edged.client.status import code_name, known_code
 from edged.errors import ErrorCode, Unsupported
 from edged.proto import cameras_pb2 as pb
@@ -268,7 +268,7 @@ def to_array(tensor: pb.Tensor) -> Array:
     """A read-only array over the tensor's bytes, without a copy. InvalidInput if they do not fit its shape."""
     if tensor.datatype not in DATATYPES:
         raise Unsupported(f"tensor {tensor.name!r} has datatype {tensor.datatype!r}; update this client")
-    array = raw_contents.to_array(tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
+    array = tensors.to_array(tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
     array.flags.writeable = False
     return array
 

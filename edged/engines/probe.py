@@ -38,12 +38,11 @@ from edged.ipc.arena import Arena
 from edged.models.model import Model
 from edged.models.triton_check import made_up_inputs
 from edged.models.triton_config import WARMUP_FOLDER, Warmup, WarmupInput
-from edged.raw_contents import to_array, to_bytes
 from edged.serving.batch import stage
 from edged.serving.link import HostLink
 from edged.serving.work import InputTensor, TensorWork, Work
 from edged.store.record import Verdict
-from edged.tensors import Array, TensorSpec, byte_size, numpy_dtype
+from edged.tensors import Array, TensorSpec, byte_size, numpy_dtype, to_array, to_bytes
 from edged.verification import user_samples
 from edged.verification.boxes import matcher_for
 from edged.verification.golden import Sample, deciding

@@ -38,8 +38,7 @@ from edged.ipc import messages as m
 from edged.ipc.arena import SharedView, Span
 from edged.ipc.frames import Bulk, HostEnd
 from edged.models.limits import OUTPUT_MB
-from edged.raw_contents import to_array, to_bytes
-from edged.tensors import Array
+from edged.tensors import Array, to_array, to_bytes
 
 T = TypeVar("T")
 

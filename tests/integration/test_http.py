@@ -22,10 +22,9 @@ import cv2
 import numpy as np
 import pytest
 
-from edged import raw_contents
 from edged.errors import ErrorCode
 from edged.shapes import MODEL_PATH, Scene
-from edged.tensors import numpy_dtype
+from edged.tensors import numpy_dtype, to_bytes
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
 
@@ -97,9 +96,7 @@ def values_of(datatype: str) -> Any:
 @pytest.mark.parametrize("datatype", onnx_files.DTYPES)
 def test_binary_tensors_come_back_bit_by_bit(daemon: HttpDaemon, datatype: str) -> None:
     elements = [b"", "ß\0".encode(), b"x" * 300, b"a"]
-    data = bytes(
-        raw_contents.to_bytes(np.array(elements, np.object_)) if datatype == "BYTES" else values_of(datatype).tobytes()
-    )
+    data = bytes(to_bytes(np.array(elements, np.object_)) if datatype == "BYTES" else values_of(datatype).tobytes())
     shape = [1, 4] if datatype == "BYTES" else [3, 4]
     tensor = {"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
     text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from edged.proto import open_inference_pb2 as pb
-from edged.raw_contents import to_bytes
-from edged.tensors import numpy_dtype
+from edged.tensors import numpy_dtype, to_bytes
 from tests import models, triton_models
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon

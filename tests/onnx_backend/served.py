@@ -11,8 +11,8 @@ import grpc
 import ml_dtypes
 import numpy as np
 
-from edged import raw_contents
 from edged.proto import open_inference_pb2 as pb
+from edged.tensors import to_array, to_bytes
 from tests.integration.daemon import Daemon, wait_for
 from tests.onnx_backend.cases import DATATYPES, Case, Exchange
 
@@ -79,9 +79,9 @@ def _raw(array: Any, datatype: str) -> bytes:
         array = np.array([*words, None], np.object_)[:-1]
     elif datatype == "BF16":
         array = array.view(np.uint16)
-    return bytes(raw_contents.to_bytes(array))
+    return bytes(to_bytes(array))
 
 
 def _array(output: pb.ModelInferResponse.InferOutputTensor, data: bytes) -> Any:
-    array = raw_contents.to_array(output.name, output.datatype, tuple(output.shape), data)
+    array = to_array(output.name, output.datatype, tuple(output.shape), data)
     return array.view(ml_dtypes.bfloat16) if output.datatype == "BF16" else array

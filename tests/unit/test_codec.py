@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edged.errors import InvalidInput, InvalidTensor
-from edged.raw_contents import to_array, to_bytes
-from edged.tensors import DATATYPES, Array, TensorSpec, byte_size, numpy_dtype
+from edged.tensors import DATATYPES, Array, TensorSpec, byte_size, numpy_dtype, to_array, to_bytes
 
 DENSE = [name for name in DATATYPES if name != "BYTES"]
 

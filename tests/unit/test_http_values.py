@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged import raw_contents
 from edged.api.http import values
 from edged.errors import InvalidInput, InvalidTensor, TooLarge
-from edged.tensors import numpy_dtype
+from edged.tensors import numpy_dtype, to_array
 
 _NUMBERS = [
     "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP32", "FP64",
@@ -55,7 +54,7 @@ def test_numbers_come_back_as_they_went(tensor: tuple[str, Any], is_nested: bool
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
 def test_strings_come_back_as_they_went(texts: list[str]) -> None:
     raw = values.read("x", "BYTES", [len(texts)], json.dumps(texts).encode())
-    assert raw_contents.to_array("x", "BYTES", (len(texts),), raw).tolist() == [text.encode() for text in texts]
+    assert to_array("x", "BYTES", (len(texts),), raw).tolist() == [text.encode() for text in texts]
     assert json.loads(values.write("x", "BYTES", (len(texts),), raw)) == texts
 
 
@@ -63,7 +62,7 @@ def test_strings_come_back_as_they_went(texts: list[str]) -> None:
 def test_whatever_the_text_it_is_a_tensor_or_refused(text: bytes, datatype: str) -> None:
     with contextlib.suppress(InvalidInput):
         raw = values.read("x", datatype, [2], b"[" + text)
-        assert raw_contents.to_array("x", datatype, (2,), raw).shape == (2,)
+        assert to_array("x", datatype, (2,), raw).shape == (2,)
 
 
 def test_big_tensors_are_read_and_written_in_blocks() -> None:

@@ -30,9 +30,8 @@ from edged.backends.contract import Signature
 from edged.backends.profile import Profile, Range
 from edged.errors import InvalidInput, InvalidTensor
 from edged.proto import open_inference_pb2 as pb
-from edged.raw_contents import to_array, to_bytes
 from edged.serving.work import InputTensor
-from edged.tensors import DATATYPES, Array, TensorSpec, numpy_dtype
+from edged.tensors import DATATYPES, Array, TensorSpec, numpy_dtype, to_array, to_bytes
 
 TYPED = dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents")
 TYPED |= dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents")

@@ -21,8 +21,8 @@ from edged.api.inference.sequences import StateTensor
 from edged.api.inference.shared_memory import Regions
 from edged.errors import EngineUnusable, InvalidInput, TooLarge
 from edged.proto import open_inference_pb2 as pb
-from edged.raw_contents import to_array, to_bytes
 from edged.serving.work import OutputView
+from edged.tensors import to_array, to_bytes
 
 Response = tuple[pb.ModelInferResponse, list[bytes]]
 

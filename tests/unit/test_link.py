@@ -35,7 +35,6 @@ from edged.ipc import messages as m
 from edged.ipc.frames import HEADER, LARGEST_MESSAGE, HostEnd
 from edged.ipc.sockets import HostSocket
 from edged.models.limits import Bounds
-from edged.raw_contents import to_bytes
 from edged.serving.crash_attribution import EngineId
 from edged.serving.host_process import HOST_MODULE, End, ProgressTimes
 from edged.serving.hosts import HostKind, Hosts
@@ -43,7 +42,7 @@ from edged.serving.link import HostLink, LinkTimes, Tenant
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
-from edged.tensors import TensorSpec
+from edged.tensors import TensorSpec, to_bytes
 from edged.vision.family import Recognition, recognise
 from tests import models, rogue_host
 from tests.fake_link import engine_ref

@@ -22,9 +22,8 @@ from edged.decoding import explain
 from edged.errors import ConfigError, InvalidInput, Unsupported
 from edged.files import NOT_JSON
 from edged.models.model import Model
-from edged.raw_contents import to_array, to_bytes
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
-from edged.tensors import TensorSpec
+from edged.tensors import TensorSpec, to_array, to_bytes
 from edged.vision.detections import Detections
 from edged.vision.family import Classifier, Family, Thresholds, open_family, recognise
 from edged.vision.placement import Fit, Placement, place

@@ -17,11 +17,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from edged import raw_contents
 from edged.decoding import explain
 from edged.errors import InvalidTensor, TooLarge
 from edged.files import NOT_JSON
-from edged.tensors import Array, numpy_dtype
+from edged.tensors import Array, numpy_dtype, to_array
 
 _NAME = secrets.token_hex(8).encode()  # no text has it by chance or by guess
 _LONG = 1 << 16  # bytes from one quote to the next, above which a list is set aside
@@ -122,9 +121,9 @@ def write(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memory
     """The JSON text of an output's raw contents, one flat list. InvalidInput if JSON cannot hold it."""
     _require_json(f"output {name!r}", datatype)
     if datatype == "BYTES":
-        elements = raw_contents.to_array(name, datatype, shape, data).reshape(-1).tolist()
+        elements = to_array(name, datatype, shape, data).reshape(-1).tolist()
         return _encoder.encode([_text(name, element) for element in elements])
-    values = raw_contents.to_array(name, datatype, shape, data).reshape(-1)
+    values = to_array(name, datatype, shape, data).reshape(-1)
     blocks = (_written(values[start : start + _ROWS]) for start in range(0, values.size, _ROWS))
     return b"[" + b",".join(blocks) + b"]"
 

@@ -16,9 +16,8 @@ from edged.api.inference.sequences import StateTensor
 from edged.api.inference.shared_memory import Region
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, TooLarge
 from edged.proto import open_inference_pb2 as pb
-from edged.raw_contents import to_array
 from edged.serving.work import OutputTensor, OutputView
-from edged.tensors import Array
+from edged.tensors import Array, to_array
 
 Written = TypeVar("Written")
 # Writes a response with its raw contents, which are gone when it returns: one for each output, always.
