@@ -1,4 +1,4 @@
-"""Children that misbehave for real: they stall, babble, grow, leave others behind. Each is a script of its own."""
+"""Children that misbehave: they stall, flood, grow, or leave processes behind. Each is a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 import tracemalloc
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from edged.backends.contract import Order, Recipe, Signature
 from edged.config.limits import Limits
 from edged.confinement import rules
 from edged.engines import child
-from edged.errors import BuildFailed
+from edged.errors import BuildFailed, EngineUnusable
 from edged.ipc import job_messages as jobs
 from tests.unit.test_child import TENSORS
 from tests.waiting import children, descriptors, is_running, run, until
@@ -93,11 +93,11 @@ def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "_mode", "off")
 
 
-# What it says.
+# -- messages -------------------------------------------------------------------------------------------------------
 
 
-def test_progress_is_told_as_it_comes_and_thousands_of_reports_cost_nothing() -> None:
-    heard: list[tuple[float, jobs.Progress]] = []
+def test_run_reports_progress_as_it_comes_and_at_a_bounded_rate() -> None:
+    received: list[tuple[float, jobs.Progress]] = []
     body = """
         for phase in ("parsing", "building"):
             for count in range(20000):
@@ -106,28 +106,24 @@ def test_progress_is_told_as_it_comes_and_thousands_of_reports_cost_nothing() ->
         tell(jobs.Progress("checking"))
         time.sleep(0.6)
     """
-    run(do(working(body), tell=lambda progress: heard.append((time.monotonic(), progress))))
-    phases = [progress.phase for _, progress in heard]
+    run(do(working(body), tell=lambda progress: received.append((time.monotonic(), progress))))
+    phases = [progress.phase for _, progress in received]
     assert list(dict.fromkeys(phases)) == ["parsing", "building", "checking"]
-    assert len(heard) < 30
+    assert len(received) < 30
     for phase in ("parsing", "building"):
-        assert [progress.fraction for _, progress in heard if progress.phase == phase][-1] == 1.0
-    assert heard[-1][0] - heard[0][0] > 0.4  # not all at the end
+        assert [progress.fraction for _, progress in received if progress.phase == phase][-1] == 1.0
+    assert received[-1][0] - received[0][0] > 0.4  # not all at the end
 
 
-def test_progress_that_nobody_wants_is_no_obstacle() -> None:
-    assert run(do(working("for count in range(200): tell(jobs.Progress(str(count)))"))) == jobs.Done()
-
-
-def test_child_that_floods_with_progress_is_stopped_and_little_of_it_is_told() -> None:
-    told: list[jobs.Progress] = []
+def test_run_child_that_floods_with_progress_is_stopped() -> None:
+    received: list[jobs.Progress] = []
     flood = raw('word = b\'{"type":"Progress","phase":"x"}\'\nwhile True: send(b\'P\', word)')
     with pytest.raises(child.ChildLost):
-        run(do(flood, tell=told.append))
-    assert 0 < len(told) < 2000
+        run(do(flood, tell=received.append))
+    assert 0 < len(received) < 2000
 
 
-def test_an_error_of_who_is_told_comes_through_and_the_child_is_stopped() -> None:
+def test_run_error_in_on_progress_is_raised_and_stops_the_child() -> None:
     def tell(_: jobs.Progress) -> None:
         raise ZeroDivisionError("mine")
 
@@ -160,24 +156,24 @@ def test_an_error_of_who_is_told_comes_through_and_the_child_is_stopped() -> Non
         ("os.close(1); time.sleep(60)", "closed its channel without an answer and was stopped"),
     ],
 )
-def test_whatever_comes_through_the_channel_is_a_failed_build(body: str, words: str) -> None:
+def test_run_invalid_message_is_a_failed_build(body: str, words: str) -> None:
     message = failure(raw(body))
     assert words in message
     assert "\n" not in message
 
 
-def test_an_answer_is_the_last_word_even_of_a_child_that_stays_and_babbles() -> None:
+def test_run_ends_with_the_answer_of_a_child_that_goes_on() -> None:
     begun = time.monotonic()
     assert run(do(raw("send(b'A', b'{}'); os.write(1, b'garbage'); time.sleep(60)"))) == jobs.Done()
     assert time.monotonic() - begun < 10
 
 
-def test_an_answer_beyond_its_bound_is_refused_where_it_is_made() -> None:
+def test_run_answer_that_is_too_large_is_a_failed_build() -> None:
     body = "return jobs.Failure('x', 'y' * (65 << 20))"
     assert failure(working(body)) == "the child's failure of 68157466 bytes is too large to send"
 
 
-def test_much_noise_neither_blocks_the_child_nor_stays_in_memory() -> None:
+def test_run_large_output_neither_blocks_the_child_nor_takes_memory() -> None:
     noise = "for _ in range(160): sys.stderr.buffer.write(b'w' * 65536)\nprint('noise on descriptor one')"
     assert run(do(working(noise))) == jobs.Done()
     tracemalloc.start()
@@ -190,7 +186,7 @@ def test_much_noise_neither_blocks_the_child_nor_stays_in_memory() -> None:
     assert peak < 2 << 20
 
 
-# Whether it lives.
+# -- signs of life --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,12 +206,12 @@ def test_much_noise_neither_blocks_the_child_nor_stays_in_memory() -> None:
     ids=[
         "stopped",
         "deadlocked",
-        "deadlocked beside a thread that ticks",
+        "deadlocked next to a thread that ticks",
         "waits for ever",
         "waits for one that waits",
     ],
 )
-def test_a_child_without_a_sign_of_life_is_stopped(body: str) -> None:
+def test_run_child_without_a_sign_of_life_is_stopped(body: str) -> None:
     begun = time.monotonic()
     message = failure(working(body), Limits(seconds=60, stall_seconds=3))
     assert message == "inspect child showed no sign of life for 3 s and was stopped"
@@ -232,11 +228,11 @@ def test_a_child_without_a_sign_of_life_is_stopped(body: str) -> None:
     ],
     ids=["busy", "holds the lock", "tells", "waits for one that works"],
 )
-def test_a_child_that_works_or_tells_is_alive(body: str) -> None:
+def test_run_child_that_works_or_reports_is_alive(body: str) -> None:
     assert run(do(working(body), Limits(seconds=30, stall_seconds=2))) == jobs.Done()
 
 
-# How much it takes.
+# -- limits ---------------------------------------------------------------------------------------------------------
 
 _THREE = """
 grow = [*PYTHON, "import time; kept = b'x' * (250 << 20); time.sleep(60)"]
@@ -246,14 +242,14 @@ time.sleep(60)
 """
 
 
-def test_the_memory_of_what_a_child_starts_counts_as_its_own(tmp_path: Path) -> None:
+def test_run_counts_the_memory_of_processes_that_the_child_starts(tmp_path: Path) -> None:
     message = failure(working(_THREE), Limits(seconds=30, memory_mb=600), tmp_path / "pids")
     assert message == "inspect child used more than 600 MiB of memory and was stopped"
     assert len(noted(tmp_path / "pids")) == 3
     assert not any(is_running(pid) for pid in noted(tmp_path / "pids"))
 
 
-def test_memory_that_forked_children_share_is_counted_once() -> None:
+def test_run_counts_shared_memory_once() -> None:
     body = """
         kept = b"x" * (300 << 20)
         for _ in range(3):
@@ -271,9 +267,9 @@ def test_memory_that_forked_children_share_is_counted_once() -> None:
         "try: open(file, 'wb').write(bytes(2 << 20))\nexcept OSError: raise EngineUnusable('no') from None",
         "subprocess.run(['sh', '-c', f'head -c 2000000 /dev/zero > {file}'], stderr=subprocess.DEVNULL)",
     ],
-    ids=["told", "told as something else", "not told at all"],
+    ids=["raised", "raised as another error", "not raised"],
 )
-def test_a_file_beyond_the_limit_is_a_failed_build_that_says_so(tmp_path: Path, write: str) -> None:
+def test_run_file_beyond_the_limit_is_a_failed_build(tmp_path: Path, write: str) -> None:
     command = working(f"file = job.out + '/engine'\n{write}")
     job = jobs.Build(ORDER, str(tmp_path), TENSORS)
     with pytest.raises(BuildFailed, match="wrote a file beyond its limit of 1 MiB; free some space or raise"):
@@ -281,7 +277,7 @@ def test_a_file_beyond_the_limit_is_a_failed_build_that_says_so(tmp_path: Path, 
     assert run(child.run(job, jobs.Done, Limits(seconds=30, disk_mb=3), command=command)) == jobs.Done()
 
 
-# What it leaves.
+# -- processes that it started --------------------------------------------------------------------------------------
 
 _FAMILY = """
 plain, apart = subprocess.Popen(NAP), subprocess.Popen(NAP, start_new_session=True)
@@ -291,43 +287,27 @@ note(plain.pid, apart.pid, int(orphan.stdout))
 """
 
 
-async def _finished(work: Coroutine[Any, Any, jobs.Done], path: Path) -> None:
-    await work
-
-
-async def _failed(work: Coroutine[Any, Any, jobs.Done], path: Path) -> None:
-    with pytest.raises(BuildFailed):
-        await work
-
-
-async def _cancelled(work: Coroutine[Any, Any, jobs.Done], path: Path) -> None:
-    task = asyncio.create_task(work)
-    await until(lambda: len(noted(path)) == 3, "the family")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
 @pytest.mark.parametrize(
-    ("rest", "limits", "ending"),
+    ("rest", "limits", "error"),
     [
-        ("pass", ENOUGH, _finished),
-        ("raise EngineUnusable('no')", ENOUGH, None),
-        ("time.sleep(60)", Limits(seconds=6), _failed),
-        ("time.sleep(60)", Limits(seconds=60, stall_seconds=3), _failed),
-        ("time.sleep(60)", ENOUGH, _cancelled),
+        ("pass", ENOUGH, None),
+        ("raise EngineUnusable('no')", ENOUGH, EngineUnusable),
+        ("time.sleep(60)", Limits(seconds=6), BuildFailed),
+        ("time.sleep(60)", Limits(seconds=60, stall_seconds=3), BuildFailed),
+        ("time.sleep(60)", ENOUGH, asyncio.CancelledError),
     ],
     ids=["answer", "failure", "time", "stall", "cancelled"],
 )
-async def test_nothing_that_a_child_started_stays(
-    tmp_path: Path, rest: str, limits: Limits, ending: Callable[[Any, Path], Coroutine[Any, Any, None]] | None
+async def test_run_leaves_no_process_that_the_child_started(
+    tmp_path: Path, rest: str, limits: Limits, error: type[BaseException] | None
 ) -> None:
     path = tmp_path / "pids"
-
-    with contextlib.ExitStack() as stack:
-        if ending is None:
-            stack.enter_context(pytest.raises(Exception, match="no"))
-        await (ending or _finished)(do(working(_FAMILY + rest), limits, path=path), path)
+    task = asyncio.create_task(do(working(_FAMILY + rest), limits, path=path))
+    if error is asyncio.CancelledError:
+        await until(lambda: len(noted(path)) == 3, "the family")
+        task.cancel()
+    with pytest.raises(error) if error is not None else contextlib.nullcontext():
+        await task
     assert len(noted(path)) == 3
     await until(lambda: not any(is_running(pid) for pid in noted(path)), "the end of the family", seconds=10)
 
@@ -343,7 +323,7 @@ def test_child_crash_leaves_traceback_in_log_and_its_last_words_in_error(caplog:
 
 
 @pytest.mark.parametrize("end", ["os._exit(5)", "os.kill(os.getpid(), signal.SIGSEGV)"])
-def test_a_crashed_childs_family_goes_too(tmp_path: Path, end: str) -> None:
+def test_run_crashed_child_leaves_no_process_of_its_session(tmp_path: Path, end: str) -> None:
     """One that left the session goes only if its parent is still there, which a crashed one is not."""
     body = "plain = subprocess.Popen(NAP)\nnote(plain.pid)\nif os.fork() == 0: time.sleep(60)\n" + end
     begun = time.monotonic()
@@ -353,7 +333,7 @@ def test_a_crashed_childs_family_goes_too(tmp_path: Path, end: str) -> None:
     assert time.monotonic() - begun < 10  # though the forked one held the channel open
 
 
-def test_who_escaped_with_the_pipes_is_not_waited_for(tmp_path: Path) -> None:
+def test_run_does_not_wait_for_a_process_that_left_with_the_pipes(tmp_path: Path) -> None:
     body = """
         first, second = os.pipe()
         if os.fork() == 0:
