@@ -23,7 +23,7 @@ __all__ = ["gpu"]
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_a_plan_is_written_within_the_limits_of_its_recipe(
+def test_build_writes_a_plan_within_the_limits_of_its_recipe(
     generation: str, tmp_path: Path, gpu: SimpleNamespace
 ) -> None:
     _, trace = build(generation, tmp_path)
@@ -42,7 +42,7 @@ def test_a_plan_is_written_within_the_limits_of_its_recipe(
     ("precision", "flags"),
     [("fp32", set()), ("tf32", {"TF32"}), ("fp16", {"FP16"}), ("int8", {"INT8"})],
 )
-def test_flags_of_precision_are_only_where_networks_are_not_strongly_typed(
+def test_build_sets_flags_of_precision_only_without_strong_types(
     generation: str, precision: str, flags: set[str], tmp_path: Path
 ) -> None:
     _, trace = build(generation, tmp_path, wanted=order(tmp_path, precision=precision))
@@ -52,7 +52,7 @@ def test_flags_of_precision_are_only_where_networks_are_not_strongly_typed(
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_open_dimensions_get_the_recipe_s_range(generation: str, tmp_path: Path) -> None:
+def test_build_open_dimensions_get_the_recipes_range(generation: str, tmp_path: Path) -> None:
     signature = Signature((TensorSpec("x", "FP32", ("n", 4)),), (Y,))
     script = Script(inputs=[("x", "FLOAT", (-1, 4))])
     _, trace = build(generation, tmp_path, script, order(tmp_path, signature, profile="x=1x4:2x4:8x4"))
@@ -66,7 +66,7 @@ def test_open_dimensions_get_the_recipe_s_range(generation: str, tmp_path: Path)
 
 @pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize(("effort", "level", "workspace_mb"), [("full", 3, 64), ("reduced", 1, 32), ("least", 0, 16)])
-def test_a_build_that_failed_is_asked_for_less(
+def test_build_with_less_effort_has_lower_limits(
     generation: str, effort: Any, level: int, workspace_mb: int, tmp_path: Path
 ) -> None:
     wanted = msgspec.structs.replace(order(tmp_path), effort=effort)
@@ -76,7 +76,7 @@ def test_a_build_that_failed_is_asked_for_less(
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_an_engine_for_other_boxes_is_said_to_be_so(generation: str, tmp_path: Path) -> None:
+def test_build_compatible_engine_sets_its_flags(generation: str, tmp_path: Path) -> None:
     options = "hardware_compatible;version_compatible;workspace_mb=64"
     _, trace = build(generation, tmp_path, wanted=order(tmp_path, options=options))
     assert trace.config.hardware_compatibility_level.name == "AMPERE_PLUS"
@@ -92,7 +92,7 @@ def error(operator: str, node: int = 0, name: str = "", code: str = "INVALID_NOD
 
 
 @pytest.mark.parametrize("generation", ["10", "11", "rtx"])
-def test_operators_that_nobody_has_are_counted_and_named(generation: str, tmp_path: Path) -> None:
+def test_build_unknown_operators_are_counted_and_named(generation: str, tmp_path: Path) -> None:
     errors = [error("Foo", 3, "a"), error("Bar", 5, "b"), *(error("Foo", n, f"f{n}") for n in range(6, 10))]
     with pytest.raises(Unsuitable) as refusal:
         build(generation, tmp_path, Script(errors=errors))
@@ -102,7 +102,7 @@ def test_operators_that_nobody_has_are_counted_and_named(generation: str, tmp_pa
     )
 
 
-def test_the_oldest_parser_tells_the_operator_in_its_log(tmp_path: Path) -> None:
+def test_build_oldest_parser_names_the_operator_in_its_log(tmp_path: Path) -> None:
     said = [("ERROR", 'ModelImporter.cpp:726: While parsing node number 12 [Foo -> "y"]:')]
     desc = (
         'In node 12 (importFallbackPluginImporter): UNSUPPORTED_NODE: Assertion failed: creator && "Plugin not found"'
@@ -111,7 +111,7 @@ def test_the_oldest_parser_tells_the_operator_in_its_log(tmp_path: Path) -> None
         build("8.6", tmp_path, Script(errors=[error("", 12, code="UNSUPPORTED_NODE", desc=desc)], parser_says=said))
 
 
-def test_many_operators_still_make_one_line(tmp_path: Path) -> None:
+def test_build_many_operators_make_one_line(tmp_path: Path) -> None:
     errors = [error(f"Operator{n}", n, "n" * 500, desc="x" * 5000, code="UNSUPPORTED_NODE") for n in range(50)]
     with pytest.raises(Unsuitable, match=r"does not take 50 nodes .*; 42 more operators$") as refusal:
         build("10", tmp_path, Script(errors=errors))
@@ -120,7 +120,7 @@ def test_many_operators_still_make_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_a_model_that_cannot_be_read_may_be_tried_again(generation: str, tmp_path: Path) -> None:
+def test_build_unreadable_model_is_unusable_and_not_unsuitable(generation: str, tmp_path: Path) -> None:
     broken = error("Conv", 4, "c1", "INVALID_GRAPH", "weights are missing")
     with pytest.raises(EngineUnusable, match=r"refuses m\.onnx: .*weights are missing") as refusal:
         build(generation, tmp_path, Script(errors=[broken]))
@@ -138,7 +138,7 @@ def test_a_model_that_cannot_be_read_may_be_tried_again(generation: str, tmp_pat
         ("FP32", "HALF", "would make FP16 of the FP32 tensor x"),
     ],
 )
-def test_a_datatype_that_would_be_narrowed_is_refused(model: str, network: str, problem: str, tmp_path: Path) -> None:
+def test_build_narrowed_datatype_is_unsuitable(model: str, network: str, problem: str, tmp_path: Path) -> None:
     signature = Signature((TensorSpec("x", model, (1, 4)),), (Y,))
     with pytest.raises(Unsuitable, match=problem):
         build("8.6", tmp_path, Script(inputs=[("x", network, (1, 4))]), order(tmp_path, signature))
@@ -164,7 +164,7 @@ def test_a_datatype_that_would_be_narrowed_is_refused(model: str, network: str, 
     ],
 )
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_a_builder_that_gives_up_says_why_in_one_line(generation: str, said: str, problem: str, tmp_path: Path) -> None:
+def test_build_failure_has_the_reason_in_one_line(generation: str, said: str, problem: str, tmp_path: Path) -> None:
     script = Script(
         plan=None, says=[("ERROR", said), ("INFO", "chatter"), ("ERROR", "[checkMacros.cpp::catchCudaError::250] x")]
     )
@@ -174,17 +174,17 @@ def test_a_builder_that_gives_up_says_why_in_one_line(generation: str, said: str
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_a_builder_that_says_nothing_is_told_as_that(tmp_path: Path) -> None:
+def test_build_failure_without_a_reason_says_so(tmp_path: Path) -> None:
     with pytest.raises(EngineUnusable, match="it does not say why"):
         build("10", tmp_path, Script(plan=None))
 
 
-def test_where_no_builder_starts_the_runtime_s_reason_is_told(tmp_path: Path) -> None:
+def test_build_without_a_builder_has_the_runtimes_reason(tmp_path: Path) -> None:
     with pytest.raises(EngineUnusable, match="TensorRT cannot start here: CUDA initialization failure with error: 35"):
         build("10", tmp_path, Script(no_builder="CUDA initialization failure with error: 35"))
 
 
-def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_full_disk_is_out_of_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(path: Path, data: Any) -> int:
         raise OSError(28, "No space left on device")
 
@@ -197,12 +197,12 @@ def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("generation", ["8.6", "10", "11"])
-def test_only_rtx_builds_for_another_device(generation: str, tmp_path: Path) -> None:
+def test_build_for_another_device_without_rtx_is_unsuitable(generation: str, tmp_path: Path) -> None:
     with pytest.raises(Unsuitable, match="TensorRT builds only for the device that it runs on"):
         build(generation, tmp_path, wanted=order(tmp_path, capability="8.6"))
 
 
-def test_rtx_builds_for_the_capability_that_is_asked_for(tmp_path: Path, gpu: SimpleNamespace) -> None:
+def test_build_rtx_for_another_capability_needs_no_device(tmp_path: Path, gpu: SimpleNamespace) -> None:
     made, trace = build("rtx", tmp_path, wanted=order(tmp_path, capability="12.0"))
     assert trace.capability == [("SM120", 0)]
     assert trace.config.num_compute_capabilities == 1
@@ -212,18 +212,18 @@ def test_rtx_builds_for_the_capability_that_is_asked_for(tmp_path: Path, gpu: Si
     assert "as the graph asks for" in made.notes[0]
 
 
-def test_rtx_builds_for_the_device_that_is_here(tmp_path: Path) -> None:
+def test_build_rtx_for_this_device_targets_the_current_capability(tmp_path: Path) -> None:
     _, trace = build("rtx", tmp_path)
     assert trace.capability == [("CURRENT", 0)]
 
 
 @pytest.mark.parametrize("capability", ["9.0", "8.60", "x"])
-def test_a_capability_that_rtx_lacks_is_refused_with_those_it_has(capability: str, tmp_path: Path) -> None:
+def test_build_rtx_for_an_unknown_capability_is_unsuitable(capability: str, tmp_path: Path) -> None:
     with pytest.raises(Unsuitable, match=f"builds for compute capability 7.5, 8.6, 12.0, not for {capability}"):
         build("rtx", tmp_path, wanted=order(tmp_path, capability=capability))
 
 
-def test_a_device_that_rtx_does_not_build_for_is_refused(tmp_path: Path, gpu: SimpleNamespace) -> None:
+def test_build_rtx_on_an_unsupported_device_is_unsuitable(tmp_path: Path, gpu: SimpleNamespace) -> None:
     gpu.properties.compute_capability = "9.0"
     with pytest.raises(Unsuitable, match=r"builds for compute capability 7\.5, 8\.6, 12\.0, and this device has 9\.0"):
         build("rtx", tmp_path)
@@ -231,7 +231,7 @@ def test_a_device_that_rtx_does_not_build_for_is_refused(tmp_path: Path, gpu: Si
 
 
 @pytest.mark.parametrize(("generation", "advice"), [("10", r"that has one$"), ("rtx", "--for sm_86`$")])
-def test_without_a_device_it_is_said_what_to_do(
+def test_build_without_a_device_says_what_to_do(
     generation: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(name: str) -> None:
@@ -248,7 +248,7 @@ DLA = "dla_core=1;workspace_mb=64"
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_what_dla_does_not_take_falls_back_and_is_told(generation: str, tmp_path: Path) -> None:
+def test_build_dla_layers_that_fall_back_are_reported(generation: str, tmp_path: Path) -> None:
     script = Script(cores=2, on_dla=False)
     made, trace = build(generation, tmp_path, script, order(tmp_path, options=DLA))
     assert trace.config.DLA_core == 1
@@ -257,7 +257,7 @@ def test_what_dla_does_not_take_falls_back_and_is_told(generation: str, tmp_path
     assert made.fallback == ("2 of 2 layers run on the GPU and not on DLA core 1: conv1, relu1",)
 
 
-def test_what_the_builder_did_counts_and_not_what_it_could_have_done(tmp_path: Path) -> None:
+def test_build_dla_reports_what_the_builder_did(tmp_path: Path) -> None:
     script = Script(cores=2, says=[("INFO", "[GpuLayer] SOFTMAX: out"), ("INFO", "[DlaLayer] {ForeignNode[a...b]}")])
     made, _ = build("10", tmp_path, script, order(tmp_path, options=DLA))
     assert made.fallback == ("1 of 2 layers run on the GPU and not on DLA core 1: SOFTMAX: out",)
@@ -266,6 +266,6 @@ def test_what_the_builder_did_counts_and_not_what_it_could_have_done(tmp_path: P
 
 
 @pytest.mark.parametrize("cores", [0, 1])
-def test_a_core_that_the_device_lacks_is_refused(cores: int, tmp_path: Path) -> None:
+def test_build_dla_core_that_does_not_exist_is_unsuitable(cores: int, tmp_path: Path) -> None:
     with pytest.raises(Unsuitable, match=r"tensorrt\.dla_core"):
         build("10", tmp_path, Script(cores=cores), order(tmp_path, options=DLA))

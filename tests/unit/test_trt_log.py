@@ -1,7 +1,8 @@
-"""The runtime's words in one line, and which module and version of it was loaded."""
+"""The runtime's messages in one line, and which module and version of it was loaded."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,13 +32,13 @@ SAID = {
 
 
 @pytest.mark.parametrize("text", SAID)
-def test_a_message_loses_the_places_in_the_runtime_s_sources(text: str) -> None:
+def test_reason_leaves_out_places_in_the_runtimes_sources(text: str) -> None:
     log = Log()
     log.hear("ERROR", text)
     assert log.reason() == SAID[text]
 
 
-def test_the_last_errors_are_told_once_and_without_their_echo() -> None:
+def test_reason_has_the_last_errors_once() -> None:
     log = Log()
     for text in ("first", "second", "third", "third", "[checkMacros.cpp::catchCudaError::250] Error Code 1: again"):
         log.hear("ERROR", text)
@@ -48,7 +49,7 @@ def test_the_last_errors_are_told_once_and_without_their_echo() -> None:
     assert log.reason() == "third; fourth line"
 
 
-def test_a_builder_that_never_stops_talking_fills_no_memory() -> None:
+def test_log_is_bounded() -> None:
     log = Log()
     for number in range(10_000):
         log.hear("ERROR", f"{number} " + "x" * 10_000)
@@ -60,7 +61,7 @@ def test_a_builder_that_never_stops_talking_fills_no_memory() -> None:
 
 
 @pytest.mark.parametrize("message", [None, 3, b"\xff", object()])
-def test_nothing_that_is_said_raises_into_the_runtime(message: Any) -> None:
+def test_listen_invalid_messages_raise_nothing(message: Any) -> None:
     trt, _ = make("10")
     listener: Any = listen(trt, Log())
     listener.log(SimpleNamespace(name="ERROR"), message)
@@ -77,16 +78,14 @@ def test_nothing_that_is_said_raises_into_the_runtime(message: Any) -> None:
         ("cudaError 3590", "^cudaError 3590$"),
     ],
 )
-def test_what_to_do_about_a_reason(reason: str, words: str) -> None:
-    import re
-
+def test_explain_adds_what_to_do(reason: str, words: str) -> None:
     assert re.search(words, explain(reason))
 
 
 # -- which module ---------------------------------------------------------------------------------------------------
 
 
-def test_the_first_module_there_is_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_imports_the_first_module_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "edged_fake_trt_b.py").write_text("__version__ = '10.13.3.9.post1'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     found = api.load(("edged_fake_trt_a", "edged_fake_trt_b"))
@@ -97,17 +96,17 @@ def test_the_first_module_there_is_is_imported(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "text", ["import edged_no_such_module", "raise OSError('libnvinfer.so.10: no')", "raise ImportError('x')"]
 )
-def test_a_module_that_cannot_be_loaded_says_why(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_module_that_fails_is_an_import_error(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "edged_fake_trt_c.py").write_text(text + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ImportError, match=r"edged_no_such_module|libnvinfer\.so\.10: no|^x$"):
         api.load(("edged_fake_trt_c", "edged_fake_trt_d"))
 
 
-def test_no_module_at_all_is_told_by_name() -> None:
+def test_load_without_a_module_names_them() -> None:
     with pytest.raises(ImportError, match="no Python module edged_fake_x or edged_fake_y"):
         api.load(("edged_fake_x", "edged_fake_y"))
 
 
-def test_a_library_that_is_no_tensorrt_has_no_version_of_it() -> None:
+def test_version_without_its_library_is_that_of_the_package() -> None:
     assert api.version(SimpleNamespace(__version__="10.3.0"), "libc.so") == "10.3.0"  # type: ignore[arg-type]

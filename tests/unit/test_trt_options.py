@@ -1,4 +1,4 @@
-"""What a TensorRT build is asked for: defaults from the device, settings, text, and less of it."""
+"""Options of a TensorRT build: defaults from the device, settings, text, and easing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from edged.errors import ConfigError
     ("memory_mb", "workspace_mb"),
     [(None, 1024), (3900, 512), (7620, 1024), (7790, 1024), (15523, 2048), (64000, 8192), (143771, 8192), (10, 16)],
 )
-def test_the_workspace_is_a_share_of_the_memory_that_small_changes_leave_alone(
-    memory_mb: int | None, workspace_mb: int
-) -> None:
+def test_of_workspace_is_a_rounded_share_of_the_memory(memory_mb: int | None, workspace_mb: int) -> None:
     assert of({}, memory_mb) == Options(workspace_mb)
 
 
-def test_settings_say_otherwise() -> None:
+def test_of_settings_replace_defaults() -> None:
     settings = {
         "tensorrt.workspace_mb": "300",
         "tensorrt.builder_level": "5",
@@ -49,12 +47,12 @@ def test_settings_say_otherwise() -> None:
         ({"tensorrt.version_compatible": "perhaps"}, "neither true nor false"),
     ],
 )
-def test_a_setting_that_cannot_be_is_told_in_one_line(settings: dict[str, str], problem: str) -> None:
+def test_check_invalid_setting_is_refused(settings: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         check(settings)
 
 
-def test_a_workspace_larger_than_the_device_is_refused() -> None:
+def test_of_workspace_larger_than_the_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="more than the 8000 MiB that the device has"):
         of({"tensorrt.workspace_mb": "8001"}, 8000)
 
@@ -66,15 +64,14 @@ def test_a_workspace_larger_than_the_device_is_refused() -> None:
         Options(2048, 0),
         Options(16, 5, 0),
         Options(512, 3, None, True, False),
-        Options(1, 2, 7, True, True),
+        Options(16, 2, 7, True, True),
     ],
 )
-def test_options_survive_a_recipe(options: Options) -> None:
-    if options.workspace_mb >= 16:
-        assert Options.parse(options.optimization, str(options)) == options
+def test_parse_returns_the_options_of_a_recipe(options: Options) -> None:
+    assert Options.parse(options.optimization, str(options)) == options
 
 
-def test_a_recipe_that_says_nothing_means_the_usual() -> None:
+def test_parse_empty_recipe_has_defaults() -> None:
     assert Options.parse("all", "") == of({}, None)
 
 
@@ -82,12 +79,12 @@ def test_a_recipe_that_says_nothing_means_the_usual() -> None:
     "text",
     ["workspace_mb", "workspace_mb=1;", ";", "x=1", "workspace_mb=064", "workspace_mb=64;dla_core=0", "=", "a=b=c"],
 )
-def test_other_text_is_refused(text: str) -> None:
+def test_parse_other_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         Options.parse("3", text)
 
 
-def test_less_effort_is_a_lower_level_and_less_memory() -> None:
+def test_eased_lowers_level_and_workspace() -> None:
     options = Options(1024, 3, 0, True, True)
     assert options.eased("full") == options
     assert options.eased("reduced") == Options(512, 1, 0, True, True)

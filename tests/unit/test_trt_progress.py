@@ -1,4 +1,4 @@
-"""How far a build is: phases within phases, told by several threads, by a builder that must not be disturbed."""
+"""How far a build is: phases within phases, reported by several threads of a builder."""
 
 from __future__ import annotations
 
@@ -17,42 +17,43 @@ from tests.unit.trt_builds import build, gpu
 __all__ = ["gpu"]
 
 
-def test_inner_phases_are_parts_of_a_step() -> None:
-    told: list[float] = []
-    progress = Progress(told.append)
-    progress.start("all", None, 2)
-    progress.step("all", 0)
-    progress.start("inner", "all", 4)
-    progress.step("inner", 0)
-    progress.start("innermost", "inner", 2)
-    progress.step("innermost", 0)
-    assert told == [0.5, 0.625, 0.6875]
-    progress.step("innermost", 1)
-    progress.finish("innermost")
-    progress.step("inner", 1)
-    assert told[3:] == [0.75]
+def shares(*events: tuple[Any, ...]) -> list[float]:
+    """The shares that a progress reports for events: the name of a method and its arguments."""
+    reported: list[float] = []
+    progress = Progress(reported.append)
+    for name, *arguments in events:
+        getattr(progress, name)(*arguments)
+    return reported
 
 
-def test_only_the_end_is_the_end() -> None:
-    told: list[float] = []
-    progress = Progress(told.append)
-    progress.start("all", None, 1)
-    progress.step("all", 0)
-    progress.finish("all")
-    assert told == [0.99]
-    progress.end()
-    assert told == [0.99, 1.0]
+_ROUND = [("start", "all", None, 4), *(("step", "all", step) for step in range(3)), ("finish", "all")]
 
 
-def test_a_second_beginning_does_not_go_back() -> None:
-    told: list[float] = []
-    progress = Progress(told.append)
-    for _ in range(3):
-        progress.start("all", None, 4)
-        for step in range(3):
-            progress.step("all", step)
-        progress.finish("all")
-    assert told == [0.25, 0.5, 0.75, 0.99]
+@pytest.mark.parametrize(
+    ("events", "wanted"),
+    [
+        pytest.param(
+            [
+                ("start", "all", None, 2),
+                ("step", "all", 0),
+                ("start", "inner", "all", 4),
+                ("step", "inner", 0),
+                ("start", "innermost", "inner", 2),
+                ("step", "innermost", 0),
+                ("step", "innermost", 1),
+                ("finish", "innermost"),
+                ("step", "inner", 1),
+            ],
+            [0.5, 0.625, 0.6875, 0.75],
+            id="inner phases are parts of a step",
+        ),
+        pytest.param([("start", "all", None, 1), ("step", "all", 0), ("finish", "all")], [0.99], id="not yet the end"),
+        pytest.param([("start", "all", None, 1), ("finish", "all"), ("end",)], [0.99, 1.0], id="the end"),
+        pytest.param(_ROUND * 3, [0.25, 0.5, 0.75, 0.99], id="again from the beginning"),
+    ],
+)
+def test_progress_reports_growing_shares(events: list[tuple[Any, ...]], wanted: list[float]) -> None:
+    assert shares(*events) == wanted
 
 
 EVENTS = st.lists(
@@ -66,18 +67,15 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_whatever_a_builder_claims_the_share_only_grows(events: list[tuple[Any, ...]]) -> None:
-    told: list[float] = []
-    progress = Progress(told.append)
-    for name, *arguments in events:
-        getattr(progress, name)(*arguments)
-    assert told == sorted(set(told))
-    assert all(0 < share < 1 for share in told)
+def test_progress_any_events_only_grow(events: list[tuple[Any, ...]]) -> None:
+    reported = shares(*events)
+    assert reported == sorted(set(reported))
+    assert all(0 < share < 1 for share in reported)
 
 
-def test_several_threads_may_tell_at_once() -> None:
-    told: list[float] = []
-    progress = Progress(told.append)
+def test_progress_takes_events_of_several_threads() -> None:
+    reported: list[float] = []
+    progress = Progress(reported.append)
     progress.start("all", None, 4)
 
     def work(name: str) -> None:
@@ -91,12 +89,12 @@ def test_several_threads_may_tell_at_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert told == sorted(set(told))
-    assert told[-1] == pytest.approx(0.25, abs=0.01)
+    assert reported == sorted(set(reported))
+    assert reported[-1] == pytest.approx(0.25, abs=0.01)
 
 
 @pytest.mark.parametrize("generation", ["10", "11", "rtx"])
-def test_a_listener_that_fails_is_left_alone_and_the_build_goes_on(generation: str) -> None:
+def test_watch_listener_that_fails_is_not_called_again(generation: str) -> None:
     calls: list[float] = []
 
     def fail(share: float) -> None:
@@ -112,7 +110,7 @@ def test_a_listener_that_fails_is_left_alone_and_the_build_goes_on(generation: s
     assert len(calls) == 1
 
 
-def test_nothing_that_a_builder_says_raises_into_it() -> None:
+def test_watch_invalid_events_raise_nothing() -> None:
     trt, _ = make("10")
     monitor: Any = watch(trt, Progress([].append))
     monitor.phase_start(None, 3, "many")
@@ -120,17 +118,17 @@ def test_nothing_that_a_builder_says_raises_into_it() -> None:
     monitor.phase_finish(b"")
 
 
-def test_the_oldest_interface_tells_nothing() -> None:
+def test_watch_oldest_interface_has_no_monitor() -> None:
     trt, _ = make("8.6")
     assert watch(trt, Progress([].append)) is None
 
 
 @pytest.mark.parametrize(("generation", "share"), [("8.6", []), ("10", [0.5]), ("11", [0.5]), ("rtx", [0.5])])
-def test_a_build_tells_what_the_builder_tells(generation: str, share: list[float], tmp_path: Path) -> None:
+def test_build_reports_the_builders_progress(generation: str, share: list[float], tmp_path: Path) -> None:
     def phases(monitor: Any) -> None:
         monitor.phase_start("Building", None, 2)
         monitor.step_complete("Building", 0)
 
-    told: list[float] = []
-    build(generation, tmp_path, Script(phases=phases), told=told)
-    assert told == [*share, 1.0]
+    reported: list[float] = []
+    build(generation, tmp_path, Script(phases=phases), told=reported)
+    assert reported == [*share, 1.0]
