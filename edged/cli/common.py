@@ -11,13 +11,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, NoReturn, ParamSpec
+from typing import Annotated, Any, NoReturn, ParamSpec
 
 import msgspec
 import typer
-from rich.console import Console, HighlighterType, JustifyMethod, OverflowMethod, RenderableType
+from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -55,29 +54,9 @@ class DataConsole(Console):
         """Re-raise the BrokenPipeError that is handled: `command` sets the exit status."""
         raise
 
-    def render_str(
-        self,
-        text: str,
-        *,
-        style: str | Style = "",
-        justify: JustifyMethod | None = None,
-        overflow: OverflowMethod | None = None,
-        emoji: bool | None = None,
-        markup: bool | None = None,
-        highlight: bool | None = None,
-        highlighter: HighlighterType | None = None,
-    ) -> Text:
+    def render_str(self, text: str, **options: Any) -> Text:
         """Every plain text passes here before it is measured and printed."""
-        return super().render_str(
-            harmless(text),
-            style=style,
-            justify=justify,
-            overflow=overflow,
-            emoji=False,
-            markup=False,
-            highlight=False,
-            highlighter=highlighter,
-        )
+        return super().render_str(harmless(text), **options | {"emoji": False, "markup": False, "highlight": False})
 
 
 out = DataConsole()
