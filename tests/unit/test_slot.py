@@ -235,6 +235,16 @@ async def test_slot_refused_answers_work_that_loses_its_host_later() -> None:
     assert link.arena.taken == 0
 
 
+async def test_slot_shut_refuses_new_work_and_answers_waiting_work() -> None:
+    slot, link = serving()
+    works = push(slot, b"1", b"2", b"3")
+    slot.shut(NotReady("replaced"))
+    with pytest.raises(NotReady):
+        slot.push(request())
+    await link.drain()
+    assert [echoed(work) for work in works] == [b"1", b"2", b"3"]
+
+
 async def test_slot_refused_for_long_does_not_grow_the_traceback_of_its_error() -> None:
     slot, lengths = Slot("m"), set()
     slot.refuse(NotReady("no engine"))
