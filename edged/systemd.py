@@ -21,17 +21,13 @@ class Notifier:
     def __init__(self, address: str = "") -> None:
         """`address` as in NOTIFY_SOCKET: a path, or a name that begins with @; empty without systemd."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._is_usable = self._address.startswith(("/", "\0"))  # a virtual machine's manager may use vsock
+        # Whether systemd listens; a virtual machine's manager may use vsock.
+        self.is_usable = self._address.startswith(("/", "\0"))
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Notifier:
         """Return the notifier for the address in the environment."""
         return cls(environment.get("NOTIFY_SOCKET", ""))
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether systemd listens."""
-        return self._is_usable
 
     def ready(self) -> None:
         """The service answers; also after a reload."""
@@ -56,7 +52,7 @@ class Notifier:
 
     def _send(self, *lines: str) -> None:
         """Send a message; one that cannot be delivered is lost."""
-        if not self._is_usable:
+        if not self.is_usable:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:

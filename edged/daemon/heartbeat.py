@@ -27,7 +27,7 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Until cancelled."""
-        if not self._notifier.is_heard:
+        if not self._notifier.is_usable:
             await asyncio.get_running_loop().create_future()  # never done
         period = _PERIOD_SECONDS if self._watchdog is None else min(_PERIOD_SECONDS, self._watchdog / _BEATS)
         since_status = _PERIOD_SECONDS

@@ -63,7 +63,7 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Configured:
     return configured
 
 
-def test_a_reload_opens_and_closes_what_changed_and_calls_elsewhere_go_on(configured: Configured) -> None:
+def test_reload_opens_and_closes_changed_addresses(configured: Configured) -> None:
     second, third = f"unix:{configured.folder}/2.sock", f"unix:{configured.folder}/3.sock"
     configured.write(listen=(second,))
     with running(configured.command()), edged.Client(configured.main) as client:
@@ -131,7 +131,7 @@ def test_options_of_the_command_take_precedence_after_a_reload(configured: Confi
         assert [key.told for key in client.reload()] == ["models: other is /nowhere.onnx"]
 
 
-def test_a_daemon_without_a_configuration_has_nothing_to_read(configured: Configured) -> None:
+def test_reload_without_a_file_is_refused(configured: Configured) -> None:
     command = [word for word in configured.command("--listen", configured.main) if word not in configured.options]
     with running(command) as process, edged.Client(configured.main) as client:
         process.send_signal(signal.SIGHUP)
@@ -183,7 +183,7 @@ def _on_terminal(before: Callable[[], None]) -> tuple[dict[str, object], int]:
     return {"stdin": theirs, "start_new_session": True, "preexec_fn": become_leader, "pass_fds": (theirs,)}, ours
 
 
-def test_a_terminal_that_goes_away_ends_the_daemon_in_order(configured: Configured) -> None:
+def test_closed_terminal_stops_the_daemon_cleanly(configured: Configured) -> None:
     options, terminal = _on_terminal(lambda: None)
     with running(configured.command(), **options) as process, edged.Client(configured.main) as client:
         os.close(options["stdin"])  # type: ignore[arg-type]

@@ -100,7 +100,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", _EACH)
-def test_it_ends_as_the_manifest_says(
+def test_judge_ends_as_in_the_manifest(
     name: str, zoo: Mapping[str, Exhibit], box: LocalBox, tmp_path: Path, scratch: Path
 ) -> None:
     exhibit = zoo[name]
@@ -143,7 +143,7 @@ def test_inspect_json_of_every_model_of_the_zoo(name: str, zoo: Mapping[str, Exh
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["type_fp32", "external", "external_missing", "opset_beyond"])
-def test_a_model_is_added_whole_or_not_at_all(name: str, zoo: Mapping[str, Exhibit], tmp_path: Path) -> None:
+def test_models_add_is_complete_or_nothing(name: str, zoo: Mapping[str, Exhibit], tmp_path: Path) -> None:
     exhibit = zoo[name]
     path, state = _made(exhibit, tmp_path), tmp_path / "state"
     command = [sys.executable, "-m", "edged", "models", "add", "added", str(path)]
@@ -254,19 +254,19 @@ def _drop_all(chosen: Sequence[Exhibit]) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_daemon_goes_on_serving_among_them(zoo: Mapping[str, Exhibit]) -> None:
+def test_daemon_serves_among_some_models_of_the_zoo(zoo: Mapping[str, Exhibit]) -> None:
     _drop_all([zoo[name] for name in _DROPPED])
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_a_daemon_goes_on_serving_among_all_of_them(zoo: Mapping[str, Exhibit]) -> None:
+def test_daemon_serves_among_all_models_of_the_zoo(zoo: Mapping[str, Exhibit]) -> None:
     _drop_all([each for each in zoo.values() if not (each.costly or (each.not_as_root and os.geteuid() == 0))])
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_runtime_alone_agrees_that_good_is_good_and_bad_is_bad() -> None:
+def test_runtime_alone_agrees_with_the_manifest() -> None:
     """Or the manifest is wrong."""
     names = [each.name for each in _ALL.values() if not each.costly]
     command = [sys.executable, "-m", "tests.zoo", "try", *names]
@@ -283,7 +283,7 @@ def test_the_runtime_alone_agrees_that_good_is_good_and_bad_is_bad() -> None:
 
 
 @pytest.mark.long
-def test_every_model_is_made_the_same_again(tmp_path: Path) -> None:
+def test_models_are_reproducible(tmp_path: Path) -> None:
     for exhibit in _ALL.values():
         if not exhibit.costly and exhibit.is_good:
             first, again = (_made(exhibit, tmp_path / which).read_bytes() for which in ("first", "again"))

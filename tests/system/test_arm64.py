@@ -42,7 +42,7 @@ def test_excluded_names_exist() -> None:
         assert f"def {test.partition('[')[0]}" in (REPOSITORY / file).read_text()
 
 
-def test_a_file_a_test_or_a_case_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_leaves_out_files_tests_and_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(left_out, "IMPOSSIBLE", {"b.py::test_one": "test", "b.py::test_two[1]": "case"})
     monkeypatch.setattr(left_out, "SLOW", {"a.py": "file"})
     nodes = ["a.py::test_one[1]", "b.py::test_one[1]", "b.py::test_two[1]", "b.py::test_two[2]", "b.py::test_three"]
@@ -58,7 +58,7 @@ def test_install_without_apt_names_the_packages(tmp_path: Path) -> None:
     assert done.stderr == "not run: apt-get is not there: sudo apt install apt (Debian or Ubuntu)\n"
 
 
-def test_a_command_sees_an_aarch64_machine_that_it_cannot_change(machine: Machine) -> None:
+def test_emulated_command_sees_a_read_only_aarch64_machine(machine: Machine) -> None:
     look = "import os, platform; assert platform.machine() == 'aarch64'; open('/tmp/here', 'w'); open('/usr/here', 'w')"
     assert machine.run(["/usr/bin/python3", "-c", f"try: {look}\nexcept OSError as error: exit(error.errno)"], 60) == 30
     assert not (machine.root / "tmp" / "here").exists()
@@ -112,7 +112,7 @@ def _reports(**counts: int) -> str:
     return f"echo '{json.dumps({'counts': counts, 'reasons': {}, 'failures': []})}' > /work/report/report.json"
 
 
-def test_every_file_of_a_suite_is_in_one_part() -> None:
+def test_parts_cover_every_file_once() -> None:
     files = [test for part in parts(list(SUITES), []) for test in part.tests]
     assert len(set(files)) == len(files)
     of_suites = {file for name in ("unit", "integration") for file in (REPOSITORY / "tests" / name).glob("test_*.py")}
@@ -151,7 +151,7 @@ def _command_lines() -> list[str]:
         ("cp310-cp310-manylinux_2_35_aarch64", 35),
     ],
 )
-def test_the_glibc_that_a_wheel_needs(tags: str, glibc: int) -> None:
+def test_wheel_tags_name_the_glibc(tags: str, glibc: int) -> None:
     assert Resolved("one", "1.0", f"one-1.0-{tags}.whl").glibc == glibc
 
 

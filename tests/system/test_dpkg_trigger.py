@@ -80,7 +80,7 @@ class Debian:
     def state(self, package: str) -> str:
         return _run("dpkg-query", f"--admindir={self.root}/var/lib/dpkg", "-Wf", "${Status}", package).stdout
 
-    def told(self) -> list[str]:
+    def calls(self) -> list[str]:
         """What was called since the last time this was asked."""
         lines = self.calls.read_text().splitlines()
         self.calls.write_text("")
@@ -107,36 +107,36 @@ def debian(trigger: Path, tmp_path: Path) -> Debian:
     if os.geteuid() != 0 and shutil.which("fakeroot") is None:
         pytest.skip("dpkg gives files to root, and fakeroot is not installed")
     system.dpkg("--install", trigger)
-    assert system.told() == []
+    assert system.calls() == []
     return system
 
 
-def test_a_package_with_a_library_has_the_daemon_refreshed_once(debian: Debian) -> None:
+def test_package_with_libraries_refreshes_once(debian: Debian) -> None:
     library = debian.package("library", _LIBRARY, "usr/lib/aarch64-linux-gnu/nvidia/libnvinfer.so.10")
     debian.dpkg("--install", library)
-    assert debian.told() == ["edged device refresh"]
+    assert debian.calls() == ["edged device refresh"]
     assert (debian.root / _LIBRARY).is_file()
     debian.dpkg("--remove", "library")
-    assert debian.told() == ["edged device refresh"]
+    assert debian.calls() == ["edged device refresh"]
 
 
 def test_many_packages_at_once_are_one_refresh(debian: Debian) -> None:
     packages = [debian.package(f"library{n}", f"{_LIBRARY}.{n}") for n in range(3)]
     debian.dpkg("--install", *packages)
-    assert debian.told() == ["edged device refresh"]
+    assert debian.calls() == ["edged device refresh"]
 
 
-def test_a_package_without_libraries_is_nothing_to_the_daemon(debian: Debian) -> None:
+def test_package_without_libraries_does_not_refresh(debian: Debian) -> None:
     debian.dpkg("--install", debian.package("words", "usr/share/doc/words/copyright", "usr/lib/words/words"))
-    assert debian.told() == []
+    assert debian.calls() == []
 
 
 @pytest.mark.parametrize("folder", watch._SYSTEM)
-def test_every_folder_that_the_daemon_watches_is_a_trigger(debian: Debian, folder: str) -> None:
+def test_watched_folder_is_a_trigger(debian: Debian, folder: str) -> None:
     # CUDA's packages know the folder by its version.
     file = folder.replace("/cuda/", "/cuda-12.6/").lstrip("/") + "/something"
     debian.dpkg("--install", debian.package("something", file))
-    assert debian.told() == ["edged device refresh"]
+    assert debian.calls() == ["edged device refresh"]
 
 
 @pytest.mark.parametrize(
@@ -144,40 +144,40 @@ def test_every_folder_that_the_daemon_watches_is_a_trigger(debian: Debian, folde
     ["exit 1", "kill -KILL $$", "echo much; echo noise >&2; exit 2"],
     ids=["fails", "is killed", "complains"],
 )
-def test_a_refresh_that_goes_wrong_is_nothing_to_dpkg(debian: Debian, script: str) -> None:
+def test_failed_refresh_does_not_fail_dpkg(debian: Debian, script: str) -> None:
     debian.command("edged", f'echo "edged $*" >> "$CALLS"\n{script}')
     done = debian.dpkg("--install", debian.package("library", _LIBRARY))
-    assert debian.told() == ["edged device refresh"]
+    assert debian.calls() == ["edged device refresh"]
     assert "noise" not in done.stderr + done.stdout
     for package in ("library", "edged-refresh"):
         assert debian.state(package) == "install ok installed"
 
 
-def test_a_refresh_has_its_time(debian: Debian) -> None:
+def test_refresh_has_a_timeout(debian: Debian) -> None:
     real = shutil.which("timeout")
     debian.command("timeout", f'echo "timeout $*" >> "$CALLS"\nshift 3\nexec {real} 0.2 "$@"')
     debian.command("edged", "exec sleep 60")
     debian.dpkg("--install", debian.package("library", _LIBRARY))
-    assert debian.told() == ["timeout -k 5 30 edged device refresh"]
+    assert debian.calls() == ["timeout -k 5 30 edged device refresh"]
     assert debian.state("edged-refresh") == "install ok installed"
 
 
-def test_without_a_daemon_or_without_edged_nothing_is_called(debian: Debian) -> None:
+def test_without_daemon_or_edged_nothing_is_called(debian: Debian) -> None:
     if Path("/run/edged/edged.sock").exists():
         pytest.skip("a daemon runs on this machine")
     debian.environment["EDGED_TARGET"] = ""
     debian.dpkg("--install", debian.package("library", _LIBRARY))
-    assert debian.told() == []
+    assert debian.calls() == []
     debian.environment["EDGED_TARGET"] = "unix:/nowhere/edged.sock"
     (debian.commands / "edged").unlink()
     debian.dpkg("--remove", "library")
     assert debian.state("edged-refresh") == "install ok installed"
 
 
-def test_the_package_goes_without_a_trace(debian: Debian) -> None:
+def test_purged_package_leaves_nothing(debian: Debian) -> None:
     debian.dpkg("--purge", "edged-refresh")
     debian.dpkg("--install", debian.package("library", _LIBRARY))
-    assert debian.told() == []
+    assert debian.calls() == []
 
 
 @pytest.fixture
@@ -186,20 +186,20 @@ def daemon() -> Iterator[Daemon]:
         yield daemon
 
 
-def test_a_running_daemon_is_reached(debian: Debian, daemon: Daemon) -> None:
+def test_refresh_reaches_a_running_daemon(debian: Debian, daemon: Daemon) -> None:
     real = f"PYTHONPATH={_ROOT} {sys.executable} -m edged"
     debian.command("edged", f'exec >> "$CALLS" 2>&1\nexec env {real} "$@"')
     debian.environment["EDGED_TARGET"] = daemon.unix
     debian.dpkg("--install", debian.package("library", _LIBRARY))
-    (answer,) = debian.told()
+    (answer,) = debian.calls()
     assert answer == "nothing changed" or " → " in answer
     daemon.stop()
     debian.dpkg("--remove", "library")
-    (answer,) = debian.told()  # one line, and dpkg does not mind
+    (answer,) = debian.calls()  # one line, and dpkg does not mind
     assert answer.startswith("edged: ")
 
 
-def test_the_units_for_other_systems_are_sound() -> None:
+def test_units_for_other_systems_pass_systemd_analyze() -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd is not installed")
     done = _run("systemd-analyze", "verify", _UNITS / "edged-refresh.path", _UNITS / "edged-refresh.service")

@@ -56,7 +56,7 @@ def release(root: Path, line: str) -> Path:
 @pytest.mark.parametrize("box", JETSONS)
 def test_install_steps_on_a_jetson(box: str) -> None:
     jetpack, python, modes = JETSONS[box]
-    commands, said = plan(BOXES / box)
+    commands, output = plan(BOXES / box)
     units = "/etc/systemd/system"
     bindings = r"\>=12.9.1\,\<13" if jetpack.startswith("6") else r"\>=13"
     assert commands == [
@@ -77,9 +77,9 @@ def test_install_steps_on_a_jetson(box: str) -> None:
         "systemctl enable edged",
         "systemctl restart edged",
     ]
-    assert f": JetPack {jetpack}, Python {python}\n" in said
-    assert f"power mode {modes}: " in said
-    assert "TensorRT is not installed" not in said
+    assert f": JetPack {jetpack}, Python {python}\n" in output
+    assert f"power mode {modes}: " in output
+    assert "TensorRT is not installed" not in output
 
 
 @pytest.mark.parametrize("box", OTHERS)
@@ -95,15 +95,15 @@ def test_install_on_another_box_is_refused(box: str) -> None:
     ],
 )
 def test_jetpack_5_and_older_are_refused_by_name(tmp_path: Path, line: str) -> None:
-    said = refusal(release(tmp_path, line))
-    assert "is too old: JetPack 5 and older" in said
-    assert "flash JetPack 6 or 7" in said
+    output = refusal(release(tmp_path, line))
+    assert "is too old: JetPack 5 and older" in output
+    assert "flash JetPack 6 or 7" in output
 
 
 def test_unknown_release_continues_with_a_note_and_invalid_text_fails(tmp_path: Path) -> None:
     box = copy("jetson-agx-thor-jp71", tmp_path)
-    commands, said = plan(release(box, "# R40 (release), REVISION: 1.0, GCID: 1\n"))
-    assert "does not know L4T 40.1.0" in said
+    commands, output = plan(release(box, "# R40 (release), REVISION: 1.0, GCID: 1\n"))
+    assert "does not know L4T 40.1.0" in output
     assert len(commands) == 16
     (box / "etc/nv_tegra_release").unlink()
     dpkg = box / "var/lib/dpkg/status"
@@ -122,15 +122,15 @@ def test_missing_packages_are_installed_or_named(tmp_path: Path) -> None:
     shutil.rmtree(box / "usr/lib/python3.12/ensurepip")
     shutil.rmtree(box / "usr/lib/python3.12/dist-packages")
     (box / "var/lib/nvpmodel/status").unlink()
-    commands, said = plan(box)
+    commands, output = plan(box)
     assert commands[0] == "apt-get install -y --no-install-recommends python3-venv"
-    assert "TensorRT is not installed, so the GPU stays unused: sudo apt install nvidia-jetpack" in said
-    assert "power mode" not in said
+    assert "TensorRT is not installed, so the GPU stays unused: sudo apt install nvidia-jetpack" in output
+    assert "power mode" not in output
     shutil.rmtree(box / "usr/lib/python3.12")
     assert "sudo apt install python3.12" in refusal(box)
 
 
-def test_a_wheel_is_installed_instead_of_the_checkout(tmp_path: Path) -> None:
+def test_install_from_a_wheel(tmp_path: Path) -> None:
     wheel = tmp_path / "edged 1.whl"
     wheel.touch()
     done = install("--dry-run", "--root", str(BOXES / "jetson-orin-nano"), "--from", str(wheel))
@@ -138,7 +138,7 @@ def test_a_wheel_is_installed_instead_of_the_checkout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["--bogus"], "unknown option --bogus"),
         (["--root"], "--root needs a directory"),
@@ -146,13 +146,13 @@ def test_a_wheel_is_installed_instead_of_the_checkout(tmp_path: Path) -> None:
         (["--root", str(BOXES / "jetson-orin-nano")], "--root is for --dry-run"),
     ],
 )
-def test_a_command_line_that_makes_no_sense(words: list[str], said: str) -> None:
+def test_invalid_command_line_is_refused(words: list[str], output: str) -> None:
     done = install(*words)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert output in done.stderr
 
 
-def test_a_dry_run_changes_nothing_and_needs_no_root(tmp_path: Path) -> None:
+def test_dry_run_changes_nothing_without_root(tmp_path: Path) -> None:
     box = copy("jetson-orin-nano", tmp_path)
     before = sorted(path.relative_to(box) for path in box.rglob("*"))
     # A path on which every command that installs something fails.
@@ -171,7 +171,7 @@ def test_a_dry_run_changes_nothing_and_needs_no_root(tmp_path: Path) -> None:
     assert sorted(path.relative_to(box) for path in box.rglob("*")) == before
 
 
-def test_the_help_is_the_head_of_the_script() -> None:
+def test_help_is_the_head_of_the_script() -> None:
     done = install("--help")
     assert done.returncode == 0
     assert done.stdout.startswith("Installs edged as a service on a Jetson")

@@ -61,7 +61,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 @pytest.mark.long
-def test_a_tree_is_installed_into_twice_and_emptied(tree: Tree) -> None:
+def test_install_twice_and_uninstall_in_a_tree(tree: Tree) -> None:
     done = tree.make("install")
     assert done.returncode == 0, done.stdout + done.stderr
     assert tree.files() == FILES
@@ -118,9 +118,9 @@ def test_failed_install_step_is_one_line(tree: Tree, settings: dict[str, str], w
     (tree.root / "taken/file").touch()
     done = tree.make("install", **settings)
     assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
-    assert len(said) == 1
-    assert words in said[0]
+    output = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
+    assert len(output) == 1
+    assert words in output[0]
     assert (tree.root / "taken/file").exists()
 
 

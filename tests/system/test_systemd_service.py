@@ -47,7 +47,7 @@ def settled(service: Service) -> None:
     service.wait("shapes answers", lambda: service.sees("shapes"))
 
 
-def test_systemd_takes_the_units_in_silence(service: Service) -> None:
+def test_units_pass_systemd_analyze(service: Service) -> None:
     done = service.box.run("systemd-analyze", "verify", "--man=no", *_UNITS, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -58,7 +58,7 @@ def test_unit_has_a_low_systemd_exposure_score(service: Service) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_it_runs_as_a_user_of_its_own_who_may_use_devices(service: Service) -> None:
+def test_service_runs_as_a_user_with_device_groups(service: Service) -> None:
     (line,) = [
         line for line in service.box.run("cat", f"/proc/{service.pid}/status").stdout.splitlines() if "Uid" in line
     ]
@@ -82,7 +82,7 @@ def _filters(service: Service, pid: str | int) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("Seccomp_filters:")))
 
 
-def test_the_journal_finds_its_lines_by_model_and_event_and_has_their_priority(service: Service) -> None:
+def test_journal_entries_have_model_event_and_priority(service: Service) -> None:
     asked = ("-u", UNIT, "EDGED_MODEL=shapes", "EDGED_EVENT=engine_serves", "-o", "json", "--no-pager")
     lines = service.box.run("journalctl", *asked).stdout.splitlines()
     assert lines
@@ -91,7 +91,7 @@ def test_the_journal_finds_its_lines_by_model_and_event_and_has_their_priority(s
     assert entry["MESSAGE"].startswith("model shapes: engine ")
 
 
-def test_its_sockets_are_for_two_groups(service: Service) -> None:
+def test_sockets_belong_to_two_groups(service: Service) -> None:
     assert _owners(service) == ["660 edged edged", "660 edged edged-operate"]
 
 
@@ -100,7 +100,7 @@ def test_unit_status_names_what_serves(service: Service) -> None:
     assert service.edged("status", check=False).stdout.startswith("edged")
 
 
-def test_a_killed_daemon_is_back_with_the_engines_it_had(service: Service) -> None:
+def test_killed_daemon_restarts_with_its_engines(service: Service) -> None:
     service.wait("all is made", lambda: _made(service, "shapes"), 180)
     before, made = service.pid, {engine["key"]: engine["created_unix_s"] for engine in service.engines("shapes")}
     service.signal("KILL", before)
@@ -110,7 +110,7 @@ def test_a_killed_daemon_is_back_with_the_engines_it_had(service: Service) -> No
     assert int(service.show("NRestarts")) >= 1
 
 
-def test_a_killed_host_is_replaced_and_the_daemon_goes_on(service: Service) -> None:
+def test_killed_host_is_replaced(service: Service) -> None:
     daemon, hosts = service.pid, service.wait("a host runs", service.hosts)
     service.signal("KILL", *hosts)
     service.wait("there are other hosts", lambda: service.hosts() and not set(hosts) & set(service.hosts()))
@@ -119,7 +119,7 @@ def test_a_killed_host_is_replaced_and_the_daemon_goes_on(service: Service) -> N
 
 
 @pytest.mark.long
-def test_a_reload_touches_what_changed_and_a_bad_one_nothing(service: Service) -> None:
+def test_reload_applies_changes_and_rejects_mistakes(service: Service) -> None:
     daemon, hosts = service.pid, service.hosts()
     service.write(CONFIG, '[http]\nlisten = "unix:/run/edged/http.sock"\n')
     service.box.run("systemctl", "reload", UNIT)
@@ -140,7 +140,7 @@ def test_a_reload_touches_what_changed_and_a_bad_one_nothing(service: Service) -
 
 
 @pytest.mark.long
-def test_it_stops_in_time_although_a_host_does_not(service: Service) -> None:
+def test_stop_with_a_stopped_host_ends_in_time(service: Service) -> None:
     service.signal("STOP", *service.wait("a host runs", service.hosts))
     began = time.monotonic()
     service.box.run("systemctl", "stop", UNIT)
@@ -213,7 +213,7 @@ def test_socket_unit_calls_that_wait_for_ready_go_on_over_a_restart_and_a_kill(s
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
-def test_every_runtime_serves_within_the_unit(service: Service, backend: str) -> None:
+def test_runtime_serves_within_the_unit(service: Service, backend: str) -> None:
     service.add(backend, "--set", f"backends={backend}")
     service.wait(f"an engine of {backend} serves", lambda: _served_by(service, backend, backend), 180)
     assert service.sees(backend)
@@ -221,7 +221,7 @@ def test_every_runtime_serves_within_the_unit(service: Service, backend: str) ->
 
 
 @pytest.mark.long
-def test_a_daemon_that_hangs_is_aborted_and_started_again(service: Service) -> None:
+def test_hung_daemon_is_restarted_by_the_watchdog(service: Service) -> None:
     service.configure(WatchdogSec="4s", TimeoutAbortSec="2s")
     service.box.run("systemctl", "restart", UNIT)
     service.wait("shapes answers", lambda: service.sees("shapes"))
@@ -236,7 +236,7 @@ def test_a_daemon_that_hangs_is_aborted_and_started_again(service: Service) -> N
 
 
 @pytest.mark.long
-def test_a_host_that_takes_all_memory_is_killed_and_the_daemon_lives(service: Service) -> None:
+def test_host_out_of_memory_is_killed_and_the_daemon_survives(service: Service) -> None:
     service.configure(MemoryMax="1500M")
     # Its own limit, which costs a request and no host, is out of the way.
     service.write(CONFIG, '[http]\nlisten = "unix:/run/edged/http.sock"\n[hosts]\nmemory_mb = 100000\n')
@@ -281,8 +281,8 @@ def _killed_for_memory(service: Service) -> int:
     """How many processes of the unit the kernel has killed for want of memory; by cgroups of either version."""
     group = service.show("ControlGroup")
     files = (f"/sys/fs/cgroup/memory{group}/memory.oom_control", f"/sys/fs/cgroup{group}/memory.events")
-    told = service.box.run("cat", *files, check=False).stdout.splitlines()
-    return sum(int(line.split()[1]) for line in told if line.startswith("oom_kill "))
+    lines = service.box.run("cat", *files, check=False).stdout.splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 def _made(service: Service, model: str) -> bool:

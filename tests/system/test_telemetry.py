@@ -100,7 +100,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
         yield Followed(folder, daemon.home)
 
 
-def test_the_trace_is_of_hosts_children_and_the_tracker_as_well(followed: Followed) -> None:
+def test_trace_covers_hosts_children_and_tracker(followed: Followed) -> None:
     """Otherwise the other tests would look at nothing."""
     assert len({line.split()[0] for line in followed.trace.splitlines()}) > 10
     modules = {line.split()[0] for line in followed.imports}
@@ -114,7 +114,7 @@ def test_telemetry_is_off_before_onnxruntime_is_imported_in_whichever_process(fo
     assert {line.split()[-1] for line in followed.imports} == {"1"}, set(followed.imports)
 
 
-def test_every_socket_is_of_this_machine(followed: Followed) -> None:
+def test_sockets_are_all_local(followed: Followed) -> None:
     kinds = set(re.findall(r"\bsocket\((AF_\w+)", followed.trace))
     assert kinds <= {"AF_UNIX", "AF_NETLINK", "AF_INET", "AF_INET6"}
     # Loopback, and the wildcard to which gRPC binds a socket only to see whether the machine has IPv6.

@@ -57,7 +57,7 @@ def test_ready_type_is_decoded_by_threads_at_once() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_every_type_is_ready_before_it_is_decoded() -> None:
+def test_ready_is_called_for_every_decoded_type() -> None:
     found = list(_not_ready())
     assert found == []
 
@@ -101,7 +101,7 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         (b'{"scor": 1}', "unknown name 'scor'; did you mean 'score'?"),
         (b'{"zzz": 1}', "unknown name 'zzz'; there are inputs, score, most, parameters"),
@@ -121,7 +121,7 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
         (b"{", "input data was truncated"),
     ],
 )
-def test_explain_names_the_place_and_what_belongs_there(text: bytes, said: str) -> None:
+def test_explain_names_the_place_and_what_belongs_there(text: bytes, output: str) -> None:
     with pytest.raises(msgspec.MsgspecError) as caught:
         msgspec.json.decode(text, type=Outer)
-    assert decoding.explain(caught.value, Outer.__struct_fields__) == said
+    assert decoding.explain(caught.value, Outer.__struct_fields__) == output

@@ -85,13 +85,13 @@ class Library:
         return 0
 
 
-def test_what_the_driver_says() -> None:
+def test_ask_reads_driver_and_gpus() -> None:
     library = Library()
     assert nvml.ask(library) == nvml.Reading("550.54.14", "12.4", gpus={"0000:0a:00.0": RTX})
     assert library.closed == 1
 
 
-def test_a_gpu_s_facts_are_what_is_known_of_it() -> None:
+def test_gpu_facts_are_the_known_fields() -> None:
     assert RTX.facts() == {
         "name": "NVIDIA GeForce RTX 4070",
         "compute_capability": "8.9",
@@ -103,7 +103,7 @@ def test_a_gpu_s_facts_are_what_is_known_of_it() -> None:
 
 
 @pytest.mark.parametrize("code", [REFUSED, None])
-def test_unsupported_questions_have_no_answers(code: int | None) -> None:
+def test_ask_unsupported_functions_leave_fields_empty(code: int | None) -> None:
     reading = nvml.ask(
         Library(
             nvmlDeviceGetMemoryInfo=code,
@@ -119,7 +119,7 @@ def test_unsupported_questions_have_no_answers(code: int | None) -> None:
 @pytest.mark.parametrize(
     "question", ["nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetPciInfo_v3"]
 )
-def test_a_card_that_does_not_answer_is_left_out(question: str) -> None:
+def test_ask_gpu_without_an_answer_is_left_out(question: str) -> None:
     library = Library(**{question: REFUSED})
     assert nvml.ask(library) == nvml.Reading("550.54.14", "12.4")
     assert library.closed == 1
@@ -128,13 +128,13 @@ def test_a_card_that_does_not_answer_is_left_out(question: str) -> None:
 @pytest.mark.parametrize(
     ("code", "state"), [(18, nvml.REBOOT_PENDING), (9, "NVML error 9"), (None, "NVML error 13"), (12, "")]
 )
-def test_why_nvml_does_not_open(code: int | None, state: str) -> None:
+def test_ask_failed_init_is_the_state(code: int | None, state: str) -> None:
     library = Library(nvmlInit_v2=code)
     assert nvml.ask(library) == nvml.Reading(state=state)
     assert library.closed == 0
 
 
-def test_without_a_driver_s_library() -> None:
+def test_read_without_the_library_is_empty() -> None:
     assert nvml.read("libnothing-of-the-kind.so.1") == nvml.Reading()
 
 
@@ -184,7 +184,7 @@ def build(tmp_path: Path) -> Any:
     return library
 
 
-def test_the_c_interface(build: Any) -> None:
+def test_read_calls_the_c_interface(build: Any) -> None:
     assert nvml.read(build(0)) == nvml.Reading(
         "550.54.14",
         "12.4",
@@ -196,7 +196,7 @@ def test_the_c_interface(build: Any) -> None:
     assert nvml.read(build(18)) == nvml.Reading(state=nvml.REBOOT_PENDING)
 
 
-def test_a_library_that_was_exchanged_is_asked_anew(build: Any) -> None:
+def test_read_after_an_update_uses_the_new_library(build: Any) -> None:
     library = build(0)
     assert nvml.read(library).driver == "550.54.14"
     assert Path(library).name not in Path("/proc/self/maps").read_text()
@@ -204,11 +204,11 @@ def test_a_library_that_was_exchanged_is_asked_anew(build: Any) -> None:
     assert nvml.read(library).state == nvml.REBOOT_PENDING
 
 
-def test_it_prints_what_a_recorded_tree_needs(tmp_path: Path) -> None:
+def test_main_prints_a_reading(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "edged.device.nvml"], capture_output=True, check=True, timeout=60)
     assert isinstance(msgspec.json.decode(done.stdout, type=nvml.Reading), nvml.Reading)
 
 
-def test_the_structures_are_as_large_as_the_driver_s() -> None:
+def test_structures_have_the_sizes_of_nvml_h() -> None:
     assert ctypes.sizeof(nvml._PciInfo) == 68
     assert ctypes.sizeof(nvml._Memory) == 24

@@ -9,7 +9,7 @@ from pathlib import Path
 from edged.device.watch import changes, library_folders
 
 
-def test_a_rename_into_a_folder_is_noticed_after_it_went_quiet(tmp_path: Path) -> None:
+def test_changes_rename_is_reported_after_a_quiet_time(tmp_path: Path) -> None:
     folder = tmp_path / "lib"
     folder.mkdir()
 
@@ -31,7 +31,7 @@ def test_a_rename_into_a_folder_is_noticed_after_it_went_quiet(tmp_path: Path) -
     assert asyncio.run(watch()) > 0.1
 
 
-def test_without_changes_the_poll_speaks(tmp_path: Path) -> None:
+def test_changes_without_changes_poll(tmp_path: Path) -> None:
     async def watch() -> int:
         seen = changes([tmp_path], quiet_seconds=0.5, poll_seconds=0.8)
         for _ in range(2):
@@ -42,7 +42,7 @@ def test_without_changes_the_poll_speaks(tmp_path: Path) -> None:
     assert asyncio.run(watch()) == 2
 
 
-def test_the_folders_of_this_interpreter_are_among_those_watched() -> None:
+def test_library_folders_include_site_packages() -> None:
     folders = library_folders()
     assert all(folder.is_dir() for folder in folders)
     assert any(folder.name in ("site-packages", "dist-packages") for folder in folders)

@@ -89,7 +89,7 @@ async def test_run_step_that_takes_too_long_is_unknown() -> None:
     assert found == ([unknown(Name.CLOCK, "it did not answer within 0.05 s", "it")], [])
 
 
-async def test_in_thread_that_hangs_does_not_hold_up_the_program() -> None:
+async def test_in_thread_that_hangs_does_not_block_the_program() -> None:
     over = threading.Event()
 
     def hang() -> list[Check]:

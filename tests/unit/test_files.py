@@ -24,5 +24,5 @@ from edged.files import not_stored
         (errno.ENAMETOOLONG, InvalidInput),
     ],
 )
-def test_not_stored_state_of_the_box_is_not_the_callers_mistake(number: int, kind: type[EdgedError]) -> None:
+def test_not_stored_error_class_by_errno(number: int, kind: type[EdgedError]) -> None:
     assert type(not_stored("the upload", OSError(number, os.strerror(number)))) is kind

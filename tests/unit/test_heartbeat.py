@@ -64,7 +64,7 @@ def test_the_daemon_in_a_line(report: StatusInfo, problem: str, line: str) -> No
 class Manager:
     """Hears what systemd would."""
 
-    is_heard: bool = True
+    is_usable: bool = True
     lines: list[str] = field(default_factory=list)
     beats: int = 0
 
@@ -126,6 +126,6 @@ def test_without_a_watchdog_only_the_line_is_told() -> None:
 
 
 def test_without_systemd_nothing_is_told_and_it_goes_on() -> None:
-    manager = Manager(is_heard=False)
+    manager = Manager(is_usable=False)
     asyncio.run(_beat(manager, Controller(), 0.1, 0.1))
     assert (manager.beats, manager.lines) == (0, [])

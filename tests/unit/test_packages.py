@@ -41,6 +41,6 @@ def test_install_into_a_folder_of_root_takes_sudo(monkeypatch: pytest.MonkeyPatc
     assert packages.install("av").startswith("sudo ")
 
 
-def test_no_message_names_another_command_of_pip() -> None:
+def test_install_is_the_only_source_of_pip_commands() -> None:
     sources = (path for path in (ROOT / "edged").rglob("*.py") if "shapes" not in path.parts)
     assert [str(path) for path in sources if "pip install" in path.read_text()] == []

@@ -67,7 +67,7 @@ def check(pid: int) -> None:
     assert autogroup(pid) in ("10", None)
 
 
-def test_a_restrained_process_yields_in_everything() -> None:
+def test_restrain_sets_every_limit_and_priority() -> None:
     with restrained(100, 50) as pid:
         check(pid)
         limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
@@ -86,20 +86,20 @@ def test_restrain_examination_yields_less_than_a_build() -> None:
         assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "900"
 
 
-def test_a_session_that_is_the_parents_is_not_made_to_yield() -> None:
+def test_restrain_leaves_the_session_of_the_parent() -> None:
     before = autogroup(os.getpid())
     with restrained(session=False) as pid:
         assert autogroup(pid) == before
     assert autogroup(os.getpid()) == before
 
 
-def test_a_machine_of_unknown_numbers_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restrain_unknown_machine_keeps_its_disk_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     monkeypatch.setattr(ctypes, "CDLL", None)
     process._yield_the_disk()
 
 
-def test_every_thread_of_a_build_child_yields(tmp_path: Path) -> None:
+def test_restrain_covers_every_thread_of_a_build_child(tmp_path: Path) -> None:
     """The libraries' own as well: they start threads while they are imported."""
 
     async def work() -> None:

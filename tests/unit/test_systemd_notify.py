@@ -1,4 +1,4 @@
-"""What systemd is told and tells: datagrams as sd_notify(3) has them, and the time of the watchdog."""
+"""Messages to systemd as in sd_notify(3), and the time of the watchdog."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
         yield listening, name
 
 
-def test_what_is_told_arrives_as_lines(manager: tuple[socket.socket, str]) -> None:
+def test_notifier_sends_lines(manager: tuple[socket.socket, str]) -> None:
     listening, name = manager
     notifier = Notifier.of({"NOTIFY_SOCKET": name})
-    assert notifier.is_heard
+    assert notifier.is_usable
     notifier.ready()
     notifier.status("two\nlines")
     notifier.alive()
     notifier.reloading()
     notifier.stopping(12.5)
-    heard = [listening.recv(4096).decode().split("\n") for _ in range(5)]
-    assert heard[:3] == [["READY=1"], ["STATUS=two lines"], ["WATCHDOG=1"]]
-    assert heard[3][0] == "RELOADING=1"
-    assert heard[3][1].removeprefix("MONOTONIC_USEC=").isdecimal()
-    assert heard[4] == ["STOPPING=1", "EXTEND_TIMEOUT_USEC=12500000"]
+    received = [listening.recv(4096).decode().split("\n") for _ in range(5)]
+    assert received[:3] == [["READY=1"], ["STATUS=two lines"], ["WATCHDOG=1"]]
+    assert received[3][0] == "RELOADING=1"
+    assert received[3][1].removeprefix("MONOTONIC_USEC=").isdecimal()
+    assert received[4] == ["STOPPING=1", "EXTEND_TIMEOUT_USEC=12500000"]
 
 
-def test_a_long_status_is_cut(manager: tuple[socket.socket, str]) -> None:
+def test_notifier_status_too_long_is_cut(manager: tuple[socket.socket, str]) -> None:
     listening, name = manager
     Notifier(name).status("x" * 5000)
-    heard = listening.recv(8192).decode()
-    assert len(heard) < 600
-    assert heard.endswith("x…")
+    received = listening.recv(8192).decode()
+    assert len(received) < 600
+    assert received.endswith("x…")
 
 
 @pytest.mark.parametrize("name", ["", "relative", "vsock:2:1234"])
-def test_where_nobody_listens_nothing_is_sent(name: str) -> None:
+def test_notifier_without_an_address_sends_nothing(name: str) -> None:
     notifier = Notifier.of({"NOTIFY_SOCKET": name} if name else {})
-    assert not notifier.is_heard
+    assert not notifier.is_usable
     notifier.ready()
 
 
-def test_a_manager_that_has_gone_is_no_trouble(tmp_path: Path) -> None:
-    Notifier(str(tmp_path / "nobody")).ready()
+def test_notifier_missing_socket_is_ignored(tmp_path: Path) -> None:
+    Notifier(str(tmp_path / "missing")).ready()
 
 
 @pytest.mark.parametrize(
@@ -68,5 +68,5 @@ def test_a_manager_that_has_gone_is_no_trouble(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_how_long_the_watchdog_waits(environment: dict[str, str], seconds: float | None) -> None:
+def test_watchdog_seconds(environment: dict[str, str], seconds: float | None) -> None:
     assert watchdog_seconds(environment, 7) == seconds

@@ -7,10 +7,10 @@ IMPOSSIBLE: dict[str, str] = {
     "tests/unit/test_child_watch.py::test_read_process_matches_its_state": (
         "QEMU writes /proc/self/stat itself, with processor times of 0"
     ),
-    "tests/unit/test_process.py::test_a_restrained_process_yields_in_everything": (
+    "tests/unit/test_process.py::test_restrain_sets_every_limit_and_priority": (
         "QEMU does not pass RLIMIT_DATA on, which would limit itself"
     ),
-    "tests/unit/test_process.py::test_every_thread_of_a_build_child_yields": (
+    "tests/unit/test_process.py::test_restrain_covers_every_thread_of_a_build_child": (
         "QEMU has a thread of its own from the start, which does not yield"
     ),
 }
