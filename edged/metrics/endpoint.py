@@ -51,7 +51,7 @@ class Endpoint:
         return f"http://{f'[{host}]' if ':' in host else host}:{bound}{_PATH}"
 
     async def stop(self, grace: float) -> None:
-        """Accept no more scrapes; let those under way end within `grace` seconds."""
+        """Accept no more scrapes; let running ones end within `grace` seconds."""
         if self._server is not None:
             self._server.close()
         if self._connections:

@@ -216,7 +216,7 @@ def _require(refs: Sequence[m.TensorRef], engine: EngineRef, wanted: Collection[
     """Raise EngineUnusable unless outputs are exactly the wanted ones, each once and of the engine's datatype."""
     names = {ref.name for ref in refs}
     if len(names) != len(refs) or (wanted and names != set(wanted)):
-        raise EngineUnusable(f"the host answered with other outputs than the {len(wanted)} that were asked for")
+        raise EngineUnusable(f"the host answered with other outputs than the {len(wanted)} requested ones")
     known = engine.outputs
     if known and any(known.get(ref.name) != ref.datatype for ref in refs):
         raise EngineUnusable("the host answered with an output of another datatype than its model's")
@@ -229,7 +229,7 @@ def _data(ref: m.TensorRef, arena: Arena, room: Span | None) -> memoryview:
     elif (
         room is None or span.size < 0 or span.offset < room.offset or span.offset + span.size > room.offset + room.size
     ):
-        raise EngineUnusable(f"the host answered with output {ref.name!r} in memory that the request was not given")
+        raise EngineUnusable(f"the host answered with output {ref.name!r} in memory outside its request")
     else:
         data = arena.read(span)
     is_whole = min(ref.shape, default=0) >= 0

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from edged.errors import EdgedError, FrameSkipped, Overloaded
 from edged.serving.camera import Cameras, StreamOptions
 from edged.serving.slot import Slot
-from edged.serving.stream_camera import EVERY_UNDER_WAY, FULL, OVERTAKEN, RATE, Entry, Skips, StreamCamera
+from edged.serving.stream_camera import EVERY_IN_FLIGHT, FULL, OVERTAKEN, RATE, Entry, Skips, StreamCamera
 from edged.serving.tracking import Tracking
 from edged.serving.work import Answered, FrameWork
 
@@ -194,7 +194,7 @@ class Stream(Generic[Tag]):
             self._offer(state, entry)
         elif freshest:
             state.held = entry
-        elif state.under_way < 2 * EVERY_UNDER_WAY:
+        elif state.in_flight < 2 * EVERY_IN_FLIGHT:
             self._offer(state, entry)  # it was sent while the queue had room
         else:
             self._skip(state, entry, FULL)

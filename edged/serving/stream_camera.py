@@ -61,9 +61,9 @@ class SkipLedger:
 
 
 # One waiting, two in flight, one answered but not yet read by the client.
-_UNDER_WAY = 4
+_IN_FLIGHT = 4
 # The same in mode every_frame: enough to keep an engine with batches busy, few enough to be no delay.
-EVERY_UNDER_WAY = 16
+EVERY_IN_FLIGHT = 16
 _LONGEST_ID = 200  # characters: people read ids in a table
 
 Tag = TypeVar("Tag")
@@ -122,12 +122,12 @@ class StreamCamera(Generic[Tag]):
         return id(self.connection), self.name
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         return len(self.pending) + self.unread
 
     @property
     def is_full(self) -> bool:
-        return self.under_way >= (_UNDER_WAY if self.options.mode == "freshest" else EVERY_UNDER_WAY)
+        return self.in_flight >= (_IN_FLIGHT if self.options.mode == "freshest" else EVERY_IN_FLIGHT)
 
     def adopt(self, options: StreamOptions) -> None:
         """Apply options from the next frame on."""
