@@ -78,7 +78,9 @@ def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
         ("unknown_operator", "Frobnicate"),
     ],
 )
-def test_a_model_that_cannot_be_served_says_why(channel: grpc.Channel, daemon: Daemon, model: str, words: str) -> None:
+def test_model_that_cannot_be_served_has_its_reason(
+    channel: grpc.Channel, daemon: Daemon, model: str, words: str
+) -> None:
     with daemon.client() as client:
         wait_for("the model is refused", lambda: any(m.name == model and m.state == "refused" for m in client.models()))
     code, message = refusal(lambda: infer(channel, request(model)))

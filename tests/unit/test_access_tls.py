@@ -43,7 +43,7 @@ def test_how_long_a_certificate_is_good(authority: Authority, certificate: Path)
     assert validity(far.read_text()).ends == pytest.approx(time.time() + 20000 * _DAY, abs=3600)
 
 
-def test_what_is_no_certificate() -> None:
+def test_check_certificate_invalid_file_is_refused() -> None:
     begin, end = "-----BEGIN CERTIFICATE-----\n", "\n-----END CERTIFICATE-----\n"
     for text in (
         "",
@@ -58,7 +58,7 @@ def test_what_is_no_certificate() -> None:
             validity(text)
 
 
-def test_what_is_served_is_checked_before(authority: Authority, certificate: Path, tmp_path: Path) -> None:
+def test_credentials_are_checked_before_they_are_used(authority: Authority, certificate: Path, tmp_path: Path) -> None:
     other = authority.issue("other")
     locked = tmp_path / "locked.key"
     key = str(certificate.with_suffix(".key"))
@@ -87,13 +87,13 @@ def test_what_is_served_is_checked_before(authority: Authority, certificate: Pat
     ("now", "words"),
     [(0.0, "check the clock"), (10 * _DAY, ""), (20 * _DAY, "expires in 10 days"), (30 * _DAY, "expired")],
 )
-def test_what_is_told_of_a_certificate(now: float, words: str) -> None:
+def test_certificate_facts_are_read(now: float, words: str) -> None:
     found = worry("box.pem", Validity(_DAY, 30 * _DAY), now)
     assert words in found
     assert bool(found) is bool(words)
 
 
-def test_a_change_that_cannot_be_used_leaves_what_was(
+def test_reload_unusable_change_keeps_the_old_credentials(
     authority: Authority, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tls, "_LOOK_SECONDS", 0.0)
@@ -117,7 +117,7 @@ def test_a_change_that_cannot_be_used_leaves_what_was(
         held.reconfigure(_tls(tmp_path / "missing.pem"))
 
 
-def test_what_changes_while_it_is_read_is_seen_at_the_next_look(
+def test_look_file_changed_while_read_is_seen_next_time(
     authority: Authority, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tls, "_LOOK_SECONDS", 0.0)

@@ -61,7 +61,7 @@ def test_names_are_one_tokens_each(tmp_path: Path) -> None:
         ('{"tokens": [], "more": 1}', "not a file of tokens"),
     ],
 )
-def test_a_file_that_is_none(tmp_path: Path, content: str, words: str) -> None:
+def test_read_tokens_invalid_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "tokens.json"
     path.write_text(content)
     path.chmod(0o600)
@@ -83,7 +83,7 @@ def test_a_file_that_others_may_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_of_another_user_lets_nobody_in(tmp_path: Path) -> None:
+def test_read_tokens_file_of_another_user_grants_nothing(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     file.add(make("one", frozenset({"infer"}))[0])
     os.chown(file.path, 1234, 1234)
@@ -92,7 +92,7 @@ def test_a_file_of_another_user_lets_nobody_in(tmp_path: Path) -> None:
     assert file.read()  # root may list them
 
 
-def test_a_book_sees_changes_and_keeps_what_it_had_where_they_are_none(tmp_path: Path) -> None:
+def test_token_book_applies_changes_and_keeps_its_tokens_if_the_file_is_invalid(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     book = TokenBook(file)
     token, secret = make("one", frozenset({"infer"}))
@@ -131,7 +131,7 @@ def test_part_files_of_killed_writers_go_at_the_start_and_with_the_next_token(tm
         assert not stray.exists()
 
 
-def test_calls_end_with_their_token_even_where_another_has_its_name(tmp_path: Path) -> None:
+def test_revoked_token_ends_calls_although_another_has_its_name(tmp_path: Path) -> None:
     file = TokenFile(tokens_path(Access(), tmp_path))
     token, secret = make("yard", parse_roles(["infer"]))
     file.add(token)

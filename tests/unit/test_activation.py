@@ -36,7 +36,7 @@ _FIRST = 200  # descriptors, beyond those that are in use here
         *(({"LISTEN_FDS": text, "LISTEN_PID": "4711"}, []) for text in ("", "-1", "x", "٣", "9999", "9" * 5000, "1.0")),
     ],
 )
-def test_what_is_passed_to_this_process(environment: dict[str, str], passed: list[tuple[int, str]]) -> None:
+def test_take_returns_the_sockets_of_this_process(environment: dict[str, str], passed: list[tuple[int, str]]) -> None:
     assert systemd.passed_descriptors(environment, _PID) == passed
 
 
@@ -96,7 +96,7 @@ async def test_each_is_for_the_address_of_its_path_and_no_child_hears_of_it(pass
         assert not is_open(_FIRST)
 
 
-def test_what_is_another_process_s_stays_and_its_variables_go(passing: Passing, tmp_path: Path) -> None:
+def test_take_ignores_sockets_of_another_process(passing: Passing, tmp_path: Path) -> None:
     with listening(tmp_path / "a") as other:
         fcntl.fcntl(other, fcntl.F_DUPFD, _FIRST)
         environment = {"LISTEN_FDS": "1", "LISTEN_PID": str(_PID + 1), "LISTEN_FDNAMES": "a"}
@@ -107,7 +107,7 @@ def test_what_is_another_process_s_stays_and_its_variables_go(passing: Passing, 
 
 @pytest.mark.parametrize("kind", ["tcp", "bound", "datagram", "packets", "abstract", "file"])
 @asynchronous
-async def test_what_cannot_be_used_is_told_in_a_line(
+async def test_take_unusable_socket_is_one_line(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     with passed(kind, tmp_path) as other, listening(tmp_path / "good") as good:
@@ -140,7 +140,7 @@ def passed(kind: str, folder: Path) -> socket.socket | TextIO:
 
 
 @asynchronous
-async def test_a_count_beyond_what_there_is_costs_one_line(
+async def test_take_too_large_count_is_one_line(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with listening(tmp_path / "a") as good:
@@ -154,7 +154,7 @@ async def test_a_count_beyond_what_there_is_costs_one_line(
 
 
 @asynchronous
-async def test_where_no_address_is_configured_clients_are_turned_away(
+async def test_activated_socket_without_a_configured_address_refuses_clients(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with listening(tmp_path / "a") as unnamed:

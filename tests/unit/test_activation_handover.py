@@ -89,7 +89,7 @@ async def test_the_path_is_lent_and_given_back(path: Path, inherited: socket.soc
 
 
 @asynchronous
-async def test_what_was_never_entered_leaves_all_as_it_was(path: Path, inherited: socket.socket) -> None:
+async def test_handover_not_entered_changes_nothing(path: Path, inherited: socket.socket) -> None:
     taken = Taken(path, inherited)
     await taken.end()
     assert reaches(path, inherited)
@@ -97,7 +97,9 @@ async def test_what_was_never_entered_leaves_all_as_it_was(path: Path, inherited
 
 @pytest.mark.parametrize("had_entered", [True, False])
 @asynchronous
-async def test_what_a_killed_daemon_left_is_taken_up(path: Path, inherited: socket.socket, had_entered: bool) -> None:
+async def test_handover_restores_sockets_of_a_killed_daemon(
+    path: Path, inherited: socket.socket, had_entered: bool
+) -> None:
     killed = Taken(path, inherited)
     if had_entered:
         await killed.enter()
@@ -110,7 +112,7 @@ async def test_what_a_killed_daemon_left_is_taken_up(path: Path, inherited: sock
 
 
 @asynchronous
-async def test_a_socket_unit_that_was_started_anew_counts_and_not_what_an_older_one_left(path: Path) -> None:
+async def test_handover_prefers_the_restarted_socket_unit(path: Path) -> None:
     with listen(path) as older:
         await (await Taken(path, older).enter()).die()
     path.unlink()
@@ -132,7 +134,7 @@ async def test_another_daemon_at_the_path_is_not_pushed_aside(path: Path, inheri
 
 
 @asynchronous
-async def test_where_the_names_of_systemds_socket_are_gone_it_says_so_and_listens(
+async def test_handover_of_a_deleted_socket_warns_and_listens(
     path: Path, inherited: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.unlink()
@@ -143,7 +145,7 @@ async def test_where_the_names_of_systemds_socket_are_gone_it_says_so_and_listen
     assert os.listdir(path.parent) == []
 
 
-def test_a_socket_of_another_user_is_refused_with_what_to_do(
+def test_handover_socket_of_another_user_is_refused_with_the_remedy(
     path: Path, inherited: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forbidden(*_: object) -> None:
@@ -183,7 +185,7 @@ async def echo(channel: grpc.aio.Channel) -> bytes:
 
 
 @asynchronous
-async def test_who_called_before_there_was_a_server_is_answered_and_then_sent_to_it(
+async def test_handover_relays_early_connections_to_the_server(
     path: Path, inherited: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_limits, "_BRIEF", (grpc_limits._BRIEF[0], 1000))

@@ -60,7 +60,7 @@ async def test_an_end_on_one_side_leaves_the_other_way_open(tmp_path: Path) -> N
 
 
 @asynchronous
-async def test_many_who_waited_before_it_began_are_all_answered(tmp_path: Path) -> None:
+async def test_relay_answers_every_waiting_connection(tmp_path: Path) -> None:
     waiting = []
     early = listening(tmp_path / "early")
     for number in range(100):
@@ -83,7 +83,7 @@ async def test_many_who_waited_before_it_began_are_all_answered(tmp_path: Path) 
 
 
 @asynchronous
-async def test_who_reads_slowly_holds_up_the_one_that_writes(tmp_path: Path) -> None:
+async def test_relay_slow_reader_stops_the_writer(tmp_path: Path) -> None:
     written, whole = 0, 64 << 20
 
     async def flood(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -111,7 +111,7 @@ async def test_who_reads_slowly_holds_up_the_one_that_writes(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("goes", ["client", "server"])
 @asynchronous
-async def test_where_one_breaks_off_the_other_hears_of_it(tmp_path: Path, goes: str) -> None:
+async def test_relay_broken_side_closes_the_other(tmp_path: Path, goes: str) -> None:
     ended = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,7 +139,7 @@ async def test_where_one_breaks_off_the_other_hears_of_it(tmp_path: Path, goes: 
 
 
 @asynchronous
-async def test_who_leaves_without_reading_ends_both_ways(tmp_path: Path) -> None:
+async def test_relay_peer_that_leaves_ends_both_directions(tmp_path: Path) -> None:
     """The system tells the relay of an error then, rather than of an end."""
     ended = asyncio.Event()
 
@@ -180,7 +180,7 @@ async def test_connection_waits_until_the_server_can_be_reached(
 
 
 @asynchronous
-async def test_at_rest_it_leaves_who_comes_to_the_next_one_and_carries_on_what_it_has(tmp_path: Path) -> None:
+async def test_relay_at_rest_accepts_nothing_and_continues_open_connections(tmp_path: Path) -> None:
     async with relaying(tmp_path, echo) as relay:
         reader, writer = await asyncio.open_unix_connection(tmp_path / "early")
         await until(lambda: relay.carried == 1)

@@ -172,7 +172,7 @@ def test_prove_model_that_hangs_is_tried_again_only_as_often_as_asked_for(
     assert len(tried) == 6  # an operator's command
 
 
-def test_inspect_file_whose_reader_hangs_is_read_again_only_as_often_as_asked_for(
+def test_inspect_file_whose_reader_hangs_is_retried_as_often_as_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, tried = models.save(models.matmul(), tmp_path / "model.onnx"), list[object]()

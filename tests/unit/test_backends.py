@@ -63,9 +63,7 @@ def values(spec: TensorSpec) -> Array:
 @pytest.mark.parametrize("backend", REAL)
 @pytest.mark.parametrize("threads", [0, 1])
 @pytest.mark.parametrize("make", [models.conv, models.matmul, models.several, models.dynamic, models.loop])
-def test_what_was_built_sealed_and_opened_answers_as_the_reference(
-    tmp_path: Path, backend: str, make: object, threads: int
-) -> None:
+def test_built_engine_answers_as_the_reference(tmp_path: Path, backend: str, make: object, threads: int) -> None:
     proto = make()  # type: ignore[operator]
     inputs = {
         spec.name: RANDOM.standard_normal([d if isinstance(d, int) else 6 for d in spec.shape]).astype(np.float32)
@@ -134,7 +132,7 @@ def test_every_datatype_passes_through_onnx_runtime_bit_for_bit(
 
 
 @pytest.mark.parametrize("datatype", EXACT_ON_OPENVINO)
-def test_what_openvino_takes_passes_through_bit_for_bit(tmp_path: Path, datatype: str) -> None:
+def test_openvino_supported_types_pass_through_bit_for_bit(tmp_path: Path, datatype: str) -> None:
     proto = models.identity(datatype, [7])
     array = values(models.signature(proto).inputs[0])
     answer = engine(tmp_path, proto, "openvino").infer({"x": array})["y"]
@@ -143,7 +141,7 @@ def test_what_openvino_takes_passes_through_bit_for_bit(tmp_path: Path, datatype
 
 
 @pytest.mark.parametrize("datatype", sorted(set(models.ONNX_TYPES) - set(EXACT_ON_OPENVINO)))
-def test_what_openvino_would_narrow_it_does_not_build(tmp_path: Path, datatype: str) -> None:
+def test_openvino_refuses_types_it_would_narrow(tmp_path: Path, datatype: str) -> None:
     with pytest.raises(EngineUnusable, match=datatype):
         build(tmp_path, models.identity(datatype), Recipe("openvino"))
     assert list((tmp_path / "engine").iterdir()) == []

@@ -151,7 +151,7 @@ def test_judge_classifier_by_its_winners() -> None:
         assert found.accepted is (top1 == 1)
 
 
-def test_judge_classifier_whose_probabilities_move_is_rejected_though_the_same_class_wins() -> None:
+def test_judge_classifier_with_changed_probabilities_is_rejected_although_the_top_class_is_equal() -> None:
     expected, moved = (np.array([row], np.float32) for row in ((0.7, 0.1, 0.1, 0.1), (0.65, 0.15, 0.1, 0.1)))
     pair, matcher = Pair({"y": expected}, {"y": moved}, "picture"), matcher_for(classifier(), 0.1)
     assert judge([pair], tolerance({"precisions": "bf16"}, "bf16"), matcher).accepted

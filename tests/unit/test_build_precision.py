@@ -120,7 +120,7 @@ def test_pictures_that_changed_after_the_engine_was_planned_void_the_job(shapes:
     assert again.calibration != recipe.calibration
 
 
-def test_a_picture_that_cannot_be_read_is_left_out_and_told(shapes: Model, tmp_path: Path) -> None:
+def test_calibration_unreadable_picture_is_skipped_and_reported(shapes: Model, tmp_path: Path) -> None:
     Path(shapes.samples[0]).write_bytes(b"no picture")
     recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     (tmp_path / "graph").mkdir()
@@ -168,9 +168,7 @@ def pictures_in(folder: Path, contents: Sequence[bytes]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("count", "used"), [(0, 0), (1, 1), (3, 3), (4, 2), (5, 3), (8, 4)])
-def test_every_second_of_enough_pictures_is_held_out_whatever_they_are_called(
-    count: int, used: int, tmp_path: Path
-) -> None:
+def test_calibration_holds_out_every_second_picture(count: int, used: int, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     contents = [f"picture {number}".encode() for number in range(count)]
     found = user_samples.calibration_pictures(pictures_in(tmp_path, contents))
@@ -226,5 +224,5 @@ def test_calibration_is_named_by_the_content_of_pictures_and_how_they_are_prepar
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino", "null"])
-def test_a_backend_leaves_to_others_only_precisions_that_can_be_said_in_a_graph(name: str) -> None:
+def test_in_graph_precisions_can_be_written_into_a_graph(name: str) -> None:
     assert registry.load(name).in_graph <= {"fp16", "int8"}

@@ -114,7 +114,7 @@ def test_read_process_name_with_brackets_is_parsed() -> None:
     assert reading.parent == os.getpid()
 
 
-def test_read_ended_process_is_none() -> None:
+def test_read_ended_process_returns_none() -> None:
     with subprocess.Popen(["true"]) as process:
         pass
     assert watch.read(process.pid) is None
@@ -201,7 +201,7 @@ def test_patience_with_a_silent_compiler_never_exceeds_the_limit(backend: str) -
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_rtx"])
-def test_patience_with_tensorrt_lets_it_be_silent_for_the_whole_limit_and_go_on_while_it_tells(backend: str) -> None:
+def test_patience_with_tensorrt_allows_silence_up_to_the_limit_and_more_with_progress(backend: str) -> None:
     limits = Limits()
     given = patience(of(12, 250), backend, 0.1, limits)
     assert given.quiet_seconds == limits.seconds

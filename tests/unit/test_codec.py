@@ -29,7 +29,7 @@ def test_a_dense_tensor_comes_back_bit_for_bit(datatype: str, data: st.DataObjec
 
 
 @given(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3), st.data())
-def test_strings_come_back_whatever_is_in_them(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_decode_returns_the_encoded_strings(shape: tuple[int, ...], data: st.DataObject) -> None:
     count = int(np.prod(shape))
     elements = data.draw(st.lists(st.binary(max_size=5), min_size=count, max_size=count))
     array = np.empty(shape, np.object_)
@@ -91,7 +91,7 @@ def test_any_bytes_are_strings_or_refused(data: bytes, count: int) -> None:
 # -- the words of the protocol --------------------------------------------------------------------------------------
 
 
-def test_a_spec_admits_what_fits_its_fixed_dimensions() -> None:
+def test_spec_accepts_shapes_with_its_fixed_dimensions() -> None:
     spec = TensorSpec("x", "FP32", ("n", 3, "?"))
     assert spec.dims == (-1, 3, -1)
     assert not spec.is_static

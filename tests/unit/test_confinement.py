@@ -123,7 +123,7 @@ def test_everything_mode_off_confines_nothing(world: dict[str, Any]) -> None:
     assert set(found.values()) == {"allowed"}
 
 
-def test_around_folder_with_secrets_gives_files_that_lie_beside_the_model(
+def test_around_folder_with_secrets_gives_files_next_to_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in ("m.onnx", "weights.bin", ".hidden", "tls.key"):

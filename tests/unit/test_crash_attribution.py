@@ -87,7 +87,7 @@ def test_suspect_without_another_death_goes_back_to_the_shared_host() -> None:
     assert host_of(records, A, 2 + APART_SECONDS) == 0
 
 
-def test_suspect_that_is_alone_already_stays_where_it_is() -> None:
+def test_suspect_that_is_alone_already_stays_in_its_host() -> None:
     records = died(died({}, [(A, True)], death(1)), [(A, True)], death(2))
     assert host_of(records, A, 2) == 1
 

@@ -22,7 +22,7 @@ def test_device_on_the_stand_in_driver_passes_its_checks(driver: Path) -> None:
     runner.run("contract_checks.py", driver)
 
 
-def test_an_older_driver_lacks_only_what_came_later(driver: Path) -> None:
+def test_older_driver_lacks_newer_calls_only(driver: Path) -> None:
     """The newest package asks the driver of JetPack 6 for one function that it does not have yet."""
     pytest.importorskip("cuda.bindings")
     program = (
@@ -55,7 +55,7 @@ def test_open_device_without_cuda_bindings_is_unsupported(monkeypatch: pytest.Mo
         cuda.open_device()
 
 
-def test_a_box_without_a_driver_is_told_in_one_line() -> None:
+def test_missing_driver_is_one_line() -> None:
     """In a process of its own, without the stand-in; on a box that has a driver there is nothing to see."""
     pytest.importorskip("cuda.bindings")
     program = (
@@ -97,12 +97,12 @@ def tell(driver: Path, program: str, visible: str) -> list[str]:
 
 
 @pytest.mark.parametrize("visible", ["1", "1,0", "0,1", "GPU-12ab"])
-def test_a_number_means_the_same_gpu_whatever_the_environment_leaves(driver: Path, visible: str) -> None:
+def test_device_number_is_independent_of_the_visible_devices(driver: Path, visible: str) -> None:
     assert tell(driver, OPEN, visible) == ["0000:01:00.0 0000:01:00.0", "0000:02:00.0 0000:02:00.0"]
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "MIG-1"])
-def test_where_the_environment_leaves_no_gpu_none_is_opened(driver: Path, visible: str) -> None:
+def test_no_visible_gpu_is_refused(driver: Path, visible: str) -> None:
     assert tell(driver, OPEN, visible) == ["cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE"] * 2
 
 

@@ -121,7 +121,7 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
         (b"{", "input data was truncated"),
     ],
 )
-def test_explain_names_the_place_and_what_belongs_there(text: bytes, output: str) -> None:
+def test_explain_names_the_place_and_the_expected_type(text: bytes, output: str) -> None:
     with pytest.raises(msgspec.MsgspecError) as caught:
         msgspec.json.decode(text, type=Outer)
     assert decoding.explain(caught.value, Outer.__struct_fields__) == output

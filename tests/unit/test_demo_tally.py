@@ -37,7 +37,7 @@ def test_percentile_is_the_smallest_value_that_covers_its_share(values: list[flo
     assert sum(v < found for v in values) <= share * len(values)
 
 
-def test_percentile_of_no_values_is_none() -> None:
+def test_percentile_without_values_returns_none() -> None:
     assert percentile([], 0.5) is None
 
 

@@ -233,7 +233,7 @@ async def test_fallback_engine_that_is_idle_is_closed_and_opened_again_for_the_n
     assert place.hosts.asked == 2
 
 
-async def test_fallback_without_engine_refuses_what_waits_and_judges_later_requests_again(place: Place) -> None:
+async def test_fallback_without_engine_refuses_waiting_requests_and_decides_later_ones_again(place: Place) -> None:
     place.reference.open_at = math.inf
     request = place.ask()
     await place.turn()

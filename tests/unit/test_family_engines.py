@@ -140,7 +140,7 @@ def test_lists_without_a_detection_are_compared_by_their_scores(name: str) -> No
     assert "relative_l2" in spoiled.reason
 
 
-def test_a_model_that_is_told_sizes_is_told_sensible_ones() -> None:
+def test_size_inputs_of_a_model_get_plausible_values() -> None:
     _, samples = asked("rt-detr")
     assert len({sample.kind for sample in samples}) == 4
     for sample in samples:

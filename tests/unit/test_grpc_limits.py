@@ -95,7 +95,7 @@ def test_look_without_calls_closes_a_connection_that_sends_much(pair: tuple[sock
     assert monitor.closed == 1
 
 
-def test_look_forgives_what_came_slowly(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_look_allows_slow_bytes(pair: tuple[socket.socket, socket.socket]) -> None:
     monitor, (server, client) = TrafficMonitor(), pair
     for stretch in range(50):
         _looked(monitor, server, 5 + 0.5 * stretch, now=20.0 * stretch)
@@ -116,7 +116,7 @@ def test_look_leaves_room_for_a_message_of_each_open_call(
 
 
 @pytest.mark.parametrize(("size", "count"), [(100 * _MIB, 5), (60, 1_000_000)])
-def test_look_counts_what_came_as_messages(pair: tuple[socket.socket, socket.socket], size: int, count: int) -> None:
+def test_look_subtracts_the_bytes_of_messages(pair: tuple[socket.socket, socket.socket], size: int, count: int) -> None:
     monitor, (server, client) = TrafficMonitor(), pair
     traffic = monitor.begin(peer_of(server.getpeername()))
     _looked(monitor, server, 0)

@@ -50,7 +50,7 @@ class World:
 
 
 @asynchronous
-async def test_the_daemon_and_its_services_serve_whatever_its_models_do() -> None:
+async def test_health_of_the_daemon_and_its_services_is_serving() -> None:
     world = World()
     world.add("m", ready=False).problem = NotReady("it is no model")
     assert [await world.check(name) for name in ("", "edged.v1.Cameras")] == [Status.SERVING] * 2
@@ -67,7 +67,7 @@ async def test_a_model_that_is_called_as_a_service_does_not_hide_it() -> None:
 
 
 @asynchronous
-async def test_a_watcher_is_told_each_change_once_and_of_nothing_else() -> None:
+async def test_health_watch_reports_each_change_once() -> None:
     world = World()
     told, watching = world.watch("m")
     await settle()
@@ -90,7 +90,7 @@ async def test_a_watcher_is_told_each_change_once_and_of_nothing_else() -> None:
 
 
 @asynchronous
-async def test_when_the_daemon_stops_watchers_are_told_and_let_go() -> None:
+async def test_health_watch_ends_when_the_daemon_stops() -> None:
     world = World()
     world.add("m", ready=True)
     watchers = [world.watch(name) for name in ("", "m", "nobody")]

@@ -103,14 +103,14 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_module, "status", lambda controller: REPORT)
 
 
-def test_the_watchdog_is_fed_more_often_than_it_asks_and_the_same_line_is_told_once() -> None:
+def test_heartbeat_notifies_in_time_and_repeats_no_status() -> None:
     manager = Manager()
     asyncio.run(_beat(manager, Controller(), 0.1, 0.35))
     assert manager.beats >= 4
     assert manager.lines == ["2 of 3 models answer"]
 
 
-def test_who_makes_no_progress_is_not_fed_but_goes_on_telling(caplog: pytest.LogCaptureFixture) -> None:
+def test_heartbeat_without_progress_sends_status_only(caplog: pytest.LogCaptureFixture) -> None:
     manager = Manager()
     asyncio.run(_beat(manager, Controller(idle_s=5.0), 0.1, 0.35))
     assert (manager.beats, len(manager.lines)) == (0, 1)
@@ -119,13 +119,13 @@ def test_who_makes_no_progress_is_not_fed_but_goes_on_telling(caplog: pytest.Log
     ]
 
 
-def test_without_a_watchdog_only_the_line_is_told() -> None:
+def test_heartbeat_without_a_watchdog_sends_status_only() -> None:
     manager = Manager()
     asyncio.run(_beat(manager, Controller(idle_s=5.0), None, 0.05))
     assert (manager.beats, len(manager.lines)) == (0, 1)
 
 
-def test_without_systemd_nothing_is_told_and_it_goes_on() -> None:
+def test_heartbeat_without_systemd_sends_nothing() -> None:
     manager = Manager(is_usable=False)
     asyncio.run(_beat(manager, Controller(), 0.1, 0.1))
     assert (manager.beats, manager.lines) == (0, [])

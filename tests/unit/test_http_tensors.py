@@ -143,7 +143,7 @@ def test_requested_outputs_say_how_they_are_sent() -> None:
         ([{"name": "x"}], b"", "JSON cannot be used"),
     ],
 )
-def test_what_is_wrong_with_an_input_is_told(inputs: list[dict[str, Any]], behind: bytes, words: str) -> None:
+def test_parse_invalid_input_names_the_problem(inputs: list[dict[str, Any]], behind: bytes, words: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read(*inputs, behind=behind)
     assert words in str(caught.value)
@@ -154,7 +154,7 @@ def test_what_is_wrong_with_an_input_is_told(inputs: list[dict[str, Any]], behin
     [b"", b"null", b"[]", b"{", b'{"inputs":{}}', b"\xff", b"[" * 100_000, b'{"inputs":[' + b"[" * 100_000, b"NaN"],
     ids=range(9),
 )
-def test_what_is_no_request_is_refused(text: bytes) -> None:
+def test_parse_invalid_body_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidInput, match="JSON cannot be used"):
         tensors.read("m", "", text, None)
 
@@ -165,7 +165,7 @@ def test_the_json_cannot_be_longer_than_the_body() -> None:
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(0, 220))
-def test_whatever_the_body_it_is_a_request_or_refused(text: bytes, length: int | None) -> None:
+def test_parse_random_body_is_parsed_or_refused(text: bytes, length: int | None) -> None:
     with contextlib.suppress(InvalidInput):
         tensors.read("m", "", text, length)
 
@@ -178,7 +178,7 @@ _json = st.recursive(
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "datatype", "shape", "data", "parameters"), _json)))
-def test_whatever_an_input_says_it_is_taken_or_refused(changes: dict[str, Any]) -> None:
+def test_parse_random_input_is_parsed_or_refused(changes: dict[str, Any]) -> None:
     with contextlib.suppress(InvalidInput):
         tensors.read("m", "", body(one(**changes))[0], None)
 
@@ -208,7 +208,7 @@ def test_an_answer_is_json_and_the_raw_contents_behind_it() -> None:
     }
 
 
-def test_what_json_cannot_carry_is_refused_with_the_way_out() -> None:
+def test_answer_json_cannot_carry_is_refused_with_the_remedy() -> None:
     with pytest.raises(InvalidTensor, match="'q'"):
         tensors.write(*answered(), OutputFormat())
 
@@ -254,12 +254,12 @@ def test_a_damaged_body_is_refused(data: bytes) -> None:
         bodies.unpacked(b"\x1f\x8b" + data, "gzip", 1 << 20)
 
 
-def test_what_unpacks_to_more_than_the_limit_is_not_unpacked() -> None:
+def test_unpack_beyond_the_limit_is_refused() -> None:
     with pytest.raises(TooLarge):
         bodies.unpacked(gzip.compress(bytes(10_000_000)), "gzip", 1 << 20)
 
 
-def test_unknown_encodings_and_what_follows_a_body_are_refused() -> None:
+def test_unpack_unknown_encoding_or_trailing_bytes_is_refused() -> None:
     with pytest.raises(Unsupported):
         bodies.unpacked(b"", "br", 10)
     with pytest.raises(InvalidInput):

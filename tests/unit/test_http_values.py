@@ -59,7 +59,7 @@ def test_strings_come_back_as_they_went(texts: list[str]) -> None:
 
 
 @given(st.binary(max_size=60), st.sampled_from([*_NUMBERS, "BYTES", "FP16"]))
-def test_whatever_the_text_it_is_a_tensor_or_refused(text: bytes, datatype: str) -> None:
+def test_values_random_text_is_parsed_or_refused(text: bytes, datatype: str) -> None:
     with contextlib.suppress(InvalidInput):
         raw = values.read("x", datatype, [2], b"[" + text)
         assert to_array("x", datatype, (2,), raw).shape == (2,)
@@ -117,14 +117,14 @@ def test_nan_and_infinities_are_bare_words_and_may_come_as_strings() -> None:
         ("BF16", [1], b"[1]", "binary tensor data"),
     ],
 )
-def test_what_is_no_such_tensor_is_refused(datatype: str, shape: list[int], text: bytes, words: str) -> None:
+def test_values_invalid_tensor_is_refused(datatype: str, shape: list[int], text: bytes, words: str) -> None:
     with pytest.raises(InvalidTensor, match="'x'") as caught:
         values.read("x", datatype, shape, text)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(("datatype", "raw"), [("FP16", b"\0\0"), ("BYTES", b"\1\0\0\0\xff")])
-def test_what_json_cannot_hold_is_not_written(datatype: str, raw: bytes) -> None:
+def test_values_json_cannot_hold_are_refused(datatype: str, raw: bytes) -> None:
     with pytest.raises(InvalidTensor, match="binary"):
         values.write("y", datatype, (1,), raw)
 

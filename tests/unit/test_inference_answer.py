@@ -116,7 +116,7 @@ async def test_rows_that_go_alone_are_counted_all_the_same() -> None:
 
 
 @asynchronous
-async def test_a_request_that_nobody_waits_for_is_in_line_without_its_bytes() -> None:
+async def test_abandoned_request_waits_without_its_bytes() -> None:
     world = World("UINT8")
     contents = memoryview(bytes(1000))
     kept = weakref.ref(contents)
@@ -134,7 +134,7 @@ async def test_a_request_that_nobody_waits_for_is_in_line_without_its_bytes() ->
 
 @pytest.mark.parametrize("is_allowed", [True, False])
 @asynchronous
-async def test_a_model_says_whether_a_request_may_have_a_limit_of_its_own(is_allowed: bool) -> None:
+async def test_request_timeout_is_allowed_by_the_models_policy(is_allowed: bool) -> None:
     world = World("UINT8", policy=QueuePolicy(timeout=3600, allow_override=is_allowed))
     task = world.ask(b"a", [1, 1], timeout=1)
     await asyncio.sleep(0.01)

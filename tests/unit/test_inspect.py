@@ -205,9 +205,7 @@ NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("make", "words"), NO_MODELS.values(), ids=NO_MODELS)
-def test_inspect_other_file_is_refused_by_what_it_is(
-    tmp_path: Path, make: Callable[[Path], object], words: str
-) -> None:
+def test_inspect_other_file_is_refused_by_its_kind(tmp_path: Path, make: Callable[[Path], object], words: str) -> None:
     path = tmp_path / "model.onnx"
     make(path)
     with pytest.raises(ModelRefused, match=words) as raised:
@@ -356,7 +354,7 @@ def test_inspect_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(inspect(path)), type=Inspection) == inspect(path)
 
 
-def test_package_and_model_of_what_cannot_be_served_are_refused(tmp_path: Path) -> None:
+def test_package_and_model_of_an_unservable_file_are_refused(tmp_path: Path) -> None:
     path = models.external(tmp_path, write=False)
     with pytest.raises(ModelRefused, match=r"weights\.bin"):
         Package.of("mine", path, None)

@@ -38,7 +38,7 @@ def test_fault_error_of_the_disk_behind_a_runtimes_words_is_the_disks(job: jobs.
     assert isinstance(tasks.find_disk_fault(job, chained(code)), OutOfSpace)
 
 
-def test_fault_of_a_sound_disk_is_none(job: jobs.Build) -> None:
+def test_fault_of_a_sound_disk_returns_none(job: jobs.Build) -> None:
     assert tasks.find_disk_fault(job, EngineUnusable("INVALID_PROTOBUF")) is None
     assert tasks.find_disk_fault(job, chained(errno.ENOENT)) is None
     assert tasks.find_disk_fault(jobs.Inspect(job.order.model), ModelRefused("no model")) is None

@@ -303,7 +303,7 @@ def of_tensorrt(options: str, **facts: str) -> dict[str, str]:
         (VERSION, {"cpu__arch": "aarch64", "tensorrt__version": "10.16.1.11"}, False),
     ],
 )
-def test_differ_by_driver_allows_what_an_engine_was_built_to_be_compatible_with(
+def test_differ_by_driver_allows_versions_an_engine_is_compatible_with(
     options: str, facts: dict[str, str], may: bool
 ) -> None:
     assert differ_by_driver(of_tensorrt(options), of_tensorrt(options, **facts)) is may

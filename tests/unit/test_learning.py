@@ -111,7 +111,7 @@ async def test_it_does_not_wait_for_ever(tmp_path: Path, clock: Clock) -> None:
     raise AssertionError("it waited through ten quiet times")
 
 
-async def test_what_is_proved_is_kept_and_what_is_only_aimed_at_is_not(tmp_path: Path, clock: Clock) -> None:
+async def test_learning_keeps_proved_ranges_only(tmp_path: Path, clock: Clock) -> None:
     school = School(tmp_path, clock)
     school.ask((1, 16))
     await school.look()
@@ -179,7 +179,7 @@ async def test_only_so_many_are_begun_in_an_hour_also_across_restarts(tmp_path: 
 
 
 @pytest.mark.parametrize("policy", ["any", "refuse"])
-async def test_other_policies_note_what_came_and_build_nothing(tmp_path: Path, clock: Clock, policy: str) -> None:
+async def test_learning_with_other_policies_records_shapes_only(tmp_path: Path, clock: Clock, policy: str) -> None:
     school = School(tmp_path, clock, shapes__policy=policy, profile__x="1x4 1x8 2x8")
     await school.look()
     school.ask((5, 5))
@@ -189,7 +189,7 @@ async def test_other_policies_note_what_came_and_build_nothing(tmp_path: Path, c
     assert ShapeBook(tmp_path).page(school.bare).seen.requests == 1
 
 
-async def test_where_no_engine_has_a_range_nothing_is_aimed_at(tmp_path: Path, clock: Clock) -> None:
+async def test_learning_without_ranged_engines_has_no_target(tmp_path: Path, clock: Clock) -> None:
     school = School(tmp_path, clock, backends="onnxruntime")
     school.turn()
     school.ask((5, 5))
@@ -238,22 +238,22 @@ def test_few_sizes_are_left_of_many() -> None:
     assert [down(n) for n in (1, 3, 15, 16, 33, 100)] == [1, 2, 8, 16, 32, 96]
 
 
-def test_what_lies_in_the_range_changes_nothing() -> None:
+def test_learning_shapes_inside_the_range_change_nothing() -> None:
     now = "ids=1x1:1x64:4x128"
     assert widen(now, ids((4, 128), (1, 1), (2, 77))) == now
     assert widen(now, Seen()) == now
 
 
-def test_a_range_grows_only_where_it_has_to_and_what_was_set_stays() -> None:
+def test_learning_range_grows_only_as_needed_and_keeps_the_settings() -> None:
     assert widen("ids=1x3:1x64:5x100", ids((1, 130))) == "ids=1x3:1x130:5x160"
     assert widen("ids=1x3:1x64:5x100", ids((6, 2))) == "ids=1x2:6x2:8x100"
 
 
-def test_without_a_range_it_is_what_came() -> None:
+def test_learning_without_a_range_takes_the_seen_shapes() -> None:
     assert widen("", ids((1, 17), (1, 5), (3, 33))) == "ids=1x4:1x17:4x40"
 
 
-def test_the_most_frequent_kind_is_the_one_to_be_fast_at_or_what_pictures_have() -> None:
+def test_learning_usual_shape_is_the_most_frequent_or_the_pictures() -> None:
     came = seen(({"ids": (2, 200)}, 9), ({"ids": (1, 64)}, 3))
     assert widen("ids=1x1:1x64:4x128", came) == "ids=1x1:2x200:4x224"
     assert widen("ids=1x1:1x64:4x128", came, usual=False) == "ids=1x1:1x64:4x224"
@@ -266,7 +266,7 @@ def test_one_request_does_not_command_more_memory_than_is_allowed_and_others_cou
     assert largest_bytes(found, IDS) == 4 * 224 * 4
 
 
-def test_what_was_set_larger_than_is_allowed_stays_but_does_not_grow() -> None:
+def test_learning_setting_beyond_the_limit_stays_and_does_not_grow() -> None:
     now = "ids=1x1:1x64:1024x1024"
     assert widen(now, ids((1025, 1)), most=MB) == now
 
@@ -286,7 +286,7 @@ def test_inputs_of_one_dimension_grow_together_and_fixed_ones_stay() -> None:
         ids((1 << 40, 1 << 40)),
     ],
 )
-def test_what_no_engine_could_be_built_for_changes_nothing(came: Seen) -> None:
+def test_learning_failed_range_changes_nothing(came: Seen) -> None:
     for now in ("", "ids=1x1:1x64:4x128"):
         assert widen(now, came, most=1 << 62) == now
 

@@ -85,7 +85,7 @@ async def test_listed_quarantined_model_has_the_reason(tmp_path: Path) -> None:
     assert (row.state, row.reason) == ("UNAVAILABLE", "it is quarantined: it killed its host three times")
 
 
-async def test_a_model_whose_engine_cannot_be_opened_now_is_loading_and_it_is_told_why(tmp_path: Path) -> None:
+async def test_load_model_whose_engine_cannot_be_opened_names_the_reason(tmp_path: Path) -> None:
     house = House(tmp_path)
     planned = await house.add("m")
     reference = planned.reference
@@ -109,9 +109,7 @@ async def test_a_version_that_does_not_answer_any_more_is_listed_once(tmp_path: 
     assert [(row.version, row.state) for row in rows] == [("1", "UNAVAILABLE"), ("2", "LOADING")]
 
 
-async def test_what_could_not_be_served_is_tried_again_by_command_though_the_disk_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_load_refused_model_is_tried_again_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def admit(*_: object) -> Admission:
         return Admission(inspection("m"), None, {})
 

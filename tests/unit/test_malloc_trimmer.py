@@ -7,7 +7,7 @@ from edged.daemon.malloc_trimmer import MallocTrimmer
 _MB = 1 << 20
 
 
-def test_what_grew_is_given_back_and_looked_at_some_more_times() -> None:
+def test_trimmer_after_growth_trims_a_few_times() -> None:
     trimmer = MallocTrimmer(100 * _MB)
     assert not trimmer.is_worth(120 * _MB)
     assert trimmer.is_worth(140 * _MB)
@@ -16,7 +16,7 @@ def test_what_grew_is_given_back_and_looked_at_some_more_times() -> None:
     assert trimmer.is_worth(170 * _MB)
 
 
-def test_what_fell_by_itself_counts_from_there() -> None:
+def test_trimmer_counts_from_the_lowest_size() -> None:
     trimmer = MallocTrimmer(300 * _MB)
     assert not trimmer.is_worth(100 * _MB)
     assert trimmer.is_worth(140 * _MB)

@@ -33,17 +33,17 @@ def test_a_whole_model_is_no_trouble() -> None:
 
 
 @pytest.mark.parametrize("length", [len(WHOLE) // 10, len(WHOLE) // 2, len(WHOLE) - 1])
-def test_what_is_cut_off_is_called_so(length: int) -> None:
+def test_trouble_of_a_truncated_file_is_truncated(length: int) -> None:
     assert model_file.wire_trouble(WHOLE[:length]) == "truncated"
 
 
 @pytest.mark.parametrize("data", [bytes(64), b"\xff" * 64, WHOLE + b"\x07"])
-def test_what_is_no_message_is_damaged(data: bytes) -> None:
+def test_trouble_of_an_invalid_message_is_damaged(data: bytes) -> None:
     assert model_file.wire_trouble(data) == "damaged"
 
 
 @pytest.mark.parametrize("depth", [40, 5000])
-def test_what_is_nested_beyond_protobufs_limit_is_too_deep(depth: int) -> None:
+def test_trouble_of_nesting_beyond_protobufs_limit_is_too_deep(depth: int) -> None:
     assert model_file.wire_trouble(nested(depth)) == "too deep"
 
 

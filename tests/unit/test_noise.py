@@ -58,7 +58,7 @@ def test_judge_noise_of_one_row_does_not_excuse_another() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.05, 0.5, -1.0])
-def test_judge_wrong_probabilities_are_rejected_whatever_their_size(factor: float) -> None:
+def test_judge_wrong_probabilities_of_any_size_are_rejected(factor: float) -> None:
     scores = (10 ** RANDOM.uniform(-4, 0, (1, 100, 20))).astype(np.float32)
     assert not verdict(scores, scores, np.clip(scores * np.float32(factor), 0, 1)).accepted
 

@@ -53,7 +53,7 @@ def test_a_compute_capability_is_read_as_people_write_it(text: str, name: str, c
 
 
 @pytest.mark.parametrize("text", ["", "sm_", "sm_8", "orin", "8.6.1", "sm_1234", "-8.6", "8.6\n"])
-def test_what_is_no_compute_capability_is_refused(text: str) -> None:
+def test_build_for_an_invalid_compute_capability_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="neither a compute capability"):
         target(text, OWN)
 
@@ -80,7 +80,7 @@ def test_a_recorded_box_finds_the_very_engines_that_were_built_for_it() -> None:
     assert {e.key.digest for e in built} <= there
 
 
-def test_a_box_may_use_what_was_built_for_its_compute_capability_and_no_other_may() -> None:
+def test_engine_built_ahead_is_for_its_compute_capability_only() -> None:
     built = {parts["recipe.precision"]: parts for parts in keys(target("sm_86", OWN), precisions=ALL)}
     wanted = desired(Fingerprint(CARD), model(backends="tensorrt_rtx", precisions=ALL))[1:]
     assert len(wanted) == 3

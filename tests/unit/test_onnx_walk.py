@@ -21,7 +21,7 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize("what", GRAPHS)
-def test_heads_output_is_traced_to_what_computes_its_values(what: str) -> None:
+def test_heads_output_is_traced_to_the_node_that_computes_it(what: str) -> None:
     nodes, expected = GRAPHS[what]
     graph = helper.make_graph(
         [helper.make_node(operator, inputs.split(), [output]) for operator, inputs, output in nodes],

@@ -105,7 +105,7 @@ def test_an_npu_is_known_by_being_the_only_one(name: str, tmp_path: Path) -> Non
         (Core(GPU_0=None, GPU_1=None), (0, 3), "intel-gpu:1", "does not tell which of its devices intel-gpu:1 is"),
     ],
 )
-def test_a_device_that_openvino_does_not_show_is_unsuitable_with_what_to_do(
+def test_openvino_missing_device_is_unsuitable_with_the_remedy(
     core: Core, buses: tuple[int, ...], device: str, expected: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Unsuitable) as raised:
@@ -113,7 +113,7 @@ def test_a_device_that_openvino_does_not_show_is_unsuitable_with_what_to_do(
     assert expected in str(raised.value)
 
 
-def test_an_address_of_zeroes_tells_nothing(tmp_path: Path) -> None:
+def test_openvino_gpu_with_an_address_of_zeroes_is_unsuitable(tmp_path: Path) -> None:
     core = Core(GPU_0=3)
     core.get_property = lambda device, name: SimpleNamespace(domain=0, bus=0, device=0, function=0)  # type: ignore[method-assign]
     with pytest.raises(Unsuitable, match="does not tell which"):
@@ -174,7 +174,7 @@ def test_layers_are_counted_by_the_precision_that_they_compute_in(tmp_path: Path
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_layers_tell_whether_the_precision_was_really_taken(tmp_path: Path, precision: str) -> None:
+def test_openvino_layers_show_the_precision_in_use(tmp_path: Path, precision: str) -> None:
     _, made = build(tmp_path, nets.chain(4), precision)
     names = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
     compiled = ov.Core().compile_model(
@@ -207,7 +207,7 @@ def test_a_quantised_graph_runs_in_int8_and_answers_alike(tmp_path: Path) -> Non
         np.testing.assert_allclose(found, expected, atol=float(np.abs(expected).max()) * 0.05)
 
 
-def test_what_a_plugin_does_not_tell_is_no_reason_to_fail() -> None:
+def test_openvino_missing_plugin_properties_are_ignored() -> None:
     class Silent:
         def get_runtime_model(self) -> object:
             raise RuntimeError("not implemented")

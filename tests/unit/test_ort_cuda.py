@@ -20,7 +20,7 @@ GPU = Provider(cuda.PROVIDER, {}, "cuda:0")
 
 
 @pytest.mark.parametrize(("precision", "tf32"), [("fp32", "0"), ("tf32", "1"), ("fp16", "0"), ("int8", "0")])
-def test_tensorfloat_is_only_for_who_asks_for_it(precision: str, tf32: str) -> None:
+def test_tf32_only_if_requested(precision: str, tf32: str) -> None:
     where = runtime.provider(Recipe("onnxruntime", device="cuda:2", precision=precision))
     assert where.name == "CUDAExecutionProvider"
     assert where.options["device_id"] == "2"
@@ -82,7 +82,7 @@ def test_without_the_provider_there_is_no_session_on_the_cpu_instead(tmp_path: P
         ("Protobuf parsing failed.", EngineUnusable, "ONNX Runtime refuses the model on cuda:0: Protobuf parsing"),
     ],
 )
-def test_a_failure_is_one_line_with_what_to_do(
+def test_cuda_failure_is_one_line_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, text: str, kind: type[EngineUnusable], expected: str
 ) -> None:
     monkeypatch.setattr(cuda, "missing_library", lambda: None)
@@ -120,9 +120,7 @@ def test_without_cudnn_the_provider_would_serve_slowly_and_is_not_asked(monkeypa
         create("model.onnx", session_options("all", 1), GPU)
 
 
-def test_what_the_preloading_prints_goes_nowhere(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_preload_prints_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cuda.ort, "preload_dlls", lambda **more: print("Failed to load"), raising=False)
     cuda._preload.__wrapped__()
     assert capfd.readouterr().out == ""

@@ -123,7 +123,7 @@ def test_a_model_that_runs_wholly_on_the_device_is_built_and_opened_with_the_cpu
     assert gpu.forbade == [True, True]
 
 
-def test_what_the_device_lacks_is_told_and_what_only_computes_shapes_is_not(tmp_path: Path, gpu: Gpu) -> None:
+def test_operators_the_device_lacks_are_reported_except_shape_computations(tmp_path: Path, gpu: Gpu) -> None:
     gpu.lacks = {"Relu", "Shape", "Gather", "Concat"}
     (tmp_path / "out").mkdir()
     made = registry.load("onnxruntime").build(

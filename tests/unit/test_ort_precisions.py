@@ -57,7 +57,7 @@ def test_a_converted_graph_answers_as_an_engine_as_it_did_as_a_graph(
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_what_was_opened_again_answers_as_what_was_optimised(tmp_path: Path, precision: Precision) -> None:
+def test_reopened_engine_answers_as_the_optimised_one(tmp_path: Path, precision: Precision) -> None:
     session = engine(tmp_path, nets.chain(), precision)
     converted = convert(tmp_path / "model.onnx", precision, tmp_path / "again.onnx", SAMPLES)
     fresh = create(converted.path, session_options("all", 0))
@@ -66,7 +66,7 @@ def test_what_was_opened_again_answers_as_what_was_optimised(tmp_path: Path, pre
         np.testing.assert_array_equal(session.infer(inputs)["y"], fresh.run(["y"], inputs)[0])
 
 
-def test_a_composition_tells_in_which_precision_layers_really_compute(tmp_path: Path) -> None:
+def test_composition_has_the_precision_of_each_layer(tmp_path: Path) -> None:
     proto = nets.chain(4)
     graphs, out = tmp_path / "graphs", tmp_path / "engine"
     graphs.mkdir()

@@ -83,7 +83,7 @@ def test_an_inference_that_fails_in_a_bound_session_leaves_the_next_one_right(tm
     assert session.infer({"index": np.array([0, 1, 2])})["y"].tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_a_failing_device_is_told_from_a_failing_model(tmp_path: Path) -> None:
+def test_device_failures_differ_from_model_failures(tmp_path: Path) -> None:
     session = bound(tmp_path, models.several())
     error = RuntimeError("x" * 900 + " CUDA failure 700: an illegal memory access was encountered ; GPU=0 ;")
     assert str(session._failure(error)).startswith("cpu:0 cannot be used: an illegal memory access")

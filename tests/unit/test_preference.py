@@ -86,7 +86,7 @@ def test_reconcile_exact_engine_of_a_lower_level_is_enough_to_trust_a_coarse_one
         ({EXACT: 0.5, HALF: 0.25}, HALF, {"precisions": "bf16,fp32"}, ["as set"]),
     ],
 )
-def test_reason_of_what_serves_names_it_in_a_few_words(
+def test_reason_of_the_serving_engine_is_short(
     costs: dict[Recipe, float | None], serving: Recipe, settings: dict[str, str], words: list[str]
 ) -> None:
     found = views.precision_reason(world(costs, serving, **settings))

@@ -29,7 +29,7 @@ def test_the_defaults_are_fine() -> None:
     assert found({}) == {}
 
 
-def test_what_is_fine(tmp_path: Path) -> None:
+def test_preflight_accepts_a_valid_configuration(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").touch()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{tmp_path}/there")
@@ -96,7 +96,7 @@ def test_what_is_fine(tmp_path: Path) -> None:
         ({"access": {"tokens_file": "/dev/null"}}, "access.tokens_file", "cannot be read"),
     ],
 )
-def test_what_cannot_work(config: dict[str, Any], key: str, words: str) -> None:
+def test_preflight_rejects_an_unusable_configuration(config: dict[str, Any], key: str, words: str) -> None:
     problems = found(config)
     assert set(problems) == {key}
     assert words in problems[key]
@@ -119,7 +119,7 @@ def test_http_without_its_library_says_what_to_install(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_it_is_asked_as_the_user_who_asks(tmp_path: Path) -> None:
+def test_preflight_runs_as_the_calling_user(tmp_path: Path) -> None:
     """In a process of its own: of another user, whom the folder and the model are not for."""
     (tmp_path / "m.onnx").touch(mode=0o600)
     for folder in (tmp_path, *tmp_path.parents[:3]):

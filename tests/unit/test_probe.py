@@ -110,19 +110,19 @@ def test_numbers_that_might_mean_how_much_are_never_large() -> None:
         ask(host, is_reference=True)
 
 
-def test_what_the_reference_refuses_whatever_it_is_asked_cannot_be_asked() -> None:
+def test_ask_reference_that_refuses_every_probe_has_no_usable_probe() -> None:
     with pytest.raises(NoUsableProbe, match="it answers no probe: the index is out of range"):
         ask(Host(lambda _: EngineUnusable("the index is out of range")), is_reference=True)
 
 
-def test_an_engine_that_refuses_what_the_reference_answers_is_unusable() -> None:
+def test_ask_engine_that_refuses_an_answered_probe_is_unusable() -> None:
     known = ask(Host(same), is_reference=True)
     with pytest.raises(EngineUnusable, match="refuses what the reference answers") as refused:
         ask(Host(lambda _: EngineUnusable("no kernel")), known)
     assert not isinstance(refused.value, NoUsableProbe)
 
 
-def test_so_is_one_that_refuses_what_the_reference_answered_when_it_was_verified() -> None:
+def test_ask_engine_that_refuses_a_recorded_probe_is_unusable() -> None:
     array = np.ones((1, 4), np.float32)
     sample = Sample({"x": array}, {"y": array}, "unit")
     with pytest.raises(EngineUnusable, match="refuses what the reference answers"):
@@ -130,7 +130,7 @@ def test_so_is_one_that_refuses_what_the_reference_answered_when_it_was_verified
 
 
 @pytest.mark.parametrize("kind", ["picture", "wide"])
-def test_an_engine_whose_reference_only_answered_other_questions_cannot_be_asked(kind: str) -> None:
+def test_ask_engine_without_an_answered_probe_has_no_usable_probe(kind: str) -> None:
     array = np.ones((1, 4), np.float32)
     sample = Sample({"x": array}, {"y": array}, kind)
     with pytest.raises(NoUsableProbe):
@@ -138,7 +138,7 @@ def test_an_engine_whose_reference_only_answered_other_questions_cannot_be_asked
 
 
 @pytest.mark.parametrize("error", [HostLost("it died"), InvalidInput("no"), Overloaded("full")])
-def test_other_troubles_are_told_as_what_they_are(error: Exception) -> None:
+def test_ask_passes_other_errors_on(error: Exception) -> None:
     kinds = {HostLost: HostLost, InvalidInput: NoUsableProbe, Overloaded: NotReady}
     with pytest.raises(kinds[type(error)]):  # type: ignore[index]
         ask(Host(lambda _: error))
@@ -152,7 +152,7 @@ def test_an_answer_that_is_no_number_is_wrong_unless_the_reference_gives_it_too(
     ask(host, known)
 
 
-def test_what_the_reference_gave_is_looked_up_where_it_was_not_asked_in_this_life() -> None:
+def test_ask_uses_recorded_answers_of_the_reference() -> None:
     def recorded(model: Model) -> Sequence[Sample]:
         array = np.full((1, 4), NAN, np.float32)
         return [Sample({"x": np.ones((1, 4), np.float32)}, {"y": array}, "unit")]
@@ -229,13 +229,13 @@ def only(value: float) -> Callable[[Array], Array | Exception]:
     return lambda array: array if (array == value).all() else EngineUnusable("not this one")
 
 
-def test_constants_are_asked_where_nothing_else_is_answered() -> None:
+def test_ask_falls_back_to_constants() -> None:
     host = Host(only(1.0))
     known = ask(host, is_reference=True)
     assert known.place == len(host.probe_session) - 1, "every other kind came first"
 
 
-def test_what_the_user_gave_is_asked_first_and_again_after_it_was_replaced(tmp_path: Path) -> None:
+def test_ask_takes_the_users_samples_first_and_again_when_replaced(tmp_path: Path) -> None:
     np.savez(tmp_path / "ask.npz", x=np.full((1, 4), 7.5, np.float32))
     given = msgspec.structs.replace(entry(), samples=(str(tmp_path / "ask.npz"),))
     host, known = Host(only(7.5)), KnownAnswers(Model.of(given, inspection()))
@@ -265,7 +265,7 @@ def golden_answers() -> list[Sample]:
     return [Sample({"x": array}, {"y": 2 * array}, "random", str(number)) for number, array in enumerate(arrays)]
 
 
-def test_compare_engine_of_another_model_is_told_of() -> None:
+def test_compare_engine_of_another_model_reports_the_difference() -> None:
     assert compared(lambda array: 3 * array, golden_answers())
     assert compared(lambda array: -array, golden_answers(), "fp16")
 

@@ -75,13 +75,13 @@ def test_record_lines() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"digest": 1}', b"[" * 100000, b"\xff\xfe"])
-def test_read_other_content_is_none(tmp_path: Path, content: bytes) -> None:
+def test_read_other_content_returns_none(tmp_path: Path, content: bytes) -> None:
     place = tmp_path / repair.FILE
     place.write_bytes(content)
     assert repair.read(place) is None
 
 
-def test_read_record_of_another_format_or_size_is_none(tmp_path: Path) -> None:
+def test_read_record_of_another_format_or_size_returns_none(tmp_path: Path) -> None:
     place = tmp_path / repair.FILE
     place.write_bytes(repair.write(_record()).replace(b'"format": 1', b'"format": 2'))
     assert repair.read(place) is None

@@ -42,7 +42,7 @@ def _repair(path: Path, wish: Wish = NEEDED, settings: dict[str, str] | None = N
     return asyncio.run(repair(path, wish, settings or {}, _ORT, source=str(path)))
 
 
-def test_a_model_of_a_new_exporter_is_written_for_what_is_here(tmp_path: Path) -> None:
+def test_repair_converts_to_the_installed_runtimes_opset(tmp_path: Path) -> None:
     path = models.save(models.classifier(), tmp_path / "new.onnx")
     original = file_digest(path)
     repaired = _repair(path)
@@ -76,9 +76,7 @@ def test_only_the_step_that_is_named_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_version_that_is_named_goes_to_what_every_runtime_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repair_to_a_named_version_suits_every_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtimes_take(monkeypatch, {"onnxruntime": 20, "tensorrt": 17})
     path = models.save(models.mean(), tmp_path / "mean.onnx")  # opset 18, which ONNX Runtime takes
     both, before = ("onnxruntime", "tensorrt"), path.read_bytes()
@@ -115,7 +113,7 @@ def test_external_data_is_shared_and_part_of_the_identity(tmp_path: Path) -> Non
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["big.onnx", "w.bin"]
 
 
-def test_what_has_no_way_down_is_one_line(tmp_path: Path) -> None:
+def test_repair_without_a_conversion_is_one_line(tmp_path: Path) -> None:
     path = models.save(models.scatter(), tmp_path / "scatter.onnx")
     before = path.read_bytes()
     with pytest.raises(ModelRefused, match=r"scatter.onnx cannot be repaired: operator TensorScatter \(node 'cache'\)"):
@@ -131,7 +129,7 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_sizes_are_freed_where_settings_ask_for_others(tmp_path: Path) -> None:
+def test_repair_frees_fixed_sizes_if_settings_need_others(tmp_path: Path) -> None:
     path = models.save(models.classifier(1, size=32, opset=20, ir=8), tmp_path / "m.onnx")
     assert _repair(path).record.steps == ()
     asked = {"preprocess.width": "64", "preprocess.height": "64"}
@@ -201,7 +199,9 @@ def test_a_converter_that_crashes_is_one_line(tmp_path: Path, monkeypatch: pytes
         _repair(path)
 
 
-def test_where_nothing_can_answer_the_definitions_prove_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repair_is_proved_by_definitions_if_nothing_runs_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = models.save(models.classifier(), tmp_path / "m.onnx")
     monkeypatch.setattr(
         repairer, "run", _Runs(Prove, BuildFailed("prove child took longer than 300 s and was stopped"))
@@ -211,7 +211,7 @@ def test_where_nothing_can_answer_the_definitions_prove_it(tmp_path: Path, monke
     assert "took longer than 300 s" in first.proof.detail
 
 
-def test_what_neither_proves_is_not_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repair_without_a_proof_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = models.save(models.mean(), tmp_path / "m.onnx")
     monkeypatch.setattr(
         repairer, "run", _Runs(Prove, BuildFailed("prove child took longer than 300 s and was stopped"))
@@ -221,7 +221,7 @@ def test_what_neither_proves_is_not_taken_in(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.long
-def test_a_name_that_is_taken_beside_the_model_is_avoided(tmp_path: Path) -> None:
+def test_repair_avoids_taken_file_names(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(models.classifier(), path, save_as_external_data=True, location="m.lowered.onnx", size_threshold=64)
     weights = (tmp_path / "m.lowered.onnx").read_bytes()

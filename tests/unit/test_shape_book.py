@@ -61,7 +61,7 @@ def test_another_policy_applies_nothing(tmp_path: Path) -> None:
         assert book.applied(model(shapes__policy=policy, profile__x="1x8")).learnt == Profile()
 
 
-def test_what_was_learnt_upon_other_settings_is_not_applied(tmp_path: Path) -> None:
+def test_book_ignores_ranges_learnt_with_other_settings(tmp_path: Path) -> None:
     assert kept(tmp_path).applied(model(profile__x="1x8")).learnt == Profile()
     set_ = model(profile__x="1x8")
     assert configured_range(set_) == "x=1x8:1x8:1x8"
@@ -69,7 +69,7 @@ def test_what_was_learnt_upon_other_settings_is_not_applied(tmp_path: Path) -> N
     assert book.applied(set_).learnt == WIDE
 
 
-def test_an_aim_comes_before_what_was_proved_and_is_in_memory_alone(tmp_path: Path) -> None:
+def test_book_target_precedes_the_proved_range_and_is_not_stored(tmp_path: Path) -> None:
     book, aim = kept(tmp_path), Profile.parse("x=1x1:1x8:8x80")
     book.aim(model(), aim)
     assert book.applied(model()).learnt == aim

@@ -19,7 +19,7 @@ def rounds(name: str, *values: int) -> list[Figures]:
 
 
 @pytest.mark.parametrize("name", SLACK)
-def test_a_leak_is_found_in_whatever_it_is(name: str) -> None:
+def test_growths_finds_a_leak_in_every_figure(name: str) -> None:
     start, step = getattr(_CALM, name), SLACK[name] + 1
     found = growths(rounds(name, *(start + step * number for number in range(8))))
     assert len(found) == 1
@@ -34,7 +34,7 @@ def test_a_slow_leak_is_found_when_there_is_time() -> None:
 @pytest.mark.parametrize(
     "values", [(60, 62, 60, 63, 60, 64, 61, 70), (90, 60, 60, 60, 60, 60), (60, 62, 62, 62, 62, 62)]
 )
-def test_what_comes_and_goes_or_comes_once_is_no_growth(values: tuple[int, ...]) -> None:
+def test_growths_ignores_peaks_and_single_steps(values: tuple[int, ...]) -> None:
     assert growths(rounds("daemon_fds", *values)) == []
 
 
@@ -50,7 +50,7 @@ def test_there_is_always_time_for_enough_rounds(seconds: float) -> None:
     assert (seconds - stretch.warming) / stretch.round > FEWEST
 
 
-def test_figures_are_of_this_very_process_and_of_what_lies_in_its_folders(tmp_path: Path) -> None:
+def test_figures_are_of_the_process_and_its_folders(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "file").write_text("x")
     before = Figures.of(os.getpid(), tmp_path)

@@ -225,7 +225,7 @@ def test_jpeg_complete_invalid_data_gives_none(damage: Callable[[bytes], bytes])
     assert length(damage(jpeg(3))) is None
 
 
-def test_jpeg_length_cuts_what_follows() -> None:
+def test_jpeg_length_excludes_trailing_bytes() -> None:
     assert complete(jpeg(9) + b"\0\0\0") == jpeg(9)
     assert length(jpeg(9) + jpeg(200)) == len(jpeg(9))
 

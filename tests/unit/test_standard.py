@@ -71,7 +71,7 @@ QUESTIONS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("what", QUESTIONS)
-def test_whatever_changes_the_questions_changes_the_golden_answers_and_the_standard(folder: Path, what: str) -> None:
+def test_standard_changes_with_the_probes(folder: Path, what: str) -> None:
     before = of(folder)
     QUESTIONS[what](folder)
     assert of(folder).golden != before.golden
@@ -88,7 +88,7 @@ SAME: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("what", SAME)
-def test_what_decides_nothing_changes_nothing(folder: Path, what: str) -> None:
+def test_standard_ignores_irrelevant_settings(folder: Path, what: str) -> None:
     before = of(folder)
     SAME[what](folder)
     assert of(folder) == before
@@ -107,7 +107,7 @@ DECODED = ("top1", "boxes", "box_score", "class_score")
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "int8"])
-def test_tolerance_of_precision_nothing_asked_for_has_the_exact_bounds_of_what_is_decoded(precision: str) -> None:
+def test_tolerance_of_an_unrequested_precision_has_the_exact_bounds_of_decoded_results(precision: str) -> None:
     unasked, asked = tolerance({}, precision), tolerance({"precisions": f"fp32,{precision}"}, precision)
     assert [getattr(unasked, figure) for figure in DECODED] == [getattr(TOLERANCES["fp32"], f) for f in DECODED]
     assert unasked.outliers == TOLERANCES[precision].outliers
@@ -131,7 +131,7 @@ def test_how_boxes_are_read_is_part_of_the_standard_of_a_detector_alone(folder: 
     assert Standard.of(model, "fp32").golden == Standard.of(other, "fp32").golden
 
 
-def test_a_range_of_shapes_is_part_of_what_is_asked(tmp_path: Path) -> None:
+def test_standard_depends_on_the_range_of_shapes(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "m"
     models.save(models.dynamic(), folder / "1" / "model.onnx")
     settle(folder, {"preprocess.width": "32", "preprocess.height": "32"})

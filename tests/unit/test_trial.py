@@ -37,7 +37,7 @@ def test_a_plugin_of_tensorrt_is_not_to_be_cast_or_converted() -> None:
     assert "plugin of TensorRT" in remedy("EfficientNMS_TRT", 17)
 
 
-def test_told_shape_in_external_data_is_refused_with_a_remedy() -> None:
+def test_trial_shape_in_external_data_is_refused_with_the_remedy() -> None:
     said = (
         "[ONNXRuntimeError] : 1 : FAIL : Load model from /m/m.onnx failed:Node () Op (Reshape) [ShapeInferenceError]"
         " Cannot parse data from external tensors. Please load external data into raw data for tensor: s"
@@ -67,7 +67,7 @@ def test_model_written_with_external_data_keeps_shapes_in_its_file(tmp_path: Pat
     assert outside == {"w"}
 
 
-def test_no_repair_is_offered_where_none_would_help() -> None:
+def test_trial_offers_no_repair_that_cannot_help() -> None:
     """Repairs write a model in an older opset, never in a newer one."""
     assert "--convert" not in remedy("BatchNormalization", 6)
     known = RuntimeSupport("1", 7, 26, 13)
@@ -77,7 +77,7 @@ def test_no_repair_is_offered_where_none_would_help() -> None:
     assert "--convert" not in found.remedy
 
 
-def test_a_node_that_nobody_knows_is_not_called_by_an_empty_name() -> None:
+def test_trial_unknown_node_without_a_name_is_named_by_its_operator() -> None:
     class Knowing:
         def operators(self) -> dict[str, dict[str, int]]:
             return {"ai.onnx": {"Relu": 6}}
@@ -88,7 +88,7 @@ def test_a_node_that_nobody_knows_is_not_called_by_an_empty_name() -> None:
         assert found.message.startswith("the model uses")
 
 
-def test_asking_a_runtime_puts_no_file_where_a_kill_would_leave_it(
+def test_operators_of_a_runtime_are_read_without_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -46,7 +46,7 @@ def model(text: str, signature: Signature = BATCHED, folder: str = "", **setting
         'max_batch_size: 2 input { name: "x" dims: [ 48 ] reshape { shape: [ 3, 4, 4 ] } }',
     ],
 )
-def test_check_accepts_what_agrees_with_the_file(text: str) -> None:
+def test_check_accepts_a_configuration_that_agrees_with_the_file(text: str) -> None:
     check(read(text), BATCHED)
 
 

@@ -20,13 +20,13 @@ __all__ = ["gpu"]
 # -- what is told ---------------------------------------------------------------------------------------------------
 
 
-def test_warnings_are_told_once_and_not_without_end(tmp_path: Path) -> None:
+def test_log_reports_warnings_once_and_at_most_so_many(tmp_path: Path) -> None:
     said = [("WARNING", f"Warning {n // 2}") for n in range(40)]
     made, _ = build("10", tmp_path, Script(says=said))
     assert made.notes[-6:] == (*(f"Warning {n}" for n in range(5)), "15 more warnings")
 
 
-def test_the_inspector_counts_layers_by_what_they_read(tmp_path: Path) -> None:
+def test_inspector_counts_layers_by_input_precision(tmp_path: Path) -> None:
     def layer(kind: str, reads: str) -> dict[str, Any]:
         return {"Name": "n", "LayerType": kind, "Inputs": [{"Format/Datatype": reads}], "Outputs": [], "Extra": 1}
 
@@ -44,7 +44,7 @@ def test_the_inspector_counts_layers_by_what_they_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"Layers": ["a", "b"]}', "{", "[]", "", '{"Layers": 3}', "{}"])
-def test_an_inspector_that_tells_less_is_no_failure(text: str, tmp_path: Path) -> None:
+def test_inspector_with_less_detail_is_accepted(text: str, tmp_path: Path) -> None:
     made, _ = build("11", tmp_path, Script(inspector=text))
     assert made.layers == {}
     assert made.notes
@@ -68,7 +68,7 @@ def test_an_engine_that_cannot_be_looked_at_is_no_failure_yet(tmp_path: Path) ->
         (("INVALID", 0), "it cannot be used here"),
     ],
 )
-def test_rtx_says_beforehand_what_is_wrong_with_an_engine(validity: tuple[str, int], words: str) -> None:
+def test_rtx_validates_an_engine_before_it_is_loaded(validity: tuple[str, int], words: str) -> None:
     trt, trace = make("rtx", Script(validity=validity))
     with pytest.raises(EngineUnusable, match=f"TensorRT-RTX cannot load the engine: {words}"):
         load.deserialise(trt, b"plan", "TensorRT-RTX")
@@ -83,7 +83,7 @@ def test_an_engine_that_is_not_the_best_is_loaded_all_the_same(verdict: str) -> 
 
 
 @pytest.mark.parametrize("generation", ["8.6", "10", "11"])
-def test_where_nothing_tells_beforehand_the_runtime_itself_refuses(generation: str) -> None:
+def test_runtime_without_validation_refuses_the_engine_itself(generation: str) -> None:
     trt, _ = make(generation, Script(loads=False))
     with pytest.raises(EngineUnusable, match=r"TensorRT cannot load the engine: Serialization \(wrong tag\)"):
         load.deserialise(trt, b"plan", "TensorRT")

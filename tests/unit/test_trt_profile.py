@@ -53,7 +53,7 @@ def test_a_leading_dimension_that_is_a_batch_needs_no_setting(name: str) -> None
 
 
 @pytest.mark.parametrize("shape", [("tokens", 4), (1, "n_tokens"), ("?",), (1, "?"), (2, "?", "?")])
-def test_what_nobody_tells_the_size_of_is_refused_with_a_line_to_set(shape: tuple[Dim, ...]) -> None:
+def test_profile_of_an_unknown_size_is_refused_with_the_setting(shape: tuple[Dim, ...]) -> None:
     with pytest.raises(Unsuitable, match=r'^input x leaves dimension \d \(.*set profile\.x = "[0-9x ]+"') as refusal:
         profile(signature(x=shape))
     assert "\n" not in str(refusal.value)
@@ -61,7 +61,7 @@ def test_what_nobody_tells_the_size_of_is_refused_with_a_line_to_set(shape: tupl
     assert profile(signature(x=shape), x=example)
 
 
-def test_the_line_to_set_is_toml_whatever_the_input_is_called() -> None:
+def test_profile_setting_in_the_message_is_valid_toml() -> None:
     with pytest.raises(Unsuitable, match=r'set "profile\.a b"'):
         Profile.of(Signature((TensorSpec("a b", "FP32", (1, "k")),), ()), {}, None)
 
@@ -121,7 +121,7 @@ def test_a_setting_for_a_fixed_shape_must_agree_and_changes_nothing() -> None:
         ("1x1x1x1x1x1x1x1x1", "is not one shape or three"),
     ],
 )
-def test_a_setting_that_is_no_range_of_the_model_is_told_in_one_line(text: str, problem: str) -> None:
+def test_profile_invalid_setting_is_one_line(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as refusal:
         profile(signature(x=("batch", 3, "h", "w")), x=text)
     assert "profile.x" in str(refusal.value)
@@ -183,7 +183,7 @@ def test_other_text_is_refused_and_nothing_else_happens(text: str) -> None:
         assert str(Profile.parse(text)) == text
 
 
-def test_it_knows_what_it_contains() -> None:
+def test_profile_contains_shapes_of_its_range() -> None:
     found = Profile.parse("x=1x3x8x8:1x3x16x16:4x3x32x32")
     assert found.contains("x", (1, 3, 8, 8))
     assert found.contains("x", (4, 3, 32, 9))

@@ -182,7 +182,7 @@ def test_a_session_that_cannot_lend_arrays_is_closed() -> None:
     assert session.closed
 
 
-def test_a_session_whose_pictures_nobody_can_decode_is_closed() -> None:
+def test_pipeline_of_an_unknown_family_closes_the_session() -> None:
     session = Recorder()
     with pytest.raises(Unsupported, match="no family"):
         Pipeline(session, SIGNATURE, msgspec.structs.replace(RECOGNITION, family="strange"))

@@ -82,7 +82,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_the_model_does_not_take_is_told_in_one_line(tmp_path: Path, what: str) -> None:
+def test_read_sample_that_does_not_fit_the_model_is_one_line(tmp_path: Path, what: str) -> None:
     arrays, words = WRONG[what]
     with pytest.raises(InvalidInput, match=rf"^sample ask\.npz cannot be used: .*{words}") as raised:
         user_samples.read_tensors(npz(tmp_path / "ask.npz", **arrays), SIGNATURE)
@@ -150,7 +150,7 @@ def test_a_file_that_was_replaced_is_not_taken_for_the_one_that_was_meant(tmp_pa
         user_samples.read_tensors(path, SIGNATURE)
 
 
-def test_samples_by_content_leaves_out_what_cannot_be_read_and_calibration_takes_pictures_only(tmp_path: Path) -> None:
+def test_samples_by_content_skips_unreadable_files_and_calibration_takes_pictures_only(tmp_path: Path) -> None:
     picture, tensors = tmp_path / "a.jpg", npz(tmp_path / "ask.npz", a=A)
     picture.write_bytes(b"any")
     both = [str(picture), str(tensors), str(tmp_path / "gone.npz")]
@@ -180,13 +180,13 @@ NUMBERS = Signature((TensorSpec("x", "INT64", (16,)),), ())
 
 
 @pytest.mark.parametrize(("value", "kind"), [(0, "zeros"), (1, "ones")])
-def test_constants_are_asked_where_nothing_else_is_answered(value: int, kind: str) -> None:
+def test_ask_falls_back_to_constants(value: int, kind: str) -> None:
     (sample,) = golden.make(Choosy(value), NUMBERS, TENSORS).samples
     assert sample.kind == kind
     assert set(sample.inputs["x"].tolist()) == {value}
 
 
-def test_what_the_user_gave_is_asked_and_judged_by(tmp_path: Path) -> None:
+def test_samples_are_probes_and_decide_the_verdict(tmp_path: Path) -> None:
     path = npz(tmp_path / "ask.npz", x=[40, 70] * 8)
     made = golden.make(Choosy(40, 70), NUMBERS, TENSORS, [str(path)])
     (sample,) = made.samples
@@ -196,7 +196,7 @@ def test_what_the_user_gave_is_asked_and_judged_by(tmp_path: Path) -> None:
     assert [each.kind for each in golden.deciding(many, "fp16")] == [GIVEN]
 
 
-def test_a_sample_that_is_refused_is_left_out_and_told(tmp_path: Path) -> None:
+def test_refused_sample_is_skipped_and_reported(tmp_path: Path) -> None:
     path = npz(tmp_path / "ask.npz", x=[40, 70] * 8)
     (reason,) = golden.make(Choosy(0, 1), NUMBERS, TENSORS, [str(path)]).skipped
     assert reason.startswith("sample ask.npz is refused by the reference: Unknown Category")
@@ -220,7 +220,7 @@ def test_a_model_that_takes_one_small_number_only_is_taken_in_unaided(tmp_path: 
     assert admitted(tmp_path, choosy(1, 50, 70)).finding is None
 
 
-def test_one_that_takes_odd_values_only_needs_some_and_says_how(tmp_path: Path) -> None:
+def test_model_that_answers_few_values_needs_samples_and_says_how(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused) as raised:
         admitted(tmp_path, choosy(50, 70))
     finding = Finding.of(raised.value)
@@ -231,7 +231,7 @@ def test_one_that_takes_odd_values_only_needs_some_and_says_how(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_a_sample_that_the_model_does_not_answer_is_told_of_what_is_served_and_the_reason_of_what_is_not(
+def test_unanswered_sample_is_a_warning_or_the_reason_of_a_refusal(
     tmp_path: Path,
 ) -> None:
     sample = npz(tmp_path / "ask.npz", x=[3])
@@ -246,7 +246,7 @@ def test_a_sample_that_the_model_does_not_answer_is_told_of_what_is_served_and_t
         admitted(tmp_path, choosy(0, 1), floats)
 
 
-def test_what_was_found_with_one_sample_is_not_what_is_found_with_another(tmp_path: Path) -> None:
+def test_admission_outcome_depends_on_the_samples(tmp_path: Path) -> None:
     path, sample = models.save(choosy(50, 70), tmp_path / "model.onnx"), tmp_path / "ask.npz"
     builder = builder_in(tmp_path / "cache")
     inspection = run(builder.inspect(path), 200)

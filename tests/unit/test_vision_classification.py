@@ -191,7 +191,7 @@ def test_classify_logits_that_happen_to_sum_to_one_are_still_logits() -> None:
     ("activation", "expected"), [("none", [2.0, 0.5]), ("sigmoid", [0.881, 0.622]), ("softmax", [0.818, 0.182])]
 )
 @pytest.mark.parametrize("heads", [{"output": "Sigmoid"}, {"output": "Gemm"}, None])
-def test_classify_setting_decides_whatever_the_graph_says(
+def test_classify_setting_overrides_the_graph(
     activation: str, expected: list[float], heads: dict[str, str] | None
 ) -> None:
     assert scores_of([2.0, 0.5], heads, decode__activation=activation) == expected

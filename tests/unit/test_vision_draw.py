@@ -118,7 +118,7 @@ def test_annotate_returns_a_copy_of_any_size(width):
     assert not np.array_equal(painted, image)
 
 
-def test_annotate_draws_a_box_where_it_is():
+def test_annotate_draws_a_box_at_its_place():
     painted = changed(annotate(BLACK, Detections.of(*BOX), ()))
     assert painted[150, 300]
     assert painted[350, 300]

@@ -178,6 +178,6 @@ def test_embedded_detector_finds_as_much_at_a_reduced_scale(session, size):
     assert min(counts["reduced"].recall, counts["reduced"].precision) >= 0.95, counts
 
 
-def test_reduction_of_model_that_does_not_ask_for_it_is_none() -> None:
+def test_reduction_is_off_by_default() -> None:
     assert step(preparer(320, 320, reduce=False), flat(1280, 960)) == 1
     assert step(preparer(320, 320, reduce=True), flat(1280, 960)) == 4

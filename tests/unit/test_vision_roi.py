@@ -151,7 +151,7 @@ def test_crop_window_cuts_the_region_to_the_picture(region, edges):
 
 
 @pytest.mark.parametrize("roi", [None, Roi(), Roi(Region()), Roi(Region(0, 0, 100, 80)), Roi(Region(0, 0, 999, 999))])
-def test_crop_window_whole_picture_is_none(roi):
+def test_crop_window_of_the_whole_picture_returns_none(roi):
     assert crop_window(roi, 100, 80) is None
     preparer = Preparer(Preprocess(width=64, height=64, fit=Fit.LETTERBOX))
     picture = np.zeros((80, 100, 3), np.uint8)

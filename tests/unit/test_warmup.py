@@ -64,14 +64,14 @@ def warm(host: Host, of: Model | None = None) -> None:
     run(warm_up(of or model(), link, 1))
 
 
-def test_each_is_made_as_often_as_it_says_and_leaves_nothing_in_the_arena() -> None:
+def test_warm_up_runs_as_often_as_configured_and_frees_the_arena() -> None:
     host = Host()
     warm(host, model(count=3))
     assert (host.probe_session, host.arena.taken) == (3, 0)
 
 
 @pytest.mark.parametrize("kind", [OutOfMemory, Overloaded, NotReady, DeadlineExceeded])
-def test_what_passes_says_nothing_against_the_engine(kind: type[EdgedError]) -> None:
+def test_warm_up_temporary_error_does_not_blame_the_engine(kind: type[EdgedError]) -> None:
     host = Host()
     host.outcomes.append(kind("not now"))
     with pytest.raises(kind, match="'w'") as raised:
@@ -98,7 +98,7 @@ def test_an_arena_that_is_full_of_requests_is_no_failure_of_the_warm_up() -> Non
 
 
 @pytest.mark.parametrize("kind", [EngineUnusable, InvalidInput, TooLarge])
-def test_what_would_end_the_same_each_time_does(kind: type[EdgedError]) -> None:
+def test_warm_up_permanent_error_blames_the_engine(kind: type[EdgedError]) -> None:
     host = Host()
     host.outcomes.append(kind("out of range"))
     with pytest.raises(WarmupFailed, match="'w'"):
