@@ -1,4 +1,4 @@
-"""What a runtime says about a model, told with something to do; and asking it without leaving anything behind."""
+"""Refusals of runtimes as findings with a remedy, and probes of runtimes that leave no files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from edged.backends import one_node, onnxruntime
 from edged.backends.contract import Order, Recipe, Signature
@@ -19,6 +18,7 @@ from edged.ipc.job_messages import RuntimeSupport
 from edged.jobs import onnx_graph, runtimes, trial
 from edged.models.finding import Category
 from edged.verification.shape_range import ShapeRange
+from tests import models
 
 
 def job(opset: int, nodes: dict[str, str] | None = None) -> jobs.Check:
@@ -33,11 +33,11 @@ def remedy(operator: str, opset: int) -> str:
     return found.remedy
 
 
-def test_a_plugin_of_tensorrt_is_not_to_be_cast_or_converted() -> None:
+def test_refused_plugin_of_tensorrt_has_its_own_remedy() -> None:
     assert "plugin of TensorRT" in remedy("EfficientNMS_TRT", 17)
 
 
-def test_trial_shape_in_external_data_is_refused_with_the_remedy() -> None:
+def test_refused_shape_in_external_data_has_a_remedy() -> None:
     said = (
         "[ONNXRuntimeError] : 1 : FAIL : Load model from /m/m.onnx failed:Node () Op (Reshape) [ShapeInferenceError]"
         " Cannot parse data from external tensors. Please load external data into raw data for tensor: s"
@@ -49,16 +49,9 @@ def test_trial_shape_in_external_data_is_refused_with_the_remedy() -> None:
     assert found.has_own_remedy
 
 
-def test_model_written_with_external_data_keeps_shapes_in_its_file(tmp_path: Path) -> None:
-    shape, weights = np.array([32, 16], np.int64), np.ones((16, 64), np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("MatMul", ["r", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [512])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [32, 64])],
-        [onnx.numpy_helper.from_array(shape, "shape"), onnx.numpy_helper.from_array(weights, "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+def test_write_external_data_keeps_shapes_in_the_file(tmp_path: Path) -> None:
+    constants = {"shape": np.array([32, 16], np.int64), "w": np.ones((16, 64), np.float32)}
+    model = models.parse("(float[512] x) => (float[32,64] y) { r = Reshape(x, shape) y = MatMul(r, w) }", constants)
     given, out = tmp_path / "given.onnx", tmp_path / "out.onnx"
     onnx.save(model, str(given), save_as_external_data=True, location="data", size_threshold=0)
     onnx_graph.Model.read(given).write(out)
@@ -67,7 +60,7 @@ def test_model_written_with_external_data_keeps_shapes_in_its_file(tmp_path: Pat
     assert outside == {"w"}
 
 
-def test_trial_offers_no_repair_that_cannot_help() -> None:
+def test_opset_too_old_offers_no_repair() -> None:
     """Repairs write a model in an older opset, never in a newer one."""
     assert "--convert" not in remedy("BatchNormalization", 6)
     known = RuntimeSupport("1", 7, 26, 13)
@@ -77,7 +70,7 @@ def test_trial_offers_no_repair_that_cannot_help() -> None:
     assert "--convert" not in found.remedy
 
 
-def test_trial_unknown_node_without_a_name_is_named_by_its_operator() -> None:
+def test_operators_of_a_nameless_node_names_the_model() -> None:
     class Knowing:
         def operators(self) -> dict[str, dict[str, int]]:
             return {"ai.onnx": {"Relu": 6}}
@@ -88,9 +81,7 @@ def test_trial_unknown_node_without_a_name_is_named_by_its_operator() -> None:
         assert found.message.startswith("the model uses")
 
 
-def test_operators_of_a_runtime_are_read_without_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_takes_writes_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model = one_node.relu(13, 7)
     seen: list[bytes] = []

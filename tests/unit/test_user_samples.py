@@ -1,4 +1,4 @@
-"""The user's tensors: read with care, asked of whatever is to serve, enough for a model that answers nothing else."""
+"""The user's tensors: how they are read, and that a model that answers nothing else is served with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from edged.backends.contract import Signature
 from edged.config.limits import Limits
@@ -37,9 +36,9 @@ SIGNATURE = Signature((TensorSpec("a", "FP32", ("n", 2)), TensorSpec("b.0", "BYT
 
 def choosy(*values: int) -> onnx.ModelProto:
     """A model that answers these numbers and no others."""
-    encode = helper.make_node("OneHotEncoder", ["x"], ["y"], domain="ai.onnx.ml", cats_int64s=values, zeros=0)
-    inputs, outputs = [models.value("x", "INT64", ["n"])], [models.value("y", "FP32", None)]
-    return models.model([encode], inputs, outputs, domains={"ai.onnx.ml": 3})
+    numbers = ", ".join(map(str, values))
+    node = f"y = ai.onnx.ml.OneHotEncoder<cats_int64s = [{numbers}], zeros = 0>(x)"
+    return models.parse(f"(int64[n] x) => (float[] y) {{ {node} }}", domains={"ai.onnx.ml": 3})
 
 
 def npz(path: Path, **arrays: object) -> Path:
@@ -53,7 +52,7 @@ A, B = np.arange(6, dtype=np.float32).reshape(3, 2), np.array(["eins", "zwölf",
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def test_arrays_come_out_as_sessions_take_them(tmp_path: Path) -> None:
+def test_read_tensors_converts_arrays_for_sessions(tmp_path: Path) -> None:
     probe = user_samples.read_tensors(
         npz(tmp_path / "ask.npz", a=np.asfortranarray(A).astype(">f4"), b__0=B), SIGNATURE
     )
@@ -81,9 +80,10 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_read_sample_that_does_not_fit_the_model_is_one_line(tmp_path: Path, what: str) -> None:
-    arrays, words = WRONG[what]
+@pytest.mark.parametrize(("arrays", "words"), WRONG.values(), ids=WRONG)
+def test_read_tensors_that_do_not_fit_are_refused_in_one_line(
+    tmp_path: Path, arrays: dict[str, object], words: str
+) -> None:
     with pytest.raises(InvalidInput, match=rf"^sample ask\.npz cannot be used: .*{words}") as raised:
         user_samples.read_tensors(npz(tmp_path / "ask.npz", **arrays), SIGNATURE)
     assert "\n" not in str(raised.value)
@@ -96,7 +96,7 @@ def archive(path: Path, **members: bytes) -> Path:
     return path
 
 
-def test_nothing_is_unpacked_that_would_fill_the_memory(tmp_path: Path) -> None:
+def test_read_tensors_too_large_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     bomb = archive(tmp_path / "bomb.npz", a=bytes(65 << 20))
     assert bomb.stat().st_size < 1 << 20
     with pytest.raises(InvalidInput, match="take more than 64 MiB"):
@@ -109,7 +109,7 @@ def test_nothing_is_unpacked_that_would_fill_the_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [b"(" * 5000, b"-" * 5000, b"1+" * 2000 + b"1", b"{[]: 1}", b"\0", b""])
-def test_a_header_that_python_stumbles_over_is_damaged(tmp_path: Path, words: bytes) -> None:
+def test_read_tensors_damaged_header_is_refused(tmp_path: Path, words: bytes) -> None:
     member = b"\x93NUMPY\x01\x00" + len(words).to_bytes(2, "little") + words
     with pytest.raises(InvalidInput, match="'a'"):
         user_samples.read_tensors(archive(tmp_path / "odd.npz", a=member, b__0=b""), one_input())
@@ -119,7 +119,7 @@ def one_input() -> Signature:
     return Signature((SIGNATURE.inputs[0], TensorSpec("b__0", "FP32", ())), ())
 
 
-def test_a_damaged_file_is_an_error_of_its_own_wherever_it_is_damaged(tmp_path: Path) -> None:
+def test_read_tensors_damaged_file_is_read_or_refused(tmp_path: Path) -> None:
     whole = npz(tmp_path / "ask.npz", a=A, b__0=B).read_bytes()
     chance = random.Random(7)
     outcomes: set[str] = set()
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_an_error_of_its_own_wherever_it_is_damaged(tmp_path: 
     assert outcomes <= {"read", "sample ask.npz cannot be used:"}
 
 
-def test_a_file_that_was_replaced_is_not_taken_for_the_one_that_was_meant(tmp_path: Path) -> None:
+def test_read_tensors_replaced_file_is_superseded(tmp_path: Path) -> None:
     path = npz(tmp_path / "ask.npz", a=A, b__0=B)
     assert user_samples.read_tensors(path, SIGNATURE, content(str(path))).name == "ask.npz"
     with pytest.raises(Superseded, match="was changed"):
@@ -162,7 +162,7 @@ def test_samples_by_content_skips_unreadable_files_and_calibration_takes_picture
 
 
 class Choosy:
-    """Answers only where every value is one of a few."""
+    """Answers if every value is one of a few."""
 
     def __init__(self, *values: int) -> None:
         self._values = values
@@ -180,13 +180,13 @@ NUMBERS = Signature((TensorSpec("x", "INT64", (16,)),), ())
 
 
 @pytest.mark.parametrize(("value", "kind"), [(0, "zeros"), (1, "ones")])
-def test_ask_falls_back_to_constants(value: int, kind: str) -> None:
+def test_make_asks_constants_if_nothing_else_is_answered(value: int, kind: str) -> None:
     (sample,) = golden.make(Choosy(value), NUMBERS, TENSORS).samples
     assert sample.kind == kind
     assert set(sample.inputs["x"].tolist()) == {value}
 
 
-def test_samples_are_probes_and_decide_the_verdict(tmp_path: Path) -> None:
+def test_make_asks_user_samples_and_they_decide(tmp_path: Path) -> None:
     path = npz(tmp_path / "ask.npz", x=[40, 70] * 8)
     made = golden.make(Choosy(40, 70), NUMBERS, TENSORS, [str(path)])
     (sample,) = made.samples
@@ -196,7 +196,7 @@ def test_samples_are_probes_and_decide_the_verdict(tmp_path: Path) -> None:
     assert [each.kind for each in golden.deciding(many, "fp16")] == [GIVEN]
 
 
-def test_refused_sample_is_skipped_and_reported(tmp_path: Path) -> None:
+def test_make_refused_sample_is_skipped(tmp_path: Path) -> None:
     path = npz(tmp_path / "ask.npz", x=[40, 70] * 8)
     (reason,) = golden.make(Choosy(0, 1), NUMBERS, TENSORS, [str(path)]).skipped
     assert reason.startswith("sample ask.npz is refused by the reference: Unknown Category")
@@ -216,11 +216,8 @@ def admitted(tmp_path: Path, proto: onnx.ModelProto, *samples: Path) -> Admissio
     return run(admit(builder_in(tmp_path / "cache"), path, {}, ["onnxruntime"], samples), 200)
 
 
-def test_a_model_that_takes_one_small_number_only_is_taken_in_unaided(tmp_path: Path) -> None:
+def test_admit_model_that_takes_odd_values_only_needs_samples(tmp_path: Path) -> None:
     assert admitted(tmp_path, choosy(1, 50, 70)).finding is None
-
-
-def test_model_that_answers_few_values_needs_samples_and_says_how(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused) as raised:
         admitted(tmp_path, choosy(50, 70))
     finding = Finding.of(raised.value)
@@ -231,7 +228,7 @@ def test_model_that_answers_few_values_needs_samples_and_says_how(tmp_path: Path
 
 
 @pytest.mark.long
-def test_unanswered_sample_is_a_warning_or_the_reason_of_a_refusal(
+def test_admit_sample_that_is_not_answered_is_a_warning_or_the_reason(
     tmp_path: Path,
 ) -> None:
     sample = npz(tmp_path / "ask.npz", x=[3])
@@ -246,7 +243,7 @@ def test_unanswered_sample_is_a_warning_or_the_reason_of_a_refusal(
         admitted(tmp_path, choosy(0, 1), floats)
 
 
-def test_admission_outcome_depends_on_the_samples(tmp_path: Path) -> None:
+def test_prove_result_belongs_to_its_samples(tmp_path: Path) -> None:
     path, sample = models.save(choosy(50, 70), tmp_path / "model.onnx"), tmp_path / "ask.npz"
     builder = builder_in(tmp_path / "cache")
     inspection = run(builder.inspect(path), 200)
