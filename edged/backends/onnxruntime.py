@@ -165,37 +165,37 @@ def operators() -> Operators | None:
 
 def describe_refusal(error: EngineUnusable) -> NotTaken:
     """Return the runtime's refusal of a model with its reason, for people and for programs."""
-    said = " ".join(str(error.__cause__ or error).split())
-    message = f"ONNX Runtime refuses the model: {_plain(said)}"
-    if match := _NO_KERNEL.search(said):
+    text = " ".join(str(error.__cause__ or error).split())
+    message = f"ONNX Runtime refuses the model: {_plain(text)}"
+    if match := _NO_KERNEL.search(text):
         return NotTaken(message, "not_implemented", match["name"], match["node"])
-    if match := _UNREGISTERED.search(said):
-        return NotTaken(message, "unknown_operator", match["name"], _node(said))
-    if match := _UNKNOWN.search(said):
+    if match := _UNREGISTERED.search(text):
+        return NotTaken(message, "unknown_operator", match["name"], _node(text))
+    if match := _UNKNOWN.search(text):
         domain = match["domain"]
         operator = match["name"] if domain in ("", "ai.onnx") else f"{domain}.{match['name']}"
-        return NotTaken(message, "unknown_operator", operator, _node(said))
-    if match := _SHAPE_OUTSIDE.search(said):
+        return NotTaken(message, "unknown_operator", operator, _node(text))
+    if match := _SHAPE_OUTSIDE.search(text):
         what = f"the shape or axes in {match['name'][:100]!r} are external data, which it does not read"
-        return NotTaken(f"ONNX Runtime refuses the model: {what}", "shape_outside", "", _node(said))
-    if is_memory(said):
-        return NotTaken(message, "too_much_memory", "", _node(said))
-    return NotTaken(message, "refused", "", _node(said))
+        return NotTaken(f"ONNX Runtime refuses the model: {what}", "shape_outside", "", _node(text))
+    if is_memory(text):
+        return NotTaken(message, "too_much_memory", "", _node(text))
+    return NotTaken(message, "refused", "", _node(text))
 
 
-def is_memory(said: str) -> bool:
+def is_memory(text: str) -> bool:
     """Whether a message says that memory could not be had."""
-    return _MEMORY.search(said) is not None
+    return _MEMORY.search(text) is not None
 
 
-def _plain(said: str) -> str:
+def _plain(text: str) -> str:
     """Without code, place of the file and C++."""
-    text = _SOURCE.sub("", _LOADING.sub("", _CODE.sub("", said)))
+    text = _SOURCE.sub("", _LOADING.sub("", _CODE.sub("", text)))
     return one_line(Exception(_SOURCE.sub("", text)), 300)
 
 
-def _node(said: str) -> str:
-    match = _NODE.search(said)
+def _node(text: str) -> str:
+    match = _NODE.search(text)
     return (match["node"] or match["other"] or "") if match else ""
 
 

@@ -11,8 +11,8 @@ from edged.errors import Unsupported
 
 
 class _Entry(NamedTuple):
-    """`versions` are facts of which one tells the runtime's version, `needs` those that must be there beside it; both
-    empty if there is no runtime. `device` begins the facts of the devices that it is for, beside the CPU."""
+    """`versions` are facts of which one is the runtime's version, `needs` those that must exist as well; both
+    empty if there is no runtime. `device` begins the facts of the devices that it is for, besides the CPU."""
 
     module: str
     versions: tuple[str, ...] = ()
@@ -76,6 +76,6 @@ def version(name: str, facts: Mapping[str, str]) -> str | None:
 
 
 def agree(loaded: str, expected: str) -> bool:
-    """Whether two version numbers are one as far as both go: a library may tell four numbers and its package three."""
+    """Whether two versions are equal in their common part: a library may have four numbers and its package three."""
     one, other = loaded.split("."), expected.split(".")
     return all(mine == theirs for mine, theirs in zip(one, other, strict=False))

@@ -26,7 +26,7 @@ def read(path: Path) -> EngineGraph:
 
 
 def write_named(source: Path, out: Path) -> EngineGraph:
-    """Writes the model as `out`, with weights in one file beside it if it had any outside, every node named, and no
+    """Writes the model as `out`, with weights in one file next to it if it had any outside, every node named, and no
     initializer among the inputs.
 
     Exporters may leave nodes without names or give one name to several; ONNX Runtime tells only by name which node

@@ -67,25 +67,25 @@ def altered(
     """Compare complete files with the checksums that the model gives for them; return them and the first finding.
 
     Only files with a checksum are read. One that vanishes meanwhile is left to the next reader."""
-    said: dict[str, dict[str, str]] = {}  # tensors by checksum by file
+    checksums: dict[str, dict[str, str]] = {}  # tensors by checksum by file
     for tensor in tensors:
         if tensor.data_location == onnx.TensorProto.EXTERNAL and (entries := _entries(tensor)).get("checksum"):
             name = onnx_walk.text(tensor.name)
-            said.setdefault(entries["location"], {}).setdefault(entries["checksum"].lower(), name)
+            checksums.setdefault(entries["location"], {}).setdefault(entries["checksum"].lower(), name)
     first: Finding | None = None
     judged = []
     for file in found:
-        finding = _compared(folder, file.path, said.get(file.path, {}))
+        finding = _compared(folder, file.path, checksums.get(file.path, {}))
         first = first or finding
         judged.append(msgspec.structs.replace(file, problem=finding.line()) if finding is not None else file)
     return tuple(judged), first
 
 
-def _compared(folder: Path, location: str, said: Mapping[str, str]) -> Finding | None:
-    """`said` are names of tensors by the checksum, a SHA-1 of the whole file, that they give."""
-    if not said:
+def _compared(folder: Path, location: str, checksums: Mapping[str, str]) -> Finding | None:
+    """`checksums` has names of tensors by the SHA-1 of the whole file that they give."""
+    if not checksums:
         return None
-    for checksum, tensor in said.items():
+    for checksum, tensor in checksums.items():
         if not _SHA_1.fullmatch(checksum):
             what = f"tensor {tensor!r} has a damaged external data reference: checksum {checksum[:50]!r} is not a SHA-1"
             return _finding(Category.EXTERNAL_DAMAGED, what, "export the model again", tensor)
@@ -93,7 +93,7 @@ def _compared(folder: Path, location: str, said: Mapping[str, str]) -> Finding |
         held = _sha_1(folder / location)
     except OSError:
         return None
-    for checksum, tensor in said.items():
+    for checksum, tensor in checksums.items():
         if checksum != held:
             what = f"external data {location[:200]!r} was altered: its SHA-1 is {held[:12]}..., the model says"
             return _finding(Category.EXTERNAL_DAMAGED, f"{what} {checksum[:12]}...", "copy it again", tensor)
@@ -113,7 +113,7 @@ def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
 
 
 def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
-    """Where the values of a tensor are said to be; or why they cannot be there."""
+    """The place that a tensor names for its values; or why they cannot be there."""
     name, entries = onnx_walk.text(tensor.name), _entries(tensor)
     location = entries.get("location", "")
     if not location:

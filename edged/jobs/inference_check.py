@@ -1,8 +1,8 @@
-"""What the onnx package finds wrong with operators, types and shapes, and what shapes it works out.
+"""Errors that the onnx package finds in operators, types and shapes, and the shapes that it infers.
 
-A suspicion, not a verdict: it may know another version of an operator than the runtime does, and files whose declared
-shapes went stale are served all the same. So what it says counts where the runtime refuses the model as well, which
-knows less well how to tell it; otherwise it is a warning. Its C++ may crash or never end, and runs in a child.
+A suspicion, not a verdict: the package may know another version of an operator than the runtime does, and files with
+stale declared shapes are served all the same. If the runtime refuses the model too, this finding is reported, since it
+is more precise; otherwise it is a warning. The package's C++ may crash or never end, so it runs in a child.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def infer(walk: Walk) -> tuple[onnx.ModelProto, Finding | None]:
             try:  # where nothing is wrong, what is worked out is the same as below
                 return _inferred(walk.proto, is_strict=True), None
             except Exception as error:  # of several kinds without a base of their own
-                finding = _told(" ".join(str(error).split()), walk)
+                finding = _parsed(" ".join(str(error).split()), walk)
     try:
         return _inferred(walk.proto, is_strict=False), finding
     except Exception:  # an aid only: whatever stops it says nothing about the model
@@ -113,10 +113,10 @@ def _alone(node: onnx.NodeProto) -> onnx.NodeProto:
     return alone
 
 
-def _told(said: str, walk: Walk) -> Finding | None:
-    if _NOT_SAID.search(said):
+def _parsed(message: str, walk: Walk) -> Finding | None:
+    if _NOT_SAID.search(message):
         return None
-    at = _AT.search(said)
+    at = _AT.search(message)
     if at is None:
         return None  # it could not even begin, which says nothing
     operator, why = at["operator"], re.sub(r"\[(Type|Shape)InferenceError\] ?", "", at["why"]).strip()

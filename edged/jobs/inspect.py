@@ -1,4 +1,4 @@
-"""Reads an ONNX file and says what is in it. Runs in a child of the daemon: a hostile file can harm only that.
+"""Reads an ONNX file and describes it. Runs in a child of the daemon: a hostile file can harm only that.
 
 Format: https://github.com/onnx/onnx/blob/main/docs/IR.md (ModelProto).
 """
@@ -73,7 +73,7 @@ def inspect(path: Path, report: Report = _no_report) -> Inspection:
     if finding is None:  # what is known to be wrong is not given to code that trusts it
         inference_check.take_weights_out(walk)
         inferred, suspicion = inference_check.infer(walk)
-    # What an exporter left away is told as it was worked out; what it said stays as it is.
+    # Types and shapes that an exporter left out are the inferred ones; those that it declared stay.
     inputs, outputs = _values(proto.graph, inferred.graph)
     finding = finding or next((found for _, found in (*inputs, *outputs) if found is not None), None)
     needs = footprint(walk.tensors, inferred)
@@ -106,10 +106,10 @@ def inspect(path: Path, report: Report = _no_report) -> Inspection:
 
 
 def external_files(path: Path) -> tuple[ExternalFile, ...]:
-    """The files beside a model that belong to it, all of them whole.
+    """The external files of a model, all of them complete.
 
-    ModelRefused for a file that is no model, or one of whose external data something is wrong. Only what a file says is
-    read, so that a program that has no child for it may ask: nothing is worked out of the graph.
+    ModelRefused if the file is no model or its external data is not complete. Nothing is inferred from the graph, so a
+    program without a child may call this.
     """
     model_file.require(path)
     external, missing = external_data.files(onnx_walk.Walk.of(model_file.parse(path)[0]).tensors, path.parent)

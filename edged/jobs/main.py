@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def run() -> NoReturn:
-    """Runtimes may crash or hang while their libraries unload; all is said, so nothing is lost by leaving at once.
+    """Runtimes may crash or hang while their libraries unload; the answer is sent, so exiting at once loses nothing.
 
     It lingers for a while after its answer: the parent then ends this process and its children, which it finds by their
     parent.

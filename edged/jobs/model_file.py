@@ -161,7 +161,7 @@ def _is_tensor(data: bytes) -> bool:
 
 # -- other formats, by their first bytes ------------------------------------------------------------------------------
 
-_TEXT = 4096  # bytes that tell a text from anything else
+_TEXT = 4096  # bytes by which a text is recognised
 _UNPACK = "unpack it first"
 _KERAS = "convert it with tf2onnx"
 _ORIGINAL = "name the .onnx file that it was made of"

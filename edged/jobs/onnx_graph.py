@@ -85,7 +85,7 @@ class Model:
         return name
 
     def write(self, path: Path, change: Callable[[TensorProto], None] | None = None) -> None:
-        """Writes a new file, with weights in one more beside it where the model had such or is large.
+        """Writes a new file, with weights in another file next to it if the model had external data or is large.
 
         `change` is applied to each initialiser, with its values loaded, just before it is written: so that only one of
         those that lie outside the graph is in memory at a time. The model is of no further use.
@@ -93,14 +93,14 @@ class Model:
         initialisers, tensors = len(self.graph.initializer), list(_tensors(self.graph))
         outside = any(_is_outside(tensor) for tensor in tensors) or sum(map(_byte_size, tensors)) > _LARGE
         with contextlib.ExitStack() as stack:
-            beside = path.with_name(f"{path.name}.data")
-            file = stack.enter_context(beside.open("xb")) if outside else None
+            data = path.with_name(f"{path.name}.data")
+            file = stack.enter_context(data.open("xb")) if outside else None
             for number, tensor in enumerate(tensors):
                 ready = self._loaded(tensor)
                 if change is not None and number < initialisers:
                     change(ready)
                 if file is not None and len(ready.raw_data) >= _SMALL:
-                    _put_outside(ready, file, beside.name)
+                    _put_outside(ready, file, data.name)
                 tensor.CopyFrom(ready)
         with path.open("xb") as graph:
             graph.write(self.proto.SerializeToString())

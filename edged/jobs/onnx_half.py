@@ -289,7 +289,7 @@ def _largest(array: Array) -> float:
 def _loss(array: Array, bounds: bool, added: bool) -> str:
     """What of a constant float16 cannot hold; empty if all that matters fits.
 
-    Small values beside large ones become zero without harm, and so do those that are only added to what the node
+    Small values next to large ones become zero without harm, and so do those that are only added to what the node
     computes. Where all are small, such as an epsilon that guards a division, that is another matter.
     """
     largest = _largest(array)

@@ -85,7 +85,7 @@ class Walk:
     proto: onnx.ModelProto
     graphs: Sequence[onnx.GraphProto]  # the main one first, then those inside its nodes
     nodes: Sequence[onnx.NodeProto]  # wherever they are, those of the main graph first, those of functions last
-    tensors: Sequence[onnx.TensorProto]  # with values in the file or beside it: initialisers, then those in attributes
+    tensors: Sequence[onnx.TensorProto]  # with values in the file or next to it: initialisers, then those in attributes
 
     @classmethod
     def of(cls, proto: onnx.ModelProto) -> Walk:

@@ -28,7 +28,7 @@ def load(job: jobs.LoadRuntime) -> jobs.LoadedRuntime:
         from edged.backends.ort import runtime
 
         providers = runtime.available_providers()
-    opset = ir_version = 0  # which is what is said of one that takes nothing
+    opset = ir_version = 0  # of a runtime that takes nothing
     if takes_anything(backend):
         found = find_support(backend)
         opset, ir_version = found.newest or _ANY, found.newest_ir or _ANY

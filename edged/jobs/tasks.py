@@ -1,4 +1,4 @@
-"""The jobs of a one-shot child. `tell` reports progress to the parent."""
+"""The jobs of a one-shot child."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def _build(job: jobs.Build, report: Report) -> jobs.Built:
         # Within the stage, so that it goes with it when this process is killed.
         with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
             report(jobs.Progress("converting"))
-            order, said = convert_order(job, Path(folder))
+            order, converted = convert_order(job, Path(folder))
             made = _run(backend, order, out, report)
-        made = msgspec.structs.replace(made, kept=said.kept + made.kept, notes=said.notes + made.notes)
+        made = msgspec.structs.replace(made, kept=converted.kept + made.kept, notes=converted.notes + made.notes)
     else:
         made = _run(backend, job.order, out, report)
     seconds = time.monotonic() - started

@@ -1,9 +1,8 @@
-"""A model on one runtime, stage by stage, as the child does it that may crash or never end instead of a host.
+"""Tries a model on one runtime, stage by stage, in a child, which may crash or never end instead of a host.
 
     opset -> operators -> session -> inference
 
-What it is asked is what the user gave; if that is nothing, the golden inputs (`probes.py`) except those that no
-camera gives.
+The runtime is asked the user's samples; if there are none, the golden inputs (`probes.py`) except wide values.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _EXTENSIONS = (
 )
 _REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
 _PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
-# To one who has a model that answers only some values or sizes.
+# For models that answer only some values or sizes.
 _GIVE = (
     "if it accepts only certain values, pass some: --samples INPUTS.npz, from numpy.savez with one array per input"
     " by its name; if certain sizes, set preprocess.* or profile.INPUT"
@@ -46,7 +45,7 @@ _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot a
 
 
 def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
-    """Up to the first stage that the model does not pass."""
+    """Try the model up to the first stage that it does not pass."""
     known = (
         job.support if job.support is not None and job.support.version == backend.version() else find_support(backend)
     )
@@ -78,7 +77,7 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
 
 
 def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: str) -> Finding | None:
-    """Versions, against what the runtime takes."""
+    """Check versions against those that the runtime takes."""
     if (known.newest_ir and job.ir_version > known.newest_ir) or job.ir_version > MOST_VERSION:
         message = f"IR version {job.ir_version} is newer than {title} supports ({known.newest_ir or 'any real one'})"
         remedy = f"write it with ir_version {known.newest_ir or 10} or older, {_CONVERT}"
@@ -109,7 +108,7 @@ def _newest_of(backend: Backend, domain: str, version: int) -> int:
 
 
 def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
-    """Operators and domains, where the runtime has a list of its own."""
+    """Check operators and domains against the runtime's list, if it has one."""
     known = backend.operators()
     if known is None:
         return None
@@ -150,7 +149,7 @@ def _unknown_operator(operator: str, node: str, title: str) -> Finding:
 
 
 def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
-    """What a runtime said when it was to open the model, told by what it is about."""
+    """The finding for a runtime's refusal to open the model."""
     if not isinstance(error, NotTaken):
         return Finding(Stage.SESSION, Category.REFUSED, str(error))
     node = error.node or job.nodes.get(error.operator, "")
@@ -184,8 +183,8 @@ def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
 def inference(
     job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Asks what the user gave. If nothing of that is answered, asks until every ordinary kind of input was answered
-    once, in whichever shapes the model takes: what edged makes up may keep a model busy for ever that is right.
+    """Ask the user's samples. If none of them is answered, ask until every ordinary kind of input was answered once, in
+    any shapes that the model takes: made-up inputs may keep a valid model busy for ever.
 
     `answers` is called after each answer."""
     answered: set[str] = set()
@@ -225,7 +224,7 @@ def inference(
 
 
 def _probes(job: jobs.Check, recognition: Recognition) -> Iterator[tuple[str, Callable[[], Probe]]]:
-    """Each to be made when its turn comes, with the name of the sample where it is one of the user's."""
+    """Probes, made when their turn comes, with the name of the sample if it is one of the user's."""
     signature = job.order.signature
     pictures = Pictures(signature, recognition) if recognition.preprocess is not None else None
     for content, path in sorted(job.given.items(), key=lambda item: not is_tensors(item[1])):
@@ -245,14 +244,14 @@ def _as_it_is(probe: Probe) -> Probe:
 
 
 def _not_answered(sample: str, error: Exception) -> Finding:
-    """Told of a model that answers something else: the sample is of no use when its engines are verified."""
+    """The warning for a model that answers other probes: the sample is of no use when its engines are verified."""
     said = " ".join(str(error).split())
     message = said if said.startswith("sample ") else f"sample {sample[:80]} is not answered: {said[:300]}"
     return Finding(Stage.INFERENCE, Category.FAILED, message, "give another one, or none")
 
 
 def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Finding, ...]:
-    """Told of a family that was set by hand: those that edged recognises are known by more than their shapes."""
+    """The warning for a family that was set by hand: edged recognises families by more than their shapes."""
     if not recognition.is_set:
         return ()
     try:

@@ -37,7 +37,7 @@ def element_count(tensor: TensorProto) -> int:
 
 
 def byte_size(tensor: TensorProto) -> int | None:
-    """Bytes of its values; None if its type or its sizes do not tell."""
+    """Bytes of its values; None if its type or its sizes are invalid."""
     bits = BITS.get(tensor.data_type)
     if bits is None or any(size < 0 for size in tensor.dims):
         return None

@@ -50,7 +50,7 @@ class Agreement(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """Of the detections that the other has as well, in the worse of both directions; None if there are none."""
+        """Of the detections that the other has as well, in the worse of both directions; None without detections."""
         if not self.expected and not self.found:
             return None
         kept = self.kept / self.expected if self.expected else 1.0
@@ -86,7 +86,7 @@ class Matcher:
 
     def compare(self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement) -> Agreement:
         """For one picture, from the outputs of the reference and of the engine, which have the same shapes."""
-        if not set(self._read) <= set(expected):  # one differs from run to run, so that nothing can be said
+        if not set(self._read) <= set(expected):  # one differs from run to run and cannot be compared
             return Agreement()
         ours, theirs = (self._decode(outputs, 0, placement, self._seen) for outputs in (expected, found))
         kept = _differences(ours, self._decode(found, 0, placement, self._offered))

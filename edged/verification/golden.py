@@ -1,8 +1,8 @@
-"""Golden answers: what the reference answers to every probe, kept in a file to compare engines with.
+"""Golden answers: the reference's answers to every probe, in a file that engines are compared with.
 
-A probe that the reference itself cannot answer (indices out of range, say) is left out; at least one must remain. A
-sample of the user's that cannot be read is left out as well, and told: the engines of a model that serves should not
-depend on a file that may be half copied. A model is only taken in with samples that can be read (`admission/`).
+A probe that the reference itself cannot answer, such as indices out of range, is left out; at least one must remain. A
+user's sample that cannot be read is skipped and reported, since the engines of a serving model should not depend on a
+file that may be half copied. Admission refuses a model whose samples cannot be read.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """All samples, tensors first. `skipped` says in a line each which of the user's were left out, and why."""
+    """All samples, tensors first. `skipped` has a line with the reason for each user's sample that was left out."""
 
     samples: list[Sample]
     skipped: tuple[str, ...] = ()
 
 
 def deciding(samples: Sequence[Sample], arithmetic: str) -> list[Sample]:
-    """The samples that an engine is judged by which computes in a precision, or whose model does.
+    """The samples that judge an engine whose precision, or whose model's arithmetic, is this one.
 
-    One of fewer digits than float32 is made for what the model is used with: values that no camera
-    gives exceed its range, and int8 is calibrated on pictures, beyond which it cuts off.
+    Fewer digits than float32 suffice for the values that the model is used with: others exceed their range, and int8 is
+    calibrated on pictures and saturates beyond them.
     """
     if arithmetic == "fp32":
         return list(samples)
@@ -112,8 +112,8 @@ def make(
 
 
 def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples, with the noise that each output has at least by the values that it has in any of them. Those for
-    wide values count for themselves only."""
+    """The samples with the least noise of each output, by its values in all samples. Samples of wide values count only
+    for themselves."""
     usual = noise.least(sample.outputs for sample in samples if sample.kind != WIDE)
     own = [noise.least([sample.outputs]) if sample.kind == WIDE else usual for sample in samples]
     return [
@@ -127,7 +127,7 @@ def _at_least(sample: Sample, least: Mapping[str, float]) -> dict[str, Noise]:
 
 
 def _ask_user_samples(reference: _Reference, probes: Iterable[Callable[[], Probe]]) -> list[str]:
-    """Which of the user's samples were left out, and why."""
+    """Ask the user's samples; return a line for each that was left out."""
     skipped = []
     for probe in probes:
         try:
@@ -140,7 +140,7 @@ def _ask_user_samples(reference: _Reference, probes: Iterable[Callable[[], Probe
 
 
 class _Reference:
-    """The reference, with what it was asked and answered so far."""
+    """The reference, with its samples so far."""
 
     def __init__(self, session: Session, notify: Callable[[], None], most_bytes: int, least_seconds: float) -> None:
         self.samples: list[Sample] = []
@@ -153,8 +153,8 @@ class _Reference:
         self._is_timed = False  # whether it is known how long an answer takes to what the user gave
 
     def time(self, samples: Iterable[Callable[[], Probe]]) -> None:
-        """Asks the first of the user's samples that is answered how long that takes: what is made up may then be
-        ended that keeps the model busy for ever."""
+        """Measure the first of the user's samples that is answered, so that made-up probes that never end can be
+        stopped."""
         for sample in samples:
             with contextlib.suppress(EngineUnusable, InvalidInput):
                 inputs, began = sample().inputs, time.monotonic()
@@ -163,7 +163,7 @@ class _Reference:
                 return
 
     def ask(self, probe: Probe, twice: bool) -> str:
-        """Why there is no answer; empty if there is. Outputs that differ from run to run are left out of it."""
+        """Ask a probe; return why it has no answer, or an empty text. Outputs that differ between runs are excluded."""
         self._notify()
         try:
             is_wide, is_own = probe.kind == WIDE, probe.kind in (GIVEN, PICTURE)
@@ -184,7 +184,7 @@ class _Reference:
         return ""
 
     def _moved(self, probe: Probe) -> dict[str, Array]:
-        """The answer to inputs that are moved by one step; nothing if that step is one too many."""
+        """The answer to inputs that are moved by one step; empty if the reference refuses them."""
         try:
             return _copy(self._session.infer(noise.nudged(probe.inputs)))
         except (EngineUnusable, InvalidInput):
@@ -192,7 +192,7 @@ class _Reference:
 
     @contextlib.contextmanager
     def _patience(self, *, is_bounded: bool) -> Iterator[None]:
-        """Ends a bounded inference that takes too long, as a refusal, if the runtime lets itself be ended."""
+        """Stop a bounded inference that takes too long, as a refusal, if the session is `Stoppable`."""
         session, began = self._session, time.monotonic()
         if not is_bounded or not isinstance(session, Stoppable):
             yield
@@ -208,7 +208,7 @@ class _Reference:
             session.go_on()  # it may have come too late to end this one
 
     def ask_within_limits(self, probe: Probe) -> str:
-        """Why a sample or picture was left out; empty if it was not."""
+        """Ask a sample or picture; return why it was left out, empty if it was not."""
         last = self.samples[-1] if self._bytes else None
         if last is not None and self._bytes + last.size > self._most_bytes:
             return f"sample {probe.name} is one too many: golden answers take at most {self._most_bytes >> 20} MiB"
@@ -224,7 +224,7 @@ class _Reference:
 
 
 def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> None:
-    """Keeps them in one file, atomically: per array a name, dtype, shape and bytes."""
+    """Write samples to a file atomically: for each array its name, dtype, shape and bytes."""
     packed = _File([_Packed.of(sample) for sample in samples], tuple(skipped))
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.sweep(path.parent)
@@ -233,7 +233,7 @@ def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> 
 
 
 def load(path: Path) -> Golden:
-    """Reads what `save` wrote. BuildFailed if it is missing or damaged; a damaged file is removed, to be made again."""
+    """Read what `save` wrote. BuildFailed if it is missing or damaged; a damaged file is removed and made again."""
     try:
         packed = msgspec.msgpack.decode(_proven(path), type=ready(_File))
         return Golden([sample.unpack() for sample in packed.samples], packed.skipped)
@@ -244,7 +244,7 @@ def load(path: Path) -> Golden:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is there and proves itself; a damaged one is counted and removed."""
+    """Whether a file exists and is intact; a damaged one is counted and removed."""
     try:
         _proven(path)
     except FileNotFoundError:
@@ -264,7 +264,7 @@ def _proven(path: Path) -> memoryview:
 
 
 def prune(path: Path) -> None:
-    """Removes the other files of the model that this one is about, since its probes have changed.
+    """Remove the other files of this file's model, since its probes have changed.
 
     A file is named by the model's digest, a dash and a digest of the rest (`standard.py`). Two models of one content
     with different samples take turns, which costs time only when one of them gets an engine.

@@ -1,8 +1,8 @@
-"""What an engine is asked before it may serve: seeded tensors of several kinds; what the user gave, pictures or tensors
-(`given.py`); drawn pictures.
+"""Probes that an engine is asked before it may serve: seeded tensors of several kinds; the user's pictures and tensors
+(`user_samples.py`); drawn pictures.
 
-Pictures go through the very preparation that they meet while serving, because engines go wrong where their values are:
-noise hardly ever makes a detector see anything.
+Pictures are prepared as in serving, because engines go wrong at such values: noise hardly ever makes a detector see
+anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SEED = 20240229
 # Sizes tried for dynamic dimensions other than the first, in this order, until the reference takes one.
 _SIZES = (64, 224, 32, 16, 8, 4, 2, 1, 512, 1024, 48, 96, 112, 128, 256, 320, 384, 416, 640, 16384)
 _KINDS = ("unit", "normal", "wide")
-_CONSTANTS = ("zeros", "ones")  # for models that answer certain values only: tried where nothing else is answered
+_CONSTANTS = ("zeros", "ones")  # for models that answer certain values only: tried if nothing else is answered
 _LARGEST = 1 << 28  # elements of one golden input
 WIDE = "wide"  # the kind whose values are far beyond what a model is made for
 PICTURE = "picture"
@@ -49,10 +49,10 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[list[Probe]]:
-    """Seeded tensors of every kind, for one way after the other to fill dynamic dimensions in: some model takes one.
-    Afterwards the same with constants. Those of the first list that is answered, be it in part, are enough.
+    """Lists of seeded tensors of every kind, one list for each way to fill dynamic dimensions; then the same with
+    constants. The first list of which any is answered is enough.
 
-    Shapes in the model's range come first, its usual ones before all: an engine for a range of shapes refuses others.
+    Shapes in the model's range come first, the usual ones before all: an engine for a range of shapes refuses others.
     """
     for kinds in (_KINDS, _CONSTANTS):
         for shapes in _candidates(signature, recognition, shape_range):
@@ -62,10 +62,10 @@ def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRa
 def one_by_one(
     signature: Signature, recognition: Recognition, shape_range: ShapeRange, most_bytes: int
 ) -> Iterator[Callable[[], Probe]]:
-    """The same probes as those of `tensors`, in that order, each made when it is called: for a host that serves.
+    """The probes of `tensors` in the same order, each made when it is called: for a host that serves.
 
-    Left out are those whose inputs take more than `most_bytes`, and wide ones: a number that means how often or how
-    much would keep the host busy for ever, or take its memory.
+    Probes of more than `most_bytes` are left out, and wide ones: a large number that is a count or a size would keep
+    the host busy for ever, or take its memory.
     """
     for kinds in (_KINDS, _CONSTANTS):
         for shapes in _candidates(signature, recognition, shape_range):
@@ -79,7 +79,7 @@ def _bytes(signature: Signature, shapes: Shapes) -> float:
 
 
 def edges(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> list[Probe]:
-    """Seeded tensors at the edges of a range of shapes that settings or traffic gave: none if they gave none."""
+    """Seeded tensors at the edges of the range of shapes that settings or traffic gave."""
     return [_tensors(signature, recognition, shapes, _KINDS[0]) for shapes in shape_range.edges(signature)]
 
 
@@ -102,8 +102,8 @@ class Pictures:
             yield self._question(f"drawn picture {number}", pixels)
 
     def sample(self, path: Path, content: str = "") -> Probe:
-        """A picture of the user's. InvalidInput, with the file's name, when it cannot be read. Superseded if it is
-        not the `content`, a SHA-256, that it is said to be."""
+        """A picture of the user's. InvalidInput, with the file's name, if it cannot be read. Superseded if its
+        SHA-256 is not `content`."""
         return self._question(path.name, read_sample(path, content))
 
     def _question(self, name: str, pixels: image.Image) -> Probe:
@@ -115,8 +115,8 @@ class Pictures:
 
 
 class _Companions:
-    """The inputs besides the picture that a model's family fills (`Family.extra_inputs`): sizes of pictures, say, that
-    nothing random can stand for."""
+    """The inputs besides the picture that a model's family fills (`Family.extra_inputs`): such as sizes of pictures,
+    which cannot be random."""
 
     def __init__(self, recognition: Recognition) -> None:
         self._family = open_family(recognition) if recognition.family else None
@@ -126,8 +126,8 @@ class _Companions:
 
 
 def read_sample(path: Path, content: str = "") -> image.Image:
-    """A user's picture, BGR uint8 [height, width, 3]. InvalidInput, with the file's name, when it cannot be used;
-    Superseded if it is not the `content`, a SHA-256, that it is said to be."""
+    """A user's picture, BGR uint8 [height, width, 3]. InvalidInput, with the file's name, if it cannot be used;
+    Superseded if its SHA-256 is not `content`."""
     encoded = sample_content(path, content)
     try:
         return image.decode(encoded)

@@ -130,7 +130,7 @@ def coarser(precision: str, arithmetic: str) -> str:
 def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp32") -> Tolerance:
     """How far an engine may be from the reference. The model computes in `arithmetic` as it was written.
 
-    What is told of a picture has one bound for all precisions, unless the model's settings ask for this one.
+    Detections and classes have one bound for all precisions, unless the model's settings ask for this one.
     """
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):

@@ -49,7 +49,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | ClassMatcher | None = None) -> Verdict:
-    """The verdict over the answers to every probe. `matcher` compares what is told of pictures."""
+    """The verdict over the answers to every probe. `matcher` compares detections or classes of pictures."""
     tally = _Tally(tolerance, matcher)
     for pair in pairs:
         reason = tally.add(pair)
@@ -200,7 +200,7 @@ def _figures(reference: Array, answer: Array, element: float, noise: Noise | Non
 
 
 def _outliers(expected: _Floats, found: _Floats, element: float) -> float:
-    """Share of elements that are off by more than `element` of the largest value beside them.
+    """Share of elements that are off by more than `element` of the largest value next to them.
 
     Beside them means in their row or in their column, whichever is smaller: where one tensor holds boxes in pixels and
     scores below one, a wrong score must not hide behind the boxes. Axes of one element are no rows or columns: there

@@ -24,8 +24,8 @@ _CUDNN = "libcudnn.so.9"  # of every ONNX Runtime since 1.19
 _ABSENT = re.compile(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared object file")
 _FAILURE = re.compile(r"CUDA failure (\d+): ([^;]+?)\s*;")
 _NO_SUCH = re.compile(r"(?i)invalid device id")
-_LONGEST = 400  # characters of what the runtime said
-# Numbers of cudaError (driver_types.h) that tell what to do.
+_LONGEST = 400  # characters of the runtime's message
+# What to do, by number of cudaError (driver_types.h).
 _REMEDIES = {
     2: "free some of its memory",
     35: "install the NVIDIA driver, or update it if it is older than the CUDA of this ONNX Runtime",

@@ -1,10 +1,10 @@
 """Engines of ONNX Runtime on a device with its own provider, and what of them runs on the CPU all the same.
 
-An engine is the graph as it was given, optimised again at every opening, and beside it which nodes the CPU ran when it
-was built. A graph that the runtime saves has been parted already: at every level it holds the copies between the two
-memories as nodes, which are on record as colliding with those of the next session or finding no kernel there
+An engine is the graph as it was given, optimised again at every opening, and a file with the nodes that the CPU ran
+when it was built. A graph that the runtime saves has been parted already: at every level it holds the copies between
+the two memories as nodes, which are on record as colliding with those of the next session or finding no kernel there
 (microsoft/onnxruntime issue 11348), and above the basic level fused nodes that only one provider knows. Optimised at
-opening, graph and placement come about just as they did in the build, and that costs little beside loading CUDA.
+opening, graph and placement come about just as they did in the build, and that costs little compared with loading CUDA.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _composition(placed: Placement, shape_work: frozenset[str], is_whole: bool) 
     fallback, notes = list[str](), list[str]()
     if work:
         fallback.append(f"{placement.words(work)} run on the CPU ({work.total()} of {len(placed)} nodes)")
-    elif not is_whole and not on_cpu:  # ONNX Runtime before 1.27 does not tell of those that it casts to float32
+    elif not is_whole and not on_cpu:  # ONNX Runtime before 1.27 does not report those that it casts to float32
         fallback.append("some nodes run on the CPU that ONNX Runtime does not name")
     by_design = Counter(node.operator for node in on_cpu) - work
     if by_design:

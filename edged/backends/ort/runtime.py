@@ -32,7 +32,7 @@ LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 CPU_PROVIDER = "CPUExecutionProvider"
-_ARENA_SHARE = 0.75  # of the memory that a process may have; weights, pictures and threads are beside it
+_ARENA_SHARE = 0.75  # of the memory that a process may have; weights, pictures and threads need the rest
 # What ONNX Runtime answers when a node would run on the CPU and the options forbid it.
 _FORBIDDEN = "fallback to CPU EP has been explicitly disabled"
 _OPSET, _IR = 13, 7  # old enough for every version that is supported

@@ -131,8 +131,8 @@ class DeviceSession(OrtSession):
             binding.clear_binding_outputs()
 
     def _failure(self, error: Exception) -> EngineUnusable:
-        said = cuda.failure(f"{self._kind}:{self._index}", one_line(error, limit=4000))
-        return said or super()._failure(error)
+        known = cuda.failure(f"{self._kind}:{self._index}", one_line(error, limit=4000))
+        return known or super()._failure(error)
 
 
 def _from_value(value: ort.OrtValue) -> Array:

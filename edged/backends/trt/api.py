@@ -116,7 +116,7 @@ class TargetConfig(Config, Protocol):
 
 
 class MonitoredConfig(Config, Protocol):
-    """Of those that tell how far they are."""
+    """Of those that report progress."""
 
     progress_monitor: object
 
@@ -181,7 +181,7 @@ class Trt(Protocol):
 
 
 def load(names: Sequence[str]) -> Trt:
-    """Imports the first module there is; ImportError with the reason when there is none or it cannot be loaded."""
+    """Import the first module that exists; ImportError with the reason if none exists or it cannot be loaded."""
     for name in names:
         try:
             return cast(Trt, importlib.import_module(name))
@@ -204,7 +204,7 @@ def find(owner: object, path: str) -> object | None:
 def version(trt: Trt, library: str) -> str:
     """The four-part version of the shared library that this process loaded, not of the Python package that loaded it.
 
-    `library` is the beginning of its file name. A package may have three parts, and be beside another library.
+    `library` is the beginning of its file name. A package may have three parts, or be installed with another library.
     """
     path = _loaded(library)
     if path is None:

@@ -92,8 +92,8 @@ def deserialise(trt: Trt, data: bytes | memoryview, kind: str, dla_core: int | N
         reason = explain(log.reason() or one_line(error))
         raise EngineUnusable(f"{kind} cannot load the engine: {reason}") from error
     if engine is None:
-        said = "; ".join(word for word in (problem, log.reason()) if word)
-        raise EngineUnusable(f"{kind} cannot load the engine: {explain(said)}")
+        reason = "; ".join(word for word in (problem, log.reason()) if word)
+        raise EngineUnusable(f"{kind} cannot load the engine: {explain(reason)}")
     return Loaded(engine, log, (runtime, logger))
 
 
@@ -113,7 +113,7 @@ def device_index(name: str) -> int:
 
 
 def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
-    """What a runtime that can tell beforehand has against an engine; empty if it has nothing, or cannot tell."""
+    """The reason why an engine is invalid, from runtimes that check this; empty if it is valid or they do not check."""
     ask = find(runtime, "get_engine_validity")
     if not callable(ask):
         return ""

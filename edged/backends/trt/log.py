@@ -36,7 +36,7 @@ _MISSING_LIBRARY = re.compile(r"(?i)Unable to load library: (\S+?):? ")
 
 
 class Log:
-    """What was said since it was made. Severities are the runtime's names of them."""
+    """The messages since it was made. Severities have the runtime's names."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,7 +81,7 @@ def listen(trt: Trt, log: Log) -> object:
 
 def _keep(messages: list[str], text: str) -> None:
     if len(messages) >= _KEPT:
-        del messages[0]  # the last ones tell why it ended
+        del messages[0]  # the last ones are about its end
     messages.append(text)
 
 

@@ -146,7 +146,7 @@ def _failure(error: ParserError, log: Log) -> _Failure:
 
 
 def _said(error: ParserError, what: str) -> str:
-    """What newer parsers tell of the node."""
+    """A fact about the node that newer parsers have; empty in older ones."""
     ask = find(error, what)
     return str(ask()) if callable(ask) else ""
 

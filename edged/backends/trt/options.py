@@ -1,4 +1,4 @@
-"""What a TensorRT build is asked for beside its precision and its shapes, from a model's settings. Pure.
+"""Options of a TensorRT build besides its precision and its shapes, from a model's settings. Pure.
 
 The builder's level is `Recipe.optimization`; the others are `Recipe.options`, written as `workspace_mb=2048` and,
 where they are not as usual, `dla_core=0`, `hardware_compatible` and `version_compatible`, joined by ";", by alphabet.

@@ -28,7 +28,7 @@ class _Phase(msgspec.Struct):
 
 
 class Progress:
-    """Told of phases by several threads at once. `tell` is called with shares that only grow, 0 to 1."""
+    """The share of a build that is done, 0 to 1. Several threads report phases; `report` gets growing shares."""
 
     def __init__(self, report: Callable[[float], None]) -> None:
         self._report: Callable[[float], None] | None = report

@@ -116,7 +116,7 @@ class _Lane:
             raise EngineUnusable(f"TensorRT refuses the memory for tensor {name!r}")
 
     def _largest(self, name: str, dtype: np.dtype[np.generic]) -> int:
-        """Bytes of an output at most. Not every output is largest where the inputs are; some runtimes can tell."""
+        """The largest size of an output in bytes. Some runtimes know it if it is not that of the largest inputs."""
         ask = getattr(self.context, "get_max_output_size", None)
         return max(_size(self.outputs[name], dtype), int(ask(name)) if ask is not None else 0)
 
@@ -128,7 +128,7 @@ class _Lane:
 class TensorRtSession:
     """See `edged.backends.contract.Session` and `Staging`. Owns what it allocates, not the engine's device.
 
-    `explain` gives the runtime's latest error, empty if there is none, to be told with a refusal. An engine that
+    `explain` gives the runtime's latest error, empty if there is none, for messages of errors. An engine that
     is refused, see `tensors.read`, or does not fit on the device is closed before the error is raised.
     """
 
@@ -279,7 +279,7 @@ class TensorRtSession:
 
 
 def _silence(context: Context) -> None:
-    """Engines describe their layers, for builds to look at; profilers need not be told of them at every inference."""
+    """Engines describe their layers for builds; profilers do not need them at every inference."""
     none = find(type(getattr(context, "nvtx_verbosity", None)), "NONE")
     if none is not None:
         context.nvtx_verbosity = none  # type: ignore[attr-defined]  # newer ones have it

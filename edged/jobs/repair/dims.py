@@ -70,7 +70,7 @@ class _Trial:
         details, after = tuple(self._details), _told(signature.inputs)
         return Freed(before, after, details, sized, refused, self._figures, self._questions)
 
-    # -- sizes that are none ---------------------------------------------------------------------------------------
+    # -- invalid sizes ---------------------------------------------------------------------------------------------
 
     def _open_nothings(self) -> None:
         """-1 and 0, as some exporters write what may be of any size."""

@@ -105,7 +105,7 @@ def lower(model: ModelProto, target: int) -> LoweredGraph:
 
 @contextlib.contextmanager
 def _without_weights(graph: GraphProto) -> Iterator[None]:
-    """Meanwhile large constants are said to lie elsewhere: types are worked out of a copy, in every version."""
+    """Meanwhile large constants are declared as external: types are inferred from a copy, in every version."""
     large = [tensor for tensor in graph.initializer if len(tensor.raw_data) > _LARGE]
     values = [tensor.raw_data for tensor in large]
     for tensor in large:
@@ -170,19 +170,19 @@ class _Floor:
         if rewrite is not None:
             self._report(node, "rewritten")
             return rewrite(node, scope, self._new_name)
-        said = ""
+        failed = ""
         if not any(True for _ in bodies(node)):  # the converter does not see what a graph inside takes from outside
             try:
                 made = self._converted(node, scope)
             except Exception as error:  # of C++, without a type
-                said = _reason(error)
+                failed = _reason(error)
             else:
                 self._report(node, "converted")
                 return made
         if like is Likeness.ALIKE:
             self._report(node, "kept as they are")
             return [node]
-        raise Unsuitable(f"{self._called(node)} cannot be converted to opset {self._version - 1}: {why or said}")
+        raise Unsuitable(f"{self._called(node)} cannot be converted to opset {self._version - 1}: {why or failed}")
 
     def _converted(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
         def convert(alone: ModelProto) -> ModelProto:

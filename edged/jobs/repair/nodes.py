@@ -142,7 +142,7 @@ class Likeness(enum.Enum):
     """How a node's definition in the older version compares, for the node as it is written."""
 
     SAME = enum.auto()  # but for types that the node does not have: it means the same by definition
-    ALIKE = enum.auto()  # in form; whether it means the same is for its answers to tell
+    ALIKE = enum.auto()  # in form; its answers show whether it means the same
     OTHER = enum.auto()  # it cannot stay as it is
 
 

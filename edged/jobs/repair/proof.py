@@ -89,7 +89,7 @@ def _probes(job: Prove, asked: list[Sample]) -> Iterator[Probe]:
         if asked:  # one way to fill dynamic dimensions in is enough
             break
     for make in user_samples.tensor_probes(signature, job.samples):
-        with contextlib.suppress(InvalidInput):  # which was told when it was to be added
+        with contextlib.suppress(InvalidInput):  # which was reported when it was added
             yield make()
     if job.recognition.preprocess is not None:
         for _, probe in zip(range(_PICTURES), Pictures(signature, job.recognition).drawn(), strict=False):
