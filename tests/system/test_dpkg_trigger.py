@@ -80,7 +80,7 @@ class Debian:
     def state(self, package: str) -> str:
         return _run("dpkg-query", f"--admindir={self.root}/var/lib/dpkg", "-Wf", "${Status}", package).stdout
 
-    def commands(self) -> list[str]:
+    def logged(self) -> list[str]:
         """What was called since the last time this was asked."""
         lines = self.calls.read_text().splitlines()
         self.calls.write_text("")
@@ -107,28 +107,28 @@ def debian(trigger: Path, tmp_path: Path) -> Debian:
     if os.geteuid() != 0 and shutil.which("fakeroot") is None:
         pytest.skip("dpkg gives files to root, and fakeroot is not installed")
     system.dpkg("--install", trigger)
-    assert system.commands() == []
+    assert system.logged() == []
     return system
 
 
 def test_package_with_libraries_refreshes_once(debian: Debian) -> None:
     library = debian.package("library", _LIBRARY, "usr/lib/aarch64-linux-gnu/nvidia/libnvinfer.so.10")
     debian.dpkg("--install", library)
-    assert debian.commands() == ["edged device refresh"]
+    assert debian.logged() == ["edged device refresh"]
     assert (debian.root / _LIBRARY).is_file()
     debian.dpkg("--remove", "library")
-    assert debian.commands() == ["edged device refresh"]
+    assert debian.logged() == ["edged device refresh"]
 
 
 def test_many_packages_at_once_are_one_refresh(debian: Debian) -> None:
     packages = [debian.package(f"library{n}", f"{_LIBRARY}.{n}") for n in range(3)]
     debian.dpkg("--install", *packages)
-    assert debian.commands() == ["edged device refresh"]
+    assert debian.logged() == ["edged device refresh"]
 
 
 def test_package_without_libraries_does_not_refresh(debian: Debian) -> None:
     debian.dpkg("--install", debian.package("words", "usr/share/doc/words/copyright", "usr/lib/words/words"))
-    assert debian.commands() == []
+    assert debian.logged() == []
 
 
 @pytest.mark.parametrize("folder", watch._SYSTEM)
@@ -136,7 +136,7 @@ def test_watched_folder_is_a_trigger(debian: Debian, folder: str) -> None:
     # CUDA's packages know the folder by its version.
     file = folder.replace("/cuda/", "/cuda-12.6/").lstrip("/") + "/something"
     debian.dpkg("--install", debian.package("something", file))
-    assert debian.commands() == ["edged device refresh"]
+    assert debian.logged() == ["edged device refresh"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_watched_folder_is_a_trigger(debian: Debian, folder: str) -> None:
 def test_failed_refresh_does_not_fail_dpkg(debian: Debian, script: str) -> None:
     debian.command("edged", f'echo "edged $*" >> "$CALLS"\n{script}')
     done = debian.dpkg("--install", debian.package("library", _LIBRARY))
-    assert debian.commands() == ["edged device refresh"]
+    assert debian.logged() == ["edged device refresh"]
     assert "noise" not in done.stderr + done.stdout
     for package in ("library", "edged-refresh"):
         assert debian.state(package) == "install ok installed"
@@ -158,7 +158,7 @@ def test_refresh_has_a_timeout(debian: Debian) -> None:
     debian.command("timeout", f'echo "timeout $*" >> "$CALLS"\nshift 3\nexec {real} 0.2 "$@"')
     debian.command("edged", "exec sleep 60")
     debian.dpkg("--install", debian.package("library", _LIBRARY))
-    assert debian.commands() == ["timeout -k 5 30 edged device refresh"]
+    assert debian.logged() == ["timeout -k 5 30 edged device refresh"]
     assert debian.state("edged-refresh") == "install ok installed"
 
 
@@ -167,7 +167,7 @@ def test_without_daemon_or_edged_nothing_is_called(debian: Debian) -> None:
         pytest.skip("a daemon runs on this machine")
     debian.environment["EDGED_TARGET"] = ""
     debian.dpkg("--install", debian.package("library", _LIBRARY))
-    assert debian.commands() == []
+    assert debian.logged() == []
     debian.environment["EDGED_TARGET"] = "unix:/nowhere/edged.sock"
     (debian.commands / "edged").unlink()
     debian.dpkg("--remove", "library")
@@ -177,7 +177,7 @@ def test_without_daemon_or_edged_nothing_is_called(debian: Debian) -> None:
 def test_purged_package_leaves_nothing(debian: Debian) -> None:
     debian.dpkg("--purge", "edged-refresh")
     debian.dpkg("--install", debian.package("library", _LIBRARY))
-    assert debian.commands() == []
+    assert debian.logged() == []
 
 
 @pytest.fixture
@@ -191,11 +191,11 @@ def test_refresh_reaches_a_running_daemon(debian: Debian, daemon: Daemon) -> Non
     debian.command("edged", f'exec >> "$CALLS" 2>&1\nexec env {real} "$@"')
     debian.environment["EDGED_TARGET"] = daemon.unix
     debian.dpkg("--install", debian.package("library", _LIBRARY))
-    (answer,) = debian.commands()
+    (answer,) = debian.logged()
     assert answer == "nothing changed" or " → " in answer
     daemon.stop()
     debian.dpkg("--remove", "library")
-    (answer,) = debian.commands()  # one line, and dpkg does not mind
+    (answer,) = debian.logged()  # one line, and dpkg does not mind
     assert answer.startswith("edged: ")
 
 
