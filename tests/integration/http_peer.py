@@ -10,7 +10,7 @@ import numpy as np
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.integration.triton_peer import equal, sample
+from tests.integration.triton_flows import equal, sample
 
 
 def infer(client: Any, datatype: str, is_binary: bool, **options: Any) -> bool:

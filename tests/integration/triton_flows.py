@@ -1,6 +1,6 @@
-"""Runs in a process of its own: what Triton's users do with its client, against the daemon.
+"""A program that does with NVIDIA's client what Triton's users do.
 
-python triton_flows.py ADDRESS FLOW...    prints one JSON object: each flow's name, and what it saw
+python triton_flows.py ADDRESS [FLOW...]    prints one JSON object: the name of each flow and its findings
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tritonclient.grpc.aio as triton_aio
 import tritonclient.utils.shared_memory as memory
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
-from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor, triton_to_np_dtype
 
 FIRST = np.arange(16, dtype=np.int32).reshape(1, 16)
 SECOND = np.full((1, 16), 3, np.int32)
@@ -58,71 +58,140 @@ def refusal(call: Callable[[], Any]) -> list[str]:
     return ["OK", ""]
 
 
+async def status(call: Any) -> str:
+    try:
+        await call
+    except InferenceServerException as error:
+        return str(error.status())
+    return "OK"
+
+
+async def call_every(client: Any) -> Any:
+    """Make every call of a client: one for asyncio, or an `Awaitable` one."""
+    config = (await client.get_model_config("simple", as_json=True))["config"]
+    await client.update_log_settings({"log_verbose_level": 0})
+    await client.update_trace_settings(model_name="simple", settings={"trace_rate": "7"})
+    server = await client.get_server_metadata()
+    seen = {
+        "live": await client.is_server_live(),
+        "ready": await client.is_server_ready(),
+        "model": await client.is_model_ready("simple"),
+        "server": server.name,
+        "extensions": list(server.extensions),
+        "inputs": [(i.name, list(i.shape)) for i in (await client.get_model_metadata("simple")).inputs],
+        "config": [config["name"], config["max_batch_size"]],
+        "index": sorted(model.name for model in (await client.get_model_repository_index()).models),
+        "statistics": (await client.get_inference_statistics("simple")).model_stats[0].name,
+        "log": "log_info" in (await client.get_log_settings()).settings,
+        "trace": (await client.get_trace_settings("simple")).settings["trace_rate"].value[0],
+        "regions": len((await client.get_system_shared_memory_status()).regions),
+        "cuda": len((await client.get_cuda_shared_memory_status()).regions),
+        "cuda_register": await status(client.register_cuda_shared_memory("c", b"AAAA", 0, 64)),
+        "load": await status(client.load_model("missing")),
+        "unload": await status(client.unload_model("missing")),
+    }
+    await client.unregister_cuda_shared_memory()
+    await client.unregister_system_shared_memory()
+    return seen
+
+
+class Awaitable:
+    """A blocking client with the interface of the one for asyncio."""
+
+    def __init__(self, client: triton.InferenceServerClient) -> None:
+        self.client = client
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*arguments: Any, **options: Any) -> Any:
+            return getattr(self.client, name)(*arguments, **options)
+
+        return call
+
+
 @flow
 def every_call(address: str) -> Any:
     with triton.InferenceServerClient(address) as client:
-        config = client.get_model_config("simple", as_json=True)["config"]
-        client.update_log_settings({"log_verbose_level": 0})
-        client.update_trace_settings(model_name="simple", settings={"trace_rate": "7"})
-        seen = {
-            "live": client.is_server_live(),
-            "ready": client.is_server_ready(),
-            "model": client.is_model_ready("simple"),
-            "extensions": list(client.get_server_metadata().extensions),
-            "inputs": [(i.name, list(i.shape)) for i in client.get_model_metadata("simple").inputs],
-            "config": [config["name"], config["max_batch_size"]],
-            "index": sorted(model.name for model in client.get_model_repository_index().models),
-            "statistics": client.get_inference_statistics("simple").model_stats[0].name,
-            "log": "log_info" in client.get_log_settings().settings,
-            "trace": client.get_trace_settings("simple").settings["trace_rate"].value[0],
-            "regions": len(client.get_system_shared_memory_status().regions),
-            "cuda": len(client.get_cuda_shared_memory_status().regions),
-            "cuda_register": refusal(lambda: client.register_cuda_shared_memory("c", b"AAAA", 0, 64))[0],
-            "load": refusal(lambda: client.load_model("nobody"))[0],
-            "unload": refusal(lambda: client.unload_model("nobody"))[0],
-        }
-        client.unregister_cuda_shared_memory()
-        client.unregister_system_shared_memory()
-        return seen
+        return asyncio.run(call_every(Awaitable(client)))
 
 
 @flow
 def every_call_with_asyncio(address: str) -> Any:
-    async def outcome(call: Any) -> str:
-        try:
-            await call
-        except InferenceServerException as error:
-            return str(error.status())
-        return "OK"
-
     async def run() -> Any:
         async with triton_aio.InferenceServerClient(address) as client:
-            config = (await client.get_model_config("simple", as_json=True))["config"]
-            await client.update_log_settings({"log_verbose_level": 0})
-            await client.update_trace_settings(model_name="simple", settings={"trace_rate": "7"})
-            metadata = await client.get_model_metadata("simple")
-            seen = {
-                "live": await client.is_server_live(),
-                "ready": await client.is_server_ready(),
-                "model": await client.is_model_ready("simple"),
-                "extensions": list((await client.get_server_metadata()).extensions),
-                "inputs": [(i.name, list(i.shape)) for i in metadata.inputs],
-                "config": [config["name"], config["max_batch_size"]],
-                "index": sorted(model.name for model in (await client.get_model_repository_index()).models),
-                "statistics": (await client.get_inference_statistics("simple")).model_stats[0].name,
-                "log": "log_info" in (await client.get_log_settings()).settings,
-                "trace": (await client.get_trace_settings("simple")).settings["trace_rate"].value[0],
-                "regions": len((await client.get_system_shared_memory_status()).regions),
-                "cuda": len((await client.get_cuda_shared_memory_status()).regions),
-                "cuda_register": await outcome(client.register_cuda_shared_memory("c", b"AAAA", 0, 64)),
-                "load": await outcome(client.load_model("nobody")),
-                "unload": await outcome(client.unload_model("nobody")),
-            }
-            await client.unregister_cuda_shared_memory()
-            await client.unregister_system_shared_memory()
-            return seen
+            return await call_every(client)
 
     return asyncio.run(run())
+
+
+def sample(datatype: str) -> Any:
+    random, dtype = np.random.default_rng(7), triton_to_np_dtype(datatype)
+    if datatype == "BYTES":
+        return np.array([b"", b"a", "Größe".encode(), b"x" * 300] * 2, dtype=np.object_).reshape(2, 4)
+    if datatype == "BOOL":
+        return random.integers(0, 2, (2, 4)).astype(bool)
+    if datatype.startswith("FP"):
+        values = random.standard_normal((2, 4)).astype(dtype)
+        values[0] = [np.nan, np.inf, -0.0, np.finfo(dtype).tiny / 2]
+        return values
+    bounds = np.iinfo(dtype)
+    return random.integers(bounds.min, bounds.max, (2, 4), dtype=dtype, endpoint=True)
+
+
+def equal(datatype: str, one: Any, other: Any) -> bool:
+    """Whether two arrays are equal bit by bit."""
+    if datatype == "BYTES":
+        return one.shape == other.shape and all(a == b for a, b in zip(one.ravel(), other.ravel(), strict=True))
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+@flow
+def every_datatype(address: str) -> Any:
+    """For each datatype that has a model, whether its values come back in a call and in a stream."""
+    client = triton.InferenceServerClient(address)
+    index = (model.name for model in client.get_model_repository_index().models)
+    seen = {}
+    for name in filter(lambda name: name.startswith("id_"), index):
+        datatype = name.removeprefix("id_")
+        values = sample(datatype)
+        inputs = [tensor("x", values, datatype)]
+
+        def ask(client: Any, name: str = name, inputs: Any = inputs) -> None:
+            for number in range(8):
+                client.async_stream_infer(name, inputs, request_id=str(number))
+
+        answers = [client.infer(name, inputs, request_id="0"), *(result for result, _ in collected(address, ask, 8))]
+        are_equal = all(equal(datatype, answer.as_numpy("y"), values) for answer in answers)
+        seen[datatype] = [are_equal, [answer.get_response().id for answer in answers]]
+    return seen
+
+
+@flow
+def figures(address: str) -> Any:
+    """Statistics, trace settings and log settings."""
+    client, model, inputs = triton.InferenceServerClient(address), "id_FP32", [tensor("x", sample("FP32"), "FP32")]
+
+    def values(answer: Any) -> dict[str, list[str]]:
+        return {name: list(setting.value) for name, setting in answer.settings.items()}
+
+    def count() -> int:
+        return int(client.get_inference_statistics(model).model_stats[0].inference_stats.success.count)
+
+    before = count()
+    for _ in range(6):
+        client.infer(model, inputs)
+    wanted = {"trace_level": ["TIMESTAMPS"], "trace_rate": "2", "trace_file": "client.json", "trace_count": "3"}
+    seen = {"counted": count() - before, "trace set": values(client.update_trace_settings(model, wanted))}
+    for number in range(8):
+        client.infer(model, inputs, request_id=str(number))
+    return seen | {
+        "trace after": values(client.get_trace_settings(model)),
+        "trace cleared": values(client.update_trace_settings(model, dict.fromkeys(wanted))),
+        "trace of all": values(client.get_trace_settings()),
+        "statistics of": sorted(each.name for each in client.get_inference_statistics().model_stats),
+        "log set": client.update_log_settings({"log_info": False, "log_verbose_level": 1}, as_json=True)["settings"],
+        "log reset": client.update_log_settings({"log_info": True, "log_verbose_level": 0}, as_json=True)["settings"],
+        "log": client.get_log_settings(as_json=True)["settings"],
+    }
 
 
 @flow
@@ -137,10 +206,9 @@ def single(address: str) -> Any:
         "version": answer.get_response().model_version,
         "only": [only.as_numpy("OUTPUT0") is None, only.as_numpy("OUTPUT1").tolist() == (FIRST - SECOND).tolist()],
         "options": is_right(client.infer("simple", pair(), **options)),
-        "reserved": refusal(lambda: client.infer("simple", pair(), parameters={"triton_mine": 1})),
         "in time": is_right(client.infer("simple", pair(), client_timeout=20)),
         "compressed": refusal(lambda: client.infer("simple", pair(), compression_algorithm="gzip")),
-        "unknown": refusal(lambda: client.infer("nobody", pair())),
+        "unknown": refusal(lambda: client.infer("missing", pair())),
     }
 
 
@@ -167,12 +235,10 @@ def with_asyncio(address: str) -> Any:
             async def requests() -> AsyncIterator[dict[str, Any]]:
                 for number in range(5):
                     yield {"model_name": "simple", "inputs": pair(), "request_id": str(number)}
-                yield {"model_name": "nobody", "inputs": pair(), "request_id": "lost"}
+                yield {"model_name": "missing", "inputs": pair(), "request_id": "lost"}
 
             streamed = [each async for each in client.stream_infer(requests())]
             return {
-                "live": await client.is_server_live(),
-                "metadata": (await client.get_model_metadata("simple")).name,
                 "right": all(map(is_right, answers)),
                 "ids": [result.get_response().id for result, _ in streamed[:5]],
                 "streamed": all(is_right(result) for result, _ in streamed[:5]),
@@ -245,7 +311,7 @@ def classification(address: str) -> Any:
 
 
 def collected(address: str, ask: Callable[[Any], None], count: int) -> list[Any]:
-    """The responses to what is asked of a stream."""
+    """Return `count` responses of a stream to which `ask` sends requests."""
     client = triton.InferenceServerClient(address)
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
@@ -383,14 +449,14 @@ def strings_in_shared_memory(address: str) -> Any:
 @flow
 def streams_that_fail(address: str) -> Any:
     def ask(client: Any) -> None:
-        client.async_stream_infer("nobody", pair(), request_id="lost")
+        client.async_stream_infer("missing", pair(), request_id="lost")
         client.async_stream_infer("simple", pair(), request_id="found")
 
     lost, found = collected(address, ask, 2)
     client = triton.InferenceServerClient(address)
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: answers.put(error), headers={"triton_grpc_error": "true"})
-    client.async_stream_infer("nobody", pair())
+    client.async_stream_infer("missing", pair())
     error = answers.get(timeout=30)
     client.stop_stream(cancel_requests=True)
     return {"lost": lost[1].message(), "found": is_right(found[0]), "status": [str(error.status()), error.message()]}
@@ -401,7 +467,7 @@ def main(address: str, wanted: list[str]) -> None:
 
 
 def outcome(function: Callable[[str], Any], address: str) -> Any:
-    """What a flow saw, or how it ended."""
+    """Return the findings of a flow, or its traceback."""
     try:
         return function(address)
     except Exception:
