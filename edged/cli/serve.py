@@ -129,5 +129,5 @@ def reload(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> Non
 
 
 def _lines(keys: Sequence[ReloadedKey]) -> list[str]:
-    lines = [f"{key.told}: {key.problem}" if key.problem else key.told for key in keys]
+    lines = [f"{key.change}: {key.problem}" if key.problem else key.change for key in keys]
     return lines or ["nothing changed"]

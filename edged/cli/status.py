@@ -105,7 +105,7 @@ def _camera_state(each: CameraInfo) -> str:
     if not each.connections:
         return f"gone {_ago(each.last_frame_unix_s)}"
     several = f" x{each.connections}" if each.connections > 1 else ""
-    return f"{each.lane}{several}{mode}{tracked}"
+    return f"{each.protocol}{several}{mode}{tracked}"
 
 
 def _last_error(each: CameraInfo) -> str:

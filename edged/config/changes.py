@@ -24,21 +24,21 @@ RELOADS = dict(_reloads(Config))
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A key of `RELOADS` with a new value. `told` describes the change in one line. `problem` says why the new value is
+    """A key of `RELOADS` with a new value. `change` describes the change in one line. `problem` says why the new value is
     not in force, and what to do; empty if it is."""
 
     key: str
-    told: str
+    change: str
     problem: str = ""
 
     def __str__(self) -> str:
-        return f"{self.told}: {self.problem}" if self.problem else self.told
+        return f"{self.change}: {self.problem}" if self.problem else self.change
 
 
 def diff(old: Config, new: Config) -> tuple[Change, ...]:
     """Return the changes from one configuration to another, in the order of the schema."""
     return tuple(
-        Change(key, "; ".join(_told(key, value(old, key), value(new, key))))
+        Change(key, "; ".join(_described(key, value(old, key), value(new, key))))
         for key in RELOADS
         if value(old, key) != value(new, key)
     )
@@ -61,10 +61,10 @@ def with_value(config: Config, other: Config, key: str) -> Config:
     return msgspec.structs.replace(config, **{table: inner})
 
 
-def _told(key: str, old: object, new: object) -> Iterator[str]:
+def _described(key: str, old: object, new: object) -> Iterator[str]:
     if isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
         for name in old.__struct_fields__:
-            yield from _told(f"{key}.{name}", getattr(old, name), getattr(new, name))
+            yield from _described(f"{key}.{name}", getattr(old, name), getattr(new, name))
     elif isinstance(old, tuple) and isinstance(new, tuple):
         yield from (f"{key}: without {each}" for each in old if each not in new)
         yield from (f"{key}: {each} is new" for each in new if each not in old)

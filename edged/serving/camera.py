@@ -156,7 +156,7 @@ class CameraRecord:
         return CameraInfo(
             camera=self.camera,
             model=self.model,
-            lane=self.protocol,
+            protocol=self.protocol,
             connections=self.connections,
             received=self.received,
             answered=self.answered,

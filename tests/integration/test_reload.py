@@ -77,7 +77,7 @@ def test_reload_opens_and_closes_changed_addresses(configured: Configured) -> No
             gone.models()
         assert client.reload() == []
         configured.write()
-        assert [key.told for key in client.reload()] == [
+        assert [key.change for key in client.reload()] == [
             f"listen: without {third}",
             "models: without shapes",
             "http.listen: localhost:0 → none",
@@ -90,7 +90,7 @@ def test_reload_answers_calls_at_the_address_it_closes(configured: Configured) -
     configured.write(listen=(second,))
     with running(configured.command()), edged.Client(second) as client:
         configured.write()
-        assert [key.told for key in client.reload()] == [f"listen: without {second}"]
+        assert [key.change for key in client.reload()] == [f"listen: without {second}"]
 
 
 def test_reload_address_that_cannot_be_opened_is_reported_and_the_rest_applies(configured: Configured) -> None:
@@ -128,7 +128,7 @@ def test_reload_reports_keys_that_need_a_restart_and_rejects_an_invalid_file(con
 def test_options_of_the_command_take_precedence_after_a_reload(configured: Configured) -> None:
     with running(configured.command("--model", f"shapes={MODEL_PATH}")), edged.Client(configured.main) as client:
         configured.write('state = "/nowhere"', '[models]\nshapes = "/nowhere.onnx"\nother = "/nowhere.onnx"')
-        assert [key.told for key in client.reload()] == ["models: other is /nowhere.onnx"]
+        assert [key.change for key in client.reload()] == ["models: other is /nowhere.onnx"]
 
 
 def test_reload_without_a_file_is_refused(configured: Configured) -> None:

@@ -23,7 +23,7 @@ def test_reloads_cover_every_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         ({}, {}, []),
         ({"listen": ("a", "b")}, {"listen": ("a", "b")}, []),
@@ -55,10 +55,10 @@ def test_reloads_cover_every_key() -> None:
         ),
     ],
 )
-def test_diff_in_lines(old: dict[str, Any], new: dict[str, Any], told: list[str]) -> None:
+def test_diff_in_lines(old: dict[str, Any], new: dict[str, Any], expected: list[str]) -> None:
     changes = diff(Config(**old), Config(**new))
-    assert [change.told for change in changes] == told
-    assert all(change.told.startswith(change.key) and change.key in RELOADS for change in changes)
+    assert [change.change for change in changes] == expected
+    assert all(change.change.startswith(change.key) and change.key in RELOADS for change in changes)
 
 
 @pytest.mark.parametrize("key", RELOADS)

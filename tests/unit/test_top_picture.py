@@ -24,7 +24,7 @@ def model(name: str, **more: Any) -> ModelLoad:
 
 
 def camera(name: str, **more: Any) -> CameraInfo:
-    known: dict[str, Any] = {"camera": name, "model": "doors", "lane": "grpc", "mode": "freshest", "tracked": False}
+    known: dict[str, Any] = {"camera": name, "model": "doors", "protocol": "grpc", "mode": "freshest", "tracked": False}
     known |= {"connections": 1, "received": 100, "answered": 80, "failed": 0, "dropped": 0, "skipped": {}}
     known |= {"fps_in": 25.0, "fps_answered": 20.0, "age_p50_ms": 31.4, "age_p99_ms": 88.0, "width": 640, "height": 480}
     known |= {"last_error": "", "last_error_unix_s": 0.0, "last_frame_unix_s": NOW}

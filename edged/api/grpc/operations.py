@@ -98,7 +98,7 @@ class OperationsService:
         if self.reloads is None:
             raise Refused("this daemon has no configuration file to reload; start it with --config")
         outcomes = await self.reloads()
-        return pb.ReloadResponse(keys=[pb.ReloadedKey(key=o.key, told=o.told, problem=o.problem) for o in outcomes])
+        return pb.ReloadResponse(keys=[pb.ReloadedKey(key=o.key, change=o.change, problem=o.problem) for o in outcomes])
 
     async def watch_events(self, request: pb.WatchEventsRequest, context: Context) -> AsyncGenerator[pb.Event, None]:
         log = self._controller.events
