@@ -213,8 +213,8 @@ class StatusInfo(Info, frozen=True):
 
 
 class ReloadedKey(Info, frozen=True):
-    """A changed key of the daemon's configuration: `change` describes the change in one line, `problem` why it is not in force and what
-    to do; empty if it is."""
+    """A changed key of the daemon's configuration: `change` describes it in one line, `problem` says why it is not in
+    force and what to do; empty if it is."""
 
     key: str
     change: str
@@ -227,7 +227,8 @@ class CameraInfo(Info, frozen=True):
     Counts of frames are since the daemon first saw it: received = answered + failed + skipped + dropped + those in
     flight; `skipped` is by reason, `dropped` are those whose connection ended first. `fps_in`, `fps_answered` are of
     the last seconds; ages are milliseconds from capture to answer, of the latest answers, None before the first. Times
-    are seconds since the epoch, 0 for never. `mode` is freshest or every_frame, `protocol` how its frames arrive: grpc or zeromq."""
+    are seconds since the epoch, 0 for never. `mode` is freshest or every_frame, `protocol` is
+    grpc or zeromq."""
 
     camera: str
     model: str

@@ -24,8 +24,8 @@ RELOADS = dict(_reloads(Config))
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A key of `RELOADS` with a new value. `change` describes the change in one line. `problem` says why the new value is
-    not in force, and what to do; empty if it is."""
+    """A key of `RELOADS` with a new value. `change` describes it in one line. `problem` says why the new value is not
+    in force, and what to do; empty if it is."""
 
     key: str
     change: str
