@@ -303,7 +303,7 @@ class Demand(msgspec.Struct, frozen=True):
         return self if wanted == self.profile else Demand(wanted, self.since, now)
 
     def is_due(self, now: float, quiet: float) -> bool:
-        """Whether it has not grown for long enough, or kept growing for too long."""
+        """Whether the demand has not grown for `quiet` seconds, or has grown for too long."""
         return now - self.settled >= quiet or now - self.since >= _PATIENCE * quiet
 
 

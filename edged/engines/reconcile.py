@@ -170,10 +170,9 @@ def reconcile(
 ) -> list[Action]:
     """Return the actions that bring the box nearer to the desired state.
 
-    One engine is made at a time in each lane; `busy` are lanes in which one is being made. In those that are `slow` it
-    takes long and another may be made beside it. While `paused` nothing can be stored, so nothing is made.
-    `by_command`: only commanded builds are made; what takes seconds is done. `is_idle`: the box has had little to do
-    for a while.
+    Each lane makes one engine at a time; `busy` lanes are making one. In a `slow` lane that build takes long, and a
+    second one may run in parallel. While `paused` nothing can be stored, so nothing is made. `by_command`: slow
+    builds need a command; actions that take seconds do not. `is_idle`: the box has had little to do for a while.
     """
     every = list(models)
     models = [model for model in every if not model.holds]

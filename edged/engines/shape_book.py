@@ -1,6 +1,6 @@
-"""The shapes of each model's requests, on disk beside the engines: what was observed, and the range learnt from it.
+"""The shapes of each model's requests, stored with the engines: the observed shapes, and the range learnt from them.
 
-A learnt range is kept once an engine of it is ready. A range that is only targeted is in memory alone, so that a daemon
+A learnt range is stored once an engine of it is ready. A range that is only a target stays in memory, so that a daemon
 starts with the engines that it has. A damaged file, or one that does not fit its model, is counted and removed.
 """
 

@@ -130,13 +130,13 @@ def put(store: Store, record: EngineRecord, content: bytes = b"engine") -> str:
 
 
 class Unexpected(RuntimeError):
-    """An error that nobody planned for."""
+    """An error that no code expects."""
 
 
 class FakeBuilder:
     """A builder whose outcomes a test gives: an error to raise, or whether the engine is accepted.
 
-    While `gate` is clear, work waits where a child would be at work. `says` is what the child tells meanwhile.
+    While `gate` is clear, work waits as if a child were at work. `says` is the progress that the child reports.
     """
 
     def __init__(self, store: Store) -> None:
@@ -283,18 +283,18 @@ def serve(planned: PlannedModel, key: str, *, edition: str = "", backend: str = 
 # -- what happened --------------------------------------------------------------------------------------------------
 
 
-def told(events: EventLog, kind: type[What]) -> list[Any]:
-    """Everything of a kind that was told, oldest first."""
+def emitted(events: EventLog, kind: type[What]) -> list[Any]:
+    """Return the events of a kind, oldest first."""
 
     async def read() -> list[Any]:
         return [event.what async for event in events.follow(live=False) if isinstance(event.what, kind)]
 
     reading = read()
     try:
-        reading.send(None)  # what is kept is read without waiting
+        reading.send(None)  # stored events are read without waiting
     except StopIteration as end:
         return list(end.value)
-    raise AssertionError("reading what is kept had to wait")
+    raise AssertionError("reading stored events had to wait")
 
 
 async def settle() -> None:

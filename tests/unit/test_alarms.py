@@ -18,7 +18,7 @@ from edged.engines.plan import PlannedModel
 from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.events import AlarmCleared, AlarmRaised, EventLog
 from edged.ipc.finite import QUIET_SECONDS
-from tests.unit.control_room import Clock, key_of, model, planned_model, record_of, serve, told
+from tests.unit.control_room import Clock, emitted, key_of, model, planned_model, record_of, serve
 
 SLOW = Alarm(AlarmKind.SLOW, "inference takes 340 ms instead of 12 ms", "m", "key")
 
@@ -38,7 +38,7 @@ def test_update_changed_message_is_shown_but_not_reported(alarms: Alarms, events
     later = Alarm(AlarmKind.SLOW, "inference takes 350 ms instead of 12 ms", "m", "key")
     alarms.update([later])
     assert [alarm.message for alarm in alarms.active()] == [later.message]
-    assert len(told(events, AlarmRaised)) == 1
+    assert len(emitted(events, AlarmRaised)) == 1
 
 
 def test_update_lasting_alarm_keeps_its_start(alarms: Alarms, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_update_lasting_alarm_keeps_its_start(alarms: Alarms, monkeypatch: pytes
 def test_update_other_subject_is_another_alarm(alarms: Alarms, events: EventLog, other: Alarm) -> None:
     alarms.update([SLOW])
     alarms.update([SLOW, other])
-    assert len(told(events, AlarmRaised)) == 2
+    assert len(emitted(events, AlarmRaised)) == 2
     alarms.update([other])
     assert [alarm.subject for alarm in alarms.active()] == [other.subject]
 
@@ -98,7 +98,7 @@ def test_update_raised_and_not_cleared_is_active(looks: list[list[Alarm]]) -> No
         alarms.update(iter(found))
         subjects = {alarm.subject for alarm in found}
         assert {alarm.subject for alarm in alarms.active()} == subjects
-        assert len(told(events, AlarmRaised)) - len(told(events, AlarmCleared)) == len(subjects)
+        assert len(emitted(events, AlarmRaised)) - len(emitted(events, AlarmCleared)) == len(subjects)
 
 
 SETTINGS = Engines(regression_factor=3.0, regression_seconds=30.0)

@@ -28,7 +28,7 @@ from edged.serving.session import ServingSession
 from edged.serving.work import FrameWork, TensorWork
 from edged.store.store import Store
 from edged.tasks import TaskGroup
-from tests.unit.control_room import Clock, Unexpected, box, entry, inspection, serve, settle, stop_time, told
+from tests.unit.control_room import Clock, Unexpected, box, emitted, entry, inspection, serve, settle, stop_time
 
 
 class Readers:
@@ -124,7 +124,7 @@ def house(tmp_path: Path) -> House:
 
 
 async def answer(planned: PlannedModel) -> EdgedError | None:
-    """What a frame is told that is offered now; None when it waits for an engine."""
+    """Return the error of a frame that is offered now; None if it waits for an engine."""
     frame = FrameWork(b"")
     try:
         planned.slot.offer(object(), frame)
@@ -141,7 +141,7 @@ async def test_look_new_model_is_read_and_planned(house: House) -> None:
     assert planned.model is not None
     assert (planned.model.digest, planned.problem, planned.is_being_read) == (inspection("m").digest, None, False)
     assert len(planned.engines) == 3
-    assert told(house.events, ModelRead) == [ModelRead(planned.model.digest)]
+    assert emitted(house.events, ModelRead) == [ModelRead(planned.model.digest)]
     assert await answer(planned) is None, "it waits for an engine"
 
 
@@ -227,7 +227,7 @@ async def test_look_removed_model_fails_waiting_requests(house: House) -> None:
     assert planned.engines == {}, "what is being made for it has no use any more"
     assert isinstance(frame.future.exception(), NotFound)
     assert isinstance(await answer(planned), NotFound)
-    assert len(told(house.events, ModelRemoved)) == 1
+    assert len(emitted(house.events, ModelRemoved)) == 1
 
 
 async def test_look_removed_model_retires_its_session(house: House) -> None:
@@ -306,7 +306,7 @@ async def test_look_model_changed_while_read_is_planned_as_last_seen(house: Hous
     await settle()
     assert planned.model is not None
     assert planned.model.digest == inspection("other").digest
-    assert len(told(house.events, ModelRead)) == 1
+    assert len(emitted(house.events, ModelRead)) == 1
 
 
 @pytest.mark.parametrize("is_being_read", [False, True])
@@ -395,7 +395,7 @@ async def test_unreadable_model_is_refused_and_fails_waiting_requests(house: Hou
     planned = await house.holds("m", Refusal("it is no model"), "1")
     assert (str(planned.problem), planned.model, planned.engines) == ("it is no model", None, {})
     assert "model 'm' cannot be served: it is no model" in str(await answer(planned))
-    assert told(house.events, ModelRefused) == [ModelRefused("it is no model")]
+    assert emitted(house.events, ModelRefused) == [ModelRefused("it is no model")]
 
 
 async def test_refused_model_event_has_the_category(house: House) -> None:
@@ -404,7 +404,7 @@ async def test_refused_model_event_has_the_category(house: House) -> None:
     assert planned.problem is not None
     assert Finding.of(planned.problem) == cut
     refused = ModelRefused("w.bin is truncated; copy it again", "external_truncated", "external_data")
-    assert told(house.events, ModelRefused) == [refused]
+    assert emitted(house.events, ModelRefused) == [refused]
 
 
 async def test_look_repaired_model_is_served(house: House) -> None:
@@ -424,9 +424,9 @@ async def test_look_model_replaced_by_a_broken_one_serves_until_its_host_is_lost
     planned.slot.vacate(host)  # type: ignore[arg-type]
     house.refuse_hopeless()
     assert isinstance(await answer(planned), NotReady)
-    before = len(told(house.events, ModelRefused))
+    before = len(emitted(house.events, ModelRefused))
     house.refuse_hopeless()
-    assert len(told(house.events, ModelRefused)) == before, "it is told once"
+    assert len(emitted(house.events, ModelRefused)) == before, "it is reported once"
 
 
 async def test_unexpected_error_while_reading_is_logged_and_refuses_the_model(
@@ -481,7 +481,7 @@ async def test_engine_moves_are_events_with_their_model(house: House) -> None:
     planned = await house.add("m")
     assert planned.reference is not None
     planned.reference.move(EngineState.QUEUED, "because")
-    assert told(house.events, EngineMoved) == [EngineMoved("queued", "onnxruntime", "because")]
+    assert emitted(house.events, EngineMoved) == [EngineMoved("queued", "onnxruntime", "because")]
     events = [event async for event in house.events.follow(live=False) if isinstance(event.what, EngineMoved)]
     assert [(event.model, event.engine) for event in events] == [("m", planned.reference.digest)]
 

@@ -30,6 +30,7 @@ from tests.unit.control_room import (
     Clock,
     FakeBuilder,
     box,
+    emitted,
     model,
     planned_model,
     put,
@@ -37,7 +38,6 @@ from tests.unit.control_room import (
     serve,
     settle,
     stop_time,
-    told,
 )
 from tests.waiting import run, until
 
@@ -112,7 +112,7 @@ class Desk:
             await until(lambda: not self.maker.busy, "everything is made")
 
     def commanded(self) -> list[str]:
-        return [event.verb for event in told(self.events, Commanded)]
+        return [event.verb for event in emitted(self.events, Commanded)]
 
 
 @pytest.fixture(autouse=True)
@@ -322,7 +322,7 @@ def test_evict_removes_files_and_keeps_the_record(desk: Desk) -> None:
     assert run(desk.commands.evict(desk.selection(number=2))) == (engine.digest,)
     assert (engine.state, engine.is_usable) == (S.EVICTED, False)
     assert desk.store.records()[engine.digest].evicted
-    assert [event.reason for event in told(desk.events, EngineEvicted)] == ["by command"]
+    assert [event.reason for event in emitted(desk.events, EngineEvicted)] == ["by command"]
     assert (desk.commanded(), desk.wakes) == (["evict"], 1)
     assert run(desk.commands.evict(desk.selection(number=2))) == (), "it has nothing more to give"
 
@@ -376,7 +376,7 @@ def test_evict_unplanned_engine_by_key_or_model(
 
 
 async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[EngineProgress]:
-    """Everything that is told until all is done, while the control loop looks again and again."""
+    """Return all updates until the command is done, while the control loop runs."""
 
     async def look() -> None:
         while True:

@@ -22,7 +22,7 @@ from edged.engines.plan import PlannedModel
 from edged.errors import OutOfSpace
 from edged.events import EngineEvicted, EventLog
 from edged.store.store import Store
-from tests.unit.control_room import MB, box, key_of, model, planned_model, put, record_of, serve, told
+from tests.unit.control_room import MB, box, emitted, key_of, model, planned_model, put, record_of, serve
 from tests.waiting import run
 
 S = EngineState
@@ -65,7 +65,7 @@ class House:
         return {key for key, record in self.store.records().items() if record.files}
 
     def evicted(self) -> list[EngineEvicted]:
-        return told(self.events, EngineEvicted)
+        return emitted(self.events, EngineEvicted)
 
 
 @pytest.fixture

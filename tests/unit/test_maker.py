@@ -1,4 +1,4 @@
-"""Making engines, with a builder whose outcome is decided here: what becomes of the engine, the log and the lanes."""
+"""Making engines with a scripted builder: the state of the engine, the log of attempts and the build lanes."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ from tests.unit.control_room import (
     FakeBuilder,
     Unexpected,
     box,
+    emitted,
     key_of,
     model,
     planned_model,
@@ -49,7 +50,6 @@ from tests.unit.control_room import (
     record_of,
     settle,
     stop_time,
-    told,
 )
 from tests.waiting import until
 
@@ -112,7 +112,7 @@ class Workshop:
         await until(lambda: bool(self.builder.did), "a child is at work")
 
     def states(self) -> list[str]:
-        return [event.state for event in told(self.events, EngineMoved)]
+        return [event.state for event in emitted(self.events, EngineMoved)]
 
     def attempts(self) -> Attempts:
         return self.log.of(self.engine.digest)
@@ -202,7 +202,7 @@ async def test_make_does_not_evict_its_engine_or_its_source(tmp_path: Path, cloc
     shop.builder.gate.set()
     await shop.idle()
     await shop.maker.eviction.wait_for_capacity(MB // 2)
-    assert [event.bytes for event in told(shop.events, EngineEvicted)] == [MB // 2]
+    assert [event.bytes for event in emitted(shop.events, EngineEvicted)] == [MB // 2]
 
 
 # -- failures -------------------------------------------------------------------------------------------------------
@@ -534,11 +534,11 @@ async def test_abandon_stops_builds_no_model_needs(shop: Workshop) -> None:
     assert gone.digest not in shop.store.records()
 
 
-# -- what is told ---------------------------------------------------------------------------------------------------
+# -- events and progress --------------------------------------------------------------------------------------------
 
 
 def progress(shop: Workshop) -> list[tuple[str, float | None]]:
-    return [(event.phase, event.fraction) for event in told(shop.events, EngineProgress)]
+    return [(event.phase, event.fraction) for event in emitted(shop.events, EngineProgress)]
 
 
 async def test_progress_reports_each_phase_once(shop: Workshop) -> None:
@@ -562,7 +562,7 @@ async def test_progress_is_reported_in_steps_of_a_tenth(shop: Workshop, step: fl
 async def test_progress_names_the_engine_and_the_expected_seconds(shop: Workshop) -> None:
     shop.builder.estimate = 40.0
     await shop.make()
-    first = told(shop.events, EngineProgress)[0]
+    first = emitted(shop.events, EngineProgress)[0]
     assert (first.phase, first.estimate_s, first.elapsed_s) == ("building", 40.0, 0.0)
     events = [e async for e in shop.events.follow(live=False) if isinstance(e.what, EngineProgress)]
     assert {(e.model, e.engine) for e in events} == {("m", shop.engine.digest)}

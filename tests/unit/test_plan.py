@@ -1,4 +1,4 @@
-"""The plan of a model: its engines, what is remembered of each, and what the store and earlier attempts say of them."""
+"""The plan of a model: its engines, their states, and what they take from the store and from earlier attempts."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def ready(standard: str = "") -> PlannedEngine:
 
 
 def test_move_unknown_transition_is_an_error_and_changes_nothing() -> None:
-    planned, told = engine(), list[EngineState]()
-    planned.reason, planned.on_change = "as it was", lambda e: told.append(e.state)
+    planned, seen = engine(), list[EngineState]()
+    planned.reason, planned.on_change = "as it was", lambda e: seen.append(e.state)
     with pytest.raises(ValueError, match="from absent to verifying"):
         planned.move(S.VERIFYING, "never")
-    assert (planned.state, planned.reason, told) == (S.ABSENT, "as it was", [])
+    assert (planned.state, planned.reason, seen) == (S.ABSENT, "as it was", [])
 
 
 # -- failures -------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_hopeless_is_false_while_an_engine_serves() -> None:
 
 
 def test_hopeless_is_false_if_only_engines_answered_wrongly() -> None:
-    """What it answers is what is right, also where its answers differ from run to run."""
+    """The reference defines the right answers, even if they differ from run to run."""
     planned = planned_model()
     reference, *_ = plan(planned, model())
     for each in planned.engines.values():
@@ -238,7 +238,7 @@ def test_hopeless_is_false_if_only_engines_answered_wrongly() -> None:
     assert Open("m", reference.digest) in reconcile(actual_views(planned), 1e9, frozenset())
     reference.open_at = math.inf
     assert reconcile(actual_views(planned), 1e9, frozenset()) == [Replan("m"), Refuse("m")]
-    assert planned.is_hopeless(), "whoever waits would wait for ever"
+    assert planned.is_hopeless(), "requests would wait for ever"
 
 
 # -- a look ---------------------------------------------------------------------------------------------------------
@@ -399,30 +399,30 @@ def test_plan_with_an_empty_store_makes_everything(store: Store) -> None:
     assert {(e.state, e.trial, e.failures) for e in found.engines.values()} == {(S.ABSENT, "", 0)}
 
 
-def test_plan_stored_engine_is_ready(store: Store) -> None:
-    put(store, stored())
-    assert (last(planned(store)).state, last(planned(store)).request) == (S.READY, Request.NONE)
+ANOTHER_RELEASE = {"standard": "of another release"}
+STORED: dict[str, tuple[dict[str, Any], EngineState, Request]] = {
+    "accepted": ({}, S.READY, Request.NONE),
+    "rejected": ({"accepted": False}, S.REJECTED, Request.NONE),
+    "evicted": ({"evicted": True}, S.EVICTED, Request.NONE),
+    "accepted by another standard": (ANOTHER_RELEASE, S.READY, Request.REVIEW),
+    "rejected by another standard": ({"accepted": False} | ANOTHER_RELEASE, S.ABSENT, Request.NONE),
+}
 
 
-def test_plan_rejected_engine_is_not_made_again(store: Store) -> None:
-    put(store, stored(accepted=False))
-    found = last(planned(store))
-    assert (found.state, found.reason) == (S.REJECTED, "cosine 0.5 is below 0.999")
-
-
-def test_plan_evicted_engine_is_known_to_be_good(store: Store) -> None:
-    store.strip(msgspec.structs.replace(stored(), evicted=True))
-    found = last(planned(store))
-    assert (found.state, found.record is not None and found.record.cost) == (S.EVICTED, 0.5)
-
-
-def test_plan_verdict_by_another_standard_is_verified_or_rebuilt(
-    store: Store,
+@pytest.mark.parametrize(("fields", "state", "request_"), STORED.values(), ids=STORED)
+def test_plan_adopts_the_stored_verdict(
+    store: Store, fields: dict[str, Any], state: EngineState, request_: Request
 ) -> None:
-    put(store, stored(standard="of another release"))
-    assert (last(planned(store)).state, last(planned(store)).request) == (S.READY, Request.REVIEW)
-    put(store, stored(accepted=False, standard="of another release"))
-    assert (last(planned(store)).state, last(planned(store)).record) == (S.ABSENT, None)
+    record = stored(**fields)
+    if record.evicted:
+        store.strip(record)
+    else:
+        put(store, record)
+    found = last(planned(store))
+    assert (found.state, found.request) == (state, request_)
+    assert (found.record is None) == (state is S.ABSENT)
+    if state is S.REJECTED:
+        assert found.reason == record.verdict.reason
 
 
 def test_plan_counts_hits_and_misses(store: Store) -> None:
@@ -451,14 +451,14 @@ def test_plan_after_a_device_change(store: Store) -> None:
 
 
 def test_plan_reports_every_state_of_a_new_engine(store: Store) -> None:
-    told = list[tuple[str, EngineState]]()
+    seen = list[tuple[str, EngineState]]()
     put(store, stored())
     into = planned_model()
-    planner(store).plan(into, model(), lambda engine: told.append((engine.digest, engine.state)))
-    assert told == [(last(into).digest, S.READY)]
+    planner(store).plan(into, model(), lambda engine: seen.append((engine.digest, engine.state)))
+    assert seen == [(last(into).digest, S.READY)]
     reference = next(iter(into.engines.values()))
     reference.move(S.QUEUED)
-    assert told[1:] == [(reference.digest, S.QUEUED)]
+    assert seen[1:] == [(reference.digest, S.QUEUED)]
 
 
 # -- what failed before ---------------------------------------------------------------------------------------------
@@ -515,27 +515,28 @@ def test_trial_of_an_engine_for_another_driver_comes_before_a_build(store: Store
     assert [e.trial for e in planned(store).engines.values()][:2] == ["", ""]
 
 
-def test_trial_is_disabled_by_policy_rebuild(store: Store) -> None:
-    put(store, of_another())
-    assert last(planned(store, on_driver_change="rebuild")).trial == ""
-
-
-def test_trial_excludes_engines_of_another_runtime(store: Store) -> None:
-    put(store, of_another(**OTHER_RUNTIME))
-    assert last(planned(store)).trial == ""
+@pytest.mark.parametrize(
+    ("facts", "here", "settings"),
+    [
+        pytest.param(OTHER_PROCESSOR, None, {"on_driver_change": "rebuild"}, id="disabled"),
+        pytest.param(OTHER_RUNTIME, None, {}, id="another runtime"),
+        pytest.param(OTHER_PROCESSOR, {"accepted": True}, {}, id="stored here"),
+        pytest.param(OTHER_PROCESSOR, {"accepted": False}, {}, id="rejected here"),
+    ],
+)
+def test_trial_is_not_planned(
+    store: Store, facts: dict[str, str], here: dict[str, Any] | None, settings: dict[str, str]
+) -> None:
+    put(store, of_another(**facts))
+    if here is not None:
+        put(store, stored(**here))
+    assert last(planned(store, **settings)).trial == ""
 
 
 def test_trial_excludes_quarantined_engines(store: Store, log: AttemptLog) -> None:
     put(store, of_another())
     fail(log, 4)
     assert (last(planned(store)).state, last(planned(store)).trial) == (S.QUARANTINED, "")
-
-
-def test_trial_excludes_stored_and_rejected_engines(store: Store) -> None:
-    put(store, of_another())
-    for accepted in (True, False):
-        put(store, stored(accepted=accepted))
-        assert last(planned(store)).trial == ""
 
 
 def by_key(*records: EngineRecord) -> dict[str, EngineRecord]:
