@@ -87,7 +87,7 @@ def test_add_list_infer_remove_by_command(daemon: Daemon, tmp_path: Path) -> Non
     [(b"This is not a model.\n", "not a whole ONNX model"), (MODEL_PATH.read_bytes()[:5000], "it was cut off")],
     ids=["text", "truncated"],
 )
-def test_a_refused_upload_leaves_nothing_behind(daemon: Daemon, tmp_path: Path, content: bytes, words: str) -> None:
+def test_add_refused_upload_leaves_nothing(daemon: Daemon, tmp_path: Path, content: bytes, words: str) -> None:
     file = tmp_path / "bad.onnx"
     file.write_bytes(content)
     before = set(daemon.models.rglob("*"))
@@ -96,13 +96,13 @@ def test_a_refused_upload_leaves_nothing_behind(daemon: Daemon, tmp_path: Path, 
     assert set(daemon.models.rglob("*")) == before
 
 
-def test_an_upload_that_no_runtime_takes_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+def test_add_model_that_no_runtime_opens_is_refused(daemon: Daemon, tmp_path: Path) -> None:
     file = onnx_files.identity(tmp_path / "odd.onnx", "FP32", "Frobnicate", "com.example")
     with daemon.client() as client, pytest.raises(InvalidInput, match="Frobnicate"):
         client.add_model("odd", file)
 
 
-def test_a_name_is_taken_once_and_must_be_a_name(daemon: Daemon, tmp_path: Path) -> None:
+def test_add_taken_or_invalid_name_is_refused(daemon: Daemon, tmp_path: Path) -> None:
     file = onnx_files.scale(tmp_path / "two.onnx", 2)
     with daemon.client() as client:
         client.add_model("two", file)
@@ -112,10 +112,10 @@ def test_a_name_is_taken_once_and_must_be_a_name(daemon: Daemon, tmp_path: Path)
             with pytest.raises(EdgedError):
                 client.add_model(name, file)
         with pytest.raises(NotFound):
-            client.remove_model("nobody")
+            client.remove_model("missing")
 
 
-def test_a_model_with_external_data_is_uploaded_whole(daemon: Daemon, tmp_path: Path) -> None:
+def test_add_model_with_external_data_uploads_it(daemon: Daemon, tmp_path: Path) -> None:
     file = onnx_files.convolutions(tmp_path / "big.onnx", external=True)
     assert (tmp_path / "weights.bin").exists()
     with daemon.client() as client:
@@ -124,7 +124,7 @@ def test_a_model_with_external_data_is_uploaded_whole(daemon: Daemon, tmp_path: 
     assert (daemon.models / "external" / "1" / "weights.bin").read_bytes() == (tmp_path / "weights.bin").read_bytes()
 
 
-def test_a_dropped_file_is_served_and_a_replaced_one_takes_over(daemon: Daemon) -> None:
+def test_file_copied_into_the_repository_is_served_and_its_replacement_takes_over(daemon: Daemon) -> None:
     place = daemon.models / "dropped.onnx"
     onnx_files.scale(daemon.home / "next.onnx", 2).rename(place)
     daemon.ready("dropped")
@@ -136,16 +136,7 @@ def test_a_dropped_file_is_served_and_a_replaced_one_takes_over(daemon: Daemon) 
         wait_for("it is gone", lambda: all(m.name != "dropped" for m in client.models()))
 
 
-def test_the_highest_version_of_tritons_layout_serves(daemon: Daemon) -> None:
-    for version, factor in (("2", 2.0), ("10", 10.0), ("9", 9.0)):
-        folder = daemon.models / "versions" / version
-        folder.mkdir(parents=True)
-        onnx_files.scale(folder / "model.onnx", factor)
-    daemon.ready("versions")
-    wait_for("version 10 answers", lambda: scaled(daemon, "versions") == 10)
-
-
-def test_without_a_daemon_the_folders_are_read(tmp_path: Path) -> None:
+def test_commands_without_a_daemon_read_the_folders(tmp_path: Path) -> None:
     state, cache = str(tmp_path / "state"), str(tmp_path / "cache")
     added = edged_command("models", "add", "local", str(MODEL_PATH), "--state", state)
     assert added.returncode == 0, added.stderr
@@ -159,7 +150,7 @@ def test_without_a_daemon_the_folders_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_in_process_use_needs_three_lines_and_shares_the_store(tmp_path: Path) -> None:
+def test_in_process_use_shares_the_store(tmp_path: Path) -> None:
     picture, truth = Scene(5).frame(3)
     with edged.load(MODEL_PATH, cache=tmp_path) as model:
         result = model.infer(picture)
@@ -174,7 +165,7 @@ def test_in_process_use_needs_three_lines_and_shares_the_store(tmp_path: Path) -
     assert {path.name for path in (tmp_path / "engines").iterdir()} == built
 
 
-def test_a_broken_replacement_does_not_take_down_what_serves(daemon: Daemon) -> None:
+def test_broken_replacement_leaves_the_model_serving(daemon: Daemon) -> None:
     place = daemon.models / "steady.onnx"
     onnx_files.scale(daemon.home / "next.onnx", 5).rename(place)
     daemon.ready("steady")
@@ -186,7 +177,7 @@ def test_a_broken_replacement_does_not_take_down_what_serves(daemon: Daemon) -> 
     wait_for("the mended file answers", lambda: scaled(daemon, "steady") == 7)
 
 
-def test_a_second_daemon_on_the_same_state_is_refused(daemon: Daemon) -> None:
+def test_second_daemon_with_the_same_state_is_refused(daemon: Daemon) -> None:
     second = edged_command("serve", "--state", str(daemon.state), "--listen", "localhost:0")
     assert second.returncode == 2
     assert "another daemon uses the state directory" in second.stderr
@@ -201,7 +192,7 @@ def test_a_second_daemon_on_the_same_state_is_refused(daemon: Daemon) -> None:
         ("unix:/etc/hostname", "not a socket"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_explained(tmp_path: Path, address: str, words: str) -> None:
+def test_serve_unusable_address_exits_with_one_line(tmp_path: Path, address: str, words: str) -> None:
     folders = ("--state", str(tmp_path / "s"), "--cache", str(tmp_path / "c"))
     refused = edged_command("serve", "--listen", address, *folders)
     assert refused.returncode == 2

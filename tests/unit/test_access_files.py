@@ -1,4 +1,4 @@
-"""Whose files are trusted: sockets, models and engines."""
+"""Owners and modes of files: which models are trusted, and who may use a socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files aw
     ("mode", "words"),
     [(0o755, ""), (0o775, ""), (0o757, "may be written by all users; chmod o-w"), (0o1777, "")],
 )
-def test_folders(tmp_path: Path, mode: int, words: str) -> None:
+def test_foreign_names_folders_that_all_users_may_write(tmp_path: Path, mode: int, words: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(mode)
@@ -31,7 +31,7 @@ def test_folders(tmp_path: Path, mode: int, words: str) -> None:
 
 
 @is_root
-def test_owners_and_groups(tmp_path: Path) -> None:
+def test_foreign_names_files_of_other_users_and_groups(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"")
     os.chown(file, -1, 4321)
@@ -43,7 +43,7 @@ def test_owners_and_groups(tmp_path: Path) -> None:
     assert "belongs to user 4321" in foreign([file])
 
 
-def test_models_that_others_may_exchange_are_refused_until_it_is_put_right(tmp_path: Path) -> None:
+def test_entries_model_that_others_may_replace_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "models"
     root.mkdir()
     model = root / "shapes.onnx"
@@ -65,7 +65,7 @@ def test_models_that_others_may_exchange_are_refused_until_it_is_put_right(tmp_p
     assert str(folder) in repository.entries()["door"].problem
 
 
-def test_a_socket_without_its_group_is_the_owners_alone(tmp_path: Path) -> None:
+def test_settle_socket_without_its_group_is_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     path.write_bytes(b"")
     settle(path)
@@ -75,7 +75,7 @@ def test_a_socket_without_its_group_is_the_owners_alone(tmp_path: Path) -> None:
 
 
 @is_root
-def test_a_socket_is_its_groups(tmp_path: Path) -> None:
+def test_settle_socket_is_for_its_group(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     path.write_bytes(b"")
     group = grp.getgrall()[-1]
@@ -84,7 +84,7 @@ def test_a_socket_is_its_groups(tmp_path: Path) -> None:
     assert path.stat().st_gid == group.gr_gid
 
 
-def test_a_link_is_as_safe_as_the_folder_that_it_leads_into(tmp_path: Path) -> None:
+def test_entries_link_into_a_folder_that_all_may_write_is_refused(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
     root.mkdir()
     elsewhere.mkdir()

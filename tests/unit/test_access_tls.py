@@ -1,4 +1,4 @@
-"""Certificates: what is refused in one line, what is told of soon, and what stays in use."""
+"""Certificates: validity, unusable files, warnings before expiry, and changes of the files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _tls(certificate: Path, key: Path | None = None, ca: Path | None = None) -> 
     )
 
 
-def test_how_long_a_certificate_is_good(authority: Authority, certificate: Path) -> None:
+def test_validity_reads_both_forms_of_dates(authority: Authority, certificate: Path) -> None:
     found = validity(certificate.read_text())
     assert found.ends - found.begins == pytest.approx(60 * _DAY, abs=1)
     assert abs(found.begins - time.time()) < 3600
@@ -94,13 +94,12 @@ def test_certificate_facts_are_read(now: float, words: str) -> None:
 
 
 def test_reload_unusable_change_keeps_the_old_credentials(
-    authority: Authority, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, certificate: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tls, "_LOOK_SECONDS", 0.0)
     place, key = tmp_path / "box.pem", tmp_path / "box.key"
     shutil.copy(certificate, place)
     shutil.copy(certificate.with_suffix(".key"), key)
-    held = Certificate(_tls(place))
+    held = Certificate(_tls(place), look_seconds=0.0)
     assert (held.problem, held.look()) == ("", False)
     second = authority.issue("second")
     shutil.copy(second, place)
@@ -120,11 +119,10 @@ def test_reload_unusable_change_keeps_the_old_credentials(
 def test_look_file_changed_while_read_is_seen_next_time(
     authority: Authority, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "_LOOK_SECONDS", 0.0)
     place, second = tmp_path / "box.pem", authority.issue("meanwhile")
     shutil.copy(certificate, place)
     shutil.copy(certificate.with_suffix(".key"), place.with_suffix(".key"))
-    held = Certificate(_tls(place))
+    held = Certificate(_tls(place), look_seconds=0.0)
     read = tls.read
 
     def read_and_replace(files: Tls, now: float) -> tls.Material:

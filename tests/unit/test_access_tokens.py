@@ -1,4 +1,4 @@
-"""Tokens: made, kept, found, revoked; and files that must not be trusted."""
+"""Tokens: created, stored, found and revoked; files that must not be trusted; calls that lose their token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edged.config import Access, Tls
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
 
 
-def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
+def test_find_token_by_its_secret_alone(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "access" / "tokens.json")
     assert file.read() == ()
     (one, secret), (two, other) = make("one", frozenset({"infer"})), make("two", frozenset({"read", "operate"}), 1.0)
@@ -36,7 +36,7 @@ def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
     assert file.path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_names_are_one_tokens_each(tmp_path: Path) -> None:
+def test_add_taken_or_invalid_name_is_refused(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     file.add(make("one", frozenset({"infer"}))[0])
     with pytest.raises(AlreadyExists):
@@ -52,24 +52,24 @@ def test_names_are_one_tokens_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    "content",
     [
-        ("", "not a file of tokens"),
-        ("[]", "not a file of tokens"),
-        ('{"tokens": [{"name": "x", "sha256": "abc", "roles": []}]}', "not a file of tokens"),
-        ('{"tokens": [{"name": "x", "sha256": "' + "0" * 64 + '", "roles": ["root"]}]}', "not a file of tokens"),
-        ('{"tokens": [], "more": 1}', "not a file of tokens"),
+        "",
+        "[]",
+        '{"tokens": [{"name": "x", "sha256": "abc", "roles": []}]}',
+        '{"tokens": [{"name": "x", "sha256": "' + "0" * 64 + '", "roles": ["root"]}]}',
+        '{"tokens": [], "more": 1}',
     ],
 )
-def test_read_tokens_invalid_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
+def test_read_tokens_invalid_file_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokens.json"
     path.write_text(content)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match="not a file of tokens"):
         TokenFile(path).read()
 
 
-def test_a_file_that_others_may_use(tmp_path: Path) -> None:
+def test_read_file_that_others_may_use_is_refused(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     file.add(make("one", frozenset({"infer"}))[0])
     for mode in (0o640, 0o602, 0o644):
@@ -110,7 +110,7 @@ def test_token_book_applies_changes_and_keeps_its_tokens_if_the_file_is_invalid(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_look_file_that_was_given_to_another_user_is_a_problem(tmp_path: Path) -> None:
+def test_look_file_given_to_another_user_is_a_problem(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     file.add(make("a", frozenset({"infer"}))[0])
     book = TokenBook(file)
@@ -120,7 +120,7 @@ def test_look_file_that_was_given_to_another_user_is_a_problem(tmp_path: Path) -
     assert [token.name for token in book.tokens] == ["a"]
 
 
-def test_part_files_of_killed_writers_go_at_the_start_and_with_the_next_token(tmp_path: Path) -> None:
+def test_part_files_of_killed_writers_are_removed_at_start_and_by_add(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "access" / "tokens.json")
     file.add(make("a", frozenset({"infer"}))[0])
     stray = file.path.with_name(".tokens.json.x.part")
@@ -144,13 +144,13 @@ def test_revoked_token_ends_calls_although_another_has_its_name(tmp_path: Path) 
     assert "token yard is no longer valid" in str(guard.lost(who))
 
 
-def test_calls_end_once_their_certificate_has_lost_a_role(tmp_path: Path) -> None:
+def test_lost_certificate_without_a_former_role(tmp_path: Path) -> None:
     access = Access(certificates={"anna": ("infer", "read"), "operators": ("operate",)})
     guard = Guard(access, Tls(), tmp_path)
-    somebody = policy.anonymous(guard.listener("localhost:8001"))
-    who = policy.with_certificate(somebody, ["anna", "anna.lan"], access.certificates, 2.0, 1.0)
+    anonymous = policy.anonymous(guard.listener("localhost:8001"))
+    who = policy.with_certificate(anonymous, ["anna", "anna.lan"], access.certificates, 2.0, 1.0)
     asyncio.run(guard.reconfigure(Access(certificates={"anna": ("infer", "read", "operate")}), []))
     assert guard.lost(who) is None
     asyncio.run(guard.reconfigure(Access(certificates={"anna": ("read",)}), []))
     assert "certificate anna has lost a role" in str(guard.lost(who))
-    assert guard.lost(somebody) is None
+    assert guard.lost(anonymous) is None

@@ -1,4 +1,4 @@
-"""Bytes of requests and responses: read and written here as protobuf does, only with fewer copies."""
+"""Requests and responses as bytes: equal to what protobuf reads and writes, with fewer copies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from edged.api.grpc import wire
 from edged.api.grpc.wire import SMALL, require_parsable
 from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as cameras
-from edged.proto import open_inference_pb2 as inference
 from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
-LARGE = bytes(range(256)) * 100  # so that protobuf is not asked to read it
+LARGE = bytes(range(256)) * 100  # too large for protobuf to read it
 
 
 def request(*raw: bytes, model: str = "m") -> pb.ModelInferRequest:
@@ -36,19 +35,19 @@ def same(found: wire.Request, message: pb.ModelInferRequest) -> None:
 
 
 @pytest.mark.parametrize("raw", [(), (b"",), (b"abc", b""), (LARGE,), (LARGE, b"", b"x", LARGE)], ids=range(5))
-def test_a_request_is_read_as_protobuf_reads_it(raw: tuple[bytes, ...]) -> None:
+def test_read_request_equals_protobufs(raw: tuple[bytes, ...]) -> None:
     message = request(*raw)
     same(wire.read(message.SerializeToString()), message)
 
 
-def test_large_contents_are_views_of_the_bytes_that_came() -> None:
+def test_read_large_contents_are_views_of_the_message() -> None:
     data = request(LARGE, LARGE).SerializeToString()
     for contents in wire.read(data).raw:
         assert isinstance(contents, memoryview)
         assert contents.obj is data
 
 
-def test_fields_in_another_order_and_in_pieces_are_read_all_the_same() -> None:
+def test_read_concatenated_messages_are_merged() -> None:
     first = pb.ModelInferRequest(raw_input_contents=[LARGE]).SerializeToString()
     second = request(b"abc").SerializeToString()
     third = pb.ModelInferRequest(id="8", raw_input_contents=[b"", LARGE]).SerializeToString()
@@ -56,7 +55,7 @@ def test_fields_in_another_order_and_in_pieces_are_read_all_the_same() -> None:
     same(wire.read(data), pb.ModelInferRequest.FromString(data))
 
 
-def test_a_message_of_very_many_fields_is_left_to_protobuf() -> None:
+def test_read_message_of_very_many_fields_equals_protobufs() -> None:
     message = pb.ModelInferRequest(raw_input_contents=[b"x" * 100] * 1000)
     same(wire.read(message.SerializeToString()), message)
 
@@ -69,7 +68,7 @@ def test_a_message_of_very_many_fields_is_left_to_protobuf() -> None:
         b"\xaa\x06\x03abc",  # an unknown string
     ],
 )
-def test_unknown_fields_are_passed_over(tail: bytes) -> None:
+def test_read_unknown_fields_are_ignored(tail: bytes) -> None:
     message = request(LARGE)
     same(wire.read(message.SerializeToString() + tail), message_with(message, tail))
 
@@ -79,7 +78,7 @@ def message_with(message: pb.ModelInferRequest, tail: bytes) -> pb.ModelInferReq
 
 
 @given(st.binary(max_size=60), st.booleans())
-def test_any_bytes_are_read_as_protobuf_does_or_refused(data: bytes, large: bool) -> None:
+def test_read_any_bytes_equals_protobufs_or_refuses(data: bytes, large: bool) -> None:
     if large:
         data = request(LARGE).SerializeToString() + data
     try:
@@ -92,7 +91,7 @@ def test_any_bytes_are_read_as_protobuf_does_or_refused(data: bytes, large: bool
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4), st.booleans())
-def test_a_response_is_written_as_protobuf_writes_it(raw: list[bytes], streamed: bool) -> None:
+def test_write_response_equals_protobufs(raw: list[bytes], streamed: bool) -> None:
     message = pb.ModelInferResponse(model_name="m", id="7")
     message.parameters["triton_final_response"].bool_param = True
     written = wire.write(message, [memoryview(each) for each in raw], streamed=streamed)
@@ -103,7 +102,7 @@ def test_a_response_is_written_as_protobuf_writes_it(raw: list[bytes], streamed:
         assert pb.ModelInferResponse.FromString(written) == message
 
 
-def test_contents_are_copied_once_on_each_way() -> None:
+def test_read_copies_nothing_and_write_copies_once() -> None:
     size = 8 << 20
     arena = memoryview(bytearray(size))
     data = request(bytes(size)).SerializeToString()
@@ -123,14 +122,14 @@ def test_contents_are_copied_once_on_each_way() -> None:
 _LARGE = bytes(4 * SMALL)
 
 
-def _typed(**values: object) -> inference.ModelInferRequest:
-    request = inference.ModelInferRequest(model_name="m")
-    request.inputs.add(name="x", contents=inference.InferTensorContents(**values))
+def _typed(**values: object) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="m")
+    request.inputs.add(name="x", contents=pb.InferTensorContents(**values))
     return request
 
 
-def _uploaded() -> inference.RepositoryModelLoadRequest:
-    request = inference.RepositoryModelLoadRequest(model_name="m")
+def _uploaded() -> pb.RepositoryModelLoadRequest:
+    request = pb.RepositoryModelLoadRequest(model_name="m")
     request.parameters["file:1/model.onnx"].bytes_param = _LARGE
     return request
 
@@ -140,13 +139,13 @@ def _uploaded() -> inference.RepositoryModelLoadRequest:
     [
         cameras.Frame(camera="a", encoded=_LARGE),
         cameras.Frame(camera="a", raw=cameras.RawImage(width=1, data=_LARGE)),
-        inference.ModelInferRequest(model_name="m", raw_input_contents=[_LARGE, _LARGE]),
+        pb.ModelInferRequest(model_name="m", raw_input_contents=[_LARGE, _LARGE]),
         _typed(fp32_contents=[1.0] * SMALL),
         _typed(uint_contents=[200] * SMALL),
         _typed(bytes_contents=[_LARGE, b"x"]),
         _uploaded(),
         operations.AddModelRequest(chunk=_LARGE),
-        inference.ModelReadyRequest(name="x" * (SMALL - 10)),
+        pb.ModelReadyRequest(name="x" * (SMALL - 10)),
     ],
     ids=range(9),
 )
@@ -157,11 +156,11 @@ def test_require_parsable_large_contents_passes(message: Message) -> None:
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        (inference.ModelInferRequest, b"\x2a\x00" * SMALL),  # empty inputs
-        (inference.ModelInferRequest, inference.ModelInferRequest(model_name="x" * 2 * SMALL).SerializeToString()),
-        (inference.ModelInferRequest, _typed(uint_contents=[1] * 64 * SMALL).SerializeToString()),
-        (inference.ModelInferRequest, _typed(bytes_contents=[b"xy" * 50] * 5000).SerializeToString()),
-        (inference.ModelReadyRequest, inference.ModelReadyRequest(name="x" * 2 * SMALL).SerializeToString()),
+        (pb.ModelInferRequest, b"\x2a\x00" * SMALL),  # empty inputs
+        (pb.ModelInferRequest, pb.ModelInferRequest(model_name="x" * 2 * SMALL).SerializeToString()),
+        (pb.ModelInferRequest, _typed(uint_contents=[1] * 64 * SMALL).SerializeToString()),
+        (pb.ModelInferRequest, _typed(bytes_contents=[b"xy" * 50] * 5000).SerializeToString()),
+        (pb.ModelReadyRequest, pb.ModelReadyRequest(name="x" * 2 * SMALL).SerializeToString()),
         (cameras.Frame, cameras.Frame(raw=cameras.RawImage(data=_LARGE)).SerializeToString()[:-1]),
         (cameras.Frame, b"\x62\x00" * SMALL),  # options, again and again
         (cameras.Frame, b"\xff" * 2 * SMALL),

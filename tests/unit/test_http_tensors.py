@@ -1,4 +1,4 @@
-"""Inference over HTTP as bodies: JSON, raw contents behind it, and what is neither."""
+"""Bodies of inference over HTTP: JSON, raw contents after it, and compression."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(*inputs: dict[str, Any], behind: bytes = b"", **more: Any) -> tensors.I
     return tensors.read("m", "", whole, length if behind else None)
 
 
-def test_json_becomes_raw_contents_of_the_inputs_in_their_order() -> None:
+def test_read_json_inputs_become_raw_contents_in_order() -> None:
     asked = tensors.read("m", "3", body(one(), one(name="y", datatype="INT64", data=[[5], [6]]), id="seven")[0], None)
     assert (asked.message.model_name, asked.message.model_version, asked.message.id) == ("m", "3", "seven")
     assert [(each.name, each.datatype, list(each.shape)) for each in asked.message.inputs] == [
@@ -44,7 +44,7 @@ def test_json_becomes_raw_contents_of_the_inputs_in_their_order() -> None:
     assert not asked.format.is_binary("z")
 
 
-def test_binary_and_json_inputs_may_stand_side_by_side() -> None:
+def test_read_mixed_binary_and_json_inputs() -> None:
     first = one(parameters={"binary_data_size": 8})
     del first["data"]
     third = {**first, "name": "z", "parameters": {"binary_data_size": 3}}
@@ -111,7 +111,7 @@ def test_read_parameters_keep_their_kinds() -> None:
     assert asked.format.is_binary("anything")
 
 
-def test_requested_outputs_say_how_they_are_sent() -> None:
+def test_read_requested_outputs_choose_binary_or_json() -> None:
     outputs = [
         {"name": "p", "parameters": {"binary_data": True, "classification": 3}},
         {"name": "q", "parameters": {"binary_data": False}},
@@ -159,7 +159,7 @@ def test_parse_invalid_body_is_refused(text: bytes) -> None:
         tensors.read("m", "", text, None)
 
 
-def test_the_json_cannot_be_longer_than_the_body() -> None:
+def test_read_json_length_beyond_the_body_is_refused() -> None:
     with pytest.raises(InvalidInput, match="100 bytes"):
         tensors.read("m", "", b"{}", 100)
 
@@ -191,7 +191,7 @@ def answered() -> tuple[pb.ModelInferResponse, list[bytes]]:
     return message, [np.int64([2**53 + 1, -1]).tobytes(), b"\0\x3c", b""]
 
 
-def test_an_answer_is_json_and_the_raw_contents_behind_it() -> None:
+def test_write_puts_raw_contents_after_the_json() -> None:
     answer = tensors.write(*answered(), OutputFormat(False, {"q": True}))
     text, contents = answer.parts
     assert dict(answer.headers)["inference-header-content-length"] == str(len(text))
@@ -242,14 +242,14 @@ def test_raw_request_of_two_inputs_or_two_open_dimensions_is_refused(
 
 
 @given(st.binary(max_size=500), st.sampled_from(["gzip", "deflate"]))
-def test_a_packed_body_is_unpacked(data: bytes, encoding: str) -> None:
+def test_unpacked_reverses_packed(data: bytes, encoding: str) -> None:
     assert bodies.unpacked(bodies.packed([data], encoding), encoding, 500) == data
     theirs = gzip.compress(data) if encoding == "gzip" else zlib.compress(data)
     assert bodies.unpacked(theirs, encoding, 500) == data
 
 
 @given(st.binary(max_size=100))
-def test_a_damaged_body_is_refused(data: bytes) -> None:
+def test_unpacked_damaged_body_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput):
         bodies.unpacked(b"\x1f\x8b" + data, "gzip", 1 << 20)
 
@@ -270,5 +270,5 @@ def test_unpack_unknown_encoding_or_trailing_bytes_is_refused() -> None:
     ("header", "chosen"),
     [("", None), ("gzip", "gzip"), ("br, deflate;q=0.5", "deflate"), ("gzip;q=0, deflate", "deflate"), ("*", None)],
 )
-def test_the_first_encoding_that_both_know_is_taken(header: str, chosen: str | None) -> None:
+def test_accepted_is_the_first_known_encoding(header: str, chosen: str | None) -> None:
     assert bodies.accepted(header) == chosen

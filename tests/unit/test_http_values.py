@@ -1,4 +1,4 @@
-"""Tensors in JSON over HTTP: whatever goes in comes out, and what is not a tensor is refused by name."""
+"""Tensor values in JSON: valid ones round-trip, invalid ones are refused with the name of the tensor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tensors(draw: st.DrawFn) -> tuple[str, Any]:
 
 @given(tensors(), st.booleans(), st.sampled_from([None, 2]))
 @settings(max_examples=300, deadline=None)
-def test_numbers_come_back_as_they_went(tensor: tuple[str, Any], is_nested: bool, indent: int | None) -> None:
+def test_read_and_write_numbers_round_trip(tensor: tuple[str, Any], is_nested: bool, indent: int | None) -> None:
     datatype, array = tensor
     listed = array.tolist() if is_nested and array.ndim else array.reshape(-1).tolist()
     text = json.dumps(listed, indent=indent).encode()
@@ -52,7 +52,7 @@ def test_numbers_come_back_as_they_went(tensor: tuple[str, Any], is_nested: bool
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
-def test_strings_come_back_as_they_went(texts: list[str]) -> None:
+def test_read_and_write_strings_round_trip(texts: list[str]) -> None:
     raw = values.read("x", "BYTES", [len(texts)], json.dumps(texts).encode())
     assert to_array("x", "BYTES", (len(texts),), raw).tolist() == [text.encode() for text in texts]
     assert json.loads(values.write("x", "BYTES", (len(texts),), raw)) == texts
@@ -65,14 +65,14 @@ def test_values_random_text_is_parsed_or_refused(text: bytes, datatype: str) -> 
         assert to_array("x", datatype, (2,), raw).shape == (2,)
 
 
-def test_big_tensors_are_read_and_written_in_blocks() -> None:
+def test_read_and_write_large_tensor_round_trip() -> None:
     array = np.random.default_rng(3).standard_normal((3, 40_000)).astype(np.float32)
     raw = values.read("x", "FP32", [3, 40_000], json.dumps(array.tolist()).encode())
     assert bytes(raw) == array.tobytes()
     assert np.array_equal(np.array(json.loads(values.write("x", "FP32", array.shape, raw)), np.float32), array.ravel())
 
 
-def test_whole_numbers_of_64_bits_are_exact() -> None:
+def test_read_and_write_64_bit_integers_are_exact() -> None:
     numbers = [2**63 - 1, -(2**63), 2**53 + 1]
     raw = values.read("x", "INT64", [3], json.dumps(numbers).encode())
     assert json.loads(values.write("x", "INT64", (3,), raw)) == numbers
@@ -80,7 +80,7 @@ def test_whole_numbers_of_64_bits_are_exact() -> None:
     assert values.write("x", "UINT64", (1,), raw) == b"[18446744073709551615]"
 
 
-def test_nan_and_infinities_are_bare_words_and_may_come_as_strings() -> None:
+def test_nan_and_infinities_are_bare_words() -> None:
     array = np.array([math.nan, math.inf, -math.inf, 1.5], np.float32)
     assert values.write("x", "FP32", (4,), array.tobytes()) == b"[NaN,Infinity,-Infinity,1.5]"
     text = values.with_bare_words(b"[NaN, Infinity, -Infinity, 1.5]")
@@ -129,6 +129,6 @@ def test_values_json_cannot_hold_are_refused(datatype: str, raw: bytes) -> None:
         values.write("y", datatype, (1,), raw)
 
 
-def test_strings_that_would_take_many_times_their_room_are_refused_unread() -> None:
+def test_read_nested_lists_that_would_take_too_much_memory_are_refused() -> None:
     with pytest.raises(TooLarge, match="binary data"):
         values.read("x", "BYTES", [1], b"[" + b"[]," * (3 << 20) + b"[]]")

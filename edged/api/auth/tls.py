@@ -108,7 +108,6 @@ def _time(kind: int, data: bytes) -> float:
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
 
 
-_LOOK_SECONDS = 1.0
 _WARN_DAYS = 14
 _DAY = 86400.0
 
@@ -167,8 +166,9 @@ def worry(path: str, lasts: Validity, now: float) -> str:
 class Certificate:
     """The certificate in use; gRPC's handshakes fetch it in their own threads."""
 
-    def __init__(self, tls: Tls) -> None:
-        """ConfigError."""
+    def __init__(self, tls: Tls, look_seconds: float = 1.0) -> None:
+        """Read the files of `tls`; ConfigError. `look_seconds` is the least time between two looks at them."""
+        self._look_seconds = look_seconds
         self._tls = tls
         self._sign = _signed(tls)
         self._material = read(tls, time.time())
@@ -202,7 +202,7 @@ class Certificate:
     def look(self) -> bool:
         """Read the files again if they changed; return whether the certificate changed."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._looked < self._look_seconds:
             return False
         self._looked = now
         tls = self._tls
