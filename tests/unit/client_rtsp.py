@@ -1,5 +1,4 @@
-"""A camera on the loopback: RTSP (RFC 2326) with RTP interleaved in its TCP connection, and an MPEG transport stream in
-it (RFC 2250)."""
+"""A camera on the loopback: RTSP (RFC 2326) with RTP interleaved in its TCP connection, and H.264 in it."""
 
 from __future__ import annotations
 
@@ -8,10 +7,7 @@ import struct
 import threading
 import time
 
-from tests.unit.media import h264
-
-_SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=camera\r\nt=0 0\r\nm=video 0 RTP/AVP 33\r\na=control:track\r\n"
-_PAYLOAD = 7 * 188  # bytes of a packet: seven of the transport stream
+from tests.unit import client_rtsp_h264
 
 
 class RtspCamera:
@@ -20,9 +16,7 @@ class RtspCamera:
     def __init__(self, frames: int) -> None:
         self.connections = 0
         self.transport = ""
-        stream = h264(frames)
-        self._payloads = [stream[at : at + _PAYLOAD] for at in range(0, len(stream), _PAYLOAD)]
-        self._seconds = frames / 25
+        self._packets = client_rtsp_h264.packets(frames)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"rtsp://me:secret@127.0.0.1:{self._socket.getsockname()[1]}/live"
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -67,7 +61,7 @@ class RtspCamera:
     def _reply(self, method: str, headers: dict[str, str]) -> str:
         lines, body = ["RTSP/1.0 200 OK", f"CSeq: {headers['cseq']}"], ""
         if method == "DESCRIBE":
-            body = _SDP
+            body = client_rtsp_h264.SDP
             lines += ["Content-Type: application/sdp", f"Content-Length: {len(body)}"]
         elif method == "SETUP":
             self.transport = headers["transport"]
@@ -78,8 +72,6 @@ class RtspCamera:
 
     def _play(self, connection: socket.socket) -> None:
         begun = time.monotonic()
-        for number, payload in enumerate(self._payloads):
-            due = self._seconds * number / len(self._payloads)
+        for due, packet in self._packets:
             time.sleep(max(0.0, begun + due - time.monotonic()))
-            packet = struct.pack(">BBHII", 0x80, 33, number, int(due * 90_000), 1) + payload
             connection.sendall(struct.pack(">cBH", b"$", 0, len(packet)) + packet)
