@@ -1,4 +1,4 @@
-"""Repairs of a model that is added: which are requested, and the record of what was done, kept in the model's folder.
+"""Repairs of a model that is added: which are requested, and the record of the steps taken, in the model's folder.
 
 A repaired model is another file with its own digest. The record says which file it comes from and how its answers were
 compared; the original is not kept, because edge boxes have small disks.

@@ -1,4 +1,4 @@
-"""Checks a Triton configuration against the ONNX file beside it, and combines the two. Pure."""
+"""Checks a Triton configuration against its ONNX file, and combines the two. Pure."""
 
 from __future__ import annotations
 

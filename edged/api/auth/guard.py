@@ -55,7 +55,7 @@ class Guard:
         policy.require_known(self.access, self.tls, addresses)
 
     def listener(self, address: str, *, has_tls: bool = True) -> ListenerPolicy:
-        """What an address grants now, with TLS only if `has_tls`. ConfigError for an address that is not allowed."""
+        """Return the policy of an address, with TLS only if `has_tls`. ConfigError if the address is not allowed."""
         return policy.listener_policy(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
 
     async def reconfigure(self, access: Access, listen: Iterable[str], others: Iterable[str] = ()) -> None:
@@ -108,7 +108,7 @@ class Guard:
             _LOG.info("certificate %s is in use", self.tls.certificate)
 
     def alarms(self) -> Iterator[Alarm]:
-        """What is wrong with certificates, tokens and the audit log."""
+        """The problems of certificates, tokens and the audit log."""
         if self.certificate is not None and self.certificate.problem:
             yield Alarm(AlarmKind.CERTIFICATE, self.certificate.problem)
         if self._book.problem:
@@ -212,7 +212,7 @@ class Guard:
 
 
 def _at_opening(tls: Tls) -> tuple[object, ...]:
-    """What is fixed when a listener is opened."""
+    """Return the settings of TLS that are fixed when a listener opens."""
     return bool(tls.certificate), bool(tls.client_ca), tls.without_client_certificate, tls.on_loopback
 
 

@@ -43,7 +43,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct):
-    """What one client uses now. `allowance` is how many requests it may make at once, as of `seen`."""
+    """The current usage of one client. `allowance` is how many requests it may make at once, as of `seen`."""
 
     name: str
     allowance: float

@@ -61,7 +61,7 @@ class ListenerPolicy(msgspec.Struct, frozen=True):
 
 
 def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | None = None) -> ListenerPolicy:
-    """What an address grants. `defaults` are the two default sockets, for frames and for operators, if both are served.
+    """Return the policy of an address. `defaults`: the default sockets, for frames and operators, if both are served.
 
     ConfigError for an address that other machines reach without TLS.
     """
@@ -227,7 +227,7 @@ ANYBODY: Final[Roles | None] = None
 OPERATE: Final[Roles] = frozenset({"operate"})
 READ: Final[Roles] = frozenset({"read", "operate"})
 INFER: Final[Roles] = frozenset({"infer", "operate"})
-# What clients ask before their first request, and readers.
+# For calls that clients make before their first request, and that readers make.
 KNOW: Final[Roles] = INFER | READ
 
 _CAMERAS, _OPERATIONS = "/edged.v1.Cameras/", "/edged.v1.Operations/"

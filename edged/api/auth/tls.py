@@ -113,7 +113,7 @@ _DAY = 86400.0
 
 
 class Material(msgspec.Struct, frozen=True):
-    """What a handshake needs, in PEM; `client_ca` is empty if clients show no certificate."""
+    """The contents of the files of a handshake, in PEM; `client_ca` is empty if clients show no certificate."""
 
     certificate: bytes
     key: bytes
@@ -226,7 +226,7 @@ class Certificate:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the certificate, or soon will be; empty if nothing."""
+        """The current or next problem of the certificate; empty if it has none."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
 

@@ -164,7 +164,7 @@ def work_of(
     `segments` are those of the frame's stream; without them the frame's segment is opened for it alone, if `client`
     could open it.
     """
-    # What may fail comes first: an error's traceback would keep the image.
+    # Steps that may fail come first: an error's traceback would keep the image.
     thresholds, roi = None, _roi(frame)
     if frame.HasField("thresholds"):
         given = {field.name: value for field, value in frame.thresholds.ListFields()}
@@ -249,7 +249,7 @@ def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) 
 
 
 class Tag:
-    """What a result needs of its frame, without the picture."""
+    """The fields of a frame that its result needs, without the picture."""
 
     __slots__ = ("header", "model")
 

@@ -1,4 +1,4 @@
-"""What a connection may do before any of its calls is looked at: options of gRPC's server, and a monitor of traffic.
+"""Limits of a connection that apply before its calls are handled: options of gRPC's server, and a monitor of traffic.
 
 A connection costs a descriptor and some memory, a stream a little of it, a ping or a reset some of the loop's time.
 Clients of Triton and its perf_analyzer set keepalives of 100 ms at the shortest seen, far inside these limits.
@@ -133,7 +133,7 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class Traffic(msgspec.Struct):
-    """What one connection has sent by its calls. `open` calls may be receiving a message, `cut` ones ended while one
+    """The traffic of the calls of one connection. `open` calls may be receiving a message, `cut` ones ended while one
     may have been coming."""
 
     open: int = 0

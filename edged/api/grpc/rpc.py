@@ -24,7 +24,7 @@ Response = TypeVar("Response", bound=Message)
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What a handler may know of its call: `peer` as gRPC names it, the call's `metadata`, and when the call `expires`,
+    """A call as its handler sees it: `peer` as gRPC names it, the call's `metadata`, and when the call `expires`,
     of time.monotonic(), None for never.
 
     It is copied when the call begins. gRPC's own context points to memory that is freed when the call ends, which may

@@ -68,12 +68,12 @@ async def repair_upload(
     """Repair the upload in place; None if the client asked for no repair."""
     if not header.HasField("repairs"):
         return None
-    wish = Wish.parse(header.repairs.needed, header.repairs.steps)
-    if not wish.is_any:
+    requested = Wish.parse(header.repairs.needed, header.repairs.steps)
+    if not requested.is_any:
         return None
     model, pictures = next(iter(upload.files.values())), tuple(upload.samples.values())
     source = header.repairs.source or model.name
-    return await repair(model, wish, settings, installed, source=source, samples=pictures)
+    return await repair(model, requested, settings, installed, source=source, samples=pictures)
 
 
 async def receive_upload(

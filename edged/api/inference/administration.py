@@ -160,7 +160,7 @@ _FORMATS = ("default", _ISO)
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """What is logged. `verbose` 1 adds every call, 2 also the debug messages of libraries."""
+    """Settings of the log. `verbose` 1 adds every call, 2 also the debug messages of libraries."""
 
     info: bool = True
     warning: bool = True
