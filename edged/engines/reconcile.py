@@ -171,8 +171,8 @@ def reconcile(
     """Return the actions that bring the box nearer to the desired state.
 
     Each lane makes one engine at a time; `busy` lanes are making one. In a `slow` lane that build takes long, and a
-    second one may run in parallel. While `paused` nothing can be stored, so nothing is made. `by_command`: slow
-    builds need a command; actions that take seconds do not. `is_idle`: the box has had little to do for a while.
+    second one may run in parallel. While `paused` nothing can be stored, so nothing is made. `by_command`: builds
+    need a command; actions that take seconds do not. `is_idle`: the box has had little to do for a while.
     """
     every = list(models)
     models = [model for model in every if not model.holds]

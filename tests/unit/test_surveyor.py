@@ -1,4 +1,4 @@
-"""What the device is: changes are told once and planned for, but not while a reboot is pending."""
+"""Changes of the device's facts are reported once and planned for, but not while a reboot is pending."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from edged.device.fingerprint import Fingerprint
 from edged.device.nvidia import REBOOT_PENDING
-from edged.engines import surveyor as room
+from edged.engines import surveyor as surveyor_module
 from edged.engines.surveyor import Surveyor
 from edged.events import DeviceChanged, EventLog
 
@@ -18,14 +18,14 @@ _NEW = Fingerprint({"nvidia.driver": "560", "nvidia.kernel_module": "560"})
 
 
 class Watched:
-    """A surveyor, what it planned for, and what it told; asked for a row of fingerprints, one a refresh."""
+    """A surveyor that finds the given fingerprints, one per refresh, with what it planned for and reported."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *found: Fingerprint) -> None:
         self.planned: list[Fingerprint] = []
         self.changes: list[int] = []
         self.pending: list[bool] = []
         queue = iter(found)
-        monkeypatch.setattr(room, "probe", lambda: next(queue))
+        monkeypatch.setattr(surveyor_module, "probe", lambda: next(queue))
 
         async def work() -> list[DeviceChanged]:
             events = EventLog()
@@ -36,7 +36,7 @@ class Watched:
             self.fingerprint = surveyor.fingerprint
             return [event.what async for event in events.follow(live=False) if isinstance(event.what, DeviceChanged)]
 
-        self.told = asyncio.run(work())
+        self.reported = asyncio.run(work())
 
 
 def test_refresh_changed_facts_are_reported_once_and_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,8 @@ def test_refresh_changed_facts_are_reported_once_and_planned_for(monkeypatch: py
     assert watched.changes == [0, 2, 0]
     assert watched.planned == [_NEW]
     assert watched.fingerprint == _NEW
-    (told,) = watched.told
-    assert [(change.name, change.old, change.new) for change in told.changes] == [
+    (reported,) = watched.reported
+    assert [(change.name, change.old, change.new) for change in reported.changes] == [
         ("nvidia.driver", "550", "560"),
         ("nvidia.kernel_module", "550", "560"),
     ]
@@ -58,7 +58,7 @@ def test_refresh_pending_reboot_plans_nothing(
     assert watched.pending == [True, True]
     assert watched.planned == []
     assert watched.fingerprint == _OLD
-    assert len(watched.told) == 1
+    assert len(watched.reported) == 1
 
 
 def test_refresh_after_the_reboot_plans(monkeypatch: pytest.MonkeyPatch) -> None:
