@@ -480,7 +480,11 @@ class World:
     def sign(self) -> Any:
         """What there is, as far as it is to come to rest."""
         serving = {
-            name: (planned.serving, planned.slot.current.edition if planned.slot.current else "", str(planned.problem))
+            name: (
+                planned.serving,
+                planned.slot.current.engine.edition if planned.slot.current else "",
+                str(planned.problem),
+            )
             for name, planned in self.models.items()
         }
         held = sorted((key, record.is_usable, record.edition) for key, record in self.store.records().items())
@@ -529,7 +533,7 @@ class World:
             assert serving.record.cost is not None
             assert min(costs) >= serving.record.cost * NOISE, "what serves is as good as the best"
         if serving.is_usable:
-            assert current.edition == serving.edition, "what serves is the newest build"
+            assert current.engine.edition == serving.edition, "what serves is the newest build"
 
     def _check_refused(self, planned: PlannedModel) -> None:
         """A model is refused for good reason only."""
