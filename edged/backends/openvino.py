@@ -279,12 +279,12 @@ def _layers(compiled: Any) -> list[tuple[str, str]] | None:
 
 def describe_refusal(error: Exception) -> NotTaken:
     """Return the runtime's refusal of a model with its reason, for people and for programs."""
-    said = " ".join(str(error).split())
-    if match := _UNCONVERTED.search(said):
+    reason = " ".join(str(error).split())
+    if match := _UNCONVERTED.search(reason):
         names = [re.sub(r"-\d+$", "", name) for name in match["names"].split(", ")]
         return NotTaken(f"OpenVINO does not have {', '.join(names)[:200]}", "unknown_operator", names[0])
-    why = "too_much_memory" if isinstance(error, MemoryError) or _MEMORY.search(said) else "refused"
-    return NotTaken(f"OpenVINO refuses the model: {one_line(Exception(_SOURCES.sub('', said)), 300)}", why)
+    why = "too_much_memory" if isinstance(error, MemoryError) or _MEMORY.search(reason) else "refused"
+    return NotTaken(f"OpenVINO refuses the model: {one_line(Exception(_SOURCES.sub('', reason)), 300)}", why)
 
 
 BACKEND: Backend = _OpenVino()

@@ -15,7 +15,7 @@ from edged.cli.targets import local_box
 from edged.errors import EdgedError, InvalidInput
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import ExternalFile
-from edged.models.repair import Record, Wish
+from edged.models.repair import Record, RepairOptions
 from edged.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ def inspect(
 
     if out is not None and draw is None:
         raise InvalidInput("--out needs --draw PICTURE")
-    settings, wish = parse_assignments(setting or []), Wish.parse(convert, convert_steps or [])
-    if wish.is_any and draw is not None:
+    settings, options = parse_assignments(setting or []), RepairOptions.parse(convert, convert_steps or [])
+    if options.is_any and draw is not None:
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
     place = None if draw is None else sample_run.place_for(draw, file, out)
     try:
         box = local_box(seconds=seconds, memory_mb=memory_mb)
-        admission, record = _examined(box, file, settings, wish, samples or ())
+        admission, record = _examined(box, file, settings, options, samples or ())
     except InvalidInput as error:
         _refuse(file, error, json)
         raise typer.Exit(common.USAGE) from None
@@ -93,12 +93,12 @@ def inspect(
 
 
 def _examined(
-    box: LocalBox, file: Path, settings: Mapping[str, str], wish: Wish, samples: Sequence[Path]
+    box: LocalBox, file: Path, settings: Mapping[str, str], options: RepairOptions, samples: Sequence[Path]
 ) -> tuple[Admission, Record | None]:
     """Examine a model as it is, or with the requested repairs."""
-    with common.working(f"{'repairing' if wish.is_any else 'examining'} {file.name}"):
-        if wish.is_any:
-            return box.examine_repaired(file, settings, wish, samples)
+    with common.working(f"{'repairing' if options.is_any else 'examining'} {file.name}"):
+        if options.is_any:
+            return box.examine_repaired(file, settings, options, samples)
         return box.examine(file, settings, samples), None
 
 

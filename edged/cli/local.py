@@ -32,7 +32,7 @@ from edged.models import settings
 from edged.models.entries import check_name, plain_entry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
-from edged.models.repair import Record, Wish
+from edged.models.repair import Record, RepairOptions
 from edged.models.repository import Repository
 from edged.store.record import EngineRecord
 from edged.store.store import Store
@@ -58,15 +58,15 @@ class LocalBox:
         file: Path,
         settings: Mapping[str, str],
         samples: Sequence[Path] = (),
-        wish: Wish | None = None,
+        options: RepairOptions | None = None,
     ) -> tuple[Inspection, Record | None]:
         """Examine a model, repair it if requested, and add it with its external data; return it and the repairs.
 
         `samples` are pictures or folders of them. ModelRefused, or InvalidInput for a sample, leaves nothing behind.
         """
         pictures = model_samples.find(samples)
-        if wish is not None and wish.is_any:
-            return self._add_repaired(name, file, settings, pictures, wish)
+        if options is not None and options.is_any:
+            return self._add_repaired(name, file, settings, pictures, options)
         with self._examiner() as builder:
             admission = asyncio.run(admit(builder, file, settings, self.installed(), tuple(pictures.values())))
         files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
@@ -77,7 +77,7 @@ class LocalBox:
         return admission.inspection, None
 
     def _add_repaired(
-        self, name: str, file: Path, settings: Mapping[str, str], pictures: Mapping[str, Path], wish: Wish
+        self, name: str, file: Path, settings: Mapping[str, str], pictures: Mapping[str, Path], options: RepairOptions
     ) -> tuple[Inspection, Record]:
         check_name(name)
         root = self.repository.root
@@ -85,7 +85,7 @@ class LocalBox:
             root.mkdir(parents=True, exist_ok=True, mode=0o750)
             # In the folder of models, where it has to fit, and where the next start removes leftovers.
             with tempfile.TemporaryDirectory(prefix=".adding-", dir=root) as folder, self._examiner() as builder:
-                repaired = self._repaired(file, Path(folder), settings, wish, tuple(pictures.values()), name)
+                repaired = self._repaired(file, Path(folder), settings, options, tuple(pictures.values()), name)
                 record = repaired.record
                 examined = admit(builder, repaired.path, settings, self.installed(), tuple(pictures.values()))
                 admission = asyncio.run(examined)
@@ -98,7 +98,7 @@ class LocalBox:
         file: Path,
         folder: Path,
         settings: Mapping[str, str],
-        wish: Wish,
+        options: RepairOptions,
         samples: tuple[Path, ...] = (),
         name: str = "",
     ) -> Repaired:
@@ -114,7 +114,7 @@ class LocalBox:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file.parent / relative if relative else file, target)
         source = str(file.absolute())
-        return asyncio.run(repair(place, wish, settings, self.installed(), source=source, samples=samples))
+        return asyncio.run(repair(place, options, settings, self.installed(), source=source, samples=samples))
 
     def examine(self, file: Path, settings: Mapping[str, str], samples: Sequence[Path] = ()) -> Admission:
         """Examine a model file on all backends. `samples` as for `add`."""
@@ -123,12 +123,12 @@ class LocalBox:
             return asyncio.run(examine(builder, file, settings, self.installed(), given))
 
     def examine_repaired(
-        self, file: Path, settings: Mapping[str, str], wish: Wish, samples: Sequence[Path] = ()
+        self, file: Path, settings: Mapping[str, str], options: RepairOptions, samples: Sequence[Path] = ()
     ) -> tuple[Admission, Record]:
         """Examine a repaired copy of a model file, which is removed afterwards."""
         with tempfile.TemporaryDirectory(prefix="edged-") as folder:
             given = tuple(model_samples.find(samples).values())
-            repaired = self._repaired(file, Path(folder), settings, wish, given)
+            repaired = self._repaired(file, Path(folder), settings, options, given)
             return self.examine(repaired.path, settings, samples), repaired.record
 
     def remove(self, name: str, *, delete: bool) -> str:

@@ -22,7 +22,7 @@ from edged.cli.targets import (
     local_box,
 )
 from edged.errors import ModelNotFound
-from edged.models.repair import Record, Wish
+from edged.models.repair import Record, RepairOptions
 
 if TYPE_CHECKING:
     from edged.client.client import Client
@@ -69,12 +69,12 @@ def add(
     """
     from edged.models.settings import parse_assignments
 
-    settings, wish = parse_assignments(setting or []), Wish.parse(convert, convert_steps or [])
-    doing = f"{'repairing' if wish.is_any else 'examining'} {file.name}"
+    settings, options = parse_assignments(setting or []), RepairOptions.parse(convert, convert_steps or [])
+    doing = f"{'repairing' if options.is_any else 'examining'} {file.name}"
 
     def lines_of(added: tuple[str, Record | None]) -> list[str]:
         digest, record = added
-        repairs = model_options.repair_lines(record) or (("no repair was needed",) if wish.is_any else ())
+        repairs = model_options.repair_lines(record) or (("no repair was needed",) if options.is_any else ())
         return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in repairs)]
 
     def to_json(added: tuple[str, Record | None]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def add(
         from edged.client.upload import Package
 
         with common.working(f"reading {file.name}"):
-            package = Package.of(name, file, settings, samples or (), wish)
+            package = Package.of(name, file, settings, samples or (), options)
 
         def upload(client: Client) -> tuple[str, Record | None]:
             uploaded = client.upload(package, timeout=targets.timeout or _UPLOAD_S)
@@ -98,7 +98,7 @@ def add(
     else:
         with common.working(doing):
             box = local_box(state, cache, seconds, memory_mb)
-            inspection, record = box.add(name, file, settings, samples or (), wish)
+            inspection, record = box.add(name, file, settings, samples or (), options)
         added = inspection.digest, record
         RemoteCommand(lambda _: added, lines_of, to_json).show(added, json)
 

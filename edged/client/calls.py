@@ -34,7 +34,7 @@ from edged.client.frames import Captured, FrameOptions, Picture, Region, frame_o
 from edged.client.result import Result, from_proto
 from edged.client.upload import Package, Samples, Upload
 from edged.message_mapper import AnyStruct, to_struct
-from edged.models.repair import Wish
+from edged.models.repair import RepairOptions
 from edged.proto import cameras_pb2
 from edged.proto import operations_pb2 as pb
 
@@ -331,14 +331,14 @@ class DaemonCalls:
         settings: Mapping[str, str] | None = None,
         *,
         samples: Samples = (),
-        repairs: Wish | None = None,
+        repairs: RepairOptions | None = None,
         timeout: float = 600.0,
     ) -> Call[ModelInfo]:
         """Upload an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
 
         Engines are verified with `samples`: pictures as JPEG or PNG files, tensors as *.npz files with an array for
         each input, or folders of them, 32 at most. `repairs` are made first:
-        `edged.models.repair.Wish(needed=True)` for those without which the model cannot be served.
+        `edged.models.repair.RepairOptions(needed=True)` for those without which the model cannot be served.
         """
         return _upload(Package.of(name, path, settings, samples, repairs), timeout)
 

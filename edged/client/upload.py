@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from edged.errors import InvalidInput, ModelRefused
 from edged.models.identity import model_digest
-from edged.models.repair import Wish
+from edged.models.repair import RepairOptions
 from edged.models.samples import find
 from edged.proto.operations_pb2 import AddModelRequest, ModelFile, ModelHeader, Repairs
 
@@ -34,7 +34,7 @@ class Package:
         path: str | os.PathLike[str],
         settings: Mapping[str, str] | None,
         samples: Samples = (),
-        repairs: Wish | None = None,
+        repairs: RepairOptions | None = None,
     ) -> Package:
         """Make a package; `samples` are files or folders, `repairs` are made by the daemon first.
 

@@ -152,8 +152,8 @@ def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
 
 def _asked_for(model: Model) -> Profile:
     """Return the range that settings or traffic give a model; empty if they give none."""
-    is_told = any(name.startswith(PREFIX) for name in model.entry.settings)
-    return model.profile if model.learnt.ranges or is_told else Profile()
+    is_configured = any(name.startswith(PREFIX) for name in model.entry.settings)
+    return model.profile if model.learnt.ranges or is_configured else Profile()
 
 
 def _memory_mb(recipe: Recipe, facts: Mapping[str, str]) -> int | None:

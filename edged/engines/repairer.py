@@ -21,7 +21,7 @@ from edged.errors import BuildFailed, ConfigError, EdgedError, EngineUnusable, M
 from edged.ipc import job_messages as jobs
 from edged.ipc.job_messages import Freed, FreeDims, Lower, Lowered, Prove, Proven, Simplified, Simplify
 from edged.models.inspection import Inspection
-from edged.models.repair import Done, Proof, Record, Step, Wish
+from edged.models.repair import Done, Proof, Record, RepairOptions, Step
 from edged.verification.shape_range import ShapeRange
 from edged.version import __version__
 from edged.vision.family import Recognition, recognise
@@ -51,7 +51,7 @@ class Repaired(msgspec.Struct, frozen=True):
 
 async def repair(
     path: Path,
-    wish: Wish,
+    options: RepairOptions,
     settings: Mapping[str, str],
     installed: Iterable[str],
     *,
@@ -65,7 +65,7 @@ async def repair(
     inspection = await _inspect(path)
     if inspection.finding is not None:
         raise inspection.finding.refusal()
-    work = _Work(path, inspection, wish, settings, tuple(installed), tuple(map(str, samples)))
+    work = _Work(path, inspection, options, settings, tuple(installed), tuple(map(str, samples)))
     try:
         await work.versions()
         await work.dims()
@@ -93,7 +93,7 @@ class _Work:
         self,
         path: Path,
         inspection: Inspection,
-        wish: Wish,
+        options: RepairOptions,
         settings: Mapping[str, str],
         installed: tuple[str, ...],
         samples: tuple[str, ...],
@@ -101,7 +101,7 @@ class _Work:
         self.path, self.inspection = path, inspection
         self.done: list[Done] = []
         self.left_out: list[str] = []
-        self._given, self._wish, self._settings = path, wish, settings
+        self._given, self._options, self._settings = path, options, settings
         self._installed, self._samples = installed, samples
         self._scratch: list[Path] = []
 
@@ -117,14 +117,14 @@ class _Work:
 
     async def versions(self) -> None:
         """Lower opset and IR version to what the runtimes here support, preferably to what all of them do."""
-        if not (self._wish.wants(Step.OPSET) or self._wish.wants(Step.IR)):
+        if not (self._options.wants(Step.OPSET) or self._options.wants(Step.IR)):
             return
         opset, ir = self.inspection.opsets.get("ai.onnx", 0), self.inspection.ir_version
         takes = await self._newest(REFERENCE.backend)
         if takes is None:
             missing = "ONNX Runtime, which every repair is compared with, is missing or broken; see: edged doctor"
             raise Unsupported(missing)
-        newest, named = [takes], self._wish.insists(Step.OPSET) or self._wish.insists(Step.IR)
+        newest, named = [takes], self._options.insists(Step.OPSET) or self._options.insists(Step.IR)
         if (
             named or opset > takes.opset or ir > takes.ir_version
         ):  # otherwise it is served, and other runtimes do not matter
@@ -161,19 +161,21 @@ class _Work:
 
         Unsuitable for a version newer than the model's.
         """
-        if not self._wish.wants(step):
+        if not self._options.wants(step):
             return [0]
-        if wished := self._wish.version(step):
-            if wished > version:
-                raise Unsuitable(f"{step.value}={wished}: it is {version}, and repairs lead to older versions only")
-            return [wished] if wished < version else [0]
+        if target := self._options.version(step):
+            if target > version:
+                raise Unsuitable(
+                    f"{step.value}={target}: it is {version}, and repairs lead to older versions only"
+                )
+            return [target] if target < version else [0]
         older = sorted({newest for newest in (*all_newest, reference) if newest <= reference and newest < version})
-        return older if older and (version > reference or self._wish.insists(step)) else [0]
+        return older if older and (version > reference or self._options.insists(step)) else [0]
 
     def _note_named(self, opsets: list[int], irs: list[int], opset: int, ir: int) -> None:
         for step, targets, is_at in ((Step.OPSET, opsets, opset), (Step.IR, irs, ir)):
-            if self._wish.insists(step) and targets == [0]:
-                taken = "" if self._wish.version(step) else ", which every runtime here takes"
+            if self._options.insists(step) and targets == [0]:
+                taken = "" if self._options.version(step) else ", which every runtime here takes"
                 self.left_out.append(f"{step.value}: it is {is_at} already{taken}")
 
     async def _lower(self, opset: int, ir: int, is_run_here: bool) -> None:
@@ -217,8 +219,8 @@ class _Work:
 
     async def dims(self) -> None:
         """Declare inputs with the dimensions that they accept."""
-        wants_dims = self._wish.wants(Step.DIMS)
-        wants_sizes = self._wish.wants(Step.SIZES) or (self._wish.needed and self._asks_for_another_size())
+        wants_dims = self._options.wants(Step.DIMS)
+        wants_sizes = self._options.wants(Step.SIZES) or (self._options.needed and self._asks_for_another_size())
         if not (wants_dims or wants_sizes):
             return
         out = self._beside("freed")
@@ -234,10 +236,10 @@ class _Work:
         if freed is None:
             return
         if freed.refused:
-            if self._wish.insists(Step.SIZES):
+            if self._options.insists(Step.SIZES):
                 raise Unsuitable(freed.refused)
             self.left_out.append(freed.refused)
-        elif self._wish.insists(Step.DIMS) and not freed.details:
+        elif self._options.insists(Step.DIMS) and not freed.details:
             self.left_out.append("dims: its inputs take what they are declared as, as far as was tried")
         if freed.details:
             proof = Proof("onnxruntime", "; ".join(freed.details), freed.questions, freed.figures)
@@ -255,7 +257,7 @@ class _Work:
 
     async def simplify(self) -> None:
         """Fold constants. Never required: a failure is only reported."""
-        if not self._wish.wants(Step.SIMPLIFY):
+        if not self._options.wants(Step.SIMPLIFY):
             return
         out = self._beside("simplified")
         weights = out.with_name(self._unused("weights.bin"))
@@ -283,7 +285,7 @@ class _Work:
         try:
             return await work()
         except (Unsuitable, EngineUnusable, BuildFailed) as error:
-            if self._wish.insists(step):
+            if self._options.insists(step):
                 raise
             self.left_out.append(f"{step.value}: {error}")
             return None

@@ -111,7 +111,7 @@ class ShapeBook:
 def configured_range(model: Model) -> str:
     """Return the range that settings and pictures give, as text; empty if they give none."""
     try:
-        return str(model.told_profile)
+        return str(model.configured_profile)
     except Unsuitable:
         return ""
 

@@ -124,9 +124,9 @@ def _unparsed(name: str, data: bytes) -> ModelRefused:
         return _no_model(
             Category.TOO_DEEP, message, "export the model with fewer loops and branches inside one another"
         )
-    said = "it was cut off" if trouble == "truncated" else "it is damaged, or no model"
+    reason = "it was cut off" if trouble == "truncated" else "it is damaged, or no model"
     return _no_model(
-        Category.DAMAGED, f"{name} is not a whole ONNX model: it cannot be parsed, {said}", "copy it again"
+        Category.DAMAGED, f"{name} is not a whole ONNX model: it cannot be parsed, {reason}", "copy it again"
     )
 
 

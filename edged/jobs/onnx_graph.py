@@ -76,11 +76,11 @@ class Model:
         tensor = self.constants.get(name)
         return None if tensor is None else int(np.prod(tensor.dims, dtype=np.int64))
 
-    def new_name(self, wish: str) -> str:
+    def new_name(self, wanted: str) -> str:
         """A name that no value and no node of the model has."""
-        name, number = wish, 1
+        name, number = wanted, 1
         while name in self._names:
-            name, number = f"{wish}.{number}", number + 1
+            name, number = f"{wanted}.{number}", number + 1
         self._names.add(name)
         return name
 

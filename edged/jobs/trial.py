@@ -216,11 +216,11 @@ def inference(
         message = "no golden input fits the model's declared shapes"
         remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
         return Finding(Stage.INFERENCE, Category.FAILED, message, remedy), ()
-    said = " ".join(str(first).split()) or type(first).__name__
+    reason = " ".join(str(first).split()) or type(first).__name__
     whole = str(first.__cause__ or first)  # the runtime's own words, of which the error has the beginning
     if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
-        return _no_memory(Stage.INFERENCE, f"running it takes more memory than it may: {said[:300]}"), ()
-    return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {said[:300]}", _GIVE), ()
+        return _no_memory(Stage.INFERENCE, f"running it takes more memory than it may: {reason[:300]}"), ()
+    return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {reason[:300]}", _GIVE), ()
 
 
 def _probes(job: jobs.Check, recognition: Recognition) -> Iterator[tuple[str, Callable[[], Probe]]]:
@@ -245,8 +245,8 @@ def _as_it_is(probe: Probe) -> Probe:
 
 def _not_answered(sample: str, error: Exception) -> Finding:
     """The warning for a model that answers other probes: the sample is of no use when its engines are verified."""
-    said = " ".join(str(error).split())
-    message = said if said.startswith("sample ") else f"sample {sample[:80]} is not answered: {said[:300]}"
+    reason = " ".join(str(error).split())
+    message = reason if reason.startswith("sample ") else f"sample {sample[:80]} is not answered: {reason[:300]}"
     return Finding(Stage.INFERENCE, Category.FAILED, message, "give another one, or none")
 
 

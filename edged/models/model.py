@@ -119,14 +119,14 @@ class Model(msgspec.Struct, frozen=True):
         return shapes.policy(self.entry.settings)
 
     @property
-    def told_profile(self) -> Profile:
+    def configured_profile(self) -> Profile:
         """The range of shapes from settings and pictures; Unsuitable without one."""
         return Profile.of(self.inspection.signature, self.entry.settings, self.picture)
 
     @property
     def profile(self) -> Profile:
         """The range of shapes that engines are built for; Unsuitable without one."""
-        return self.learnt if self.learnt.ranges else self.told_profile
+        return self.learnt if self.learnt.ranges else self.configured_profile
 
     @property
     def bounds(self) -> Profile:

@@ -35,7 +35,7 @@ _NUMBERED = {Step.OPSET: (7, 1000), Step.IR: (4, 1000)}
 _NEEDED = (Step.OPSET, Step.IR, Step.DIMS)
 
 
-class Wish(msgspec.Struct, frozen=True):
+class RepairOptions(msgspec.Struct, frozen=True):
     """The requested repairs. `needed`: those without which the model cannot be served; `chosen`: these in any case;
     `opset` and `ir`: the versions to write, 0 for the highest that the installed runtimes support."""
 
@@ -45,7 +45,7 @@ class Wish(msgspec.Struct, frozen=True):
     ir: int = 0
 
     @classmethod
-    def parse(cls, needed: bool, words: Iterable[str]) -> Wish:
+    def parse(cls, needed: bool, words: Iterable[str]) -> RepairOptions:
         """From `--convert` and the words of `--convert-step`: STEP, or STEP=VERSION for opset and ir. ConfigError."""
         chosen: list[Step] = []
         versions: dict[Step, int] = {}

@@ -67,12 +67,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
     parser.add_argument("names", nargs="*", help="the abuses (all)", metavar="ABUSE")
     parser.add_argument("--list", action="store_true", help="tell the names and end")
-    wishes = parser.parse_args()
+    arguments = parser.parse_args()
     known = abuses()
-    if wishes.list:
+    if arguments.list:
         print("\n".join(known))
         return 0
-    chosen = [known[name] for name in wishes.names or known]
+    chosen = [known[name] for name in arguments.names or known]
     failures: list[str] = []
     with AttackedDaemon() as daemon:
         for model in (NUMBERS, DETECTOR):

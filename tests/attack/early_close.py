@@ -292,12 +292,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attack.early_close", description=__doc__)
     parser.add_argument("count", nargs="?", type=int, default=5000, help="how many calls")
     parser.add_argument("--seed", type=int, default=0)
-    wishes = parser.parse_args()
+    arguments = parser.parse_args()
     with FuzzedDaemon() as daemon:
         for name in (goods.NUMBERS, goods.TEXTS, goods.SHAPES):
             daemon.ready(name)
-        sweep(daemon, 200, wishes.seed)  # what is met first is loaded then
-        print(sweep(daemon, wishes.count, wishes.seed + 1))
+        sweep(daemon, 200, arguments.seed)  # what is met first is loaded then
+        print(sweep(daemon, arguments.count, arguments.seed + 1))
         return daemon.stop()
 
 

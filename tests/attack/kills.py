@@ -175,14 +175,14 @@ def main() -> int:
     parser.add_argument("--period", type=float, default=2.0, help="seconds between two rounds, on the average")
     parser.add_argument("--longest", type=float, default=_PATIENCE, help="seconds that a model may pause")
     parser.add_argument("--seed", type=int, default=1)
-    wishes = parser.parse_args()
+    arguments = parser.parse_args()
     with prepared() as daemon:
         for file in sorted(daemon.models.glob("m*.onnx")):
             daemon.ready(file.stem)
         daemon.ready(DETECTOR)
-        seen = asyncio.run(torture(daemon, wishes.rounds, wishes.period, wishes.seed))
-        print(f"{wishes.rounds} rounds: {seen.line()}", flush=True)
-        problems = [*seen.problems(wishes.longest), *left_behind(daemon)]
+        seen = asyncio.run(torture(daemon, arguments.rounds, arguments.period, arguments.seed))
+        print(f"{arguments.rounds} rounds: {seen.line()}", flush=True)
+        problems = [*seen.problems(arguments.longest), *left_behind(daemon)]
         print("\n".join(problems) or "nothing was lost")
         if problems:
             print(daemon.log.read_text()[-6000:], file=sys.stderr)

@@ -20,17 +20,19 @@ def main() -> int:
         "--handlers", type=int, default=200_000, metavar="N", help="messages for handlers in this process"
     )
     parser.add_argument("--live", type=int, default=20_000, metavar="N", help="messages for a live daemon")
-    wishes = parser.parse_args()
-    print(f"seed {wishes.seed}: replay with make fuzz SEED={wishes.seed}", flush=True)
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}: replay with make fuzz SEED={arguments.seed}", flush=True)
     is_right = True
-    if wishes.live:
+    if arguments.live:
         from tests.fuzz import live
 
-        is_right &= _told("a live daemon", live.run, wishes.live, wishes.seed)
-    if wishes.handlers:
+        is_right &= _told("a live daemon", live.run, arguments.live, arguments.seed)
+    if arguments.handlers:
         from tests.fuzz import handlers
 
-        is_right &= _told("handlers", lambda n, tally: uvloop.run(handlers.run(n, tally)), wishes.handlers, wishes.seed)
+        is_right &= _told(
+            "handlers", lambda n, tally: uvloop.run(handlers.run(n, tally)), arguments.handlers, arguments.seed
+        )
     return 0 if is_right else 1
 
 

@@ -99,10 +99,10 @@ def good(method: Method) -> list[Message]:
     typed.inputs[0].contents.fp32_contents.extend([1, 2, 3, 4])
     text.inputs.add(name="x", datatype="BYTES", shape=[1, 4])
     text.raw_input_contents.append(b"\x02\0\0\0hi" * 4)
-    wishing = truth(2)
-    wishing.outputs.add(name="y").parameters["classification"].int64_param = 2
-    wishing.parameters["priority"].int64_param = 1
-    wishing.parameters["timeout"].int64_param = 5_000_000
+    options = truth(2)
+    options.outputs.add(name="y").parameters["classification"].int64_param = 2
+    options.parameters["priority"].int64_param = 1
+    options.parameters["timeout"].int64_param = 5_000_000
     shared = truth()
     del shared.raw_input_contents[:]
     shared.inputs[0].parameters["shared_memory_region"].string_param = "region"
@@ -117,7 +117,7 @@ def good(method: Method) -> list[Message]:
     load = inference.RepositoryModelLoadRequest(model_name=VICTIM)
     load.parameters["config"].string_param = '{"max_batch_size": 0}'
     known: list[Message] = [
-        *(truth(), typed, text, wishing, shared, setting, logging, load),
+        *(truth(), typed, text, options, shared, setting, logging, load),
         cameras.Frame(camera="door", model=SHAPES, sequence=1, encoded=PICTURE),
         cameras.Frame(camera="yard", model=SHAPES, sequence=2, raw=pixels, options=options, rotation=90),
         cameras.Frame(camera="door", model=SHAPES, shared=ring, region=cameras.Region(width=10, height=10)),

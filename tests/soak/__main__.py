@@ -28,10 +28,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10, help="how long in all (10)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    wishes = parser.parse_args()
-    print(f"seed {wishes.seed}, {wishes.minutes:g} minutes", flush=True)
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}, {arguments.minutes:g} minutes", flush=True)
     journal = Journal()
-    rounds = soak(wishes.minutes * 60, wishes.seed, journal)
+    rounds = soak(arguments.minutes * 60, arguments.seed, journal)
     for line in growths(rounds):
         journal.fail(line)
     print("\n".join(journal.told()))

@@ -243,10 +243,10 @@ def test_evict_shared_engine_that_another_model_could_not_build(house: House, st
     assert not twin.engines[spare].is_usable
 
 
-@pytest.mark.parametrize("wish", [Request.VERIFY, Request.REVIEW])
-def test_evict_drops_a_pending_verification(house: House, wish: Request) -> None:
+@pytest.mark.parametrize("requested", [Request.VERIFY, Request.REVIEW])
+def test_evict_drops_a_pending_verification(house: House, requested: Request) -> None:
     spare = house.engines[1]
-    spare.request = wish
+    spare.request = requested
     run(house.eviction().evict(spare.digest, "to make room"))
     assert spare.request is Request.NONE, "whoever follows it would wait for ever"
 

@@ -361,14 +361,14 @@ async def test_verify_wrong_engine_is_removed(shop: Workshop) -> None:
     assert (engine.state, engine.is_usable, engine.request) == (S.REJECTED, False, Request.NONE)
 
 
-@pytest.mark.parametrize("wish", [Request.VERIFY, Request.REVIEW])
+@pytest.mark.parametrize("requested", [Request.VERIFY, Request.REVIEW])
 async def test_verify_without_outcome_keeps_the_engine(
-    tmp_path: Path, clock: Clock, wish: Request, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, clock: Clock, requested: Request, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "edged.engines"):
         shop = Workshop(tmp_path, clock)
         await shop.make()
-        shop.engine.request = wish
+        shop.engine.request = requested
         engine = await shop.make(BuildFailed("the child ran out of time"), Verify)
         assert (engine.state, engine.is_usable, bool(engine.last_attempt_failed)) == (S.READY, True, True)
         assert "the child ran out of time" in engine.reason

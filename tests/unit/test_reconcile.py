@@ -265,16 +265,16 @@ def test_reconcile_requests_come_before_unserved_models() -> None:
 def test_reconcile_verifies_stored_engines_only() -> None:
     assert made(model(ready("a", request="verify"), serving="a")) == [Verify("m", "a")]
     assert made(model(ready("a", request="review"), serving="a")) == [Verify("m", "a")]
-    for wish in ("verify", "review"):
-        assert made(model(view("a", S.EVICTED, request=wish), ready("b"), serving="b")) == []
-        assert made(model(view("a", request=wish))) == [Make("m", "a")], "it has to be made first"
+    for requested in ("verify", "review"):
+        assert made(model(view("a", S.EVICTED, request=requested), ready("b"), serving="b")) == []
+        assert made(model(view("a", request=requested))) == [Make("m", "a")], "it has to be made first"
 
 
-@pytest.mark.parametrize("wish", ["build", "verify", "review"])
-def test_reconcile_failed_request_is_retried_when_due(wish: str) -> None:
+@pytest.mark.parametrize("requested", ["build", "verify", "review"])
+def test_reconcile_failed_request_is_retried_when_due(requested: str) -> None:
     """A disk that is full stays full for a while; trying at every look would keep the box busy with nothing."""
     for state in (S.READY, S.FAILED):
-        engine = view("a", state, 0.5, usable=True, request=wish, retry_at=NOW + 30)
+        engine = view("a", state, 0.5, usable=True, request=requested, retry_at=NOW + 30)
         assert made(model(engine, serving="a")) == []
         assert len(made(model(msgspec.structs.replace(engine, retry_at=NOW), serving="a"))) == 1
 
@@ -312,9 +312,9 @@ def test_reconcile_evicted_engine_slower_than_the_reference_is_not_rebuilt() -> 
         assert made(model(ready("ref", 1.0), gone("a", cost), serving="ref")) == []
 
 
-@pytest.mark.parametrize("wish", ["", "build"])
-def test_reconcile_trial_comes_before_a_build_also_by_command(wish: str) -> None:
-    assert made(model(view("c", trial="t", request=wish))) == [Try("m", "c", "t")]
+@pytest.mark.parametrize("requested", ["", "build"])
+def test_reconcile_trial_comes_before_a_build_also_by_command(requested: str) -> None:
+    assert made(model(view("c", trial="t", request=requested))) == [Try("m", "c", "t")]
     usable = ready("c", trial="t", request="build")
     assert made(model(usable)) == [Make("m", "c")], "one that is there is to be made anew"
 

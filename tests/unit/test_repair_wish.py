@@ -8,7 +8,7 @@ import pytest
 
 from edged.errors import ConfigError
 from edged.models import repair
-from edged.models.repair import Done, Proof, Record, Step, Wish
+from edged.models.repair import Done, Proof, Record, RepairOptions, Step
 
 
 @pytest.mark.parametrize(
@@ -20,16 +20,16 @@ from edged.models.repair import Done, Proof, Record, Step, Wish
     ],
 )
 def test_wish_wants_needed_and_chosen_steps(needed: bool, words: list[str], wanted: list[Step]) -> None:
-    wish = Wish.parse(needed, words)
-    assert [step for step in Step if wish.wants(step)] == wanted
-    assert wish.is_any == bool(wanted)
-    assert [step for step in Step if wish.insists(step)] == [Step(word) for word in words]
+    options = RepairOptions.parse(needed, words)
+    assert [step for step in Step if options.wants(step)] == wanted
+    assert options.is_any == bool(wanted)
+    assert [step for step in Step if options.insists(step)] == [Step(word) for word in words]
 
 
 def test_parse_reads_its_own_words() -> None:
-    wish = Wish.parse(True, ["simplify", "opset=17", "ir"])
-    assert (wish.opset, wish.ir, wish.chosen) == (17, 0, (Step.OPSET, Step.IR, Step.SIMPLIFY))
-    assert Wish.parse(True, wish.words) == wish
+    options = RepairOptions.parse(True, ["simplify", "opset=17", "ir"])
+    assert (options.opset, options.ir, options.chosen) == (17, 0, (Step.OPSET, Step.IR, Step.SIMPLIFY))
+    assert RepairOptions.parse(True, options.words) == options
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_parse_reads_its_own_words() -> None:
 )
 def test_parse_invalid_word_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Wish.parse(False, words)
+        RepairOptions.parse(False, words)
 
 
 def _record() -> Record:

@@ -18,10 +18,10 @@ from edged.engines.repairer import Repaired, repair
 from edged.errors import BuildFailed, ModelRefused
 from edged.ipc.job_messages import LoadedRuntime, Lower, Lowered, Prove
 from edged.models.identity import file_digest, model_digest
-from edged.models.repair import Wish
+from edged.models.repair import RepairOptions
 from tests import repair_models as models
 
-NEEDED = Wish(needed=True)
+NEEDED = RepairOptions(needed=True)
 _ORT = ("onnxruntime",)
 
 
@@ -38,8 +38,8 @@ def older_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     runtimes_take(monkeypatch, {"onnxruntime": 20})
 
 
-def _repair(path: Path, wish: Wish = NEEDED, settings: dict[str, str] | None = None) -> Repaired:
-    return asyncio.run(repair(path, wish, settings or {}, _ORT, source=str(path)))
+def _repair(path: Path, options: RepairOptions = NEEDED, settings: dict[str, str] | None = None) -> Repaired:
+    return asyncio.run(repair(path, options, settings or {}, _ORT, source=str(path)))
 
 
 def test_repair_converts_to_the_installed_runtimes_opset(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_model_that_can_be_served_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_only_the_step_that_is_named_is_made(tmp_path: Path) -> None:
     path = models.save(models.mean(), tmp_path / "mean.onnx")
-    record = _repair(path, Wish.parse(False, ["opset=13"])).record
+    record = _repair(path, RepairOptions.parse(False, ["opset=13"])).record
     (done,) = record.steps
     assert (done.before, done.after) == ("18", "13")
     assert done.proof.by.startswith("onnxruntime ")  # which takes opset 18 as well
@@ -81,22 +81,25 @@ def test_repair_to_a_named_version_suits_every_runtime(tmp_path: Path, monkeypat
     path = models.save(models.mean(), tmp_path / "mean.onnx")  # opset 18, which ONNX Runtime takes
     both, before = ("onnxruntime", "tensorrt"), path.read_bytes()
 
-    def done(wish: Wish) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    def done(options: RepairOptions) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
         path.write_bytes(before)
-        record = asyncio.run(repair(path, wish, {}, both, source=str(path))).record
+        record = asyncio.run(repair(path, options, {}, both, source=str(path))).record
         return [(done.before, done.after) for done in record.steps], record.left_out
 
     assert done(NEEDED) == ([], ())
-    assert done(Wish.parse(False, ["opset"])) == ([("18", "17")], ())
+    assert done(RepairOptions.parse(False, ["opset"])) == ([("18", "17")], ())
     runtimes_take(monkeypatch, {"onnxruntime": 20, "tensorrt": 64})
-    assert done(Wish.parse(False, ["opset"])) == ([], ("opset: it is 18 already, which every runtime here takes",))
-    assert done(Wish.parse(False, ["opset=18"])) == ([], ("opset: it is 18 already",))
+    assert done(RepairOptions.parse(False, ["opset"])) == (
+        [],
+        ("opset: it is 18 already, which every runtime here takes",),
+    )
+    assert done(RepairOptions.parse(False, ["opset=18"])) == ([], ("opset: it is 18 already",))
 
 
 def test_a_newer_version_that_is_named_is_an_error(tmp_path: Path) -> None:
     path = models.save(models.mean(), tmp_path / "mean.onnx")
     with pytest.raises(ModelRefused, match="opset=19: it is 18, and repairs lead to older versions only"):
-        _repair(path, Wish.parse(False, ["opset=19"]))
+        _repair(path, RepairOptions.parse(False, ["opset=19"]))
 
 
 @pytest.mark.long
@@ -117,7 +120,7 @@ def test_repair_without_a_conversion_is_one_line(tmp_path: Path) -> None:
     path = models.save(models.scatter(), tmp_path / "scatter.onnx")
     before = path.read_bytes()
     with pytest.raises(ModelRefused, match=r"scatter.onnx cannot be repaired: operator TensorScatter \(node 'cache'\)"):
-        _repair(path, Wish.parse(False, ["opset=21"]))
+        _repair(path, RepairOptions.parse(False, ["opset=21"]))
     assert path.read_bytes() == before
 
 
@@ -140,7 +143,7 @@ def test_repair_frees_fixed_sizes_if_settings_need_others(tmp_path: Path) -> Non
 def test_a_named_size_that_cannot_be_freed_is_an_error(tmp_path: Path) -> None:
     path = models.save(models.split(), tmp_path / "m.onnx")
     with pytest.raises(ModelRefused, match="sizes: no input takes pictures of one size"):
-        _repair(path, Wish.parse(False, ["sizes"]))
+        _repair(path, RepairOptions.parse(False, ["sizes"]))
 
 
 @pytest.mark.long
@@ -151,7 +154,7 @@ def test_a_model_is_simplified_when_asked(tmp_path: Path) -> None:
     made.graph.node.append(onnx.helper.make_node("Relu", ["z"], ["out"]))
     made.graph.output[0].name = "out"
     path = models.save(made, tmp_path / "m.onnx")
-    record = _repair(path, Wish.parse(False, ["simplify"])).record
+    record = _repair(path, RepairOptions.parse(False, ["simplify"])).record
     assert [done.step for done in record.steps] == ["simplify"], record.left_out
     assert record.steps[0].details[0].startswith("by onnxslim")
     simple = onnx.load(path)
@@ -188,7 +191,7 @@ def test_a_wrong_conversion_is_not_taken_in(tmp_path: Path, monkeypatch: pytest.
     before = path.read_bytes()
     monkeypatch.setattr(repairer, "run", _Runs(Lower, _stamps_only))
     with pytest.raises(ModelRefused, match="does not answer as the original does: cosine"):
-        _repair(path, Wish.parse(False, ["opset=12"]))
+        _repair(path, RepairOptions.parse(False, ["opset=12"]))
     assert path.read_bytes() == before
 
 
@@ -217,7 +220,7 @@ def test_repair_without_a_proof_is_rejected(tmp_path: Path, monkeypatch: pytest.
         repairer, "run", _Runs(Prove, BuildFailed("prove child took longer than 300 s and was stopped"))
     )
     with pytest.raises(ModelRefused, match="nothing here can tell whether it answers as before"):
-        _repair(path, Wish.parse(False, ["opset=13"]))
+        _repair(path, RepairOptions.parse(False, ["opset=13"]))
 
 
 @pytest.mark.long
@@ -234,6 +237,6 @@ def test_repair_avoids_taken_file_names(tmp_path: Path) -> None:
 def test_a_copy_of_the_same_original_comes_out_the_same(tmp_path: Path) -> None:
     path = models.save(models.gelu(), tmp_path / "one.onnx")
     other = Path(shutil.copy(path, tmp_path / "other.onnx"))
-    wish = Wish.parse(False, ["opset=19", "ir=9"])
-    assert _repair(path, wish).record.digest == _repair(other, wish).record.digest
+    options = RepairOptions.parse(False, ["opset=19", "ir=9"])
+    assert _repair(path, options).record.digest == _repair(other, options).record.digest
     assert onnx.load(path).graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT

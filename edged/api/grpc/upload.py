@@ -20,7 +20,7 @@ from edged.files import leads_outside, not_stored
 from edged.models import samples as model_samples
 from edged.models.entries import check_name
 from edged.models.inspection import too_large
-from edged.models.repair import Wish
+from edged.models.repair import RepairOptions
 from edged.models.repository import Repository
 from edged.proto import operations_pb2 as pb
 
@@ -68,7 +68,7 @@ async def repair_upload(
     """Repair the upload in place; None if the client asked for no repair."""
     if not header.HasField("repairs"):
         return None
-    requested = Wish.parse(header.repairs.needed, header.repairs.steps)
+    requested = RepairOptions.parse(header.repairs.needed, header.repairs.steps)
     if not requested.is_any:
         return None
     model, pictures = next(iter(upload.files.values())), tuple(upload.samples.values())

@@ -138,14 +138,14 @@ def _describe(failure: _Failure) -> str:
 
 def _failure(error: ParserError, log: Log) -> _Failure:
     number, reason = error.node(), error.desc()
-    operator = _said(error, "node_operator") or log.operators.get(number, "")
-    node = _said(error, "node_name") or (f"node {number}" if number >= 0 else "")
+    operator = _field(error, "node_operator") or log.operators.get(number, "")
+    node = _field(error, "node_name") or (f"node {number}" if number >= 0 else "")
     code = error.code().name
     is_unsupported = code.startswith("UNSUPPORTED") or any(words in reason for words in _UNSUPPORTED)
     return _Failure(operator, node[:60], _in_words(reason), is_unsupported)
 
 
-def _said(error: ParserError, what: str) -> str:
+def _field(error: ParserError, what: str) -> str:
     """A fact about the node that newer parsers have; empty in older ones."""
     ask = find(error, what)
     return str(ask()) if callable(ask) else ""

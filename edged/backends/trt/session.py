@@ -253,7 +253,7 @@ class TensorRtSession:
         try:
             lane.graphs[key] = self._computing.capture(lambda: lane.enqueue(self._computing))
         except EdgedError as error:
-            self.why_no_graphs = self._told(error)
+            self.why_no_graphs = self._described(error)
 
     def _settle(self) -> str:
         """Waits for what was submitted before something failed; what that says is often the cause of it."""
@@ -268,13 +268,13 @@ class TensorRtSession:
         self._streams.append(self._device.stream())
         return self._streams[-1]
 
-    def _told(self, error: EdgedError, *more: str) -> str:
+    def _described(self, error: EdgedError, *more: str) -> str:
         """The error with the runtime's own reason, if it has one."""
         return ": ".join(filter(None, (str(error), self._explain(), *more)))
 
     def _raise(self, error: BaseException, *more: str) -> NoReturn:
         if isinstance(error, EngineUnusable):
-            raise type(error)(self._told(error, *more)) from error
+            raise type(error)(self._described(error, *more)) from error
         raise error
 
 

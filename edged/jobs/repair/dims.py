@@ -55,7 +55,7 @@ class _Trial:
         self._questions = 0
 
     def run(self) -> Freed:
-        before, sized, refused = _told(self._job.order.signature.inputs), False, ""
+        before, sized, refused = _described(self._job.order.signature.inputs), False, ""
         if self._job.dims:
             self._open_nothings()
             self._batch()
@@ -67,7 +67,7 @@ class _Trial:
             return Freed(before, before, refused=refused)
         signature = self._signature()
         self.write(Path(self._job.out), signature)
-        details, after = tuple(self._details), _told(signature.inputs)
+        details, after = tuple(self._details), _described(signature.inputs)
         return Freed(before, after, details, sized, refused, self._figures, self._questions)
 
     # -- invalid sizes ---------------------------------------------------------------------------------------------
@@ -359,5 +359,5 @@ def _is_finite(array: Array) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _told(specs: Sequence[TensorSpec]) -> str:
+def _described(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{spec.name} {'x'.join(map(str, spec.shape))}" for spec in specs)

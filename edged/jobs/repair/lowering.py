@@ -223,10 +223,10 @@ class _Floor:
     def _report(self, node: NodeProto, how: str) -> None:
         self._lowered.how[f"{node.op_type} {how} for opset {self._version - 1}"] += 1
 
-    def _new_name(self, wish: str) -> str:
-        name, number = wish, 1
+    def _new_name(self, wanted: str) -> str:
+        name, number = wanted, 1
         while name in self._names:
-            name, number = f"{wish}.{number}", number + 1
+            name, number = f"{wanted}.{number}", number + 1
         self._names.add(name)
         return name
 
