@@ -102,8 +102,8 @@ class _Logger:
         pass
 
 
-def _tell(logger: Any, said: Sequence[tuple[str, str]]) -> None:
-    for severity, message in said:
+def _tell(logger: Any, output: Sequence[tuple[str, str]]) -> None:
+    for severity, message in output:
         logger.log(SimpleNamespace(name=severity), message)
 
 
@@ -198,19 +198,19 @@ class _Parser:
     def parse_from_file(self, model: str) -> bool:
         _tell(self._logger, self._script.parser_says)
         network = self._network
-        for found, said in ((network.inputs, self._script.inputs), (network.outputs, self._script.outputs)):
-            found += [Tensor(name, self._trt.DataType[dtype], shape) for name, dtype, shape in said]
+        for found, output in ((network.inputs, self._script.inputs), (network.outputs, self._script.outputs)):
+            found += [Tensor(name, self._trt.DataType[dtype], shape) for name, dtype, shape in output]
         network.num_inputs, network.num_outputs = len(network.inputs), len(network.outputs)
         network.layers = [_layer("conv1", "CONVOLUTION", network), _layer("relu1", "ACTIVATION", network)]
         network.num_layers = len(network.layers)
         return not self._script.errors
 
     def get_error(self, index: int) -> Any:
-        said = dict(self._script.errors[index])
+        output = dict(self._script.errors[index])
         if self._terse:
-            said = {name: answer for name, answer in said.items() if name in ("code", "desc", "node")}
-        said["code"] = SimpleNamespace(name=said["code"])
-        return SimpleNamespace(**{name: lambda answer=answer: answer for name, answer in said.items()})
+            output = {name: answer for name, answer in output.items() if name in ("code", "desc", "node")}
+        output["code"] = SimpleNamespace(name=output["code"])
+        return SimpleNamespace(**{name: lambda answer=answer: answer for name, answer in output.items()})
 
 
 def _layer(name: str, kind: str, network: _Network) -> Any:

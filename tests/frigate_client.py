@@ -72,14 +72,14 @@ class FrigateDetector:
 
     def _shake(self) -> bool:
         (answer,) = self.ask(json.dumps({"model_request": True, "model_name": self._model}).encode())
-        said = json.loads(answer)
-        if said["model_available"]:
-            return bool(said["model_loaded"])
+        output = json.loads(answer)
+        if output["model_available"]:
+            return bool(output["model_loaded"])
         if not self._file:
             return False
         (answer,) = self.ask(json.dumps({"model_data": True, "model_name": self._model}).encode(), self._file)
-        said = json.loads(answer)
-        return bool(said["model_saved"] and said["model_loaded"])
+        output = json.loads(answer)
+        return bool(output["model_saved"] and output["model_loaded"])
 
     def close(self) -> None:
         if self._socket is not None:

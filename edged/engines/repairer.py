@@ -165,9 +165,7 @@ class _Work:
             return [0]
         if target := self._options.version(step):
             if target > version:
-                raise Unsuitable(
-                    f"{step.value}={target}: it is {version}, and repairs lead to older versions only"
-                )
+                raise Unsuitable(f"{step.value}={target}: it is {version}, and repairs lead to older versions only")
             return [target] if target < version else [0]
         older = sorted({newest for newest in (*all_newest, reference) if newest <= reference and newest < version})
         return older if older and (version > reference or self._options.insists(step)) else [0]

@@ -66,8 +66,8 @@ class EngineGraph:
         return [(node.name, node.op_type) for node in _nodes(self._model.graph) if node.op_type != "Constant"]
 
     def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
-        """See the contract. A quantised graph is a proposal: a runtime without an int8 kernel computes the layer between
-        DequantizeLinear and QuantizeLinear in floating point."""
+        """See the contract. A quantised graph is a proposal: a runtime without an int8 kernel computes the layer
+        between DequantizeLinear and QuantizeLinear in floating point."""
         counts: Counter[str] = Counter()
         for node in _nodes(self._model.graph):
             if any(kind in node.op_type for kind in _LAYERS):

@@ -108,9 +108,9 @@ def attack(daemon: AttackedDaemon, abuse: Abuse) -> Seen:
         return watch(daemon, abuse.seconds)
     finally:
         client.kill()
-        _, said = client.communicate()
-        if said.strip():
-            print(f"  {abuse.name}: {said.strip().splitlines()[-1][:200]}", file=sys.stderr)
+        _, output = client.communicate()
+        if output.strip():
+            print(f"  {abuse.name}: {output.strip().splitlines()[-1][:200]}", file=sys.stderr)
         time.sleep(1.0)  # until what it left is cleaned up
 
 

@@ -89,9 +89,9 @@ class Held(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, daemon: FuzzedDaemon) -> Held:
-        told = _metrics(daemon)
-        calls = told["edged_calls_open"] + told["edged_call_bytes"]
-        return cls(Figures.of(daemon.pid), told["edged_tasks"], calls, told["edged_model_queue_depth"])
+        reported = _metrics(daemon)
+        calls = reported["edged_calls_open"] + reported["edged_call_bytes"]
+        return cls(Figures.of(daemon.pid), reported["edged_tasks"], calls, reported["edged_model_queue_depth"])
 
     def grown(self, before: Held) -> str:
         """What is more than before and than chance explains; empty for nothing."""
@@ -170,8 +170,8 @@ def services(daemon: FuzzedDaemon) -> set[str]:
     asked = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
     with daemon.channel() as channel:
         (answer,) = channel.stream_stream(path)(iter([asked]), timeout=20)
-    told = reflection_pb2.ServerReflectionResponse.FromString(answer)
-    return {each.name for each in told.list_services_response.service}
+    reported = reflection_pb2.ServerReflectionResponse.FromString(answer)
+    return {each.name for each in reported.list_services_response.service}
 
 
 def _messages(method: Method, most: int, random: Random) -> list[bytes]:

@@ -26,22 +26,22 @@ def main() -> int:
     if arguments.live:
         from tests.fuzz import live
 
-        is_right &= _told("a live daemon", live.run, arguments.live, arguments.seed)
+        is_right &= _reported("a live daemon", live.run, arguments.live, arguments.seed)
     if arguments.handlers:
         from tests.fuzz import handlers
 
-        is_right &= _told(
+        is_right &= _reported(
             "handlers", lambda n, tally: uvloop.run(handlers.run(n, tally)), arguments.handlers, arguments.seed
         )
     return 0 if is_right else 1
 
 
-def _told(what: str, work: object, count: int, seed: int) -> bool:
+def _reported(what: str, work: object, count: int, seed: int) -> bool:
     """Does it, prints the figures; whether all was right."""
     tally, began = Tally(seed), time.monotonic()
     lines = work(count, tally)  # type: ignore[operator]
     print(f"{what}: {tally.total} messages in {time.monotonic() - began:.0f} s")
-    print("\n".join([*tally.told(), *lines]), flush=True)
+    print("\n".join([*tally.reported(), *lines]), flush=True)
     return not tally.failures
 
 

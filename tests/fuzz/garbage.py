@@ -25,9 +25,9 @@ def frames(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> No
     body = goods.truth().SerializeToString()
     for _ in range(count):
         address = random.choice((daemon.unix, daemon.tcp))
-        said = [*_good(body), *(random.choice(_BAD)(random) for _ in range(random.randrange(1, 4)))]
-        random.shuffle(said)
-        data = b"".join(said)
+        output = [*_good(body), *(random.choice(_BAD)(random) for _ in range(random.randrange(1, 4)))]
+        random.shuffle(output)
+        data = b"".join(output)
         if random.random() < 0.3:
             data = spoiled(random, data)
         beginning = http2.PREFACE if random.random() < 0.95 else spoiled(random, http2.PREFACE)
@@ -39,15 +39,15 @@ def resets(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> No
     """Streams that are opened and reset at once, as many as one connection can, as in CVE-2023-44487."""
     body = goods.truth().SerializeToString()
     for _ in range(max(1, count // _STREAMS)):
-        said = bytearray(http2.PREFACE + http2.settings())
+        output = bytearray(http2.PREFACE + http2.settings())
         for number in range(_STREAMS):
             stream = 2 * number + 1
             path = random.choice((_INFER, "/edged.v1.Cameras/Detect", "/edged.v1.Operations/WatchEvents"))
-            said += http2.call(stream, path)
+            output += http2.call(stream, path)
             if random.random() < 0.5:
-                said += http2.message(stream, body, ends=random.random() < 0.5)
-            said += http2.reset(stream)
-        _say(random.choice((daemon.unix, daemon.tcp)), bytes(said))
+                output += http2.message(stream, body, ends=random.random() < 0.5)
+            output += http2.reset(stream)
+        _say(random.choice((daemon.unix, daemon.tcp)), bytes(output))
         tally.messages["raw frames"] += _STREAMS
 
 

@@ -144,17 +144,17 @@ class World:
                 return (await self._ask(handler, method, [trial], seconds, strict))[0] == code
 
             sent = [await _smallest(sent[0], again)]
-        told = "\n--\n".join(text_format.MessageToString(each)[:1500] for each in sent)
-        self._tally.fail(what, f"{told}\n{[each.SerializeToString().hex()[:400] for each in sent]}")
+        reported = "\n--\n".join(text_format.MessageToString(each)[:1500] for each in sent)
+        self._tally.fail(what, f"{reported}\n{[each.SerializeToString().hex()[:400] for each in sent]}")
 
     async def truth(self) -> None:
         """A real inference is as it was before."""
         wanted = goods.truth(3)
         context = _Context(30.0, sent=[wanted.SerializeToString()])
         data = await asyncio.wait_for(self._infer.stream_unary(None, context), _PATIENCE)
-        told = pb.ModelInferResponse.FromString(data)
-        if list(told.raw_output_contents) != list(wanted.raw_input_contents):
-            self._tally.fail("an inference is not what it was before", str(told)[:500])
+        reported = pb.ModelInferResponse.FromString(data)
+        if list(reported.raw_output_contents) != list(wanted.raw_input_contents):
+            self._tally.fail("an inference is not what it was before", str(reported)[:500])
 
     async def _ask(
         self,
@@ -255,8 +255,8 @@ async def world(tally: Tally) -> AsyncIterator[World]:
             model_control="explicit",
             startup_models=("*",),
         )
-        overheard = _Overheard(tally)
-        logging.getLogger().addHandler(overheard)
+        forwarded = _Overheard(tally)
+        logging.getLogger().addHandler(forwarded)
         ready = asyncio.Event()
         original, composition.GrpcServers = composition.GrpcServers, Kept  # type: ignore[attr-defined, misc]
         try:
@@ -271,7 +271,7 @@ async def world(tally: Tally) -> AsyncIterator[World]:
             await asyncio.wait_for(serving, _PATIENCE)
         finally:
             composition.GrpcServers = original  # type: ignore[attr-defined]
-            logging.getLogger().removeHandler(overheard)
+            logging.getLogger().removeHandler(forwarded)
 
 
 async def _until_all_serve(found: World) -> None:

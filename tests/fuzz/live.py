@@ -65,8 +65,8 @@ class FuzzedDaemon(Daemon):
         with self.channel(address) as channel:
             live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=_PATIENCE)
             infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            told = pb.ModelInferResponse.FromString(infer(request.SerializeToString(), timeout=_PATIENCE))
-        return bool(live) and list(told.raw_output_contents) == list(request.raw_input_contents)
+            reported = pb.ModelInferResponse.FromString(infer(request.SerializeToString(), timeout=_PATIENCE))
+        return bool(live) and list(reported.raw_output_contents) == list(request.raw_input_contents)
 
 
 class HttpConnection(http.client.HTTPConnection):
@@ -128,7 +128,7 @@ def _calm(daemon: FuzzedDaemon, name: str, start: Figures, tally: Tally) -> Figu
     """What the daemon takes once it is calm again; tells what it takes too much."""
     if not Path(f"/proc/{daemon.pid}/fd").exists():
         tally.fail(f"the daemon died of {name}", daemon.log.read_text()[-4000:])
-        raise SystemExit("\n".join(tally.told()))
+        raise SystemExit("\n".join(tally.reported()))
     try:
         wait_for("it answers", lambda: _is_right(daemon), 30)
     except AssertionError:

@@ -71,12 +71,12 @@ def requests(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> 
         try:
             connection.request(method, f"/{path}", body, headers)
             response = connection.getresponse()
-            told = response.read()
+            reported = response.read()
         except (OSError, http.client.HTTPException) as error:
             tally.statuses["HTTP"][type(error).__name__] += 1
             connection.close()
             continue
-        _see(tally, response.status, told, f"{method} /{path} {headers} {body[:600]!r}", method)
+        _see(tally, response.status, reported, f"{method} /{path} {headers} {body[:600]!r}", method)
         if response.will_close:
             connection.close()
     connection.close()
@@ -117,13 +117,13 @@ def _inference(random: Random) -> tuple[bytes, dict[str, str]]:
             or not isinstance(asked["outputs"][0], dict)
         ):
             asked["outputs"] = [{"name": "y"}]
-    said = json.dumps(asked).encode()
+    output = json.dumps(asked).encode()
     if random.random() < 0.03:
-        said = b'{"inputs":' + b"[" * 50_000
+        output = b'{"inputs":' + b"[" * 50_000
     headers = {}
     if is_binary:
-        headers["inference-header-content-length"] = str(len(said) + random.choice((0, 0, 0, 1, -1, 1 << 20)))
-    return said + (raw if is_binary else b""), headers
+        headers["inference-header-content-length"] = str(len(output) + random.choice((0, 0, 0, 1, -1, 1 << 20)))
+    return output + (raw if is_binary else b""), headers
 
 
 def _raw(daemon: FuzzedDaemon, random: Random, tally: Tally) -> None:
@@ -136,17 +136,17 @@ def _raw(daemon: FuzzedDaemon, random: Random, tally: Tally) -> None:
         connection.settimeout(0.3)
         connection.connect(str(daemon.http))
         connection.sendall(data if random.random() < 0.7 else spoiled(random, data))
-        told = connection.recv(1 << 16)
-        if told.startswith(b"HTTP/1.1 100 "):
-            told = told.partition(b"\r\n\r\n")[2] or connection.recv(1 << 16)
-        first = told.split(b"\r\n", 1)[0].split()
+        reported = connection.recv(1 << 16)
+        if reported.startswith(b"HTTP/1.1 100 "):
+            reported = reported.partition(b"\r\n\r\n")[2] or connection.recv(1 << 16)
+        first = reported.split(b"\r\n", 1)[0].split()
         if len(first) > 1 and first[1].isdigit():
-            _see(tally, int(first[1]), told, repr(data[:600]), "HEAD")
+            _see(tally, int(first[1]), reported, repr(data[:600]), "HEAD")
 
 
-def _see(tally: Tally, status: int, told: bytes, how: str, method: str) -> None:
+def _see(tally: Tally, status: int, reported: bytes, how: str, method: str) -> None:
     tally.statuses["HTTP"][str(status)] += 1
     if status not in _ALLOWED:
-        tally.fail(f"HTTP {status}: {told[:300]!r}", how)
-    elif status >= 400 and method != "HEAD" and b'"error"' not in told:
-        tally.fail(f"HTTP {status} without a word of why: {told[:200]!r}", how)
+        tally.fail(f"HTTP {status}: {reported[:300]!r}", how)
+    elif status >= 400 and method != "HEAD" and b'"error"' not in reported:
+        tally.fail(f"HTTP {status} without a word of why: {reported[:200]!r}", how)

@@ -22,8 +22,8 @@ class Figures(msgspec.Struct, frozen=True):
     def of(cls, pid: int) -> Figures:
         """Now. ProcessLookupError or FileNotFoundError where there is no such process."""
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        said = {key: value.split()[0] for key, _, value in (line.partition(":") for line in lines) if value.split()}
-        return cls(int(said["VmRSS"]) >> 10, len(os.listdir(f"/proc/{pid}/fd")), int(said["Threads"]))
+        output = {key: value.split()[0] for key, _, value in (line.partition(":") for line in lines) if value.split()}
+        return cls(int(output["VmRSS"]) >> 10, len(os.listdir(f"/proc/{pid}/fd")), int(output["Threads"]))
 
     def __str__(self) -> str:
         return f"{self.resident} MiB, {self.descriptors} descriptors, {self.threads} threads"
@@ -47,7 +47,7 @@ class Tally:
     def total(self) -> int:
         return sum(self.messages.values())
 
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         """Lines: every method's messages and statuses, then all together, then the failures."""
         lines = []
         for name in sorted(self.messages):

@@ -68,10 +68,10 @@ def test_the_embedded_detector_is_right_in_every_precision_that_suits_the_gpu(
     for engine in wanted(model, box, backend):
         assert engine.problem == ""
         record = make(store, model, engine)
-        said = f"{backend} {engine.recipe.precision}: {record.verdict.reason} {record.verdict.figures}"
-        assert record.verdict.accepted, said
-        assert record.composition.layers or record.composition.nodes, said
-        assert record.composition.fallback == (), said
+        output = f"{backend} {engine.recipe.precision}: {record.verdict.reason} {record.verdict.figures}"
+        assert record.verdict.accepted, output
+        assert record.composition.layers or record.composition.nodes, output
+        assert record.composition.fallback == (), output
         assert record.cost is not None
         print(f"{backend} {engine.recipe.precision}: {record.cost:.3f} of the reference, {record.composition.layers}")
 

@@ -93,5 +93,5 @@ def logarithm() -> ModelProto:
 def place(folder: Path, name: str, proto: ModelProto, **settings: str) -> None:
     """Puts a model and its settings into a daemon's folder, served by the runtime that can be stopped."""
     models.save(proto, folder / name / "1" / "model.onnx")
-    said = {"backends": "onnxruntime", **{key.replace("__", "."): word for key, word in settings.items()}}
-    (folder / name / "edged.toml").write_text("".join(f'"{key}" = "{word}"\n' for key, word in said.items()))
+    output = {"backends": "onnxruntime", **{key.replace("__", "."): word for key, word in settings.items()}}
+    (folder / name / "edged.toml").write_text("".join(f'"{key}" = "{word}"\n' for key, word in output.items()))

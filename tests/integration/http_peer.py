@@ -19,10 +19,10 @@ def infer(client: Any, datatype: str, is_binary: bool, **options: Any) -> bool:
     tensor.set_data_from_numpy(values, binary_data=is_binary)
     wanted = [triton.InferRequestedOutput("y", binary_data=is_binary)]
     answer = client.infer(f"id_{datatype}", [tensor], outputs=wanted, request_id="seven", **options)
-    told = answer.as_numpy("y")
+    reported = answer.as_numpy("y")
     if datatype == "BYTES" and not is_binary:
-        told = np.array([text.encode() for text in told.ravel()], np.object_).reshape(told.shape)
-    return equal(datatype, told, values) and answer.get_response()["id"] == "seven"
+        reported = np.array([text.encode() for text in reported.ravel()], np.object_).reshape(reported.shape)
+    return equal(datatype, reported, values) and answer.get_response()["id"] == "seven"
 
 
 def refusal(client: Any) -> list[str]:

@@ -129,8 +129,8 @@ async def world(root: Path, proto: onnx.ModelProto, **settings: str) -> AsyncIte
     made = World(root)
     if not made.controller.repository.entries():
         file = models.save(proto, root / "m.onnx")
-        said = {name.replace("__", "."): text for name, text in settings.items()}
-        made.controller.repository.add("m", {"m.onnx": file}, said)
+        output = {name.replace("__", "."): text for name, text in settings.items()}
+        made.controller.repository.add("m", {"m.onnx": file}, output)
     loop = asyncio.create_task(made.controller.run())
     try:
         await until(lambda: "m" in made.controller.models, "the model is found")

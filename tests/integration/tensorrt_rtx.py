@@ -66,13 +66,13 @@ def make(
     """Builds as `edged engines build --for` does; the record, its key, and what was told."""
     from edged.engines.builder import Task
 
-    told: list[Progress] = []
+    reported: list[Progress] = []
     on = offline.target(capability, here())
     (engine,) = offline.engines(model, on, (precision,))
     assert not getattr(engine, "problem", ""), engine
     task = Task(model, engine.recipe, engine.key)
-    record = run(builder.make_ahead(task, on.name, on.capability, told.append, plenty), 110)
-    return record, engine.key.digest, told
+    record = run(builder.make_ahead(task, on.name, on.capability, reported.append, plenty), 110)
+    return record, engine.key.digest, reported
 
 
 def conv(folder: Path, **more: int) -> Path:

@@ -189,12 +189,12 @@ def test_no_secret_is_in_any_log(daemon: Guarded) -> None:
         assert error is not None
         assert _WRONG not in str(error.details())
     wait_for("it is written down", lambda: any(line["outcome"] == "UNAUTHENTICATED" for line in daemon.audited()), 10)
-    told = daemon.log.read_text() + (daemon.state / "audit" / "audit.jsonl").read_text()
+    reported = daemon.log.read_text() + (daemon.state / "audit" / "audit.jsonl").read_text()
     kept = daemon.tokens.path.read_text()
     for secret in (_WRONG, good, good[:-1]):
-        assert secret not in told
+        assert secret not in reported
         assert secret not in kept
-    assert "refused" in told
+    assert "refused" in reported
 
 
 class HttpGuarded(Guarded):

@@ -227,7 +227,7 @@ def test_an_address_that_is_not_configured_is_turned_away_until_a_reload_adds_it
         with pytest.raises(NotReady):
             other.models()
         manager.listens(manager.first, manager.second)
-        assert [(each.told, each.problem) for each in client.reload()] == [
+        assert [(each.change, each.problem) for each in client.reload()] == [
             (f"listen: unix:{manager.second} is new", "")
         ]
         assert manager.listener(manager.second) == manager.pid

@@ -45,23 +45,28 @@ def test_inspect_reports_problems_as_text_and_json(tmp_path: Path) -> None:
     bad = models.save(models.identity(opset=500), tmp_path / "bad.onnx")
     served = edged(tmp_path, "inspect", good, "--json")
     assert (served.returncode, served.stderr) == (0, "")
-    told = json.loads(served.stdout)
-    assert (told["ok"], told["stage"], told["category"], told["warnings"]) == (True, "inference", None, [])
-    assert all(backend == {"ok": True, "message": ""} for backend in told["backends"].values())
+    reported = json.loads(served.stdout)
+    assert (reported["ok"], reported["stage"], reported["category"], reported["warnings"]) == (
+        True,
+        "inference",
+        None,
+        [],
+    )
+    assert all(backend == {"ok": True, "message": ""} for backend in reported["backends"].values())
     refused = edged(tmp_path, "inspect", bad, "--json")
     assert refused.returncode == 2
-    told = json.loads(refused.stdout)
-    assert (told["ok"], told["stage"], told["category"]) == (False, "opset", "opset_too_new")
-    assert told["message"]
-    assert told["remedy"]
-    assert told["inputs"], "the facts are told all the same"
+    reported = json.loads(refused.stdout)
+    assert (reported["ok"], reported["stage"], reported["category"]) == (False, "opset", "opset_too_new")
+    assert reported["message"]
+    assert reported["remedy"]
+    assert reported["inputs"], "the facts are told all the same"
     table = edged(tmp_path, "inspect", bad)
     assert table.returncode == 2
     assert "opset: opset too new" in table.stdout
     assert "remedy" in table.stdout
     missing = json.loads(edged(tmp_path, "inspect", tmp_path / "gone.onnx", "--json").stdout)
     assert (missing["stage"], missing["category"]) == ("file", "missing")
-    assert set(told) == set(missing)
+    assert set(reported) == set(missing)
 
 
 def test_inspect_failure_is_one_line(tmp_path: Path) -> None:
@@ -74,10 +79,10 @@ def test_inspect_failure_is_one_line(tmp_path: Path) -> None:
         wait(lambda: bool(children(asked.pid)), "the child", seconds=60)
         for child in children(asked.pid):
             os.kill(child, signal.SIGKILL)
-        out, told = asked.communicate(timeout=120)
+        out, reported = asked.communicate(timeout=120)
     assert (asked.returncode, json.loads(out)["code"]) == (1, "BUILD_FAILED")
-    assert "SIGKILL" in told
-    assert told.count("\n") == 1
+    assert "SIGKILL" in reported
+    assert reported.count("\n") == 1
 
 
 def test_a_model_that_is_not_added_leaves_nothing(tmp_path: Path) -> None:

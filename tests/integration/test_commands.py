@@ -90,17 +90,17 @@ def test_a_serving_engine_is_rebuilt_without_a_failed_request(stored: Daemon) ->
 def test_rebuild_without_force_keeps_existing_engines(daemon: Daemon, client: edged.Client) -> None:
     before = {key: engine.created_unix_s for key, engine in engines(client).items()}
     assert list(client.rebuild(MODEL)) == []
-    told = command(daemon, "engines", "rebuild", MODEL, "--follow")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "--force" in told.stdout
+    reported = command(daemon, "engines", "rebuild", MODEL, "--follow")
+    assert (reported.returncode, reported.stderr) == (0, "")
+    assert "--force" in reported.stdout
     assert {key: engine.created_unix_s for key, engine in engines(client).items()} == before
 
 
 def test_the_command_line_follows_to_the_end(daemon: Daemon, client: edged.Client) -> None:
     before = engines(client)
-    told = command(daemon, "engines", "rebuild", MODEL, "--force", "--follow", "--json")
-    assert (told.returncode, told.stderr) == (0, "")
-    lines = [json.loads(line) for line in told.stdout.splitlines()]
+    reported = command(daemon, "engines", "rebuild", MODEL, "--force", "--follow", "--json")
+    assert (reported.returncode, reported.stderr) == (0, "")
+    lines = [json.loads(line) for line in reported.stdout.splitlines()]
     assert {line["key"] for line in lines if line["done"] and line["succeeded"]} == set(before)
     assert {line["key"] for line in lines[: len(before)]} == set(before), "all that were selected come first"
 
@@ -160,9 +160,9 @@ def test_engines_are_verified_on_demand(daemon: Daemon, client: edged.Client) ->
     after = engines(client)
     assert {key: e.created_unix_s for key, e in after.items()} == {key: e.created_unix_s for key, e in before.items()}
     assert any(after[key].latency_ms != before[key].latency_ms for key in before), "nothing was timed again"
-    told = command(daemon, "engines", "verify", "--engine", serving(client)[:12])
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.splitlines()[-1].endswith(": ready")
+    reported = command(daemon, "engines", "verify", "--engine", serving(client)[:12])
+    assert (reported.returncode, reported.stderr) == (0, "")
+    assert reported.stdout.splitlines()[-1].endswith(": ready")
 
 
 # --- pin, evict -----------------------------------------------------------------------------------------------------
@@ -172,10 +172,10 @@ def test_evict_keeps_serving_engines_and_says_so(daemon: Daemon, client: edged.C
     key = serving(client)
     if not engines(client)[key].bytes:
         pytest.skip("the reference is the fastest engine here, and has no files to evict")
-    told = command(daemon, "engines", "evict", "--engine", key)
-    assert (told.returncode, told.stdout) == (1, "")
-    assert told.stderr.startswith(f"edged: engine {key[:12]} is needed")
-    assert told.stderr.count("\n") == 1
+    reported = command(daemon, "engines", "evict", "--engine", key)
+    assert (reported.returncode, reported.stdout) == (1, "")
+    assert reported.stderr.startswith(f"edged: engine {key[:12]} is needed")
+    assert reported.stderr.count("\n") == 1
     with pytest.raises(Refused, match="nothing was evicted"):
         client.evict(engine=key)
     assert engines(client)[key].state == "serving"
@@ -263,9 +263,9 @@ def test_a_model_that_cannot_be_served_is_an_alarm(daemon: Daemon, client: edged
     wait_for("the alarm is raised", lambda: [a for a in client.status().alarms if a.model == "broken"])
     (model,) = [model for model in client.models() if model.name == "broken"]
     assert [alarm.kind for alarm in model.alarms] == ["unserved"]
-    told = command(daemon, "status")
-    assert told.returncode == 1
-    assert "broken" in told.stdout
+    reported = command(daemon, "status")
+    assert reported.returncode == 1
+    assert "broken" in reported.stdout
     broken.unlink()
     wait_for("the alarm is over", lambda: not client.status().alarms)
     kinds = [event.kind for event in client.events() if event.model == "broken"]
@@ -283,9 +283,9 @@ def test_events_resume_after_a_restart(daemon: Daemon) -> None:
         since = list(client.events(last.sequence, epoch=last.epoch))
         assert since[0].sequence == 1
         assert {event.epoch for event in since} == {client.status().epoch} != {last.epoch}
-        told = command(daemon, "events", "--after", f"{last.epoch}:{last.sequence}")
-        assert told.stdout.splitlines()[0].startswith("1 ")
-        assert "model small was read" in told.stdout
+        reported = command(daemon, "events", "--after", f"{last.epoch}:{last.sequence}")
+        assert reported.stdout.splitlines()[0].startswith("1 ")
+        assert "model small was read" in reported.stdout
 
 
 def test_a_command_is_an_event(client: edged.Client) -> None:

@@ -28,7 +28,7 @@ def test_options_go_before_variables_before_the_file_also_after_a_reload(tmp_pat
     with Daemon("--config", str(file), environment=environment) as daemon, daemon.client() as client:
         assert client.status().budget_bytes == 7 << 20
         file.write_text("[engines]\nbudget_mb = 6\nkeep_free_mb = 2\n")
-        assert [key.told for key in client.reload()] == ["engines.keep_free_mb: 1 → 2"]
+        assert [key.change for key in client.reload()] == ["engines.keep_free_mb: 1 → 2"]
         assert client.status().budget_bytes == 7 << 20
         file.write_text("[engines]\nbudget_mb = 6\nkeep_free = 2\n[health]\nprobe_seconds = 'x'")
         with pytest.raises(InvalidInput) as raised:

@@ -70,16 +70,16 @@ def connect() -> Iterator[Connect]:
 
 def ask(socket: zmq.Socket[bytes], header: dict[str, Any], *data: bytes) -> dict[str, Any]:
     socket.send_multipart([json.dumps(header).encode(), *data])
-    told: dict[str, Any] = json.loads(socket.recv_multipart()[0])
-    return told
+    reported: dict[str, Any] = json.loads(socket.recv_multipart()[0])
+    return reported
 
 
-def same(told: dict[str, Any], wanted: Any) -> None:
+def same(reported: dict[str, Any], wanted: Any) -> None:
     """Whether a result over ZeroMQ is a result of the client library."""
-    assert "error" not in told, told
-    assert told["image"] == {"width": wanted.width, "height": wanted.height}
-    assert len(told["predictions"]) == len(wanted.detections) > 0
-    for one, other in zip(told["predictions"], wanted.detections, strict=True):
+    assert "error" not in reported, reported
+    assert reported["image"] == {"width": wanted.width, "height": wanted.height}
+    assert len(reported["predictions"]) == len(wanted.detections) > 0
+    for one, other in zip(reported["predictions"], wanted.detections, strict=True):
         assert (one["class"], one["class_id"]) == (other.label, other.class_id)
         centre = ((other.x1 + other.x2) / 2, (other.y1 + other.y2) / 2)
         assert (one["x"], one["y"], one["confidence"]) == pytest.approx((*centre, other.score), abs=0.05)
@@ -135,17 +135,17 @@ def test_results_and_events_are_published(daemon: EndpointDaemon, connect: Conne
     socket = connect(zmq.REQ, daemon.frames)
     jpeg = cv2.imencode(".jpg", _PICTURES[0])[1].tobytes()
 
-    def heard() -> bool:
+    def received() -> bool:
         ask(socket, {"camera": "elsewhere"}, jpeg)
         ask(socket, {"camera": "yard", "sequence": 5}, jpeg)
         return bool(listener.poll(100))
 
-    wait_for("the subscription has arrived", heard)
+    wait_for("the subscription has arrived", received)
     topic, payload = listener.recv_multipart()
     assert topic == b"results/shapes/yard"
-    told = json.loads(payload)
-    assert (told["camera"], told["sequence"]) == ("yard", 5)
-    assert told["predictions"]
+    reported = json.loads(payload)
+    assert (reported["camera"], reported["sequence"]) == ("yard", 5)
+    assert reported["predictions"]
     with daemon.client() as client:
         wait_for("an engine is in the store", lambda: any(each.created_unix_s for each in client.engines("shapes")))
         client.pin("shapes")
@@ -163,7 +163,7 @@ def test_results_over_grpc_are_published_too(daemon: EndpointDaemon, connect: Co
     listener.rcvtimeo = 200
     listener.subscribe(b"results/shapes/gate")
 
-    def told() -> dict[str, Any] | None:
+    def reported() -> dict[str, Any] | None:
         with daemon.client() as client:
             client.infer("shapes", _PICTURES[0], camera="yard")
             (wanted,) = client.stream("shapes", _PICTURES[:1], camera="gate")
@@ -176,7 +176,7 @@ def test_results_over_grpc_are_published_too(daemon: EndpointDaemon, connect: Co
             same(found, wanted)
             return found
 
-    assert wait_for("a result is published", told)["camera"] == "gate"
+    assert wait_for("a result is published", reported)["camera"] == "gate"
 
 
 def test_a_stream_of_arrays_goes_through_shared_memory_with_the_same_results(daemon: EndpointDaemon) -> None:
@@ -225,8 +225,8 @@ def test_announcements_that_cannot_be_are_answered_by_errors_and_the_stream_goes
         assert all(codes[: len(wrong)])
         assert codes[-1] == 0
         assert results[-1].detections
-        told = detect(daemon.unix, [shared(stamp=place.stamp + 1), shared()])
-        assert [(run.reason, run.count) for result in told for run in result.skips] == [("overwritten", 1)]
+        reported = detect(daemon.unix, [shared(stamp=place.stamp + 1), shared()])
+        assert [(run.reason, run.count) for result in reported for run in result.skips] == [("overwritten", 1)]
 
 
 _CLIENT = """

@@ -36,7 +36,7 @@ class FrigateDaemon(Daemon):
         config.write_text(f'[frigate]\nendpoint = "{self.endpoint}"\n{settings}\n')
         self._arguments = (*arguments, "--config", str(config))
 
-    def said(self, words: str) -> bool:
+    def output(self, words: str) -> bool:
         return words in self.log.read_text()
 
 
@@ -177,7 +177,7 @@ def test_garbage_gets_no_detections_and_delays_no_other_client(
         assert detector.detect(image).any()
     context.term()
     assert detector.detect(image).any()
-    assert not daemon.said("Traceback")
+    assert not daemon.output("Traceback")
 
 
 def test_clients_that_go_away_leave_nothing(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
@@ -253,7 +253,7 @@ def test_a_model_that_is_too_slow_costs_frigate_no_timeout(tmp_path: Path) -> No
             for _ in range(5):
                 assert not detector.detect(as_bytes(picture())).any()
             assert (detector.timeouts, detector.handshakes) == (0, 1)
-        wait_for("the log tells of it", lambda: daemon.said("did not answer within [frigate] timeout_ms = 40"))
+        wait_for("the log tells of it", lambda: daemon.output("did not answer within [frigate] timeout_ms = 40"))
         lines = daemon.log.read_text().count("nothing found (late)")
         assert lines <= 4
 
@@ -291,7 +291,7 @@ def test_of_several_models_the_one_that_is_asked_for_answers(tmp_path: Path) -> 
             daemon.start()
             # The daemon has forgotten whose model is whose. It says nothing, and so is asked again.
             finds(detector, image)
-        assert not daemon.said("Traceback")
+        assert not daemon.output("Traceback")
 
 
 @pytest.mark.long
@@ -322,7 +322,7 @@ def test_an_upload_that_is_no_model_is_refused() -> None:
     with FrigateDaemon(settings="uploads = true") as daemon:
         with FrigateDetector(daemon.endpoint, "../../broken.onnx", file=b"this is no model") as detector:
             assert not detector.is_ready
-        assert daemon.said("broken.onnx' was refused")
+        assert daemon.output("broken.onnx' was refused")
         assert not [path for path in daemon.models.iterdir() if not path.name.startswith(".")]
 
 

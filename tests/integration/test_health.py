@@ -66,7 +66,7 @@ class Watcher:
     """What a Watch of one service is told, in order."""
 
     def __init__(self, channel: grpc.Channel, service: str) -> None:
-        self.told: list[int] = []
+        self.reported: list[int] = []
         self._call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
@@ -74,12 +74,12 @@ class Watcher:
     def _read(self) -> None:
         try:
             for answer in self._call:
-                self.told.append(answer.status)
+                self.reported.append(answer.status)
         except grpc.RpcError:
             return
 
-    def until(self, what: str, *told: int) -> None:
-        wait_for(f"the watcher was told {what}", lambda: tuple(self.told[-len(told) :]) == told)
+    def until(self, what: str, *reported: int) -> None:
+        wait_for(f"the watcher was told {what}", lambda: tuple(self.reported[-len(reported) :]) == reported)
 
     def stop(self) -> None:
         self._call.cancel()
@@ -93,7 +93,7 @@ def test_a_models_health_follows_it_from_its_coming_to_its_going(daemon: Daemon,
         watcher.until("that there is none", Status.SERVICE_UNKNOWN)
         put(daemon, "add", models.matmul())
         watcher.until("that it answers", Status.SERVING)
-        assert Status.NOT_SERVING in watcher.told, "it was there before it answered"
+        assert Status.NOT_SERVING in watcher.reported, "it was there before it answered"
         assert check(channel, "add") == Status.SERVING
         assert model_ready(channel, "add") is True
         assert triton(daemon, "add") == "True"

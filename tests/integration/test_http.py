@@ -66,8 +66,8 @@ def ask(
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
 
-def told(daemon: HttpDaemon, method: str, path: str, said: Any = None) -> Any:
-    status, _, body = ask(daemon, method, path, None if said is None else json.dumps(said).encode())
+def reported(daemon: HttpDaemon, method: str, path: str, output: Any = None) -> Any:
+    status, _, body = ask(daemon, method, path, None if output is None else json.dumps(output).encode())
     assert status == 200, body
     return json.loads(body)
 
@@ -101,9 +101,9 @@ def test_binary_tensors_come_back_bit_by_bit(daemon: HttpDaemon, datatype: str) 
     tensor = {"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
     text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     headers = {"Inference-Header-Content-Length": str(len(text))}
-    status, told_headers, body = ask(daemon, "POST", f"/v2/models/id_{datatype}/infer", text + data, headers)
+    status, reported_headers, body = ask(daemon, "POST", f"/v2/models/id_{datatype}/infer", text + data, headers)
     assert status == 200, body
-    length = int(told_headers["inference-header-content-length"])
+    length = int(reported_headers["inference-header-content-length"])
     assert json.loads(body[:length])["outputs"][0]["parameters"] == {"binary_data_size": len(data)}
     assert body[length:] == data
 
@@ -111,12 +111,12 @@ def test_binary_tensors_come_back_bit_by_bit(daemon: HttpDaemon, datatype: str) 
 def test_strings_travel_as_json(daemon: HttpDaemon) -> None:
     texts = ["", "a", "Größe", "\n\0"]
     tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 4], "data": texts}
-    assert told(daemon, "POST", "/v2/models/id_BYTES/infer", {"inputs": [tensor]})["outputs"][0]["data"] == texts
+    assert reported(daemon, "POST", "/v2/models/id_BYTES/infer", {"inputs": [tensor]})["outputs"][0]["data"] == texts
 
 
 def test_metadata_readiness_and_statistics_of_models_and_the_server(daemon: HttpDaemon) -> None:
-    assert told(daemon, "GET", "/v2")["name"] == "edged"
-    assert told(daemon, "GET", "/v2/models/shapes/versions/1") == told(daemon, "GET", "/v2/models/shapes")
+    assert reported(daemon, "GET", "/v2")["name"] == "edged"
+    assert reported(daemon, "GET", "/v2/models/shapes/versions/1") == reported(daemon, "GET", "/v2/models/shapes")
     for path in (
         "/v2/health/live",
         "/v2/health/ready",
@@ -124,26 +124,29 @@ def test_metadata_readiness_and_statistics_of_models_and_the_server(daemon: Http
         "/v2/models/shapes/versions/1/ready",
     ):
         assert ask(daemon, "GET", path)[0::2] == (200, b"")
-    metadata = told(daemon, "GET", "/v2/models/shapes")
+    metadata = reported(daemon, "GET", "/v2/models/shapes")
     assert metadata["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [1, 3, 320, 320]}]
-    assert told(daemon, "GET", "/v2/models/shapes/config")["input"][0]["dims"] == [1, 3, 320, 320]
-    before = told(daemon, "GET", "/v2/models/id_INT8/stats")["model_stats"][0]
+    assert reported(daemon, "GET", "/v2/models/shapes/config")["input"][0]["dims"] == [1, 3, 320, 320]
+    before = reported(daemon, "GET", "/v2/models/id_INT8/stats")["model_stats"][0]
     tensor = {"name": "x", "datatype": "INT8", "shape": [1, 4], "data": [1, 2, 3, 4]}
-    told(daemon, "POST", "/v2/models/id_INT8/infer", {"inputs": [tensor]})
-    after = told(daemon, "GET", "/v2/models/id_INT8/stats")["model_stats"][0]
+    reported(daemon, "POST", "/v2/models/id_INT8/infer", {"inputs": [tensor]})
+    after = reported(daemon, "GET", "/v2/models/id_INT8/stats")["model_stats"][0]
     assert after["inference_count"] == before["inference_count"] + 1
     assert after["inference_stats"]["success"]["ns"] > before["inference_stats"]["success"]["ns"]
-    assert {each["name"] for each in told(daemon, "GET", "/v2/models/stats")["model_stats"]} >= {"shapes", "id_INT8"}
-    index = told(daemon, "POST", "/v2/repository/index", {"ready": True})
+    assert {each["name"] for each in reported(daemon, "GET", "/v2/models/stats")["model_stats"]} >= {
+        "shapes",
+        "id_INT8",
+    }
+    index = reported(daemon, "POST", "/v2/repository/index", {"ready": True})
     assert {"name": "shapes", "version": "1", "state": "READY"} in index
 
 
 def test_log_and_trace_settings_are_read_and_changed(daemon: HttpDaemon) -> None:
-    assert told(daemon, "GET", "/v2/trace/setting")["trace_level"] == ["OFF"]
-    assert told(daemon, "POST", "/v2/models/shapes/trace/setting", {"trace_rate": "500"})["trace_rate"] == "500"
-    assert told(daemon, "POST", "/v2/models/shapes/trace/setting", {"trace_rate": None})["trace_rate"] == "1000"
-    assert told(daemon, "POST", "/v2/logging", {"log_verbose_level": 1})["log_verbose_level"] == 1
-    assert told(daemon, "POST", "/v2/logging", {"log_verbose_level": 0}) == told(daemon, "GET", "/v2/logging")
+    assert reported(daemon, "GET", "/v2/trace/setting")["trace_level"] == ["OFF"]
+    assert reported(daemon, "POST", "/v2/models/shapes/trace/setting", {"trace_rate": "500"})["trace_rate"] == "500"
+    assert reported(daemon, "POST", "/v2/models/shapes/trace/setting", {"trace_rate": None})["trace_rate"] == "1000"
+    assert reported(daemon, "POST", "/v2/logging", {"log_verbose_level": 1})["log_verbose_level"] == 1
+    assert reported(daemon, "POST", "/v2/logging", {"log_verbose_level": 0}) == reported(daemon, "GET", "/v2/logging")
 
 
 def _one(datatype: str, shape: list[int]) -> dict[str, Any]:
@@ -151,7 +154,7 @@ def _one(datatype: str, shape: list[int]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("path", "said", "status", "words"),
+    ("path", "output", "status", "words"),
     [
         ("/v2/models/nobody/infer", {"inputs": []}, 404, "nobody"),
         ("/v2/models/id_FP32/versions/9/infer", {"inputs": []}, 404, "9"),
@@ -168,9 +171,9 @@ def _one(datatype: str, shape: list[int]) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_errors_have_the_status_and_the_words_of_grpc(
-    daemon: HttpDaemon, path: str, said: Any, status: int, words: str
+    daemon: HttpDaemon, path: str, output: Any, status: int, words: str
 ) -> None:
-    got, _, body = ask(daemon, "POST", path, json.dumps(said).encode())
+    got, _, body = ask(daemon, "POST", path, json.dumps(output).encode())
     assert got == status, body
     assert words in json.loads(body)["error"]
     assert "\n" not in json.loads(body)["error"]
@@ -223,13 +226,13 @@ def test_over_a_unix_socket_shared_memory_works_both_ways() -> None:
         path = daemon.web.removeprefix("http+unix:")
         assert os.stat(path).st_mode & 0o777 == 0o660
 
-        def send(method: str, target: str, said: Any = None) -> tuple[int, Any]:
+        def send(method: str, target: str, output: Any = None) -> tuple[int, Any]:
             connection = http.client.HTTPConnection("localhost")
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(30)
             connection.sock.connect(path)
             with contextlib.closing(connection):
-                connection.request(method, target, json.dumps(said or {}))
+                connection.request(method, target, json.dumps(output or {}))
                 answer = connection.getresponse()
                 text = answer.read()
                 return answer.status, json.loads(text or b"null")

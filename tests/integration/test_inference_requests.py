@@ -182,10 +182,10 @@ def test_infer_invalid_request_is_refused_with_its_status(
     with pytest.raises(grpc.RpcError) as caught:
         infer(channel, request)
     assert caught.value.code() is code
-    told = caught.value.details()
-    assert words in told
-    assert "\n" not in told
-    assert len(told) < 400
+    reported = caught.value.details()
+    assert words in reported
+    assert "\n" not in reported
+    assert len(reported) < 400
     assert infer(channel, simple()).raw_output_contents[1] == bytes(64)  # and it serves on
 
 

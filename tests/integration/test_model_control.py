@@ -156,8 +156,8 @@ def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_leave
             stop.set()
             asking.join()
         assert [answer for answer in answers if isinstance(answer, Exception)] == []
-        told = [answer[0] for answer in answers if not isinstance(answer, Exception)]
-        assert told == sorted(told), "no old version answers after a new one has"
+        reported = [answer[0] for answer in answers if not isinstance(answer, Exception)]
+        assert reported == sorted(reported), "no old version answers after a new one has"
         refused(NOT_FOUND, lambda: ask.scaled("m", "1"))
 
 
@@ -404,8 +404,8 @@ def test_commands_that_make_no_sense_are_refused() -> None:
 def test_a_daemon_that_follows_the_disk_takes_no_commands_to_load(daemon: Daemon) -> None:
     with closing(Calls(daemon)) as ask:
         for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
-            told = refused(grpc.StatusCode.FAILED_PRECONDITION, lambda: ask(method, model_name="shapes"))  # noqa: B023
-            assert 'model_control = "explicit"' in told
+            reported = refused(grpc.StatusCode.FAILED_PRECONDITION, lambda: ask(method, model_name="shapes"))  # noqa: B023
+            assert 'model_control = "explicit"' in reported
 
 
 def test_model_control_none_ignores_later_changes() -> None:

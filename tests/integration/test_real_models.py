@@ -145,7 +145,7 @@ def _compare_voices(name: str, session: onnxruntime.InferenceSession, calls: Cal
     """Once with the state carried by the client, and once with the state kept by the daemon."""
     asked: dict[str, Numbers] = {"sr": np.array(rate, np.int64)}
     expected_state: Numbers = np.zeros((2, rows, 128), np.float32)
-    carried, heard = expected_state, []
+    carried, received = expected_state, []
     cut = windows(rate, rows)
     for at, window in enumerate(cut):
         inputs = {"input": window, **asked}
@@ -157,8 +157,8 @@ def _compare_voices(name: str, session: onnxruntime.InferenceSession, calls: Cal
         place = {"sequence_start": at == 0, "sequence_end": at == len(cut) - 1}
         kept = _ask(calls, name, inputs, sequence_id=rate + rows, **place)
         _assert_close(kept, {"output": said}, _PROBABILITY)
-        heard.append(said)
-    loudest = np.concatenate(heard, axis=1)
+        received.append(said)
+    loudest = np.concatenate(received, axis=1)
     assert (loudest.max(1) > 0.9).all()  # it was a voice that it heard, and silence,
     assert (loudest.min(1) < 0.1).all()
     assert not np.allclose(_forgetful(session, cut, asked), loudest, atol=0.1)  # and the state mattered

@@ -151,11 +151,11 @@ def test_reload_command_prints_changes_and_exits_with_their_status(configured: C
         configured.write("stop_seconds = 1.5")
         assert reload() == (0, "stop_seconds: 5.0 → 1.5\n", "")
         configured.write("max_message_mb = 5")
-        status, said, _ = reload()
-        assert (status, said.splitlines()[-1]) == (1, "stop_seconds: 1.5 → 5.0")
+        status, output, _ = reload()
+        assert (status, output.splitlines()[-1]) == (1, "stop_seconds: 1.5 → 5.0")
         configured.write("stop_seconds = -1.0")
-        status, said, complaint = reload()
-        assert (status, said) == (2, "")
+        status, output, complaint = reload()
+        assert (status, output) == (2, "")
         assert len(complaint.splitlines()) == 1
 
 

@@ -43,8 +43,8 @@ class Fleet:
         return done.returncode, done.stdout, done.stderr
 
     def json(self, *line: str, group: str = "here") -> dict[str, Any]:
-        _, told, _ = self.run(*line, "--json", group=group)
-        lines = map(json.loads, told.splitlines())
+        _, reported, _ = self.run(*line, "--json", group=group)
+        lines = map(json.loads, reported.splitlines())
         return {each["box"]: each for each in lines if "ok" in each}
 
 
@@ -52,23 +52,23 @@ class Fleet:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with Daemon(builds=False) as one, Daemon(builds=False) as two:
         fleet = Fleet(tmp_path_factory.mktemp("fleet"), one, two)
-        status, told, why = fleet.run("models", "add", "m", str(fleet.model), "--set", "backends=tensorrt")
-        assert status == 0, told + why  # that setting leaves the reference: nothing is built
+        status, reported, why = fleet.run("models", "add", "m", str(fleet.model), "--set", "backends=tensorrt")
+        assert status == 0, reported + why  # that setting leaves the reference: nothing is built
         for daemon in fleet.daemons:
             daemon.ready("m")
         yield fleet
 
 
 def test_fleet_command_runs_on_every_box_and_reports_the_unreachable(fleet: Fleet) -> None:
-    _, told, _ = fleet.run("engines", "rebuild", "m", "--force", "--follow", "--json", group="")
-    lines = [json.loads(line) for line in told.splitlines()]
+    _, reported, _ = fleet.run("engines", "rebuild", "m", "--force", "--follow", "--json", group="")
+    lines = [json.loads(line) for line in reported.splitlines()]
     assert {line["box"] for line in lines if "update" in line} == {"one", "two"}
     ends = {line["box"]: line for line in lines if "ok" in line}
     assert {name: each["ok"] for name, each in ends.items()} == {"one": True, "two": True, "away": False}
     assert all(engine["succeeded"] for name in ("one", "two") for engine in ends[name]["result"])
     assert "no edged daemon answers" in ends["away"]["error"]
-    status, told, why = fleet.run("engines", "pin", "--all", group="")
-    assert (status, len(told.splitlines())) == (1, 2)
+    status, reported, why = fleet.run("engines", "pin", "--all", group="")
+    assert (status, len(reported.splitlines())) == (1, 2)
     assert why.splitlines()[0] == "2 of 3 boxes done"
 
 
@@ -98,9 +98,9 @@ def test_load_counts_each_models_requests(fleet: Fleet) -> None:
     assert {host.pid for host in after.hosts} == set(fleet.daemons[0].hosts())
     assert all(host.resident_bytes > 1 << 20 for host in after.hosts)
     assert after.device.daemon_bytes > 1 << 20
-    status, told, _ = fleet.run("top", "--once", group="")
+    status, reported, _ = fleet.run("top", "--once", group="")
     assert status == 1
-    assert [line.split()[:2] for line in told.splitlines()[:4]] == [
+    assert [line.split()[:2] for line in reported.splitlines()[:4]] == [
         ["BOX", "ANSWER"],
         ["one", "here"],
         ["two", "here"],

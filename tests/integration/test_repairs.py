@@ -94,9 +94,9 @@ def test_models_add_convert_serves_remembers_and_reports_the_repair(daemon: Daem
     (expected,) = ReferenceEvaluator(made).run(None, {"x": picture})
     assert np.allclose(_infer(daemon, "new", "x", picture)["y"], np.asarray(expected), rtol=1e-4, atol=1e-6)
     with daemon.client() as client:
-        told = [event.what for event in client.events() if event.kind == "model_repaired"]
+        reported = [event.what for event in client.events() if event.kind == "model_repaired"]
         (info,) = (each for each in client.models() if each.name == "new")
-    assert [what.original for what in told if isinstance(what, ModelRepaired)] == [record["original"]]
+    assert [what.original for what in reported if isinstance(what, ModelRepaired)] == [record["original"]]
     assert info.repair is not None
     assert info.repair.digest == info.digest == record["digest"]
     shown = _edged(daemon, "models", "show", "new").stdout
@@ -122,10 +122,10 @@ def test_dry_run_shows_steps_and_keeps_nothing(daemon: Daemon) -> None:
     before = file.read_bytes()
     shown = _edged(daemon, "inspect", str(file), *_LOWER, "--convert-step", "dims", "--json")
     assert shown.returncode == 0, shown.stderr
-    told = json.loads(shown.stdout)
-    assert told["ok"]
-    assert [step["step"] for step in told["repair"]["steps"]] == ["opset", "ir", "dims"]
-    assert told["inputs"][0]["dims"] == [-1, 3, 8, 8]
+    reported = json.loads(shown.stdout)
+    assert reported["ok"]
+    assert [step["step"] for step in reported["repair"]["steps"]] == ["opset", "ir", "dims"]
+    assert reported["inputs"][0]["dims"] == [-1, 3, 8, 8]
     assert file.read_bytes() == before
 
 

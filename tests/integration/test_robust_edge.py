@@ -157,8 +157,8 @@ def test_connection_announces_its_stream_limit(daemon: FuzzedDaemon) -> None:
         connection.settimeout(5)
         kind, _, _, payload = next(http2.frames(connection))
     assert kind == http2.SETTINGS
-    told = dict(struct.iter_unpack(">HI", payload))
-    assert told[3] == 1024
+    reported = dict(struct.iter_unpack(">HI", payload))
+    assert reported[3] == 1024
 
 
 def test_flood_of_pings_closes_the_connection_and_frequent_pings_do_not(daemon: FuzzedDaemon, camera: Camera) -> None:
@@ -182,8 +182,8 @@ def test_a_method_whose_name_is_no_text_costs_no_listener(daemon: FuzzedDaemon, 
     for _ in range(3):
         headers = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/\xf8"), (b"te", b"trailers")]
         headers += [(b":authority", b"edged"), (b"content-type", b"application/grpc")]
-        said = http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.block(headers)) + http2.message(1, b"")
-        with contextlib.suppress(OSError), http2.greeted(address, said) as connection:
+        output = http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.block(headers)) + http2.message(1, b"")
+        with contextlib.suppress(OSError), http2.greeted(address, output) as connection:
             connection.settimeout(0.5)
             list(http2.frames(connection))
         with contextlib.suppress(grpc.RpcError):
@@ -197,11 +197,11 @@ def test_a_method_whose_name_is_no_text_costs_no_listener(daemon: FuzzedDaemon, 
 def test_streams_that_are_reset_at_once_cost_nothing_that_lasts(daemon: FuzzedDaemon, camera: Camera) -> None:
     body = goods.truth().SerializeToString()
     for _ in range(20):
-        said = b"".join(
+        output = b"".join(
             http2.call(stream, _INFER) + http2.message(stream, body) + http2.reset(stream)
             for stream in range(1, 1001, 2)
         )
-        with contextlib.suppress(OSError), http2.greeted(daemon.unix, said):
+        with contextlib.suppress(OSError), http2.greeted(daemon.unix, output):
             pass
     camera.goes_on()
 
@@ -221,10 +221,10 @@ def test_connections_without_a_request_are_closed(daemon: FuzzedDaemon, camera: 
     beginnings = (b"", http2.PREFACE[:10], http2.PREFACE, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
     with contextlib.ExitStack() as ends:
         silent = []
-        for said in beginnings * 4:
+        for output in beginnings * 4:
             silent += [ends.enter_context(http2.connect(address)) for address in (daemon.unix, daemon.tcp)]
             for connection in silent[-2:]:
-                connection.sendall(said)
+                connection.sendall(output)
         camera.goes_on()
         for connection in silent:
             connection.settimeout(40)

@@ -95,9 +95,9 @@ def names() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             is_ask = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "find"
             if is_ask and isinstance(node.args[0], ast.Name) and node.args[0].id == "trt":  # type: ignore[attr-defined]
-                said = node.args[1]  # type: ignore[attr-defined]
-                if isinstance(said, ast.Constant):
-                    found.add(str(said.value))
+                output = node.args[1]  # type: ignore[attr-defined]
+                if isinstance(output, ast.Constant):
+                    found.add(str(output.value))
     return found | {"BuilderFlag.FP16", "BuilderFlag.INT8", "ComputeCapability.CURRENT"}  # put together there
 
 
@@ -108,12 +108,14 @@ def test_conformance_covers_every_name_of_the_adapter() -> None:
 
 
 def test_every_call_exists_with_as_many_arguments(bindings: Bindings) -> None:
-    said = bindings.ask(f"{LOOK}\nanswer = {{p: first(p) if find(p) is not None else None for p in {list(calls())!r}}}")
-    absent = [path for path in calls() if said[path] is None]
+    output = bindings.ask(
+        f"{LOOK}\nanswer = {{p: first(p) if find(p) is not None else None for p in {list(calls())!r}}}"
+    )
+    absent = [path for path in calls() if output[path] is None]
     assert absent == []
     wrong, compared = {}, 0
     for path, count in calls().items():
-        signatures = [line for line in said[path] if "(self" in line]  # type: ignore[attr-defined]
+        signatures = [line for line in output[path] if "(self" in line]  # type: ignore[attr-defined]
         if count is None or not signatures:
             continue
         compared += 1
@@ -124,38 +126,38 @@ def test_every_call_exists_with_as_many_arguments(bindings: Bindings) -> None:
 
 
 def test_every_name_exists_unless_the_adapter_does_without_it(bindings: Bindings) -> None:
-    said = bindings.ask(f"{LOOK}\nanswer = {{p: find(p) is not None for p in {sorted(names())!r}}}")
-    old = not said["NetworkDefinitionCreationFlag.STRONGLY_TYPED"]
-    modern = not said["NetworkDefinitionCreationFlag.EXPLICIT_BATCH"]
+    output = bindings.ask(f"{LOOK}\nanswer = {{p: find(p) is not None for p in {sorted(names())!r}}}")
+    old = not output["NetworkDefinitionCreationFlag.STRONGLY_TYPED"]
+    modern = not output["NetworkDefinitionCreationFlag.EXPLICIT_BATCH"]
     expected = {"not modern": not modern, "not old": not old, "rtx": False}
     wanted = {path: expected[OPTIONAL[path]] if path in OPTIONAL else True for path in names()}
-    assert said == wanted
+    assert output == wanted
 
 
 def test_weakly_typed_network_takes_a_precision(bindings: Bindings) -> None:
-    said = bindings.ask(
+    output = bindings.ask(
         f"{LOOK}\nanswer = {{p: find(p) is not None for p in "
         "('NetworkDefinitionCreationFlag.STRONGLY_TYPED', 'BuilderFlag.FP16', 'BuilderFlag.INT8')}"
     )
-    typed, fp16, int8 = said.values()
+    typed, fp16, int8 = output.values()
     assert typed or (fp16 and int8)
 
 
 def test_newer_parsers_name_the_node_and_have_a_progress_monitor(bindings: Bindings) -> None:
-    said = bindings.ask(
+    output = bindings.ask(
         f"""{LOOK}
 answer = {{p: find(p) is not None for p in (
     "ParserError.node_name", "ParserError.node_operator", "IProgressMonitor", "IBuilderConfig.progress_monitor",
     "IProgressMonitor.phase_start", "IProgressMonitor.step_complete", "IProgressMonitor.phase_finish")}}"""
     )
-    assert len(set(said.values())) == 1
+    assert len(set(output.values())) == 1
 
 
 def test_nothing_but_rtx_can_build_for_another_device(bindings: Bindings) -> None:
-    said = bindings.ask(
+    output = bindings.ask(
         f"{LOOK}\nanswer = {{p: find(p) is not None for p in ('IBuilderConfig.set_compute_capability',)}}"
     )
-    assert said == {"IBuilderConfig.set_compute_capability": False}
+    assert output == {"IBuilderConfig.set_compute_capability": False}
 
 
 def test_engine_profiling_detail_can_be_disabled(bindings: Bindings) -> None:
@@ -164,8 +166,8 @@ def test_engine_profiling_detail_can_be_disabled(bindings: Bindings) -> None:
 
 
 def test_its_datatypes_have_the_names_that_the_adapter_knows(bindings: Bindings) -> None:
-    said = bindings.ask("answer = {'names': list(trt.DataType.__members__)}")
-    known: Any = said["names"]
+    output = bindings.ask("answer = {'names': list(trt.DataType.__members__)}")
+    known: Any = output["names"]
     lacking = set(api.DATATYPES) - set(known)
     assert lacking <= {"INT64", "BF16"}  # which the oldest has not
     severities = bindings.ask("answer = {'names': list(trt.ILogger.Severity.__members__)}")["names"]

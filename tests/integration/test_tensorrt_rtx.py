@@ -49,7 +49,7 @@ def test_an_engine_is_built_for_each_generation_of_gpus(
     builder: Builder, store: Store, tmp_path: Path, capability: str
 ) -> None:
     model = read(conv(tmp_path))
-    record, key, told = make(builder, model, capability)
+    record, key, reported = make(builder, model, capability)
     found, data = header(store, key)
     assert (found.kind, found.version) == ("TensorRT-RTX", registry.version("tensorrt_rtx", here().facts))
     assert found.size == len(data) == record.files["engine.plan"].size
@@ -63,7 +63,7 @@ def test_an_engine_is_built_for_each_generation_of_gpus(
     assert record.composition.layers == {"fp32": 3}
     assert record.composition.fallback == ()
     assert store.find(key) == record
-    shares = [step.fraction for step in told if step.fraction is not None]
+    shares = [step.fraction for step in reported if step.fraction is not None]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
 
@@ -90,24 +90,24 @@ def test_an_engine_is_built_for_the_range_that_requests_taught(builder: Builder,
     model = read(path, preprocess__width="48", preprocess__height="32")
     shapes = {"x": (3, 3, 40, 48)}
     seen = Seen(1, (Kind(shapes, 1),), shapes, shapes)
-    told = model.profile
-    wider = widened(told, model.inspection.signature, seen, 1 << 20, usual=model.picture is None)
+    reported = model.profile
+    wider = widened(reported, model.inspection.signature, seen, 1 << 20, usual=model.picture is None)
     before, first, _ = make(builder, model)
     record, key, _ = make(builder, msgspec.structs.replace(model, learnt=wider))
-    assert (before.parts["recipe.profile"], record.parts["recipe.profile"]) == (str(told), str(wider))
+    assert (before.parts["recipe.profile"], record.parts["recipe.profile"]) == (str(reported), str(wider))
     assert key != first
     assert wider.contains("x", shapes["x"])
-    assert not told.contains("x", shapes["x"])
+    assert not reported.contains("x", shapes["x"])
     assert header(store, key)[1] != header(store, first)[1]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
 def test_a_precision_is_in_the_graph(builder: Builder, tmp_path: Path, precision: str) -> None:
-    record, _, told = make(builder, read(layered(tmp_path)), precision=precision)
+    record, _, reported = make(builder, read(layered(tmp_path)), precision=precision)
     layers = record.composition.layers
     if precision == "fp16":
         assert layers["fp16"] > layers.get("fp32", 0)
-        assert "converting" in {step.phase for step in told}
+        assert "converting" in {step.phase for step in reported}
     else:
         assert set(layers) == {"fp32"}
 

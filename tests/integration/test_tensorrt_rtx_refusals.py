@@ -62,8 +62,8 @@ def unknown_operators(folder: Path) -> Path:
 def test_operators_that_it_lacks_are_counted_and_named_and_not_tried_again(
     builder: Builder, store: Store, tmp_path: Path
 ) -> None:
-    said = check(unknown_operators(tmp_path))
-    assert said == (
+    output = check(unknown_operators(tmp_path))
+    assert output == (
         "TensorRT-RTX does not take 3 nodes of model.onnx: "
         "Frobnicate 2x (first, third): no such operator; Bogus (second): no such operator"
     )
@@ -82,9 +82,9 @@ def test_operators_that_it_lacks_are_counted_and_named_and_not_tried_again(
 )
 def test_a_file_that_is_no_model_is_refused_in_one_line(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
-    said = check(tmp_path / "model.onnx")
-    assert any(word in said for word in words.split("|")), said
-    assert "\n" not in said
+    output = check(tmp_path / "model.onnx")
+    assert any(word in output for word in words.split("|")), output
+    assert "\n" not in output
 
 
 def test_a_model_cut_off_anywhere_is_refused_or_taken_and_nothing_dies(tmp_path: Path) -> None:

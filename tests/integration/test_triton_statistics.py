@@ -203,8 +203,8 @@ def test_responses_are_counted_by_their_place(counted: Daemon, calls: Calls) -> 
     assert _streamed(counted, "several", 3) == 4  # rows, and the end
     assert _streamed(counted, "several", 1) == 2
     found = _only(calls, "several")
-    told = {place: (each.success.count, each.empty_response.count) for place, each in found.response_stats.items()}
-    assert told == {"0": (2, 0), "1": (1, 1), "2": (1, 0), "3": (0, 1)}
+    reported = {place: (each.success.count, each.empty_response.count) for place, each in found.response_stats.items()}
+    assert reported == {"0": (2, 0), "1": (1, 1), "2": (1, 0), "3": (0, 1)}
     assert found.response_stats["0"].compute_infer.ns > 0
     assert found.inference_stats.success.count == 2
     assert not _only(calls, "rows").response_stats

@@ -105,13 +105,13 @@ def test_stop_writes_pending_traces(tmp_path: Path) -> None:
 
 
 def test_verbose_log_has_every_call_and_the_default_has_none(traced: Daemon, calls: Calls) -> None:
-    def told() -> int:
+    def reported() -> int:
         return traced.log.read_text().count("inference.GRPCInferenceService/ModelInfer: OK")
 
-    before = told()
+    before = reported()
     _ask(calls, "one")
     assert calls.log(log_verbose_level=1)["log_verbose_level"] == 1
     _ask(calls, "one", 3)
     calls.log(log_verbose_level=0)
     _ask(calls, "one")
-    assert told() == before + 3
+    assert reported() == before + 3

@@ -130,15 +130,15 @@ def test_inspect_json_of_every_model_of_the_zoo(name: str, zoo: Mapping[str, Exh
     path = _made(exhibit, tmp_path)
     command = [sys.executable, "-m", "edged", "inspect", "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=_environment(tmp_path))
-    told = json.loads(done.stdout)
+    reported = json.loads(done.stdout)
     assert done.stderr == ""
-    assert told["ok"] is exhibit.is_good
+    assert reported["ok"] is exhibit.is_good
     assert done.returncode == (0 if exhibit.is_good else 2)
     if not exhibit.is_good:
-        assert any((told["stage"], told["category"]) == (e.stage, e.category) for e in exhibit.endings)
-        assert told["message"]
-        assert told["message"].isprintable()
-        assert told["remedy"]
+        assert any((reported["stage"], reported["category"]) == (e.stage, e.category) for e in exhibit.endings)
+        assert reported["message"]
+        assert reported["message"].isprintable()
+        assert reported["remedy"]
 
 
 @pytest.mark.long
@@ -271,10 +271,10 @@ def test_runtime_alone_agrees_with_the_manifest() -> None:
     names = [each.name for each in _ALL.values() if not each.costly]
     command = [sys.executable, "-m", "tests.zoo", "try", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True)
-    said = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
+    output = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
     zoo = {each.name: each for each in exhibits(runtime.reach())}
-    assert said.keys() == set(names)
-    for name, line in said.items():
+    assert output.keys() == set(names)
+    for name, line in output.items():
         runs = line.endswith((" runs", " runs, not finite"))
         if zoo[name].is_good and " loaded, not run: no numpy type" not in line:
             assert runs or name in _PICKY, line

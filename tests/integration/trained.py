@@ -157,12 +157,12 @@ def voice(rate: int, seconds: float = 1.6, pitch: float = 120.0) -> Floats:
     turns = np.cumsum(pitch * (1.1 - 0.15 * at) / rate)
     which = np.minimum((at / seconds * len(_VOWELS)).astype(int), len(_VOWELS) - 1)
     formants = np.array(_VOWELS, np.float64)[which]
-    said = np.zeros_like(at)
+    output = np.zeros_like(at)
     for harmonic in range(1, int(min(rate / 2, 4000) / pitch)):
         resonance = np.exp(-((harmonic * pitch - formants) ** 2) / (2 * 90.0**2)).sum(1)
-        said += (resonance + 0.02 / harmonic) * np.sin(2 * np.pi * harmonic * turns)
+        output += (resonance + 0.02 / harmonic) * np.sin(2 * np.pi * harmonic * turns)
     talking = (at > 0.25 * seconds / 1.6) & (at < 1.25 * seconds / 1.6)
-    wave = said / np.abs(said).max() * 0.5 * talking + random.standard_normal(len(at)) * 0.003
+    wave = output / np.abs(output).max() * 0.5 * talking + random.standard_normal(len(at)) * 0.003
     return np.asarray(wave, np.float32)
 
 

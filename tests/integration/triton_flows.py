@@ -366,7 +366,7 @@ def decoupled(address: str) -> Any:
             "repeat_int32", inputs, request_id="r", enable_empty_final_response=empty_final
         )
 
-    def told(seen: list[Any]) -> Any:
+    def reported(seen: list[Any]) -> Any:
         return [
             [
                 [int(v) for name in ("OUT", "IDX") for v in result.as_numpy(name)]
@@ -381,8 +381,8 @@ def decoupled(address: str) -> Any:
 
     client = triton.InferenceServerClient(address)
     return {
-        "plain": told(collected(address, ask(False), 4)),
-        "with an empty end": told(collected(address, ask(True), 5)),
+        "plain": reported(collected(address, ask(False), 4)),
+        "with an empty end": reported(collected(address, ask(True), 5)),
         "unary": refusal(lambda: client.infer("repeat_int32", inputs)),
     }
 

@@ -34,7 +34,7 @@ def main() -> int:
     rounds = soak(arguments.minutes * 60, arguments.seed, journal)
     for line in growths(rounds):
         journal.fail(line)
-    print("\n".join(journal.told()))
+    print("\n".join(journal.reported()))
     print("FAILED" if journal.failures else f"nothing grew in {len(rounds)} rounds")
     return 1 if journal.failures else 0
 

@@ -26,6 +26,6 @@ class Journal:
             if what in self.failures or len(self.failures) < _MOST_FAILURES:
                 self.failures[what] = self.failures.get(what, 0) + 1
 
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         deeds = ", ".join(f"{count} {what}" for what, count in sorted(self.deeds.items()))
         return [f"done: {deeds}", *(f"FAILED ({count} times): {what}" for what, count in self.failures.items())]

@@ -33,9 +33,9 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self.cameras.__exit__()
         out, _ = self._peer.communicate(input="", timeout=60)
-        told = json.loads(out)
-        self.asked = told["answered"]
-        self.failures = [*self.cameras.errors, *told["errors"]]
+        reported = json.loads(out)
+        self.asked = reported["answered"]
+        self.failures = [*self.cameras.errors, *reported["errors"]]
         unaccounted = [
             sent - answered - skipped
             for sent, answered, skipped in zip(

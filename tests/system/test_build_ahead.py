@@ -69,7 +69,7 @@ def test_a_box_is_named_by_the_facts_that_it_wrote_down(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "output"),
     [
         (("--for", "sm_90"), 1, "could not be built"),
         (("--for", "orin"), 2, "'orin' is neither a compute capability such as sm_86 nor a file of facts"),
@@ -78,11 +78,11 @@ def test_a_box_is_named_by_the_facts_that_it_wrote_down(tmp_path: Path) -> None:
     ],
 )
 def test_failed_build_is_one_line_and_leaves_nothing(
-    tmp_path: Path, words: tuple[str, ...], status: int, said: str
+    tmp_path: Path, words: tuple[str, ...], status: int, output: str
 ) -> None:
     done = build(tmp_path, *words)
     assert done.returncode == status, done.stderr
-    assert said in done.stderr
+    assert output in done.stderr
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.glob("engines/*")) == []
     assert [path for path in tmp_path.glob("staging/*") if path.is_dir()] == []

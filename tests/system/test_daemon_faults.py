@@ -89,11 +89,11 @@ def test_a_daemon_that_is_killed_while_it_builds_cleans_up_and_builds_on(home: D
         wait_for("all engines are made", lambda: all_made(daemon), 120)
         assert wrong(daemon) == []
         daemon.stop()
-        told = unfinished(home)
+        reported = unfinished(home)
         look(home.cache)
-    assert len(told) == 3
-    assert all(damaged == 0 for _, damaged, _ in told)
-    assert all(strays == 1 for _, _, strays in told[1:])
+    assert len(reported) == 3
+    assert all(damaged == 0 for _, damaged, _ in reported)
+    assert all(strays == 1 for _, _, strays in reported[1:])
 
 
 @pytest.mark.long

@@ -110,8 +110,8 @@ def test_engines_why_names_the_changed_library(daemon: Daemon, python: Path) -> 
     daemon.start()
     daemon.ready("shapes")
     done = subprocess.run([*command, "--target", daemon.unix], capture_output=True, text=True, check=True, timeout=60)
-    told = [item for item in json.loads(done.stdout)["explanations"] if item["backend"] == "openvino"]
+    reported = [item for item in json.loads(done.stdout)["explanations"] if item["backend"] == "openvino"]
     pip(python, "install", f"openvino=={first}")
-    assert told[0]["state"] in ("absent", "queued", "building", "verifying", "ready", "serving")
-    if told[0]["changes"]:  # it was asked before the new engine was there
-        assert f"openvino {first} → {_OLDER['openvino']}" in told[0]["summary"]
+    assert reported[0]["state"] in ("absent", "queued", "building", "verifying", "ready", "serving")
+    if reported[0]["changes"]:  # it was asked before the new engine was there
+        assert f"openvino {first} → {_OLDER['openvino']}" in reported[0]["summary"]

@@ -175,7 +175,7 @@ async def _build(store: Store, step: Step) -> None:
     await builder.make(task, lambda progress: None, room)
 
 
-def _child(order: Order, said: int, go: int) -> None:
+def _child(order: Order, output: int, go: int) -> None:
     if not order.can_exchange:
         atomic.exchange = lambda one, other: False
     # Where only a parent may trace its children, strace is our sibling.
@@ -183,15 +183,15 @@ def _child(order: Order, said: int, go: int) -> None:
     os.readv(go, [bytearray(1)])
     store = Store(Path(order.root))
     for step in order.steps:
-        os.writev(said, [b"b"])  # a call that the store does not make, so that what is said is not what fails
+        os.writev(output, [b"b"])  # a call that the store does not make, so that what is said is not what fails
         try:
             do(store, step)
         except OSError:
             if not order.fault:
                 raise
-            os.writev(said, [b"f"])
+            os.writev(output, [b"f"])
         else:
-            os.writev(said, [b"d"])
+            os.writev(output, [b"d"])
     disks = [Store(Path(order.root)).records() for _ in range(2)]  # the call that fails may be one of these
     wrong = [r.model for key, r in store.records().items() if all(r != disk.get(key) for disk in disks)]
     assert not wrong, f"what is in memory is not what is on disk: {wrong}"
@@ -202,24 +202,24 @@ def _child(order: Order, said: int, go: int) -> None:
 
 def run(order: Order) -> Outcome:
     """Has the steps done in a child and waits until it has ended, one way or the other."""
-    said, said_end = os.pipe()
+    output, output_end = os.pipe()
     complaint, complaint_end = os.pipe()
     go_end, go = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            for handle in (said, complaint, go):  # so that a parent that dies is seen to have died
+            for handle in (output, complaint, go):  # so that a parent that dies is seen to have died
                 os.close(handle)
-            _child(order, said_end, go_end)
+            _child(order, output_end, go_end)
             status = 0
         except BaseException:
             os.write(complaint_end, traceback.format_exc().encode()[-4000:])
         finally:
             os._exit(status)
-    for handle in (said_end, complaint_end, go_end):
+    for handle in (output_end, complaint_end, go_end):
         os.close(handle)
-    with os.fdopen(said, "rb") as hear, os.fdopen(complaint, "rb") as complaints:
+    with os.fdopen(output, "rb") as hear, os.fdopen(complaint, "rb") as complaints:
         tracer = _Tracer(pid, order) if order.call else None
         os.write(go, b"g")
         if order.seconds is not None:
@@ -227,9 +227,9 @@ def run(order: Order) -> Outcome:
             os.kill(pid, signal.SIGKILL)
         status = _wait(pid)
         os.close(go)
-        heard = hear.read().decode()
+        received = hear.read().decode()
         is_hit = tracer is not None and "(INJECTED)" in tracer.end()
-        return Outcome(pid, heard.count("b"), heard.replace("b", ""), status, complaints.read().decode(), is_hit)
+        return Outcome(pid, received.count("b"), received.replace("b", ""), status, complaints.read().decode(), is_hit)
 
 
 class _Tracer:
@@ -240,8 +240,8 @@ class _Tracer:
         inject = f"inject={order.call}:{what}:when={order.when}"
         command = ["strace", "-q", "-e", f"trace={order.call}", "-e", inject, "-p", str(pid)]
         # Not a pipe, which could fill up with nobody there to read it.
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `end`
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self._said)
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `end`
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self._output)
         deadline = time.monotonic() + _PATIENCE
         while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -253,9 +253,9 @@ class _Tracer:
     def end(self) -> str:
         """What it said, once what it traced has ended."""
         self._process.wait(_PATIENCE)
-        self._said.seek(0)
-        with self._said:
-            return self._said.read()
+        self._output.seek(0)
+        with self._output:
+            return self._output.read()
 
 
 def _wait(pid: int) -> int:

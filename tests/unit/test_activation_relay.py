@@ -43,7 +43,7 @@ async def relaying(folder: Path, handler: Handler) -> AsyncIterator[Relay]:
         server.close()
 
 
-async def said(path: Path, text: bytes) -> bytes:
+async def output(path: Path, text: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(text)
     writer.write_eof()
@@ -55,7 +55,7 @@ async def said(path: Path, text: bytes) -> bytes:
 @asynchronous
 async def test_an_end_on_one_side_leaves_the_other_way_open(tmp_path: Path) -> None:
     async with relaying(tmp_path, echo) as relay:
-        assert await said(tmp_path / "early", b"x" * 300_000) == b"heard " + b"x" * 300_000
+        assert await output(tmp_path / "early", b"x" * 300_000) == b"heard " + b"x" * 300_000
         await until(lambda: not relay.carried)
 
 
@@ -169,7 +169,7 @@ async def test_connection_waits_until_the_server_can_be_reached(
 ) -> None:
     relay = Relay(listening(tmp_path / "early"))
     relay.to(tmp_path / "late")
-    asking = asyncio.create_task(said(tmp_path / "early", b"it"))
+    asking = asyncio.create_task(output(tmp_path / "early", b"it"))
     await asyncio.sleep(0.1)
     assert not asking.done()
     assert 0 < len(caplog.records) < 5
@@ -185,7 +185,7 @@ async def test_relay_at_rest_accepts_nothing_and_continues_open_connections(tmp_
         reader, writer = await asyncio.open_unix_connection(tmp_path / "early")
         await until(lambda: relay.carried == 1)
         relay.rest()
-        late = asyncio.create_task(said(tmp_path / "early", b"late"))
+        late = asyncio.create_task(output(tmp_path / "early", b"late"))
         writer.write(b"early")
         writer.write_eof()
         assert await reader.read() == b"heard early"

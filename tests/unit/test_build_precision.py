@@ -86,8 +86,8 @@ def test_an_engine_of_another_precision_is_built_from_a_converted_graph_and_judg
     assert record.verdict.figures["boxes"] >= 0.85
     assert not any(name.startswith(".") for name in record.files)
     if precision == "int8":  # a processor without float16 arithmetic keeps the rounded weights in float32
-        is_told = any("int8" in note for note in record.composition.notes)  # OpenVINO computes none on ARM
-        assert record.size < 0.8 * plain.size or is_told, record.composition
+        is_reported = any("int8" in note for note in record.composition.notes)  # OpenVINO computes none on ARM
+        assert record.size < 0.8 * plain.size or is_reported, record.composition
     # It is really another precision: its answers are not those of the model as it was written.
     assert record.verdict.figures["relative_l2"] > 10 * plain.verdict.figures["relative_l2"]
 
@@ -104,9 +104,9 @@ def job(model: Model, recipe: Recipe, out: Path) -> jobs.Build:
 
 def test_nothing_but_the_engine_is_left_in_the_stage(shapes: Model, tmp_path: Path) -> None:
     recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
-    told: list[jobs.Progress] = []
+    reported: list[jobs.Progress] = []
     (tmp_path / "stage").mkdir()
-    built = tasks.do(job(shapes, recipe, tmp_path / "stage"), told.append)
+    built = tasks.do(job(shapes, recipe, tmp_path / "stage"), reported.append)
     assert isinstance(built, jobs.Built)
     assert sorted(os.listdir(tmp_path / "stage")) == sorted(built.artefact.files)
 
@@ -124,10 +124,10 @@ def test_calibration_unreadable_picture_is_skipped_and_reported(shapes: Model, t
     Path(shapes.samples[0]).write_bytes(b"no picture")
     recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     (tmp_path / "graph").mkdir()
-    order, said = convert_order(job(shapes, recipe, tmp_path), tmp_path / "graph")
+    order, output = convert_order(job(shapes, recipe, tmp_path), tmp_path / "graph")
     assert order.model == str(tmp_path / "graph" / "model.onnx")
     assert order.signature == shapes.inspection.signature
-    assert any("not calibrated on 0.png" in note for note in said.notes)
+    assert any("not calibrated on 0.png" in note for note in output.notes)
 
 
 def exchange(samples: Sequence[str], monkeypatch: pytest.MonkeyPatch, after: Callable[[Path], object]) -> None:

@@ -317,9 +317,9 @@ def test_child_crash_leaves_traceback_in_log_and_its_last_words_in_error(caplog:
     command = [sys.executable, "-c", f"{_BEGIN}tasks.do = lambda *job: (os.write(2, b'last words\\n'), crash())\n"]
     command[2] += "def crash(): os.kill(os.getpid(), signal.SIGSEGV)\nworker.run()"
     assert failure(command).endswith("was killed by SIGSEGV: last words")
-    told = [record.getMessage() for record in caplog.records]
-    assert "Fatal Python error: Segmentation fault" in told
-    assert any(line.endswith("in crash") for line in told)
+    reported = [record.getMessage() for record in caplog.records]
+    assert "Fatal Python error: Segmentation fault" in reported
+    assert any(line.endswith("in crash") for line in reported)
 
 
 @pytest.mark.parametrize("end", ["os._exit(5)", "os.kill(os.getpid(), signal.SIGSEGV)"])

@@ -65,9 +65,9 @@ def test_missing_driver_is_one_line() -> None:
         "except EdgedError as error: print(type(error).__name__, error)\n"
         "else: print('a GPU')"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert told.count("\n") == 1
-    assert told.startswith(("EngineUnusable cuInit", "a GPU"))
+    reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert reported.count("\n") == 1
+    assert reported.startswith(("EngineUnusable cuInit", "a GPU"))
 
 
 # -- numbers --------------------------------------------------------------------------------------------------------

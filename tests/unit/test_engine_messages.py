@@ -31,9 +31,9 @@ def test_engine_report_full_record_reaches_the_client(tmp_path: Path) -> None:
     planned = planned_model()
     planned.engines = {key.digest: PlannedEngine(key, recipe)}
     planned.engines[key.digest].adopt(record)
-    (told,) = report.engines({"m": planned}, Store(tmp_path), "")
-    seen = engine_info(to_message(told, pb.Engine))
-    expected = msgspec.to_builtins(told)
+    (reported,) = report.engines({"m": planned}, Store(tmp_path), "")
+    seen = engine_info(to_message(reported, pb.Engine))
+    expected = msgspec.to_builtins(reported)
     found = seen.json()
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -45,5 +45,5 @@ def test_engine_report_missing_engine_has_no_composition(tmp_path: Path) -> None
     planned = planned_model()
     key = key_of(of, recipe)
     planned.engines = {key.digest: PlannedEngine(key, recipe)}
-    (told,) = report.engines({"m": planned}, Store(tmp_path), "")
-    assert engine_info(to_message(told, pb.Engine)).composition == Composition()
+    (reported,) = report.engines({"m": planned}, Store(tmp_path), "")
+    assert engine_info(to_message(reported, pb.Engine)).composition == Composition()

@@ -96,12 +96,12 @@ def test_an_engine_that_loses_invents_or_moves_boxes_is_rejected(name: str) -> N
     invented = [*SEEN, Planted((20, 130, 100, 200), 4, 0.8)]
     moved = [SEEN[0]._replace(box=(20, 130, 100, 230)), *SEEN[1:]]
     for seen in (SEEN[:2], invented, moved, [], [one._replace(score=one.score / 3) for one in SEEN]):
-        spoiled = verdict(found, samples, as_told(export, seen), "int8")
+        spoiled = verdict(found, samples, as_reported(export, seen), "int8")
         assert not spoiled.accepted
         assert "box" in spoiled.reason or not export.recognition.reading.is_list
 
 
-def as_told(export: Export, seen: list[Planted]) -> dict[str, Array]:
+def as_reported(export: Export, seen: list[Planted]) -> dict[str, Array]:
     """What the engine of a model that sees this answers: in pixels of the input, which is the size it is told."""
     return dict(export.encode([seen]))
 
@@ -112,7 +112,7 @@ def test_the_order_of_a_list_and_its_length_reject_no_engine(name: str) -> None:
     nearly = [one._replace(score=one.score + 1e-4) for one in (SEEN[2], SEEN[0], SEEN[1])]
     weak = Planted((40, 150, 90, 220), 4, 0.02)
     for seen in (nearly, [*nearly, weak] if found.recognition.reading.is_suppressed else nearly):
-        swapped = verdict(found, samples, as_told(export, seen))
+        swapped = verdict(found, samples, as_reported(export, seen))
         assert swapped.accepted, swapped.reason
         assert swapped.figures["boxes"] == 1.0
 
@@ -121,7 +121,7 @@ def test_the_order_of_a_list_and_its_length_reject_no_engine(name: str) -> None:
 @pytest.mark.parametrize("what", ["no numbers", "nothing", "another type"])
 def test_a_broken_list_is_rejected(name: str, what: str) -> None:
     export, (found, samples) = EXPORTS[name], asked(name)
-    answers = as_told(export, SEEN)
+    answers = as_reported(export, SEEN)
     for output, array in answers.items():
         if array.dtype == np.float32:
             broken = {"no numbers": array + np.nan, "nothing": array * 0, "another type": array.astype(np.float64)}
@@ -135,7 +135,7 @@ def test_lists_without_a_detection_are_compared_by_their_scores(name: str) -> No
     found, samples = asked(name, 0.09, 0.07, 0.05)
     assert verdict(found, samples, {}).accepted
     fainter = [one._replace(score=one.score / 20) for one in SEEN]
-    spoiled = verdict(found, samples, as_told(EXPORTS[name], fainter), "fp16")
+    spoiled = verdict(found, samples, as_reported(EXPORTS[name], fainter), "fp16")
     assert not spoiled.accepted
     assert "relative_l2" in spoiled.reason
 

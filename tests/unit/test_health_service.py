@@ -40,13 +40,13 @@ class World:
         return status
 
     def watch(self, name: str) -> tuple[list[int], asyncio.Task[None]]:
-        told: list[int] = []
+        reported: list[int] = []
 
         async def read() -> None:
             async for answer in self.service.watch(health_pb2.HealthCheckRequest(service=name), NONE):
-                told.append(answer.status)
+                reported.append(answer.status)
 
-        return told, asyncio.get_running_loop().create_task(read())
+        return reported, asyncio.get_running_loop().create_task(read())
 
 
 @asynchronous
@@ -69,23 +69,23 @@ async def test_a_model_that_is_called_as_a_service_does_not_hide_it() -> None:
 @asynchronous
 async def test_health_watch_reports_each_change_once() -> None:
     world = World()
-    told, watching = world.watch("m")
+    reported, watching = world.watch("m")
     await settle()
-    assert told == [Status.SERVICE_UNKNOWN]
+    assert reported == [Status.SERVICE_UNKNOWN]
     world.add("m", ready=False)
     world.add("other", ready=True)
     for _ in range(3):
         world.service.look()
         await settle()
-    assert told[1:] == [Status.NOT_SERVING]
+    assert reported[1:] == [Status.NOT_SERVING]
     serve(world.models["m"], "key")
     world.service.look()
     await settle()
-    assert told[2:] == [Status.SERVING]
+    assert reported[2:] == [Status.SERVING]
     del world.models["m"]
     world.service.look()
     await settle()
-    assert told[3:] == [Status.SERVICE_UNKNOWN]
+    assert reported[3:] == [Status.SERVICE_UNKNOWN]
     watching.cancel()
 
 
@@ -97,5 +97,9 @@ async def test_health_watch_ends_when_the_daemon_stops() -> None:
     await settle()
     world.service.stop()
     await asyncio.wait_for(asyncio.gather(*(task for _, task in watchers)), 5)
-    assert [told[-1] for told, _ in watchers] == [Status.NOT_SERVING, Status.NOT_SERVING, Status.SERVICE_UNKNOWN]
+    assert [reported[-1] for reported, _ in watchers] == [
+        Status.NOT_SERVING,
+        Status.NOT_SERVING,
+        Status.SERVICE_UNKNOWN,
+    ]
     assert await world.check("") == Status.NOT_SERVING

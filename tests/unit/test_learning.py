@@ -31,11 +31,15 @@ class School:
     """One model that learns, on a box whose only engine with a range is the null backend's. Made within a loop."""
 
     def __init__(self, root: Path, clock: Clock, **settings: str) -> None:
-        said = {"shapes.policy": "learn", "backends": "null", **{k.replace("__", "."): v for k, v in settings.items()}}
+        output = {
+            "shapes.policy": "learn",
+            "backends": "null",
+            **{k.replace("__", "."): v for k, v in settings.items()},
+        }
         read = inspection(shape=("n", "w"))
         self.clock, self.root = clock, root
         self.planned = planned_model()
-        self.planned.entry = msgspec.structs.replace(entry(), settings=said)
+        self.planned.entry = msgspec.structs.replace(entry(), settings=output)
         self.bare = Model.of(self.planned.entry, read)
         self.plans = 0
         self.start()

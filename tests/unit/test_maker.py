@@ -79,10 +79,10 @@ class Workshop:
 
     def plan(self, of: object) -> None:
         for engine in self.planned.plan(of, desired(box(), of)):  # type: ignore[arg-type,dict-item]
-            engine.on_change = self._told
+            engine.on_change = self._reported
         self.reference, self.engine, self.other = self.planned.engines.values()
 
-    def _told(self, engine: PlannedEngine) -> None:
+    def _reported(self, engine: PlannedEngine) -> None:
         self.events.emit(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), "m", engine.digest)
 
     def _look(self) -> None:

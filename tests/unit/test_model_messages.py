@@ -32,11 +32,11 @@ CYCLE = Finding(Stage.GRAPH, Category.CYCLE, "the graph has a cycle", "export it
 def test_model_report_refused_has_words_and_category(problem: EdgedError, stage: str, category: str) -> None:
     planned = planned_model("m")
     planned.problem = problem
-    told = across(report.model(planned, (), Health(), None))
-    assert (told.state, told.reason) == ("refused", str(problem))
-    assert (told.stage, told.category) == (stage, category)
+    reported = across(report.model(planned, (), Health(), None))
+    assert (reported.state, reported.reason) == ("refused", str(problem))
+    assert (reported.stage, reported.category) == (stage, category)
 
 
 def test_model_report_not_refused_has_no_category() -> None:
-    told = across(report.model(planned_model("m"), (), Health(), None))
-    assert (told.state, told.stage, told.category) == ("loading", "", "")
+    reported = across(report.model(planned_model("m"), (), Health(), None))
+    assert (reported.state, reported.stage, reported.category) == ("loading", "", "")

@@ -34,17 +34,17 @@ def test_load_of_a_model_has_counts_and_alarms() -> None:
         Alarm(AlarmKind.SLOW, "slow too", "m", "key"),
         Alarm(AlarmKind.FALLBACK, "another's", "other"),
     ]
-    told = model_load("m", planned, alarms, Health(), 0.0)
-    assert (told.answered, told.failed, list(told.degraded)) == (2, 1, ["slow"])
-    assert (told.state, told.reason, told.backend) == ("loading", "", "")
-    assert not told.HasField("infer_ms")
+    reported = model_load("m", planned, alarms, Health(), 0.0)
+    assert (reported.answered, reported.failed, list(reported.degraded)) == (2, 1, ["slow"])
+    assert (reported.state, reported.reason, reported.backend) == ("loading", "", "")
+    assert not reported.HasField("infer_ms")
 
 
 def test_model_that_cannot_be_served_has_its_reason() -> None:
     planned = planned_model("m")
     planned.problem = ModelRefused("it has a cycle")
-    told = model_load("m", planned, (), Health(), 0.0)
-    assert (told.state, told.reason) == ("refused", "it has a cycle")
+    reported = model_load("m", planned, (), Health(), 0.0)
+    assert (reported.state, reported.reason) == ("refused", "it has a cycle")
 
 
 def link(backend: str, pid: int, sessions: int = 0, memory_mb: int = 0) -> Any:
@@ -56,14 +56,14 @@ def test_load_of_hosts_has_their_memory_unless_they_ended() -> None:
     counts = EventCounts(log)
     for backend in ("openvino", "openvino", "tensorrt"):
         log.emit(HostLost(backend, "died"))
-    told = list(host_loads([link("openvino", os.getpid(), 2, 100), link("onnxruntime", 1 << 30)], counts))
-    assert [(each.backend, each.losses, each.sessions) for each in told] == [
+    reported = list(host_loads([link("openvino", os.getpid(), 2, 100), link("onnxruntime", 1 << 30)], counts))
+    assert [(each.backend, each.losses, each.sessions) for each in reported] == [
         ("onnxruntime", 0, 0),
         ("openvino", 2, 2),
         ("tensorrt", 1, 0),
     ]
-    assert [each.resident_bytes > 0 for each in told] == [False, True, False]
-    assert (told[1].limit_bytes, told[2].pid) == (100 << 20, 0)
+    assert [each.resident_bytes > 0 for each in reported] == [False, True, False]
+    assert (reported[1].limit_bytes, reported[2].pid) == (100 << 20, 0)
 
 
 def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:

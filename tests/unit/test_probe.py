@@ -192,7 +192,7 @@ def test_an_answer_as_declared_has_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"a": None}, "without output 'a'"),
         ({"b": OutputForm("INT32", (1,), True)}, "is INT32, the model declares INT64"),
@@ -200,9 +200,9 @@ def test_an_answer_as_declared_has_no_fault() -> None:
         ({"a": OutputForm("FP32", (2, 4), False)}, "NaN or infinity"),
     ],
 )
-def test_each_fault_names_its_output(change: dict[str, OutputForm | None], told: str) -> None:
+def test_each_fault_names_its_output(change: dict[str, OutputForm | None], reported: str) -> None:
     forms = {name: form for name, form in (GOOD | change).items() if form is not None}
-    assert told in fault(SIGNATURE, forms, {})
+    assert reported in fault(SIGNATURE, forms, {})
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ PAGE = Page(seen=SEEN, learnt=str(WIDE), widened=(1.0, 2.0))
 
 
 def model(content: str = "content", **settings: str) -> Model:
-    said = {"shapes.policy": "learn", **{name.replace("__", "."): text for name, text in settings.items()}}
+    output = {"shapes.policy": "learn", **{name.replace("__", "."): text for name, text in settings.items()}}
     read = msgspec.structs.replace(inspection(content), signature=SIGNATURE)
-    return Model.of(msgspec.structs.replace(entry(), settings=said), read)
+    return Model.of(msgspec.structs.replace(entry(), settings=output), read)
 
 
 def kept(root: Path, page: Page = PAGE, of: Model | None = None) -> ShapeBook:

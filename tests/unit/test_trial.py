@@ -38,11 +38,11 @@ def test_refused_plugin_of_tensorrt_has_its_own_remedy() -> None:
 
 
 def test_refused_shape_in_external_data_has_a_remedy() -> None:
-    said = (
+    output = (
         "[ONNXRuntimeError] : 1 : FAIL : Load model from /m/m.onnx failed:Node () Op (Reshape) [ShapeInferenceError]"
         " Cannot parse data from external tensors. Please load external data into raw data for tensor: s"
     )
-    error = onnxruntime.describe_refusal(EngineUnusable(said))
+    error = onnxruntime.describe_refusal(EngineUnusable(output))
     assert error.why == "shape_outside"
     found = trial.refused(job(17), error, "ONNX Runtime 1")
     assert found.category is Category.REFUSED

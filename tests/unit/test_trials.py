@@ -113,10 +113,10 @@ def test_every_finding_has_a_remedy(category: Category) -> None:
 
 def test_outcome_names_the_limits_that_were_exceeded() -> None:
     grown = found(Stage.INFERENCE, Category.TOO_MUCH_MEMORY)
-    told = trials.completed(grown, LIMITS)
-    assert told is not None
-    assert "admission.memory_mb" in told.remedy
-    assert trials.completed(told, AdmissionLimits(memory_mb=64)) is told
+    reported = trials.completed(grown, LIMITS)
+    assert reported is not None
+    assert "admission.memory_mb" in reported.remedy
+    assert trials.completed(reported, AdmissionLimits(memory_mb=64)) is reported
     other = found(Stage.SESSION, Category.REFUSED)
     assert trials.completed(other, LIMITS) is other
 

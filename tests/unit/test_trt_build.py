@@ -103,12 +103,12 @@ def test_build_unknown_operators_are_counted_and_named(generation: str, tmp_path
 
 
 def test_build_oldest_parser_names_the_operator_in_its_log(tmp_path: Path) -> None:
-    said = [("ERROR", 'ModelImporter.cpp:726: While parsing node number 12 [Foo -> "y"]:')]
+    output = [("ERROR", 'ModelImporter.cpp:726: While parsing node number 12 [Foo -> "y"]:')]
     desc = (
         'In node 12 (importFallbackPluginImporter): UNSUPPORTED_NODE: Assertion failed: creator && "Plugin not found"'
     )
     with pytest.raises(Unsuitable, match=r"does not take 1 node of m\.onnx: Foo \(node 12\): no such operator"):
-        build("8.6", tmp_path, Script(errors=[error("", 12, code="UNSUPPORTED_NODE", desc=desc)], parser_says=said))
+        build("8.6", tmp_path, Script(errors=[error("", 12, code="UNSUPPORTED_NODE", desc=desc)], parser_says=output))
 
 
 def test_build_many_operators_make_one_line(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_build_narrowed_datatype_is_unsuitable(model: str, network: str, problem
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("output", "problem"),
     [
         ("IBuilder::buildSerializedNetwork: Error Code 2: OutOfMemory (Requested size was 99)", "ran out of memory"),
         (
@@ -164,9 +164,9 @@ def test_build_narrowed_datatype_is_unsuitable(model: str, network: str, problem
     ],
 )
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_build_failure_has_the_reason_in_one_line(generation: str, said: str, problem: str, tmp_path: Path) -> None:
+def test_build_failure_has_the_reason_in_one_line(generation: str, output: str, problem: str, tmp_path: Path) -> None:
     script = Script(
-        plan=None, says=[("ERROR", said), ("INFO", "chatter"), ("ERROR", "[checkMacros.cpp::catchCudaError::250] x")]
+        plan=None, says=[("ERROR", output), ("INFO", "chatter"), ("ERROR", "[checkMacros.cpp::catchCudaError::250] x")]
     )
     with pytest.raises(EngineUnusable, match=problem) as refusal:
         build(generation, tmp_path, script)

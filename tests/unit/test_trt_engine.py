@@ -21,8 +21,8 @@ __all__ = ["gpu"]
 
 
 def test_log_reports_warnings_once_and_at_most_so_many(tmp_path: Path) -> None:
-    said = [("WARNING", f"Warning {n // 2}") for n in range(40)]
-    made, _ = build("10", tmp_path, Script(says=said))
+    output = [("WARNING", f"Warning {n // 2}") for n in range(40)]
+    made, _ = build("10", tmp_path, Script(says=output))
     assert made.notes[-6:] == (*(f"Warning {n}" for n in range(5)), "15 more warnings")
 
 

@@ -29,15 +29,15 @@ def test_read_header_has_kind_version_and_size(magic: bytes, kind: str) -> None:
 
 
 def test_read_header_skips_the_json_of_an_exporter() -> None:
-    said = json.dumps({"stride": 32, "names": {"0": "ä"}}).encode()
-    data = struct.pack("<I", len(said)) + said + plan()
-    assert read_header(data) == Header("TensorRT-RTX", "1.6.1.120", 100, 4 + len(said))
+    output = json.dumps({"stride": 32, "names": {"0": "ä"}}).encode()
+    data = struct.pack("<I", len(output)) + output + plan()
+    assert read_header(data) == Header("TensorRT-RTX", "1.6.1.120", 100, 4 + len(output))
 
 
-@pytest.mark.parametrize("said", [b"[]", b"{", b"\xff\xff", b"{" * 60_000, b"1", b"{}x"])
-def test_read_header_invalid_json_is_refused(said: bytes) -> None:
+@pytest.mark.parametrize("output", [b"[]", b"{", b"\xff\xff", b"{" * 60_000, b"1", b"{}x"])
+def test_read_header_invalid_json_is_refused(output: bytes) -> None:
     with pytest.raises(EngineUnusable, match="is no TensorRT plan"):
-        read_header(struct.pack("<I", len(said)) + said + plan())
+        read_header(struct.pack("<I", len(output)) + output + plan())
 
 
 def test_read_header_of_another_layout_has_no_size_or_version() -> None:

@@ -114,12 +114,12 @@ class Host:
     """The two threads of one session, and what they said."""
 
     def __init__(self, session: Session, shared: SharedView) -> None:
-        self.said: queue.SimpleQueue[m.FromHost] = queue.SimpleQueue()
+        self.output: queue.SimpleQueue[m.FromHost] = queue.SimpleQueue()
         opening = m.Open(1, Order("model.onnx", SIGNATURE, Recipe("null")), RECOGNITION)
-        self.threads = SessionThreads(opening, OneSession(session), shared, self.said.put)  # type: ignore[arg-type]
+        self.threads = SessionThreads(opening, OneSession(session), shared, self.output.put)  # type: ignore[arg-type]
 
     def next(self) -> m.FromHost:
-        return self.said.get(timeout=SECONDS)
+        return self.output.get(timeout=SECONDS)
 
 
 def test_a_session_is_known_to_stage_by_its_methods() -> None:
@@ -151,10 +151,10 @@ def test_inputs_that_staging_refuses_fail_their_own_job(shared: SharedView) -> N
     assert isinstance(host.next(), m.Opened)
     for job, value in ((1, 1.0), (2, -1.0), (3, 2.0)):
         host.threads.submit(request(job, value))
-    said = sorted((host.next() for _ in range(3)), key=lambda message: message.job)  # type: ignore[union-attr]
-    assert [type(message) for message in said] == [m.Answer, m.JobFailed, m.Answer]
-    assert isinstance(said[1], m.JobFailed)
-    assert (said[1].error, said[1].message) == ("InvalidInput", "negative")
+    output = sorted((host.next() for _ in range(3)), key=lambda message: message.job)  # type: ignore[union-attr]
+    assert [type(message) for message in output] == [m.Answer, m.JobFailed, m.Answer]
+    assert isinstance(output[1], m.JobFailed)
+    assert (output[1].error, output[1].message) == ("InvalidInput", "negative")
 
 
 def test_pictures_are_fitted_into_the_sessions_own_arrays(shared: SharedView) -> None:

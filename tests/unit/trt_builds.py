@@ -49,11 +49,11 @@ def build(
     folder: Path,
     script: Script | None = None,
     wanted: Order | None = None,
-    told: list[float] | None = None,
+    reported: list[float] | None = None,
 ) -> tuple[Composition, Trace]:
     trt, trace = make(generation, script)
     backend = TensorRt("tensorrt", KINDS.get(generation, "TensorRT"), "libnone.so", trt)
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    made = backend.build(wanted or order(folder), out, (told if told is not None else []).append, load_graphs)
+    made = backend.build(wanted or order(folder), out, (reported if reported is not None else []).append, load_graphs)
     return made, trace

@@ -70,12 +70,12 @@ def tried(path: Path, seconds: float = 15.0) -> str:
     try:
         status = _ended(pid, began + seconds)
         with os.fdopen(reader, "rb") as pipe:
-            said = pipe.read().decode(errors="replace")
+            output = pipe.read().decode(errors="replace")
     except TimeoutError:
         return f"takes longer than {seconds:g} s"
     if os.WIFSIGNALED(status):
         return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return said or "ends without a word"
+    return output or "ends without a word"
 
 
 def _ended(pid: int, until: float) -> int:

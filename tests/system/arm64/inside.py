@@ -58,8 +58,8 @@ class _Count:
             self.failures.append(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        told = {"counts": self.outcomes, "reasons": self.reasons, "failures": self.failures}
-        Path(os.environ[REPORT]).write_text(json.dumps(told))
+        reported = {"counts": self.outcomes, "reasons": self.reasons, "failures": self.failures}
+        Path(os.environ[REPORT]).write_text(json.dumps(reported))
 
 
 def _factor() -> float:

@@ -56,12 +56,12 @@ class Machine:
 
     def start(self, command: Sequence[str], output: int | None = None) -> Running:
         """Starts a command, which prints to a file descriptor, or where we print."""
-        told, tell = os.pipe()
+        reported, tell = os.pipe()
         answered, answer = os.pipe()
         sys.stdout.flush()
         keeper = os.fork()
         if keeper == 0:
-            os.close(told)
+            os.close(reported)
             os.close(answer)
             if output is not None:
                 os.dup2(output, 1)
@@ -71,7 +71,7 @@ class Machine:
         os.close(answered)
         running = Running(keeper)
         try:
-            with os.fdopen(told) as lines:
+            with os.fdopen(reported) as lines:
                 if lines.readline() == _UNSHARED:
                     _map_users(keeper)
                     os.write(answer, b"!")

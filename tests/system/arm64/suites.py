@@ -86,10 +86,10 @@ class Outcome:
         return self.status == 0 or (self.status == _NOTHING_COLLECTED and bool(self.counts))
 
     def __str__(self) -> str:
-        told = _counted(self.counts) if self.counts else "nothing counted"
+        reported = _counted(self.counts) if self.counts else "nothing counted"
         end = "" if self.is_good else f", exit status {self.status}"
         end = ", ended because the time was over" if self.status == TIMED_OUT else end
-        return f"{self.part}: {told}, {_took(self.seconds, self.processor)}{end}"
+        return f"{self.part}: {reported}, {_took(self.seconds, self.processor)}{end}"
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:

@@ -38,9 +38,9 @@ class _Turn:
 
     def outcome(self) -> Outcome:
         status = self.running.end()
-        told = json.loads(self._report.read_text()) if self._report.exists() else {}
+        reported = json.loads(self._report.read_text()) if self._report.exists() else {}
         seconds = time.monotonic() - self._start
-        return Outcome(self._part, status, seconds, self.running.processor_seconds, **told)
+        return Outcome(self._part, status, seconds, self.running.processor_seconds, **reported)
 
 
 def take(box: Tester, parts: Sequence[Part], manner: Manner) -> list[Outcome]:

@@ -112,8 +112,8 @@ class Box:
             self._init = self._init or _systemd_below(self._shell.pid)
             if self._init and self.run("systemctl", "is-active", "edged-test.target", check=False).returncode == 0:
                 return
-        said = (self._home / "console").read_text(errors="replace").strip()
-        raise Unavailable(f"no systemd comes up here: {said.splitlines()[-1] if said else 'it says nothing'}")
+        output = (self._home / "console").read_text(errors="replace").strip()
+        raise Unavailable(f"no systemd comes up here: {output.splitlines()[-1] if output else 'it says nothing'}")
 
 
 # Groups of its own in every hierarchy, so that nothing of the box is in the machine's.
