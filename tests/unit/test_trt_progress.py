@@ -130,5 +130,5 @@ def test_build_reports_the_builders_progress(generation: str, share: list[float]
         monitor.step_complete("Building", 0)
 
     reported: list[float] = []
-    build(generation, tmp_path, Script(phases=phases), told=reported)
+    build(generation, tmp_path, Script(phases=phases), reported=reported)
     assert reported == [*share, 1.0]
