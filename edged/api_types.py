@@ -12,6 +12,7 @@ import msgspec
 from edged import events
 from edged.backends.contract import Composition as Composition
 from edged.models import repair
+from edged.store.record import Speed as Speed
 from edged.store.record import Verdict as Verdict
 
 
@@ -107,12 +108,13 @@ class ModelInfo(Info, frozen=True):
 
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of it and of
-    unoptimised ONNX Runtime in turns with it, from its verification: in a child of low priority, so that only their
-    ratio counts. `load` is the share of the processors, 0 to 1, that others used meanwhile. None: not measured yet.
-    `pinned` engines are never evicted; `used_unix_s` is when it was last made or opened, 0 if unknown. `adopted_from`
-    is the key of the engine, built for another driver, whose files it has; `effort` (full, reduced, least) how hard the
-    builder tried; `standard` the digest of the standard that its answers met; `ahead` the device of another box that it
-    was built for."""
+    unoptimised ONNX Runtime in turns with it; the box has other work meanwhile, so that only their ratio counts. `load`
+    is the share of the processors, 0 to 1, that others used meanwhile. None: not measured yet. `pinned` engines are
+    never evicted; `used_unix_s` is when it was last made or opened, 0 if unknown. `adopted_from` is the key of the
+    engine, built for another driver, whose files it has; `effort` (full, reduced, least) how hard the builder tried;
+    `standard` the digest of the standard that its answers met; `ahead` the device of another box that it was built for.
+    `speeds` are its speeds in each form that it can be opened in, `instances` the number of inferences that it runs at
+    the same time while it serves, else 0."""
 
     key: str
     model: str
@@ -136,6 +138,8 @@ class EngineInfo(Info, frozen=True):
     standard: str = ""
     composition: Composition = Composition()
     ahead: str = ""
+    speeds: tuple[Speed, ...] = ()
+    instances: int = 0
 
     @property
     def speed(self) -> float | None:

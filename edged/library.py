@@ -23,6 +23,7 @@ import numpy as np
 
 from edged import paths
 from edged.backends import registry
+from edged.backends.contract import ONE_INSTANCE
 from edged.client.frames import Picture, read_picture
 from edged.client.result import Result, Timings, classes_of, detections_of
 from edged.config import Engines
@@ -171,9 +172,9 @@ def _ignore(progress: Progress) -> None:
 
 def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
     """Open the fastest engine that can be opened, the reference last."""
-    engines, settings = planned.engines.values(), planned.entry.settings
+    engines = planned.engines.values()
     ready = [e for e in engines if e.state is EngineState.READY and not views.is_doubted(e, engines)]
-    ready.sort(key=lambda e: views.cost(e, settings) or math.inf)
+    ready.sort(key=lambda e: views.cost(planned, e, parallelism=ONE_INSTANCE) or math.inf)
     reference = [e for e in planned.engines.values() if e.recipe.is_reference and e not in ready]
     refusal: EdgedError = EngineUnusable("no backend is installed")
     for engine in [*ready, *reference]:

@@ -18,7 +18,9 @@ _PR_SET_PDEATHSIG = 1
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # the idle class would wait for ever while a camera is being recorded
-BUILD, EXAMINE = 10, 5  # niceness of children that build, and of those that a model waits for before it can answer
+# Niceness of children that build, of those that a model waits for before it can answer, and of those that time engines,
+# for which processors have to be as they are for the hosts.
+BUILD, EXAMINE, MEASURE = 10, 5, 0
 
 # Children do not start in the caller's folder, from which Python would import modules first.
 ISOLATED: dict[str, Any] = {"cwd": "/"}
@@ -37,7 +39,8 @@ def die_with_parent(parent: int) -> bool:
 def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> None:
     """Give way to all other processes on the box: last for the disk, first to be killed when memory runs out.
 
-    niceness: BUILD takes only processor time that no other process wants. EXAMINE gets a small share of a busy box.
+    niceness: BUILD takes only processor time that no other process wants. EXAMINE gets a small share of a busy box,
+    MEASURE a process's own.
 
     memory_mb: mebibytes of data, 0 for no limit. It counts what the process may write to (RLIMIT_DATA), not the address
     space, which runtimes reserve freely.

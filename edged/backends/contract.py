@@ -83,6 +83,20 @@ class Composition(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+class Parallelism(msgspec.Struct, frozen=True, order=True):
+    """How an opened engine uses the CPU: `instances` inferences at the same time, each on `threads` threads (0: the
+    recipe's number). On other devices there is one instance."""
+
+    instances: int = 1
+    threads: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.instances}x{self.threads or 'all'}"
+
+
+ONE_INSTANCE = Parallelism()
+
+
 class Order(msgspec.Struct, frozen=True):
     """One engine of one model. `artefact` is None before it is built, and for a reference engine always.
 
@@ -100,6 +114,12 @@ class Order(msgspec.Struct, frozen=True):
     effort: Effort = "full"
     capability: str = ""
     timings: str = ""
+    parallelism: Parallelism = ONE_INSTANCE  # how to open it
+
+    @property
+    def threads(self) -> int:
+        """The CPU threads of one inference, 0 for the runtime's own choice."""
+        return self.parallelism.threads or self.recipe.threads
 
 
 # The first opset that has an operator, by domain ("ai.onnx" for ONNX's own) and name.
@@ -139,6 +159,14 @@ class Stoppable(Session, Protocol):
 
     def go_on(self) -> None:
         """No inference runs, and the next one is to."""
+
+
+@runtime_checkable
+class Replicable(Session, Protocol):
+    """A session whose engine can run several inferences at the same time."""
+
+    def replica(self) -> Session:
+        """Another session of the same opened engine, with the same weights, for another thread. Each is closed."""
 
 
 @runtime_checkable

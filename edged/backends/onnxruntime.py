@@ -75,7 +75,7 @@ class _OnnxRuntime:
     def open(self, order: Order) -> Session:
         recipe, where = order.recipe, runtime.provider(order.recipe)
         if recipe.is_reference:
-            options = session_options(UNOPTIMISED, recipe.threads)
+            options = session_options(UNOPTIMISED, order.threads)
             made, nodes = placement.opened(options, lambda ready: create(order.model, ready, where))
             return OrtSession(made, order.signature, nodes)
         if order.artefact is None:
@@ -83,7 +83,7 @@ class _OnnxRuntime:
         if not where.is_cpu:
             return device.open(order, order.artefact, where)
         # Optimised once is enough: doing it again at each start would only cost time.
-        options = session_options(UNOPTIMISED, recipe.threads)
+        options = session_options(UNOPTIMISED, order.threads)
         if _WEIGHTS in order.artefact.files:
             order.artefact.check()
             runtime.read_weights(options, order.artefact.root)

@@ -20,7 +20,19 @@ from typing import Any, Protocol
 import numpy as np
 import openvino as ov
 
-from edged.backends.contract import Backend, Composition, Graphs, Nodes, Order, Recipe, Session, Signature, one_line
+from edged.backends.contract import (
+    ONE_INSTANCE,
+    Backend,
+    Composition,
+    Graphs,
+    Nodes,
+    Order,
+    Parallelism,
+    Recipe,
+    Session,
+    Signature,
+    one_line,
+)
 from edged.device import intel
 from edged.device.root import Root
 from edged.errors import EngineUnusable, NotTaken, Unsuitable
@@ -61,7 +73,7 @@ _SOURCES = re.compile(r"(?:Exception from \S+:\d+: ?|Check '.*?' failed at \S+:\
 
 class _OvSession:
     def __init__(self, compiled: ov.CompiledModel, signature: Signature) -> None:
-        self._compiled = compiled
+        self._compiled, self._signature = compiled, signature
         self._inputs = {spec.name: index for index, spec in enumerate(signature.inputs)}
         self._outputs = {spec.name: index for index, spec in enumerate(signature.outputs)}
         known = kinds(compiled)
@@ -69,6 +81,9 @@ class _OvSession:
 
     def nodes(self) -> Nodes:
         return nodes(self._compiled)
+
+    def replica(self) -> _OvSession:
+        return _OvSession(self._compiled, self._signature)  # with a request of its own
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         names = self._outputs if outputs is None else outputs
@@ -110,7 +125,7 @@ class _OpenVino:
             raise EngineUnusable("this engine has not been built yet")
         blob, core = order.artefact.load(_BLOB), ov.Core()
         device = find(core, order.recipe.device)
-        properties = compile_properties(order.recipe, device)
+        properties = compile_properties(order.recipe, device, order.parallelism)
         try:
             compiled = core.import_model(blob, device, properties)
             return _OvSession(compiled, order.signature)
@@ -191,7 +206,7 @@ def find(core: Core, device: str, root: Root | None = None) -> str:
     raise Unsuitable(f"OpenVINO does not see {device}, only {', '.join(seen) or 'nothing'}; {remedy}")
 
 
-def compile_properties(recipe: Recipe, device: str) -> dict[str, str]:
+def compile_properties(recipe: Recipe, device: str, parallelism: Parallelism = ONE_INSTANCE) -> dict[str, str]:
     """What a model is compiled and its blob is imported with. Unsuitable for a precision that the device has not."""
     kind = device.partition(".")[0]
     precision = _BESIDE_INT8[kind] if recipe.precision == "int8" else _PRECISIONS.get(recipe.precision)
@@ -205,8 +220,12 @@ def compile_properties(recipe: Recipe, device: str) -> dict[str, str]:
         "INFERENCE_PRECISION_HINT": precision,
         "CACHE_DIR": "",
     }
-    if recipe.threads and kind == "CPU":
-        wanted["INFERENCE_NUM_THREADS"] = str(recipe.threads)
+    threads = parallelism.threads or recipe.threads
+    if kind == "CPU" and parallelism.instances > 1:
+        wanted["NUM_STREAMS"] = str(parallelism.instances)
+        threads *= parallelism.instances  # the property counts the threads of all streams
+    if threads and kind == "CPU":
+        wanted["INFERENCE_NUM_THREADS"] = str(threads)
     return wanted
 
 

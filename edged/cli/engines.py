@@ -119,6 +119,7 @@ def _details(engines: list[EngineInfo]) -> Table:
         "state": f"{engine.state}: {engine.reason}" if engine.reason else engine.state,
         "size": f"{engine.bytes} bytes",
         "speed": _timed(engine),
+        **({"instances": _forms(engine)} if len(engine.speeds) > 1 else {}),
         "built": _built(engine),
         "used": formatting.moment(engine.used_unix_s) if engine.used_unix_s else "not known",
         "pinned": "yes, never evicted" if engine.pinned else "no",
@@ -156,8 +157,18 @@ def _composition(composition: Composition) -> dict[str, str]:
 def _timed(engine: EngineInfo) -> str:
     if engine.speed is None:
         return "not measured"
-    took = f"{engine.latency_ms:.3f} ms against {engine.reference_ms:.3f} ms, in turns, in a build's low priority"
+    took = f"{engine.latency_ms:.3f} ms against {engine.reference_ms:.3f} ms, in turns"
     return f"{engine.speed:.2f} times the reference's ({took})"
+
+
+def _forms(engine: EngineInfo) -> str:
+    """Its speed with each number of instances: how fast one answer is, and how many come in a second."""
+    return "; ".join(
+        f"{speed.instances} at a time{f' of {speed.threads} threads' if speed.threads else ''}:"
+        f" {speed.reference_ms / speed.latency_ms:.2f} times the reference's speed for one request,"
+        f" {speed.reference_ms / speed.interval_ms:.2f} times for many"
+        for speed in engine.speeds
+    )
 
 
 def _built(engine: EngineInfo) -> str:
@@ -176,7 +187,8 @@ def _how(engine: EngineInfo) -> str:
     threads = engine.parts.get("recipe.threads", "0")  # another version's engines may have other parts
     level = engine.parts.get("recipe.optimization", "?")
     device = "" if engine.device == "cpu" else f" on {engine.device}"
-    return f"{engine.backend}{device} ({level}{'' if threads == '0' else f', threads {threads}'})"
+    many = f", {engine.instances} at a time" if engine.instances > 1 else ""
+    return f"{engine.backend}{device} ({level}{'' if threads == '0' else f', threads {threads}'}{many})"
 
 
 def _speed(engine: EngineInfo) -> str:

@@ -60,7 +60,8 @@ def add(
 
     edged models add yolo yolo.onnx --convert --convert-step simplify
 
-    Settings: family, names, backends, threads, precisions, thresholds.{score,iou,max_detections,class_agnostic},
+    Settings: family, names, backends, threads, precisions, performance,
+    thresholds.{score,iou,max_detections,class_agnostic},
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom,antialias,reduce},
     decode.{activation,anchors,boxes,scores,background}, and, for all precisions or as verify.PRECISION.FIGURE for one,
     verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score,class_score}. Of a model with open

@@ -71,6 +71,7 @@ class Task(msgspec.Struct, frozen=True):
     effort: Effort = "full"
 
 
+_UNKNOWN = Verdict(False, "not verified yet", {})
 _MAKING = ".making-"  # prefix of folders with unfinished golden answers
 
 
@@ -166,18 +167,18 @@ class Builder:
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
             artefact, composition, seconds, peak = None, Composition(), 0.0, 0.0
-            golden, standard = await self._reference(model, recipe, on_progress)
+            reference = await self._reference(model, recipe, on_progress)
             if not recipe.is_reference:
                 built = await self._build(task, out, on_progress, reserve)
                 artefact, seconds, peak = built.artefact, built.seconds, built.peak_memory_mb
                 composition = built.composition
-            timed = await self._judge(task, artefact, golden, standard, on_progress)
-            facts = BuildFacts(started, seconds, peak, __version__, round(time.monotonic() - begun, 3), task.effort)
-            files = artefact.files if artefact is not None and timed.verdict.accepted else {}
-            record = EngineRecord(
-                task.key.parts, model.name, recipe, files, facts, timed.verdict, composition=composition
-            )
-            record = _measured(record, timed, standard)
+            files = artefact.files if artefact is not None else {}
+            facts = BuildFacts(started, seconds, peak, __version__, effort=task.effort)
+            record = EngineRecord(task.key.parts, model.name, recipe, files, facts, _UNKNOWN, composition=composition)
+            record = await self._judge(record, task, artefact, reference, on_progress)
+            facts = msgspec.structs.replace(facts, total_s=round(time.monotonic() - begun, 3))
+            files = files if record.verdict.accepted else {}
+            record = msgspec.structs.replace(record, files=files, build=facts)
             await self._commit(out, record, reserve)
             return record
 
@@ -214,11 +215,10 @@ class Builder:
         async with self._storing():
             digest = task.key.digest
             record = self._store.records()[digest]
-            golden, standard = await self._reference(task.model, task.recipe, on_progress)
+            reference = await self._reference(task.model, task.recipe, on_progress)
             artefact = None if task.recipe.is_reference else self._store.artefact(digest)
-            timed = await self._judge(task, artefact, golden, standard, on_progress)
-            record = _measured(record, timed, standard)
-            write = self._store.amend if timed.verdict.accepted else self._store.strip
+            record = await self._judge(record, task, artefact, reference, on_progress)
+            write = self._store.amend if record.verdict.accepted else self._store.strip
             await asyncio.to_thread(write, record)  # it waits for the disk
             return self._store.records()[digest]
 
@@ -230,19 +230,12 @@ class Builder:
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             old, artefact = self._store.records()[source], self._store.artefact(source)
-            golden, standard = await self._reference(task.model, task.recipe, on_progress)
-            timed = await self._judge(task, artefact, golden, standard, on_progress)
-            if not timed.verdict.accepted:
-                raise WrongAnswers(timed.verdict.reason)
+            reference = await self._reference(task.model, task.recipe, on_progress)
+            about = {"parts": task.key.parts, "recipe": task.recipe, "model": task.model.name, "adopted_from": source}
+            record = await self._judge(msgspec.structs.replace(old, **about), task, artefact, reference, on_progress)
+            if not record.verdict.accepted:
+                raise WrongAnswers(record.verdict.reason)
             await asyncio.to_thread(_share, artefact, out)
-            record = msgspec.structs.replace(
-                old,
-                parts=task.key.parts,
-                recipe=task.recipe,
-                model=task.model.name,
-                adopted_from=source,
-            )
-            record = _measured(record, timed, standard)
             await self._commit(out, record, reserve)
             return record
 
@@ -311,22 +304,34 @@ class Builder:
             raise Refused(f"{self._store.root} holds engine {digest[:12]} already, proven; give another --cache")
 
     async def _judge(
-        self, task: Task, artefact: Artefact | None, golden: Path, standard: Standard, on_progress: OnProgress
-    ) -> jobs.Timed:
+        self,
+        record: EngineRecord,
+        task: Task,
+        artefact: Artefact | None,
+        reference: tuple[Path, Standard],
+        on_progress: OnProgress,
+    ) -> EngineRecord:
+        """Verify an engine, time it if it is accepted, and return the record with the outcome."""
+        golden, standard = reference
         on_progress(jobs.Progress("verifying"))
         model = task.model
-        reference = model.order(msgspec.structs.replace(REFERENCE, threads=task.recipe.threads))
         job = jobs.Verify(
             model.order(task.recipe, artefact),
             str(golden),
-            reference,
+            model.order(msgspec.structs.replace(REFERENCE, threads=task.recipe.threads)),
             standard.tolerance,
             model.recognition,
             _version(task),
             coarser(task.recipe.precision, model.inspection.arithmetic),
         )
         patience = self._patience(model, REFERENCE.backend)
-        return await run(job, jobs.Timed, self._limits, on_progress=on_progress, patience=patience)
+        found = await run(job, jobs.Verified, self._limits, on_progress=on_progress, patience=patience)
+        record = msgspec.structs.replace(record, verdict=found.verdict, standard=standard.digest)
+        if not found.verdict.accepted:
+            return msgspec.structs.replace(record, speeds=(), load=None)
+        again = jobs.Time(**msgspec.structs.asdict(job))
+        timed = await run(again, jobs.Timed, self._limits, on_progress=on_progress, patience=patience)
+        return msgspec.structs.replace(record, speeds=timed.speeds, load=timed.load)
 
     async def _commit(self, out: Path, record: EngineRecord, reserve: Reserve) -> None:
         """Commit an engine. A rejected one leaves a record, so that it is not built again, and replaces no good one."""
@@ -426,18 +431,6 @@ class Builder:
 def _version(task: Task) -> str:
     """Return the runtime version in the engine's key."""
     return registry.version(task.recipe.backend, task.key.parts) or ""
-
-
-def _measured(record: EngineRecord, timed: jobs.Timed, standard: Standard) -> EngineRecord:
-    """Return the record with the outcome of a verification."""
-    return msgspec.structs.replace(
-        record,
-        verdict=timed.verdict,
-        latency_ms=timed.latency_ms,
-        reference_ms=timed.reference_ms,
-        load=timed.load,
-        standard=standard.digest,
-    )
 
 
 def _share(artefact: Artefact, out: Path) -> None:

@@ -143,6 +143,8 @@ class OneShotChild:
         self._granted = 0.0  # extra seconds for phases that it began
         self._extra_seconds = 0.0  # for reporting a fraction
         niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check)) else process.BUILD
+        if isinstance(job, jobs.Time):
+            niceness = process.MEASURE
         numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
         self._process = _start([*command, *map(str, numbers), reach.argument()], job)
         assert self._process.stdout is not None

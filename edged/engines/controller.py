@@ -343,7 +343,7 @@ def carry_out(action: Action, now: float, catalogue: Catalogue, opener: Opener, 
     planned = catalogue.models[action.model]
     match action:
         case Open():
-            opener.start(planned, action.key)
+            opener.start(planned, action.key, action.parallelism)
         case OpenFallback():
             opener.start_fallback(planned, action.key)
         case CloseFallback():

@@ -151,7 +151,7 @@ def _best(planned: PlannedModel) -> str:
     """Return the engine that would be opened if nothing served, as right after a start."""
     engines = planned.engines.values()
     usable = [engine for engine in engines if engine.is_usable and not views.is_doubted(engine, engines)]
-    costs = {engine.digest: views.cost(engine, planned.entry.settings) for engine in usable}
+    costs = {engine.digest: views.cost(planned, engine) for engine in usable}
     return min(costs, key=lambda key: (costs[key] is None, costs[key] or 0.0, key), default="")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edged.backends import registry
 from edged.backends.artefact import Artefact
-from edged.backends.contract import Nodes, Recipe
+from edged.backends.contract import ONE_INSTANCE, Nodes, Parallelism, Recipe
 from edged.backends.profile import parsed
 from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.plan import PlannedModel, batching, rows
@@ -77,11 +77,11 @@ class Opener:
         """Apply another number of attempts."""
         self._attempts = attempts
 
-    def start(self, planned: PlannedModel, key: str) -> None:
-        """Start opening an engine of a model."""
+    def start(self, planned: PlannedModel, key: str, parallelism: Parallelism = ONE_INSTANCE) -> None:
+        """Start opening an engine of a model in a form."""
         planned.opening_key = key
         assert planned.model is not None  # nothing is decided for a model that could not be read
-        planned.opening = self._tasks.start(self._open(planned, planned.model, planned.engines[key]))
+        planned.opening = self._tasks.start(self._open(planned, planned.model, planned.engines[key], parallelism))
 
     def start_fallback(self, planned: PlannedModel, key: str) -> None:
         """Start opening an engine for the fallback slot of a model."""
@@ -105,17 +105,19 @@ class Opener:
         for link in self._hosts.empty(wanted):
             self._tasks.start(link.stop())
 
-    async def _open(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
+    async def _open(self, planned: PlannedModel, model: Model, engine: PlannedEngine, parallelism: Parallelism) -> None:
         try:
-            await self._install(planned, model, engine)
+            await self._install(planned, model, engine, parallelism)
         finally:
             planned.opening, planned.opening_key = None, ""
 
-    async def _install(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
+    async def _install(
+        self, planned: PlannedModel, model: Model, engine: PlannedEngine, parallelism: Parallelism
+    ) -> None:
         # Until the outcome is known: after an unexpected error it must not be tried again at once.
         engine.open_at = time.monotonic() + _RETRY_SECONDS
         try:
-            session = await self._open_session(planned, model, engine)
+            session = await self._open_session(planned, model, engine, parallelism)
         except EngineDamaged as error:
             _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
             if engine.state is EngineState.READY:  # otherwise it is being made again, and the outcome decides
@@ -141,10 +143,12 @@ class Opener:
             planned.serve(model)
             previous = planned.slot.install(session)
             self._store.touch(engine.digest)
-            message = "model %s: engine %s (%s) serves"
+            message = "model %s: engine %s (%s%s) serves"
             about = {"event": "engine_serves", "backend": engine.recipe.backend}
-            _LOG.info(message, model.name, engine.digest[:12], engine.recipe.backend, extra=about)
-            self._events.emit(EngineServes(engine.recipe.backend), model.name, engine.digest)
+            form = f", {parallelism.instances} instances" if parallelism.instances > 1 else ""
+            _LOG.info(message, model.name, engine.digest[:12], engine.recipe.backend, form, extra=about)
+            if previous is None or (previous.engine.key, previous.engine.edition) != (engine.digest, engine.edition):
+                self._events.emit(EngineServes(engine.recipe.backend), model.name, engine.digest)
             self.retire(previous)
 
     async def _open_fallback(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
@@ -169,12 +173,14 @@ class Opener:
         finally:
             planned.fallback_opening = None
 
-    async def _open_session(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
+    async def _open_session(
+        self, planned: PlannedModel, model: Model, engine: PlannedEngine, parallelism: Parallelism = ONE_INSTANCE
+    ) -> ServingSession:
         apart, kind = engine.apart, _kind(engine)
         link = await self._hosts.get(kind, Path(model.entry.path))
         tenant = Tenant(EngineId(model.name, engine.digest), model.limits)
         edition, artefact = engine.edition, self._artefact(engine)
-        order, batches = model.order(engine.recipe, artefact), batching(model, engine.recipe)
+        order, batches = model.order(engine.recipe, artefact, parallelism=parallelism), batching(model, engine.recipe)
         ref = EngineRef(
             engine.digest,
             link.backend,
@@ -200,7 +206,7 @@ class Opener:
                 with contextlib.suppress(ModelRefused):
                     await asyncio.to_thread(require_same, order)
             raise
-        session = ServingSession(link, number, ref, apart)
+        session = ServingSession(link, number, ref, apart, parallelism)
         try:
             if engine.recipe.is_reference:  # it was opened from the model's file, which may have changed
                 await asyncio.to_thread(require_same, order)

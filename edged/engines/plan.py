@@ -23,7 +23,7 @@ from edged.models.entries import ModelEntry
 from edged.models.finding import Finding
 from edged.models.inspection import Inspection
 from edged.models.model import Model
-from edged.models.settings import batch_wait_seconds, max_batch
+from edged.models.settings import batch_wait_seconds, max_batch, performance
 from edged.models.triton_config import QueuePolicy as ConfiguredPolicy
 from edged.serving.extents import Traffic
 from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
@@ -95,6 +95,11 @@ class PlannedModel:
     @property
     def is_being_read(self) -> bool:
         return self.reading is not None and not self.reading.done()
+
+    def is_busy(self, now: float) -> bool:
+        """Whether the engine is chosen for the number of inferences in a second, not for the time of one."""
+        wanted = performance(self.entry.settings)
+        return self.slot.demand.is_high(now) if wanted == "auto" else wanted == "throughput"
 
     @property
     def reference(self) -> PlannedEngine | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Set
 
 import msgspec
 
-from edged.backends.contract import Recipe
+from edged.backends.contract import ONE_INSTANCE, Parallelism, Recipe
 from edged.backends.registry import TIMING_KERNELS
 from edged.engines.engine import MAKING, EngineState
 
@@ -20,9 +20,9 @@ _FALLBACK_SECONDS = 120.0  # without requests until a fallback engine is closed
 class EngineView(msgspec.Struct, frozen=True):
     """One engine that a model should have. Times are monotonic seconds.
 
-    `cost` is the time of one inference as a share of the reference's, measured in turns with it: other load slows both,
-    so costs measured at different times can be compared. A coarser precision than requested costs more
-    (`preference.cost`), and a doubted engine does not serve.
+    `cost` is the time of one inference as a share of the reference's, timed in turns with it, so that costs timed at
+    different moments can be compared: of one alone, or among as many as the engine runs at a time. A coarser precision
+    than requested costs more (`views.cost`), and a doubted engine does not serve.
     """
 
     key: str
@@ -34,6 +34,7 @@ class EngineView(msgspec.Struct, frozen=True):
     edition: str = ""  # tells one build of it from another
     apart: str = ""  # the host for suspects that it belongs in
     cost: float | None = None
+    parallelism: Parallelism = ONE_INSTANCE  # the form that `cost` is of, the best for the model's demand
     retry_at: float = 0.0  # of a failed build
     open_at: float = 0.0  # when opening it may be tried (again)
     request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
@@ -68,6 +69,8 @@ class ModelView(msgspec.Struct, frozen=True):
     serving: str | None = None  # key
     edition: str = ""  # of what serves
     apart: str = ""  # the host for suspects that it is in
+    parallelism: Parallelism = ONE_INSTANCE  # the form in which it is open
+    cost: float | None = None  # of what serves in that form, if another one is better
     opening: bool = False
     reading: bool = False  # it may become another model
     holds: bool = False  # it serves while it is being read: nothing but its fallback slot changes
@@ -80,10 +83,11 @@ class ModelView(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Open an engine and install it in the model's slot."""
+    """Open an engine in a form and install it in the model's slot."""
 
     model: str
     key: str
+    parallelism: Parallelism = ONE_INSTANCE
 
 
 class Make(msgspec.Struct, frozen=True):
@@ -200,20 +204,25 @@ def _open(model: ModelView, now: float) -> Open | None:
     if model.outdated and serving is None:
         return _replace_outdated(model, able)
     if serving is None or (serving not in able and _is_wrong(serving)):  # wrong answers end at once
-        return Open(model.name, _first_choice(able).key)
+        return _opened(model, _first_choice(able))
     best = min(able, key=_cost)
-    if best.key != serving.key and _is_better(best, serving):
-        return Open(model.name, best.key)
+    is_in_form = serving.parallelism == model.parallelism
+    if (best is not serving or not is_in_form) and _is_better(best, serving.cost if is_in_form else model.cost):
+        return _opened(model, best)
     rebuilt = serving in able and serving.usable and serving.edition != model.edition
     moves = serving in able and serving.apart != model.apart
-    return Open(model.name, serving.key) if rebuilt or moves else None
+    return _opened(model, serving) if rebuilt or moves else None
+
+
+def _opened(model: ModelView, engine: EngineView) -> Open:
+    return Open(model.name, engine.key, engine.parallelism)
 
 
 def _first_choice(able: list[EngineView]) -> EngineView:
     """Choose while nothing serves, by the same rule as later, so that a restart ends at the same engine."""
     chosen = able[0]
     for engine in able[1:]:
-        if _is_better(engine, chosen):
+        if _is_better(engine, chosen.cost):
             chosen = engine
     return chosen
 
@@ -222,7 +231,7 @@ def _replace_outdated(model: ModelView, able: list[EngineView]) -> Open | None:
     """Keep an engine of the previous device serving until everything that could replace it has been tried."""
     if any(e.state is EngineState.ABSENT or (e.state in MAKING and not e.usable) for e in model.engines):
         return None
-    return Open(model.name, _first_choice(able).key)
+    return _opened(model, _first_choice(able))
 
 
 def _can_open(engine: EngineView) -> bool:
@@ -239,10 +248,10 @@ def _is_wrong(engine: EngineView) -> bool:
     return engine.state is EngineState.REJECTED or engine.is_doubted
 
 
-def _is_better(candidate: EngineView, serving: EngineView) -> bool:
+def _is_better(candidate: EngineView, cost: float | None) -> bool:
     if candidate.cost is None:
         return False
-    return serving.cost is None or candidate.cost < serving.cost * _GAIN
+    return cost is None or candidate.cost < cost * _GAIN
 
 
 def _reviews(model: ModelView, now: float, is_idle: bool) -> Iterator[Review]:

@@ -91,6 +91,7 @@ def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_comm
     the configuration allows builds by command only."""
     reports = [
         _as_opened(
+            planned,
             engine,
             _report(
                 engine.digest,
@@ -161,8 +162,11 @@ def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], tr
     return EngineState.STALE.value, record.verdict.reason
 
 
-def _as_opened(engine: PlannedEngine, found: EngineInfo) -> EngineInfo:
-    """Replace where nodes ran when it was built by where they run since it was last opened."""
+def _as_opened(planned: PlannedModel, engine: PlannedEngine, found: EngineInfo) -> EngineInfo:
+    """Replace where nodes ran when it was built by where they run since it was last opened; add its instances."""
+    current = planned.slot.current
+    if current is not None and current.engine.key == engine.digest:
+        found = msgspec.structs.replace(found, instances=current.parallelism.instances)
     if not engine.nodes:
         return found
     made = found.composition
@@ -208,6 +212,7 @@ def _report(
         standard=record.standard if record else "",
         composition=record.composition if record else Composition(),
         ahead=record.ahead if record else "",
+        speeds=record.speeds if record else (),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 
-from edged.backends.contract import Recipe
+from edged.backends.contract import ONE_INSTANCE, Parallelism, Recipe
 from edged.config import Engines
 from edged.device.load import was_loaded
 from edged.engines import alarms
@@ -35,7 +35,7 @@ def actual(
             record = stored.get(key)
             if record is not None and record != engine.record:
                 _take_up(engine, record)
-        views.append(_model(planned, alarms.slow_engine(planned, settings, now) is not None))
+        views.append(_model(planned, alarms.slow_engine(planned, settings, now) is not None, planned.is_busy(now)))
     return views
 
 
@@ -58,19 +58,22 @@ def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
         engine.adopt(record)
 
 
-def _model(planned: PlannedModel, is_slow: bool) -> ModelView:
+def _model(planned: PlannedModel, is_slow: bool, is_busy: bool) -> ModelView:
     fits, current, is_read = planned.fits(), planned.slot.current, planned.is_being_read or planned.is_superseded
     holds = is_read and current is not None
+    serving = planned.engines.get(planned.serving or "") if fits else None
     return ModelView(
         name=planned.entry.name,
         engines=tuple(
-            _engine(planned, each)
+            _engine(planned, each, is_busy)
             for each in planned.engines.values()
             if not is_read or holds or _has_its_files(planned, each)
         ),
         serving=planned.serving if fits else None,
         edition=current.engine.edition if current is not None and fits else "",
         apart=current.apart if current is not None and fits else "",
+        parallelism=current.parallelism if current is not None else ONE_INSTANCE,
+        cost=None if serving is None or current is None else cost(planned, serving, is_busy, current.parallelism),
         opening=planned.opening is not None,
         reading=is_read,
         holds=holds,
@@ -107,7 +110,8 @@ def _has_its_files(planned: PlannedModel, engine: PlannedEngine) -> bool:
     return engine.is_usable or (planned.model is not None and planned.model.entry.path != planned.entry.path)
 
 
-def _engine(planned: PlannedModel, engine: PlannedEngine) -> EngineView:
+def _engine(planned: PlannedModel, engine: PlannedEngine, is_busy: bool) -> EngineView:
+    fastest = engine.record.fastest(is_busy=is_busy) if engine.record is not None else None
     return EngineView(
         key=engine.digest,
         recipe=engine.recipe,
@@ -117,7 +121,8 @@ def _engine(planned: PlannedModel, engine: PlannedEngine) -> EngineView:
         edition=engine.edition,
         apart=engine.apart,
         is_doubted=is_doubted(engine, planned.engines.values()),
-        cost=cost(engine, planned.entry.settings),
+        cost=cost(planned, engine, is_busy),
+        parallelism=ONE_INSTANCE if fastest is None else fastest.parallelism,
         retry_at=engine.retry_at,
         open_at=math.inf if engine.quarantined else engine.open_at,
         request=engine.request.value,
@@ -133,13 +138,16 @@ LEAST_GAIN = 1.3
 EXACT = "fp32"
 
 
-def cost(engine: PlannedEngine, settings: Mapping[str, str]) -> float | None:
+def cost(
+    planned: PlannedModel, engine: PlannedEngine, is_busy: bool = False, parallelism: Parallelism | None = None
+) -> float | None:
     """Return the time of one inference as a share of the reference's, raised for a precision that the settings do not
-    name. None if it was not measured."""
-    measured = engine.record.cost if engine.record is not None else None
-    if measured is None or not _is_unasked(engine.recipe, settings):
-        return measured
-    return measured * LEAST_GAIN
+    name; in its fastest form for the demand, or in the given one. None if it was not timed."""
+    speeds = engine.record.speeds if engine.record is not None else ()
+    costs = [each.cost(is_busy=is_busy) for each in speeds if parallelism in (None, each.parallelism)]
+    if not costs:
+        return None
+    return min(costs) * (LEAST_GAIN if _is_unasked(engine.recipe, planned.entry.settings) else 1.0)
 
 
 def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> bool:

@@ -1,7 +1,7 @@
 """The engine host: a process that imports one backend, owns sessions, and runs the jobs that the daemon's link sends.
 
-Each session has two threads: one prepares (decodes pictures, fits them into the input tensor), one infers. So the
-next picture is decoded while the current one runs; and a slow model never holds up another.
+Each engine has threads of its own: a slow model never holds up another. To prepare is to decode pictures and fit them
+into the input tensor; the next picture is prepared while the current one runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 
 from edged import errors, process
 from edged.backends import registry
-from edged.backends.contract import Backend, Placed, Session, Stoppable, one_line
+from edged.backends.contract import Backend, Placed, Replicable, Session, Stoppable, one_line
 from edged.confinement import confine
 from edged.confinement.rules import Reach
 from edged.decoding import ready
@@ -44,17 +44,16 @@ T = TypeVar("T")
 
 
 class CancellableJobs:
-    """The jobs of one session from receipt to end. Used by the thread that infers and the one that reads messages."""
+    """The jobs of one engine from receipt to end. Used by the threads that infer and the one that reads messages."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session if isinstance(session, Stoppable) else None
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: set[int] = set()
         self._unwanted: set[int] = set()
-        self._running: int | None = None
+        self._running: dict[int, Stoppable | None] = {}
 
     def take(self, job: int) -> None:
-        """Add a job that the session received."""
+        """Add a job that was received."""
         with self._lock:
             self._held.add(job)
 
@@ -63,24 +62,23 @@ class CancellableJobs:
         with self._lock:
             if job in self._held:
                 self._unwanted.add(job)
-                if job == self._running and self._session is not None:
-                    self._session.stop()
+                if (session := self._running.get(job)) is not None:
+                    session.stop()
 
-    def run(self, job: int, infer: Callable[[], T]) -> T:
-        """Run a job and forget it; DeadlineExceeded if it was stopped before. A job that is stopped while it runs
-        raises as its runtime does."""
+    def run(self, job: int, session: Stoppable | None, infer: Callable[[], T]) -> T:
+        """Run a job and forget it; DeadlineExceeded if it was stopped before. If it is stopped while it runs, it raises
+        as its runtime does. `session` is the one to stop, if it can be stopped."""
         with self._lock:
             if job in self._unwanted:
                 self._forget(job)
                 raise DeadlineExceeded("it was stopped before it ran")
-            self._running = job
+            self._running[job] = session
         try:
             return infer()
         finally:
             with self._lock:
-                self._running = None
-                if job in self._unwanted and self._session is not None:
-                    self._session.go_on()
+                if job in self._unwanted and session is not None:
+                    session.go_on()
                 self._forget(job)
 
     def leave(self, job: int) -> None:
@@ -91,6 +89,7 @@ class CancellableJobs:
     def _forget(self, job: int) -> None:
         self._held.discard(job)
         self._unwanted.discard(job)
+        self._running.pop(job, None)
 
 
 _LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may be anything
@@ -109,76 +108,122 @@ _NO_MEMORY = re.compile(
 )
 
 
-class SessionThreads:
-    """One session, its two threads and the queues between them. The daemon bounds what is queued."""
+class EngineThreads:
+    """One opened engine, its threads and the queues between them. The daemon bounds what is queued.
+
+    With one instance, one thread prepares and one infers. With several, each has a thread that does both, and the
+    next pictures are prepared while other instances infer.
+    """
 
     def __init__(self, order: m.Open, backend: Backend, shared: SharedView, send: Send) -> None:
         self._open, self._backend, self._shared, self._send = order, backend, shared, send
+        self._datatypes = {spec.name: spec.datatype for spec in order.order.signature.outputs}
+        self._jobs = CancellableJobs()
         self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()
         self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | Inputs, float] | None]
         self._prepared = queue.SimpleQueue()
-        self._pipeline: Pipeline | None = None
-        self._jobs: CancellableJobs | None = None
+        self._left = order.order.parallelism.instances
+        self._lock = threading.Lock()
         self.is_over = False  # it could not be opened
-        threading.Thread(target=self._prepare_loop, name=f"prepare-{order.session}", daemon=True).start()
+        self._start("open", self._open_engine)
 
     def submit(self, job: m.Infer | m.Detect | None) -> None:
-        """Queue a job of an open session; None ends the session after the jobs before it."""
-        if job is not None and self._jobs is not None:
+        """Queue a job of an opened engine; None closes it after the jobs before."""
+        if job is not None:
             self._jobs.take(job.job)
         self._todo.put(job)
 
     def stop(self, job: int) -> None:
         """Stop a job that waits or runs."""
-        if self._jobs is not None:
-            self._jobs.stop(job)
+        self._jobs.stop(job)
 
-    def _prepare_loop(self) -> None:
-        order, session = self._open, None
+    def _start(self, name: str, run: Callable[[], None]) -> None:
+        threading.Thread(target=run, name=f"{name}-{self._open.session}", daemon=True).start()
+
+    def _open_engine(self) -> None:
+        """Open the engine, start the threads of its instances, and go on as the first of them."""
+        opening, instances = self._open, self._open.order.parallelism.instances
+        sessions: list[Session] = []
         try:
-            session = self._backend.open(order.order)
-            nodes = session.nodes() if isinstance(session, Placed) else {}
-            self._jobs = jobs = CancellableJobs(session)
-            self._pipeline = Pipeline(session, order.order.signature, order.recognition, order.batch, order.bounds)
+            first = self._backend.open(opening.order)
+            sessions.append(first)
+            nodes = first.nodes() if isinstance(first, Placed) else {}
+            if instances > 1:
+                if not isinstance(first, Replicable):
+                    raise errors.Unsuitable(f"{opening.order.recipe.backend} runs one inference of an engine at a time")
+                sessions += [first.replica() for _ in range(instances - 1)]
+            buffers = () if instances == 1 else (1,)
+            signature, batch = opening.order.signature, opening.batch
+            pipelines = [
+                Pipeline(each, signature, opening.recognition, batch, opening.bounds, *buffers) for each in sessions
+            ]
         except Exception as error:
             self.is_over = True
-            if session is not None:
+            for session in sessions:
                 with contextlib.suppress(Exception):  # the reason why it cannot be opened is more useful
                     session.close()
-            self._send(m.OpenFailed(order.session, *_named(_behind(Path(order.order.model), error))))
+            self._send(m.OpenFailed(opening.session, *_named(_behind(Path(opening.order.model), error))))
             return
-        threading.Thread(target=self._infer_loop, name=f"infer-{self._open.session}", daemon=True).start()
-        self._send(m.Opened(self._open.session, nodes))
+        self._send(m.Opened(opening.session, nodes))
+        if instances == 1:
+            self._start("infer", partial(self._infer_loop, pipelines[0]))
+            self._prepare_loop(pipelines[0])
+            return
+        for pipeline in pipelines[1:]:
+            self._start("work", partial(self._work_loop, pipeline))
+        self._work_loop(pipelines[0])
+
+    def _prepare_loop(self, pipeline: Pipeline) -> None:
         while (job := self._todo.get()) is not None:
-            began = time.perf_counter()
-            try:
-                prepared = self._prepare(self._pipeline, job)
-                self._prepared.put((job, prepared, (time.perf_counter() - began) * 1e3))
-                del prepared  # it is the other thread's now
-            except Exception as error:
-                jobs.leave(job.job)
-                self._send(m.JobFailed(job.job, *_named(error)))
+            if (prepared := self._prepare_or_fail(pipeline, job)) is not None:
+                self._prepared.put((job, *prepared))
+            del prepared  # it is the other thread's now
         self._prepared.put(None)
 
-    def _infer_loop(self) -> None:
-        assert self._pipeline is not None
-        assert self._jobs is not None
+    def _infer_loop(self, pipeline: Pipeline) -> None:
         while (item := self._prepared.get()) is not None:
-            job, prepared, took = item
-            answer: m.FromHost
-            bulk = Bulk()
-            try:
-                answer = self._run(self._pipeline, self._jobs, job, prepared, took, bulk)
-                self._send(answer, bulk.pieces)
-            except Exception as error:
-                answer = m.JobFailed(job.job, *_named(error), error.outputs if isinstance(error, NotFinite) else ())
-                self._send(answer)
-            del item, prepared, answer, bulk  # a view into the arena must not outlive its job
+            self._answer(pipeline, *item)
+            del item  # a view into the arena must not outlive its job
+        self._close(pipeline)
+
+    def _work_loop(self, pipeline: Pipeline) -> None:
+        while (job := self._todo.get()) is not None:
+            if (prepared := self._prepare_or_fail(pipeline, job)) is not None:
+                self._answer(pipeline, job, *prepared)
+            del prepared
+        self._todo.put(None)  # for the next thread
+        self._close(pipeline)
+
+    def _prepare_or_fail(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> tuple[Prepared | Inputs, float] | None:
+        began = time.perf_counter()
         try:
-            self._pipeline.close()
+            return self._prepare(pipeline, job), (time.perf_counter() - began) * 1e3
+        except Exception as error:
+            self._jobs.leave(job.job)
+            self._send(m.JobFailed(job.job, *_named(error)))
+            return None
+
+    def _answer(
+        self, pipeline: Pipeline, job: m.Infer | m.Detect, prepared: Prepared | Inputs, prepare_ms: float
+    ) -> None:
+        bulk = Bulk()
+        try:
+            answer = self._run(pipeline, job, prepared, prepare_ms, bulk)
+            self._send(answer, bulk.pieces)
+        except Exception as error:
+            self._send(m.JobFailed(job.job, *_named(error), error.outputs if isinstance(error, NotFinite) else ()))
+
+    def _close(self, pipeline: Pipeline) -> None:
+        """Close an instance; the last one reports that the engine is closed."""
+        try:
+            pipeline.close()
         except Exception:
             traceback.print_exc()  # into the daemon's log
-        self._send(m.Closed(self._open.session))
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            self._send(m.Closed(self._open.session))
 
     def _prepare(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> Prepared | Inputs:
         if isinstance(job, m.Detect):
@@ -190,47 +235,39 @@ class SessionThreads:
         return pipeline.stage(inputs)
 
     def _run(
-        self,
-        pipeline: Pipeline,
-        jobs: CancellableJobs,
-        job: m.Infer | m.Detect,
-        prepared: Prepared | Inputs,
-        prepare_ms: float,
-        bulk: Bulk,
+        self, pipeline: Pipeline, job: m.Infer | m.Detect, prepared: Prepared | Inputs, prepare_ms: float, bulk: Bulk
     ) -> m.Answer | m.Detected:
-        datatypes = {spec.name: spec.datatype for spec in self._open.order.signature.outputs}
         if isinstance(job, m.Infer):
             assert not isinstance(prepared, Prepared)
-            outputs, times = jobs.run(job.job, partial(pipeline.run, prepared, job.outputs))
+            outputs, times = self._jobs.run(job.job, pipeline.stoppable, partial(pipeline.run, prepared, job.outputs))
             began = time.perf_counter()
             bad = pipeline.finite.bad(outputs)
             pipeline.finite.require(bad)
-            refs = self._place(outputs, datatypes, job.reply, bulk, job.parts)
+            refs = self._place(outputs, job.reply, bulk, job.parts)
             after_ms = (time.perf_counter() - began) * 1e3
-            times = msgspec.structs.replace(times, prepare_ms=prepare_ms, postprocess_ms=after_ms)
-            return m.Answer(job.job, refs, times, bad)
+            return m.Answer(job.job, refs, m.Times(0.0, prepare_ms, times.infer_ms, after_ms), bad)
         assert isinstance(prepared, Prepared)
-        outcomes = jobs.run(job.job, partial(pipeline.infer, prepared))
-        return m.Detected(job.job, tuple(self._seen(outcome, datatypes, job.reply, bulk) for outcome in outcomes))
+        outcomes = self._jobs.run(job.job, pipeline.stoppable, partial(pipeline.infer, prepared))
+        return m.Detected(job.job, tuple(self._seen(outcome, job.reply, bulk) for outcome in outcomes))
 
     def _shot(self, picture: m.Picture) -> Shot:
         p, data = picture, self._shared.at(picture.span)
         return Shot(data, p.pixel_format, p.width, p.height, p.stride, p.roi, p.thresholds)
 
-    def _seen(self, outcome: Outcome | Exception, datatypes: dict[str, str], reply: Span | None, bulk: Bulk) -> m.Seen:
+    def _seen(self, outcome: Outcome | Exception, reply: Span | None, bulk: Bulk) -> m.Seen:
         if isinstance(outcome, Exception):
             return _unanswered(outcome)
         found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
         classes = None if outcome.classes is None else outcome.classes.pack()
         try:
-            refs = self._place(outcome.outputs, datatypes, reply, bulk)  # a model without a family gets one at a time
+            refs = self._place(outcome.outputs, reply, bulk)  # a model without a family gets one at a time
         except EdgedError as error:
             return _unanswered(error)
         about = (outcome.width, outcome.height, outcome.times)
         return m.Seen(*about, found, classes, refs, not_finite=outcome.not_finite, following=following)
 
     def _place(
-        self, outputs: dict[str, Array], datatypes: dict[str, str], reply: Span | None, bulk: Bulk, parts: int = 1
+        self, outputs: dict[str, Array], reply: Span | None, bulk: Bulk, parts: int = 1
     ) -> tuple[m.TensorRef, ...]:
         """Write outputs one after the other into the reply's span; those that do not fit go with the message.
 
@@ -250,9 +287,9 @@ class SessionThreads:
                 span = Span(reply.offset + position, len(data))
                 self._shared.at(span)[:] = data
                 position += -(-len(data) // 64) * 64
-                refs.append(m.TensorRef(name, datatypes[name], array.shape, span))
+                refs.append(m.TensorRef(name, self._datatypes[name], array.shape, span))
             else:
-                refs.append(m.TensorRef(name, datatypes[name], array.shape, None, *bulk.put(data)))
+                refs.append(m.TensorRef(name, self._datatypes[name], array.shape, None, *bulk.put(data)))
         return tuple(refs)
 
 
@@ -299,13 +336,13 @@ def serve(backend_name: str, daemon: HostEnd, arena: int, reach: Reach) -> None:
         return
     shared = SharedView(arena)
     decoder = msgspec.msgpack.Decoder(ready(m.ToHost))
-    sessions: dict[int, SessionThreads] = {}
+    sessions: dict[int, EngineThreads] = {}
     daemon.send(m.Ready(os.getpid(), backend.version()))
     while (data := daemon.receive()) is not None:
         order = decoder.decode(data)
         if isinstance(order, m.Open):
             sessions = {number: session for number, session in sessions.items() if not session.is_over}
-            sessions[order.session] = SessionThreads(order, backend, shared, daemon.send)
+            sessions[order.session] = EngineThreads(order, backend, shared, daemon.send)
         elif isinstance(order, m.Close):
             sessions.pop(order.session).submit(None)
         elif isinstance(order, m.Ping):

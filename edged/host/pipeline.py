@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from edged.backends.contract import Session, Signature, Staging
+from edged.backends.contract import Session, Signature, Staging, Stoppable
 from edged.errors import InvalidInput, NotFinite
 from edged.ipc.finite import FiniteCheck
 from edged.ipc.messages import Times
@@ -91,7 +91,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 class Pipeline:
     """Owns a session and its input buffers; closes the session if it raises at the start. `batch` is the most pictures
-    at a time. `bounds` decides about outputs that are not finite."""
+    at a time. `bounds` decides about outputs that are not finite. One buffer is enough for one thread."""
 
     def __init__(
         self,
@@ -100,9 +100,11 @@ class Pipeline:
         recognition: Recognition,
         batch: int = 1,
         bounds: Bounds = _UNWATCHED,
+        buffers: int = _BUFFERS,
     ) -> None:
         self._session = session
         self._staging = session if isinstance(session, Staging) else None
+        self.stoppable = session if isinstance(session, Stoppable) else None
         self.recognition = recognition
         self._turn = 0
         self.finite = FiniteCheck(bounds, signature.outputs)
@@ -114,7 +116,7 @@ class Pipeline:
             )  # once: an isinstance check takes a while
             self._detector = None if isinstance(opened, Classifier) else opened
             self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
-            self._fixed, self._buffers = _input_buffers(signature, recognition, self._staging, batch)
+            self._fixed, self._buffers = _input_buffers(signature, recognition, self._staging, batch, buffers)
             self._datatypes = {spec.name: numpy_dtype(spec.datatype) for spec in signature.inputs}
         except BaseException:
             session.close()
@@ -124,7 +126,7 @@ class Pipeline:
         """Decode pictures, at most `batch` of them, and fit them into an input tensor."""
         if self._preparer is None:
             raise InvalidInput(f"this model takes no picture ({self.recognition.picture}); send tensors instead")
-        self._turn = (self._turn + 1) % _BUFFERS
+        self._turn = (self._turn + 1) % len(self._buffers)
         tensor, rows = self._buffers[self._turn], 0
         fitted: list[_Fitted | Exception] = []
         for shot, decoded in zip(shots, self._decode(self._preparer, shots), strict=True):
@@ -253,7 +255,7 @@ def _decode(preparer: Preparer, shot: Shot) -> tuple[Image | Decoded, float] | E
 
 
 def _input_buffers(
-    signature: Signature, recognition: Recognition, staging: Staging | None, batch: int
+    signature: Signature, recognition: Recognition, staging: Staging | None, batch: int, buffers: int
 ) -> tuple[bool, list[Array]]:
     """Input tensors to alternate between, and whether the engine gets all of their rows, as it does with a fixed batch;
     otherwise it gets the rows with pictures."""
@@ -264,4 +266,4 @@ def _input_buffers(
     rows = spec.shape[0] if isinstance(spec.shape[0], int) else batch
     dtype = np.dtype({"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}[recognition.preprocess.datatype])
     zeros = np.zeros if staging is None else staging.array
-    return fixed, [zeros((rows, *recognition.preprocess.shape), dtype) for _ in range(_BUFFERS)]
+    return fixed, [zeros((rows, *recognition.preprocess.shape), dtype) for _ in range(buffers)]

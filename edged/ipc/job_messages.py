@@ -9,7 +9,7 @@ import msgspec
 from edged.backends.artefact import Artefact
 from edged.backends.contract import Composition, Order, Signature
 from edged.models.finding import Finding, Stage
-from edged.store.record import Verdict
+from edged.store.record import Speed, Verdict
 from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import Tolerance
 from edged.vision.family import Recognition
@@ -160,7 +160,7 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 
 
 class Verify(msgspec.Struct, frozen=True, tag=True):
-    """Open a built engine, compare it with the golden outputs in the file `golden`, time it. Answered by `Timed`."""
+    """Open a built engine and compare it with the golden outputs in the file `golden`. Answered by `Verified`."""
 
     order: Order
     golden: str
@@ -169,6 +169,10 @@ class Verify(msgspec.Struct, frozen=True, tag=True):
     recognition: Recognition  # how boxes are read from outputs to be compared
     expects: str = ""
     arithmetic: str = "fp32"  # the lowest precision that the model or the engine computes in
+
+
+class Time(Verify, frozen=True, tag=True):
+    """Time a verified engine in turns with the reference, on one of the golden questions. Answered by `Timed`."""
 
 
 class CompareLevels(msgspec.Struct, frozen=True, tag=True):
@@ -234,13 +238,15 @@ class Built(msgspec.Struct, frozen=True):
     composition: Composition = Composition()
 
 
-class Timed(msgspec.Struct, frozen=True):
-    """Medians of one inference, of the engine and of the reference in turns with it; None for a rejected engine."""
-
+class Verified(msgspec.Struct, frozen=True):
     verdict: Verdict
-    latency_ms: float | None
-    reference_ms: float | None = None
-    load: float | None = None  # share of the box's processors, 0 to 1, that others used meanwhile
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """`load`: the share of the box's processors, 0 to 1, that others used meanwhile."""
+
+    speeds: tuple[Speed, ...]
+    load: float
 
 
 class LevelVerdict(msgspec.Struct, frozen=True):
@@ -276,6 +282,7 @@ Job = (
     | MakeGolden
     | Build
     | Verify
+    | Time
     | CompareLevels
     | LoadRuntime
     | TryProvider

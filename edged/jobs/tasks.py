@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -16,19 +15,17 @@ import msgspec
 
 from edged.backends import registry
 from edged.backends.artefact import Artefact
-from edged.backends.contract import Backend, Composition, Graphs, Order, Session, Signature
+from edged.backends.contract import ONE_INSTANCE, Backend, Composition, Graphs, Order, Parallelism, Session, Signature
 from edged.backends.profile import PREFIX
-from edged.device import load
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, OutOfSpace, Superseded, Unsuitable
 from edged.files import disk_fault, disk_fault_behind, read_through
 from edged.ipc import job_messages as jobs
 from edged.ipc.job_messages import FreeDims, Lower, Prove, Simplify
-from edged.jobs import runtimes, trial
+from edged.jobs import runtimes, timing, trial
 from edged.jobs.precision import convert_order
 from edged.models.identity import require_same
 from edged.models.samples import is_tensors
 from edged.store.record import Verdict
-from edged.tensors import Array
 from edged.verification import golden, user_samples
 from edged.verification.boxes import matcher_for
 from edged.verification.probes import GIVEN, PICTURE, read_sample
@@ -36,9 +33,6 @@ from edged.verification.verify import Pair, judge
 
 Report: TypeAlias = Callable[[jobs.Progress], None]
 
-_WARM_UPS = 2
-_RUNS = (5, 60)  # of a timed session, at least and at most
-_SECONDS = 1.5  # of timing, unless that is too few runs
 _PROBE = 64 << 10  # bytes written to find out whether a disk takes any
 
 
@@ -93,7 +87,9 @@ def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Veri
         return _make_golden(job, report)
     if isinstance(job, jobs.CompareLevels):
         return _compare_levels(job, report)
-    return _build(job, report) if isinstance(job, jobs.Build) else _verify(job, report)
+    if isinstance(job, jobs.Build):
+        return _build(job, report)
+    return _time(job, report) if isinstance(job, jobs.Time) else _verify(job, report)
 
 
 def _build(job: jobs.Build, report: Report) -> jobs.Built:
@@ -158,7 +154,7 @@ def _compare_levels(job: jobs.CompareLevels, report: Report) -> jobs.ComparedLev
     return jobs.ComparedLevels(tuple(found))
 
 
-def _verify(job: jobs.Verify, report: Report) -> jobs.Timed:
+def _verify(job: jobs.Verify, report: Report) -> jobs.Verified:
     asked = golden.load(Path(job.golden))
     session = _load(job).open(job.order)
     pairs = (
@@ -168,18 +164,27 @@ def _verify(job: jobs.Verify, report: Report) -> jobs.Timed:
     if asked.skipped:
         figures = verdict.figures | {"skipped_samples": float(len(asked.skipped))}
         verdict = msgspec.structs.replace(verdict, figures=figures)
-    if not verdict.accepted:
-        return jobs.Timed(verdict, None)
-    report(jobs.Progress("timing"))
-    inputs = _typical(asked.samples).inputs
-    if job.order.recipe.is_reference:
-        timing = in_turns([session], inputs)
-        (own,) = timing.medians_ms
-        return jobs.Timed(verdict, own, own, timing.load)
+    return jobs.Verified(verdict)
+
+
+def _time(job: jobs.Time, report: Report) -> jobs.Timed:
+    asked, backend = golden.load(Path(job.golden)), _load(job)
+    sample, matcher = _typical(asked.samples), matcher_for(job.recognition, job.tolerance.box_score)
+
+    def open_form(form: Parallelism) -> Session:
+        report(jobs.Progress("timing"))
+        if job.order.recipe.is_reference and form == ONE_INSTANCE:
+            return reference  # a large model fits once
+        return backend.open(msgspec.structs.replace(job.order, parallelism=form))
+
+    def is_right(session: Session) -> bool:
+        """Fewer threads may sum in another order."""
+        return judge([_pair(sample, session, job.order.signature, report)], job.tolerance, matcher).accepted
+
     reference = registry.load(job.reference.recipe.backend).open(job.reference)
-    timing = in_turns([session, reference], inputs)
-    own, other = timing.medians_ms
-    return jobs.Timed(verdict, own, other, timing.load)
+    forms = timing.parallelisms(job.order, timing.cores())
+    timed = timing.measure(open_form, forms, reference, sample.inputs, is_right)
+    return jobs.Timed(timed.speeds, timed.load)
 
 
 def _pair(sample: golden.Sample, session: Session, signature: Signature, report: Report) -> Pair:
@@ -205,32 +210,6 @@ def _load(job: jobs.Build | jobs.Verify) -> Backend:
     if job.expects and not registry.agree(backend.version(), job.expects):
         raise Superseded(f"{backend.name} is {backend.version()} now, not {job.expects}: the libraries changed")
     return backend
-
-
-class Timing(msgspec.Struct, frozen=True):
-    """Median milliseconds of one inference of each session, and the share of the processors, 0 to 1, that other
-    processes used meanwhile."""
-
-    medians_ms: tuple[float, ...]
-    load: float
-
-
-def in_turns(sessions: Sequence[Session], inputs: Mapping[str, Array]) -> Timing:
-    """Run sessions in turns, again and again, so that the box's load of the moment affects all alike."""
-    for session in sessions:
-        for _ in range(_WARM_UPS):
-            session.infer(inputs)
-    times: list[list[float]] = [[] for _ in sessions]
-    ticks, used, begun = load.read(), time.process_time(), time.perf_counter()
-    while len(times[0]) < _RUNS[0] or (len(times[0]) < _RUNS[1] and time.perf_counter() - begun < _SECONDS):
-        for session, own in zip(sessions, times, strict=True):
-            started = time.perf_counter()
-            session.infer(inputs)
-            own.append(time.perf_counter() - started)
-    elapsed = time.perf_counter() - begun
-    mine = (time.process_time() - used) / (elapsed * (os.cpu_count() or 1))
-    others = max(0.0, load.read().share_since(ticks) - mine)
-    return Timing(tuple(round(statistics.median(own) * 1000, 4) for own in times), round(others, 3))
 
 
 def find_disk_fault(job: msgspec.Struct, error: BaseException) -> OutOfSpace | None:

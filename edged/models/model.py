@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from edged.backends.artefact import Artefact
-from edged.backends.contract import Effort, Order, Recipe, Signature
+from edged.backends.contract import ONE_INSTANCE, Effort, Order, Parallelism, Recipe, Signature
 from edged.backends.profile import Profile
 from edged.errors import ConfigError, ModelRefused, Unsuitable
 from edged.models import limits, sequencing, shapes, triton_check, triton_config
@@ -157,7 +157,22 @@ class Model(msgspec.Struct, frozen=True):
         """Return this model with the current contents of its samples. Reads the disk."""
         return msgspec.structs.replace(self, contents={path: content(path) for path in self.samples})
 
-    def order(self, recipe: Recipe, artefact: Artefact | None = None, effort: Effort = "full") -> Order:
+    def order(
+        self,
+        recipe: Recipe,
+        artefact: Artefact | None = None,
+        effort: Effort = "full",
+        parallelism: Parallelism = ONE_INSTANCE,
+    ) -> Order:
         """Return an order for one of its engines; without an artefact it is not built yet, or a reference."""
         external = tuple(file.path for file in self.inspection.external)
-        return Order(self.entry.path, self.inspection.signature, recipe, artefact, external, self.digest, effort)
+        return Order(
+            self.entry.path,
+            self.inspection.signature,
+            recipe,
+            artefact,
+            external,
+            self.digest,
+            effort,
+            parallelism=parallelism,
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -19,9 +19,11 @@ from edged.models import limits, sequencing, shapes, triton_config
 from edged.vision.settings import KNOWN, integer, nearest, number
 
 Settings: TypeAlias = dict[str, str]
+Performance = Literal["auto", "latency", "throughput"]
 
 BACKENDS = "backends"
 THREADS = "threads"
+PERFORMANCE = "performance"
 PRECISIONS = "precisions"
 BATCH_MAX, BATCH_WAIT_MS = "batch.max", "batch.wait_ms"
 VERIFY = "verify."
@@ -41,7 +43,7 @@ FIGURES = {
 }
 ALL_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 
-_PLAIN = (BACKENDS, sequencing.DECOUPLED, PRECISIONS, THREADS, triton_config.VERSIONS)
+_PLAIN = (BACKENDS, sequencing.DECOUPLED, PERFORMANCE, PRECISIONS, THREADS, triton_config.VERSIONS)
 # Prefixes with the names below them, and prefixes whose names are checked by their module.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "batch.": (BATCH_MAX, BATCH_WAIT_MS),
@@ -73,6 +75,7 @@ def validate(settings: Mapping[str, str]) -> None:
     backends(settings)
     precisions(settings)
     threads(settings)
+    performance(settings)
     triton_config.version_policy(settings)
     max_batch(settings)
     batch_wait_seconds(settings)
@@ -139,6 +142,14 @@ def threads(settings: Mapping[str, str]) -> tuple[int, ...]:
             f"setting threads={text[:40]!r}: give whole numbers from 0 (the runtime chooses) to 1024, at most 8 of them"
         )
     return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def performance(settings: Mapping[str, str]) -> Performance:
+    """Choose the engine by the time of one inference, by the number in a second, or by what the work asks for."""
+    text = settings.get(PERFORMANCE, "auto")
+    if text not in get_args(Performance):
+        raise ConfigError(f"setting performance={text[:40]!r}: choose from {', '.join(get_args(Performance))}")
+    return cast(Performance, text)
 
 
 def max_batch(settings: Mapping[str, str]) -> int | None:

@@ -71,22 +71,27 @@ class Loss(msgspec.Struct, frozen=True):
 class HostSession:
     """A session of a host, and the deadlines of its jobs. Times are seconds of any clock.
 
-    A session runs its jobs one after the other, so a job's time begins when the one before it is answered. At its limit
-    it is stopped. If it still runs after a grace period its runtime cannot stop, and the host is replaced.
+    A session runs as many jobs at a time as it has `instances`, in their order, so a job's time begins when one before
+    it is answered. At its limit it is stopped. If it still runs after a grace period its runtime cannot stop, and the
+    host is replaced.
     """
 
-    __slots__ = ("asked", "closing", "has_answered", "jobs", "number", "opening", "since", "stopped", "tenant")
+    __slots__ = ("asked", "closing", "has_answered", "instances", "jobs", "number", "opening", "stopped", "tenant")
 
     def __init__(
-        self, number: int, tenant: Tenant, opening: asyncio.Future[None] | None = None, now: float = 0.0
+        self,
+        number: int,
+        tenant: Tenant,
+        opening: asyncio.Future[None] | None = None,
+        now: float = 0.0,
+        instances: int = 1,
     ) -> None:
-        self.number, self.tenant, self.opening = number, tenant, opening
+        self.number, self.tenant, self.opening, self.instances = number, tenant, opening, instances
         self.closing: asyncio.Future[None] | None = None
         self.asked = now  # when it was to open or close
         self.has_answered = False
-        self.jobs: dict[int, None] = {}  # in their order
-        self.since = 0.0  # when the first of them began
-        self.stopped: float | None = None  # when it was stopped at its limit
+        self.jobs: dict[int, float] = {}  # in their order, with when each began; infinite while it waits
+        self.stopped: dict[int, float] = {}  # when a running one was stopped at its limit
 
     @property
     def limit(self) -> float:
@@ -95,33 +100,32 @@ class HostSession:
 
     def give(self, job: int, now: float) -> None:
         """Add a job."""
-        if not self.jobs:
-            self.since, self.stopped = now, None
-        self.jobs[job] = None
+        self.jobs[job] = now if len(self.jobs) < self.instances else math.inf
 
     def end(self, job: int, now: float) -> bool:
         """Remove an answered job; return whether it had been stopped at its limit."""
-        if job not in self.jobs:
-            return False
-        is_first = next(iter(self.jobs)) == job
-        was_stopped = is_first and self.stopped is not None
-        del self.jobs[job]
-        if is_first:
-            self.since, self.stopped = now, None
-        return was_stopped
+        if self.jobs.pop(job, math.inf) < math.inf:
+            waiting = next((other for other, began in self.jobs.items() if began == math.inf), None)
+            if waiting is not None:
+                self.jobs[waiting] = now
+        return self.stopped.pop(job, None) is not None
 
     def late(self, now: float) -> float:
-        """Seconds by which the running job is beyond its limit; negative if it is not, or no job runs."""
-        return now - self.since - self.limit if self.jobs else -math.inf
+        """Seconds by which a running job is beyond its limit; negative if none is, or no job runs."""
+        return now - min(self.jobs.values(), default=math.inf) - self.limit
 
-    def overdue(self, now: float, grace: float) -> Literal["", "stop", "hopeless"]:
-        """Whether the running job has reached its limit: once to stop it, and from the end of the grace period on."""
-        if self.late(now) <= 0:
-            return ""
-        if self.stopped is None:
-            self.stopped = now
-            return "stop"
-        return "hopeless" if now - self.stopped > grace else ""
+    def overdue(self, now: float, grace: float) -> tuple[Literal["", "stop", "hopeless"], int]:
+        """Whether a running job has reached its limit, and which: once to stop it, and from the end of the grace period
+        on."""
+        for job, began in self.jobs.items():
+            if now - began <= self.limit:
+                continue
+            if job not in self.stopped:
+                self.stopped[job] = now
+                return "stop", job
+            if now - self.stopped[job] > grace:
+                return "hopeless", job
+        return "", 0
 
 
 class _Job(NamedTuple):
@@ -203,7 +207,8 @@ class HostLink:
         bounds = msgspec.structs.replace(tenant.bounds, seconds=seconds, output_mb=output_mb)
         self._send(m.Open(number, order, recognition, batch, bounds))
         opening: asyncio.Future[None] = self._loop.create_future()
-        self.sessions[number] = HostSession(number, Tenant(tenant.suspect, bounds), opening, time.monotonic())
+        tenant, instances = Tenant(tenant.suspect, bounds), order.parallelism.instances
+        self.sessions[number] = HostSession(number, tenant, opening, time.monotonic(), instances)
         await opening
         return number
 
@@ -373,10 +378,9 @@ class HostLink:
         memory."""
         now = time.monotonic()
         for number, session in self.sessions.items():
-            overdue = session.overdue(now, self._times.grace)
+            overdue, running = session.overdue(now, self._times.grace)
             if not overdue:
                 continue
-            running = next(iter(session.jobs))
             if overdue == "stop":
                 self._send(m.Stop(running, number))
                 continue

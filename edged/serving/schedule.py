@@ -122,6 +122,11 @@ class Schedule(Generic[Work]):
         """Whether work waits; called after every request, so it counts nothing."""
         return bool(self._queues or self._again)
 
+    @property
+    def queues(self) -> int:
+        """The number of queues with work, counted at once: work that waits for other work, at least."""
+        return len(self._queues) + len(self._again)
+
     def offer(self, camera: Hashable, work: Work, share: Share = _EQUAL) -> Work | None:
         """Put a camera's newest frame in its queue; return the frame it replaced, if one was waiting."""
         waiting = self._queues.get(camera)

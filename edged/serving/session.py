@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import deque
 
+from edged.backends.contract import ONE_INSTANCE, Parallelism
 from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable
 from edged.serving.link import HostLink
 from edged.serving.work import EngineRef
@@ -97,9 +98,18 @@ class SessionHealth:
 class ServingSession:
     """An open engine and its state between batches."""
 
-    def __init__(self, link: HostLink, number: int, engine: EngineRef, apart: str = "") -> None:
+    def __init__(
+        self,
+        link: HostLink,
+        number: int,
+        engine: EngineRef,
+        apart: str = "",
+        parallelism: Parallelism = ONE_INSTANCE,
+    ) -> None:
         """`apart`: the isolated host that it was opened in; empty for the shared host."""
         self.link, self.number, self.engine, self.apart = link, number, engine, apart
+        self.parallelism = parallelism
+        self.most_in_flight = parallelism.instances + 1  # one is prepared, or on its way, while the others run
         self.in_flight = 0
         self.is_on_trial = False  # the batch in flight may have killed a host before
         self.batching, self.rows = engine.batching, engine.rows

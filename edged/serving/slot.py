@@ -1,8 +1,8 @@
 """One model's place in the daemon: its waiting work, and the engine that serves it now.
 
-The installed engine takes work from the schedule, two batches at a time (of tensor requests or of frames). To swap is
-to install another engine: new work goes to it, the old one finishes its work and is closed. Work that was lost with its
-host is retried once, on the engine installed by then.
+The installed engine takes work from the schedule: one batch, of tensor requests or of frames, more than it runs at a
+time. To swap is to install another engine: new work goes to it, the old one finishes its work and is closed. Work that
+was lost with its host is retried once, on the engine installed by then.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from edged.errors import (
 from edged.ipc import messages as m
 from edged.ipc.finite import Finiteness
 from edged.serving.batch import Batch, answers, reply_bytes, stage, times_of
+from edged.serving.demand import Demand
 from edged.serving.link import HostLink, Reply
 from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
 from edged.serving.session import ServingSession
@@ -38,7 +39,6 @@ from edged.serving.statistics import Statistics
 from edged.serving.work import Answered, EngineRef, TensorWork, Work
 
 _LOG = logging.getLogger("edged.serving")
-IN_FLIGHT = 2  # one is prepared while one runs; more would only wait inside the host
 _WAITING = 64  # requests
 _EQUAL = Share()
 _LOSSES = 5  # of hosts killed from outside; after so many, a request is suspected of causing the next
@@ -55,6 +55,7 @@ class Slot:
         self.swaps = 0
         self.statistics, self.finite = Statistics(), Finiteness()
         self.answered = self.failed = 0  # requests and frames that got an answer, or an error
+        self.demand = Demand()
         self._schedule: Schedule[Work] = Schedule(_WAITING)
         self._refusal: EdgedError | None = None
         self._room = asyncio.Event()
@@ -185,8 +186,9 @@ class Slot:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+        now = time.monotonic()
         while self._schedule and (session := self.current) is not None and self._has_room(session):
-            choice = self._schedule.choose(time.monotonic(), session.batching, self._rows(session))
+            choice = self._schedule.choose(now, session.batching, self._rows(session))
             self._room.set()
             for work in choice.late:
                 self._be_late(work)
@@ -194,19 +196,19 @@ class Slot:
                 if choice.late:
                     continue  # some of it may go now, after all
                 if choice.again_at < math.inf:
-                    self._alarm = asyncio.get_running_loop().call_later(
-                        max(0.0, choice.again_at - time.monotonic()), self._pump
-                    )
-                return
+                    delay = max(0.0, choice.again_at - time.monotonic())
+                    self._alarm = asyncio.get_running_loop().call_later(delay, self._pump)
+                break
             chosen = self._divert(session.engine, choice.work)
             if chosen and not self._dispatch(session, chosen):
-                return
+                break
+        self.demand.note(self._schedule.queues + (self.current.in_flight if self.current is not None else 0), now)
 
     def _has_room(self, session: ServingSession) -> bool:
         """Whether the session takes another batch. Work that was lost with its host is retried alone: if it killed the
         host and does so again, no other work is lost."""
         again = self._schedule.first_again
-        most = 1 if again is not None and again.retried else IN_FLIGHT
+        most = 1 if again is not None and again.retried else session.most_in_flight
         return session.in_flight < most and not session.is_on_trial and not session.link.lost
 
     def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> bool:

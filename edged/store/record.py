@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 
 from edged.backends.artefact import FileRecord
-from edged.backends.contract import Composition, Effort, Recipe
+from edged.backends.contract import Composition, Effort, Parallelism, Recipe
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -29,6 +29,38 @@ class BuildFacts(msgspec.Struct, frozen=True):
     effort: Effort = "full"
 
 
+# While an engine is busy, the box also decodes pictures and answers requests, which is not timed. One inference on all
+# cores then waits for the slowest of its threads again and again.
+_CROWDED = 1.1
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """The speed of an engine that is opened with so many `instances` of so many `threads` each (0: all that the recipe
+    allows), timed in turns with the reference. The box has other work meanwhile, so only ratios of the milliseconds are
+    meaningful.
+
+    `latency_ms`: median of one inference at a time; `interval_ms`: between two answers while all instances work;
+    `reference_ms`: median of the reference, one inference at a time.
+    """
+
+    instances: int
+    threads: int
+    latency_ms: float
+    interval_ms: float
+    reference_ms: float
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism(self.instances, self.threads)
+
+    def cost(self, *, is_busy: bool) -> float:
+        """The time of an inference as a share of the reference's: of one alone, or, if the engine is busy, of one among
+        many."""
+        if not is_busy:
+            return self.latency_ms / self.reference_ms
+        return self.interval_ms / self.reference_ms * (1.0 if self.instances > 1 else _CROWDED)
+
+
 class EngineRecord(msgspec.Struct, frozen=True):
     """One engine in the store. A rejected engine has a verdict and no files, so that it is not built again."""
 
@@ -38,10 +70,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
     files: dict[str, FileRecord]
     build: BuildFacts
     verdict: Verdict
-    # Medians of inference of the engine and of the reference in turns, in a child of low priority under other load:
-    # only their ratio is meaningful.
-    latency_ms: float | None = None
-    reference_ms: float | None = None
+    speeds: tuple[Speed, ...] = ()  # in each form that it can be opened in; none if it was not timed
     load: float | None = None  # share of the box's processors, 0 to 1, that others used while it was timed
     standard: str = ""  # digest of the verification standard; a verdict by another one is out of date
     adopted_from: str = ""  # key of the engine for another driver whose files these are
@@ -59,12 +88,28 @@ class EngineRecord(msgspec.Struct, frozen=True):
         """Whether it was built ahead and is not verified yet."""
         return bool(self.ahead and self.files) and not self.verdict.accepted
 
+    def fastest(self, *, is_busy: bool = False) -> Speed | None:
+        """The speed in the form that is fastest for one inference at a time, or, if it is busy, for many; None if it
+        was not timed."""
+        return min(self.speeds, key=lambda speed: speed.cost(is_busy=is_busy), default=None)
+
+    @property
+    def latency_ms(self) -> float | None:
+        """Median of one inference at a time in milliseconds, which depends on what else ran on the box."""
+        fastest = self.fastest()
+        return None if fastest is None else fastest.latency_ms
+
+    @property
+    def reference_ms(self) -> float | None:
+        """The same of the reference, timed in turns with it."""
+        fastest = self.fastest()
+        return None if fastest is None else fastest.reference_ms
+
     @property
     def cost(self) -> float | None:
-        """Time of one inference as a share of the reference's; None if it was not measured."""
-        if self.latency_ms is None or not self.reference_ms:
-            return None
-        return self.latency_ms / self.reference_ms
+        """Time of one inference at a time as a share of the reference's; None if it was not timed."""
+        fastest = self.fastest()
+        return None if fastest is None else fastest.cost(is_busy=False)
 
     @property
     def edition(self) -> str:

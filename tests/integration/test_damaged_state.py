@@ -13,7 +13,7 @@ import pytest
 from edged.shapes import MODEL_PATH
 from edged.shapes.scene import Scene
 from edged.store import sealed
-from edged.store.record import EngineRecord
+from edged.store.record import EngineRecord, Speed
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 
@@ -55,9 +55,8 @@ def replace_engine(place: Path, other: Path) -> str:
         file.unlink()
     for name in foreign.files:
         shutil.copy(other / name, place / name)
-    assert record.reference_ms
-    fast = record.reference_ms / 10  # the daemon opens the engine that it takes for the fastest
-    record = msgspec.structs.replace(record, files=foreign.files, latency_ms=fast)
+    fast = Speed(1, 0, 0.1, 0.1, 1.0)  # the daemon opens the engine that it takes for the fastest
+    record = msgspec.structs.replace(record, files=foreign.files, speeds=(fast,))
     (place / "record.json").write_bytes(sealed.seal(record, indent=2))
     return record.edition
 

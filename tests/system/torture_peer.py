@@ -33,7 +33,7 @@ from edged.models.entries import plain_entry
 from edged.models.model import Model
 from edged.store import atomic
 from edged.store.key import EngineKey
-from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.record import BuildFacts, EngineRecord, Speed, Verdict
 from edged.store.store import Store
 
 _PATIENCE = 60.0
@@ -108,7 +108,7 @@ def record_of(name: str, files: dict[str, FileRecord], latency: float = 0.0) -> 
         files=files,
         build=BuildFacts(1.0, 2.0, 3.0, "test"),
         verdict=Verdict(True, "", {}),
-        latency_ms=latency,
+        speeds=(Speed(1, 0, latency, latency, 8.0),),
     )
 
 
@@ -143,7 +143,7 @@ def do(store: Store, step: Step) -> None:
     elif record is None:
         return
     elif step.do == "amend":
-        store.amend(msgspec.structs.replace(record, latency_ms=step.number))
+        store.amend(msgspec.structs.replace(record, speeds=(Speed(1, 0, step.number, step.number, 8.0),)))
     elif step.do == "strip":
         store.strip(msgspec.structs.replace(record, evicted=True))
     else:

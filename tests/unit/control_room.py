@@ -32,7 +32,7 @@ from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.work import EngineRef
 from edged.store.key import EngineKey
-from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.record import BuildFacts, EngineRecord, Speed, Verdict
 from edged.store.store import Store
 from edged.tensors import TensorSpec
 from edged.verification.standard import Standard
@@ -116,9 +116,9 @@ def record_of(
     reason = "" if accepted else "cosine 0.5 is below 0.999"
     has_files = accepted and not recipe.is_reference
     files = {"engine.bin": FileRecord(hashlib.sha256(content).hexdigest(), len(content))} if has_files else {}
-    times = (None, None) if cost is None or not accepted else (cost * 10.0, 10.0)
+    speeds = () if cost is None or not accepted else (Speed(1, 0, cost * 10.0, cost * 10.0, 10.0),)
     facts = BuildFacts(made, 1.0, 1.0, "test")
-    return EngineRecord(key.parts, "m", recipe, files, facts, Verdict(accepted, reason, {}), *times, **more)
+    return EngineRecord(key.parts, "m", recipe, files, facts, Verdict(accepted, reason, {}), speeds, **more)
 
 
 def put(store: Store, record: EngineRecord, content: bytes = b"engine") -> str:
@@ -169,9 +169,7 @@ class FakeBuilder:
         record = self.store.records()[task.key.digest]
         accepted = await self._work("verify", task, on_progress)
         found = self._record(task, accepted)
-        record = msgspec.structs.replace(
-            record, verdict=found.verdict, latency_ms=found.latency_ms, standard=found.standard
-        )
+        record = msgspec.structs.replace(record, verdict=found.verdict, speeds=found.speeds, standard=found.standard)
         (self.store.amend if accepted else self.store.strip)(record)
         return self.store.records()[task.key.digest]
 

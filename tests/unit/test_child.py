@@ -58,7 +58,7 @@ from edged.ipc import job_messages as jobs
 from edged.config.limits import Limits
 from edged.engines.child import run
 job = msgspec.json.decode(sys.argv[1], type=jobs.Job)
-asyncio.run(run(job, jobs.Timed, Limits()))
+asyncio.run(run(job, jobs.Verified, Limits()))
 """
 
 
@@ -110,22 +110,22 @@ def leaves_nothing(work: Callable[[], object]) -> None:
 
 
 def test_run_returns_the_answer(tmp_path: Path) -> None:
-    timed = run(do(verification(tmp_path), jobs.Timed, ENOUGH))
-    assert timed.verdict.accepted
-    assert timed.latency_ms is not None
+    job = verification(tmp_path)
+    assert run(do(job, jobs.Verified, ENOUGH)).verdict.accepted
+    timed = run(do(jobs.Time(**msgspec.structs.asdict(job)), jobs.Timed, ENOUGH))
+    assert [(speed.instances, speed.threads) for speed in timed.speeds] == [(1, 0)], "its backend runs one at a time"
     (tmp_path / "out").mkdir()
     built = run(do(jobs.Build(order(tmp_path), str(tmp_path / "out"), TENSORS), jobs.Built, ENOUGH))
     assert built.artefact.load("engine.null") == b"all"
     assert built.peak_memory_mb > 1
 
 
-def test_run_rejection_is_an_answer_without_latency(tmp_path: Path) -> None:
+def test_run_rejection_is_an_answer(tmp_path: Path) -> None:
     ones = np.ones((1, 4), np.float32)
     golden.save(tmp_path / "golden", [Sample({"x": ones}, {"y": ones * 9})])
-    timed = run(do(checking(order(tmp_path), tmp_path / "golden", order(tmp_path)), jobs.Timed, ENOUGH))
+    timed = run(do(checking(order(tmp_path), tmp_path / "golden", order(tmp_path)), jobs.Verified, ENOUGH))
     assert isinstance(timed.verdict, Verdict)
     assert not timed.verdict.accepted
-    assert timed.latency_ms is None
 
 
 def test_verify_engine_that_refuses_a_shape_is_unsuitable_and_names_the_setting(
@@ -175,9 +175,9 @@ def test_run_error_of_the_child_keeps_its_class(tmp_path: Path, error: type[Edge
     work: dict[type[EdgedError], tuple[jobs.Job, type[msgspec.Struct]]] = {
         ModelRefused: (jobs.Inspect(str(tmp_path / "gone.onnx")), Inspection),
         EngineUnusable: (jobs.TryProvider("NoSuchExecutionProvider"), jobs.Done),
-        EngineDamaged: (verification(tmp_path, artefact=altered), jobs.Timed),
+        EngineDamaged: (verification(tmp_path, artefact=altered), jobs.Verified),
         Unsupported: (jobs.LoadRuntime("tensorflow"), jobs.LoadedRuntime),
-        BuildFailed: (checking(order(tmp_path), tmp_path / "no-golden", order(tmp_path)), jobs.Timed),
+        BuildFailed: (checking(order(tmp_path), tmp_path / "no-golden", order(tmp_path)), jobs.Verified),
     }
     with pytest.raises(error, match=words) as raised:
         run(do(*work[error], ENOUGH))
@@ -187,7 +187,7 @@ def test_run_error_of_the_child_keeps_its_class(tmp_path: Path, error: type[Edge
 def test_run_silent_child_is_stopped_before_its_time_limit(tmp_path: Path) -> None:
     job = verification(tmp_path, milliseconds=SLOW)
     with pytest.raises(ChildLost) as lost:
-        run(do(job, jobs.Timed, Limits(seconds=3600), patience=Patience(quiet_seconds=0.5)))
+        run(do(job, jobs.Verified, Limits(seconds=3600), patience=Patience(quiet_seconds=0.5)))
     assert lost.value.how == "late"
 
 
@@ -196,7 +196,7 @@ def test_run_late_child_is_stopped_and_leaves_nothing(tmp_path: Path) -> None:
 
     def work() -> None:
         with pytest.raises(BuildFailed, match=r"verify child took longer than 0\.5 s"):
-            run(do(job, jobs.Timed, Limits(seconds=0.5)))
+            run(do(job, jobs.Verified, Limits(seconds=0.5)))
 
     leaves_nothing(work)
 
@@ -212,7 +212,7 @@ def test_run_child_beyond_its_memory_is_a_failed_build() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 async def test_run_child_killed_by_a_signal_is_reported_by_its_name(tmp_path: Path, number: signal.Signals) -> None:
-    async with running(verification(tmp_path, milliseconds=SLOW), jobs.Timed) as (task, pid):
+    async with running(verification(tmp_path, milliseconds=SLOW), jobs.Verified) as (task, pid):
         os.kill(pid, number)
         perhaps = ", perhaps by the kernel for want of memory" if number == signal.SIGKILL else ""
         with pytest.raises(BuildFailed, match=f"verify child was killed by {number.name}{perhaps}$"):
@@ -223,7 +223,7 @@ async def test_run_child_killed_by_a_signal_is_reported_by_its_name(tmp_path: Pa
 async def test_run_child_has_the_priority_of_its_job(tmp_path: Path, examines: bool, niceness: int) -> None:
     check = jobs.Check(order(tmp_path, milliseconds=SLOW), {"": 17}, 8, {}, TENSORS)
     job = check if examines else verification(tmp_path, milliseconds=SLOW)
-    async with running(job, jobs.Checked if examines else jobs.Timed) as (task, pid):
+    async with running(job, jobs.Checked if examines else jobs.Verified) as (task, pid):
         wanted = os.getpriority(os.PRIO_PROCESS, 0) + niceness
         await until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == wanted, "a child that yields")
         await cancel(task)
@@ -231,7 +231,7 @@ async def test_run_child_has_the_priority_of_its_job(tmp_path: Path, examines: b
 
 def test_run_cancelled_kills_the_child_and_leaves_nothing(tmp_path: Path) -> None:
     async def cancelled() -> None:
-        async with running(verification(tmp_path, milliseconds=SLOW), jobs.Timed) as (task, pid):
+        async with running(verification(tmp_path, milliseconds=SLOW), jobs.Verified) as (task, pid):
             await cancel(task)
             assert not is_running(pid)
 
@@ -244,7 +244,7 @@ def test_run_cancelled_twice_or_early_leaves_nothing(tmp_path: Path, pause: floa
 
     async def cancelled() -> None:
         before, tasks = children(), asyncio.all_tasks()
-        task = asyncio.create_task(do(job, jobs.Timed, ENOUGH))
+        task = asyncio.create_task(do(job, jobs.Verified, ENOUGH))
         await asyncio.sleep(pause)
         for _ in range(3):
             task.cancel()
@@ -263,7 +263,7 @@ def test_run_works_in_the_daemons_loop(tmp_path: Path) -> None:
     loop = uvloop.new_event_loop()
     try:
         for _ in range(2):
-            assert loop.run_until_complete(do(verification(tmp_path), jobs.Timed, ENOUGH)).verdict.accepted
+            assert loop.run_until_complete(do(verification(tmp_path), jobs.Verified, ENOUGH)).verdict.accepted
     finally:
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
@@ -276,7 +276,7 @@ def test_run_process_that_cannot_be_started_is_a_failed_build(tmp_path: Path, mo
     monkeypatch.setattr(subprocess, "Popen", refuse)
     before = descriptors()
     with pytest.raises(BuildFailed, match="verify child could not be started: Resource temporarily unavailable"):
-        run(do(verification(tmp_path), jobs.Timed, ENOUGH))
+        run(do(verification(tmp_path), jobs.Verified, ENOUGH))
     assert descriptors() == before
 
 

@@ -106,9 +106,9 @@ def test_read_with_threads_sees_the_work_of_any() -> None:
 GRACE = 2.0
 
 
-def session(*jobs: tuple[int, float]) -> HostSession:
+def session(*jobs: tuple[int, float], instances: int = 1) -> HostSession:
     """A session whose jobs may take 10 seconds each, and its jobs with the time when each was given."""
-    made = HostSession(1, Tenant(bounds=Bounds(seconds=10.0)))
+    made = HostSession(1, Tenant(bounds=Bounds(seconds=10.0)), instances=instances)
     for job, now in jobs:
         made.give(job, now)
     return made
@@ -116,26 +116,35 @@ def session(*jobs: tuple[int, float]) -> HostSession:
 
 def test_deadline_begins_when_the_job_before_is_answered() -> None:
     one = session((5, 0), (6, 1))
-    assert one.overdue(10, GRACE) == ""
+    assert one.overdue(10, GRACE) == ("", 0)
     assert not one.end(5, now=10)
-    assert one.overdue(20, GRACE) == ""
+    assert one.overdue(20, GRACE) == ("", 0)
     assert one.late(23) == 3
-    assert one.overdue(20.1, GRACE) == "stop"
-    assert session().overdue(1e9, GRACE) == ""
+    assert one.overdue(20.1, GRACE) == ("stop", 6)
+    assert session().overdue(1e9, GRACE) == ("", 0)
 
 
 def test_deadline_stops_a_job_once_and_gives_up_after_the_grace_period() -> None:
     one = session((5, 0), (6, 0))
-    assert [one.overdue(now, GRACE) for now in (10.5, 12.5, 12.6, 12.7)] == ["stop", "", "hopeless", "hopeless"]
+    assert [one.overdue(now, GRACE)[0] for now in (10.5, 12.5, 12.6, 12.7)] == ["stop", "", "hopeless", "hopeless"]
     assert one.end(5, now=13)
-    assert one.overdue(23, GRACE) == ""
+    assert one.overdue(23, GRACE) == ("", 0)
     assert not one.end(6, now=23)
 
 
 def test_deadline_is_not_changed_by_an_answer_out_of_order() -> None:
     one = session((5, 0), (6, 0))
     assert not one.end(6, now=9)  # it could not be prepared, which the other thread reports first
-    assert one.overdue(11, GRACE) == "stop"
+    assert one.overdue(11, GRACE) == ("stop", 5)
+
+
+def test_deadlines_of_several_instances_begin_as_soon_as_one_is_free() -> None:
+    two = session((5, 0), (6, 1), (7, 2), instances=2)
+    assert not two.end(6, now=4)  # 7 begins
+    assert two.late(10.5) == 0.5
+    assert [two.overdue(now, GRACE) for now in (10.5, 14.5)] == [("stop", 5), ("hopeless", 5)]
+    assert two.end(5, now=14.6)
+    assert two.overdue(14.6, GRACE) == ("stop", 7)
 
 
 # -- ends and restarts ------------------------------------------------------------------------------------------------

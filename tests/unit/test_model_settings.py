@@ -114,6 +114,7 @@ def test_settings_without_values_have_defaults() -> None:
 REFUSED = {
     "backends": ("", ",", "tensorflow", "openvino,cuda"),
     "precisions": ("", ",", "fp8", "FP32", "fp32 bf16"),
+    "performance": ("", "fast", "auto,latency", "Latency"),
     "threads": ("", "-1", "1025", "1.5", "two", "1 2", "1,", "1e3", "²", "1,2,3,4,5,6,7,8,9", "9" * 5000),
     "limits.seconds": ("0", "nan", "1e9", "soon"),
     "limits.output_mb": ("0", "-1", "1.5"),

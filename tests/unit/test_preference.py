@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from edged.backends.contract import REFERENCE, Recipe
+from edged.backends.contract import REFERENCE, Parallelism, Recipe
 from edged.engines import views
 from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.plan import PlannedModel
 from edged.engines.reconcile import Open, reconcile
 from edged.engines.views import actual
 from edged.serving.slot import Slot
+from edged.store.record import Speed
 from edged.store.store import Store
 from tests.unit.control_room import entry, key_of, model, record_of, serve
 
@@ -98,3 +101,26 @@ def test_reason_of_nothing_that_serves_is_empty() -> None:
     planned = world({})
     planned.engines = {}
     assert views.precision_reason(planned) == ""
+
+
+def test_cost_depends_on_the_demand_and_the_form(tmp_path: Path) -> None:
+    planned = world({EXACT: 0.5})
+    engine = planned.engines[key_of(planned.known_answers().model, EXACT).digest]
+    assert engine.record is not None
+    forms = (Speed(1, 0, 5.0, 5.0, 10.0), Speed(2, 1, 8.0, 4.0, 10.0))
+    engine.record = msgspec.structs.replace(engine.record, speeds=forms)
+    assert views.cost(planned, engine) == 0.5
+    assert views.cost(planned, engine, is_busy=True) == 0.4
+    assert views.cost(planned, engine, parallelism=Parallelism(2, 1)) == 0.8
+    assert views.cost(planned, engine, parallelism=Parallelism(4, 1)) is None
+
+
+@pytest.mark.parametrize(("performance", "expected"), [("latency", False), ("throughput", True), ("auto", True)])
+def test_model_is_busy_as_set_or_if_work_waits(performance: str, expected: bool) -> None:
+    planned = world({}, performance=performance)
+    now = time.monotonic() + 1.0
+    planned.slot.demand.note(8, now)
+    assert planned.is_busy(now + 5) is expected
+    if performance == "auto":
+        planned.slot.demand.note(0, now + 5)
+        assert [planned.is_busy(now + later) for later in (10, 21)] == [True, False]

@@ -105,7 +105,7 @@ def test_restrain_covers_every_thread_of_a_build_child(tmp_path: Path) -> None:
     async def work() -> None:
         before = children()
         job = verification(tmp_path, milliseconds=SLOW)
-        task = asyncio.create_task(do(job, jobs.Timed, Limits(seconds=30, memory_mb=4096)))
+        task = asyncio.create_task(do(job, jobs.Verified, Limits(seconds=30, memory_mb=4096)))
         await until(lambda: len(children() - before) == 1, "the child")
         (pid,) = children() - before
         await until(lambda: len(os.listdir(f"/proc/{pid}/task")) > 1, "a library's threads")

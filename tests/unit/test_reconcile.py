@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.backends.contract import UNOPTIMISED, Recipe
+from edged.backends.contract import UNOPTIMISED, Parallelism, Recipe
 from edged.engines.commands import Selection
 from edged.engines.engine import MAKING, EngineState
 from edged.engines.reconcile import Action, EngineView, Make, ModelView, Open, Replan, Review, Try, Verify, reconcile
@@ -44,6 +44,35 @@ def opened(*engines: EngineView, **more: Any) -> list[Action]:
 def made(*models: ModelView, busy: frozenset[str] = frozenset(), **more: bool) -> list[Action]:
     """What is made for models."""
     return [action for action in reconcile(models, NOW, busy, **more) if not isinstance(action, Open)]
+
+
+# -- forms of an engine ---------------------------------------------------------------------------------------------
+
+ALL_CORES, TWO = Parallelism(1, 0), Parallelism(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "serving", "expected"),
+    [
+        (ready("a", 0.4, parallelism=TWO), {"parallelism": ALL_CORES, "cost": 0.5}, TWO),
+        (ready("a", 0.4, parallelism=ALL_CORES), {"parallelism": TWO, "cost": 0.5}, ALL_CORES),
+        (ready("a", 0.4, parallelism=TWO), {"parallelism": ALL_CORES, "cost": 0.41}, None),
+        (ready("a", 0.4, parallelism=TWO), {"parallelism": TWO, "cost": 0.4}, None),
+        (ready("a", 0.4, parallelism=TWO), {"parallelism": ALL_CORES, "cost": None}, TWO),
+    ],
+    ids=["more instances", "one instance", "within the noise", "the same", "a form that is not timed any more"],
+)
+def test_reconcile_opens_the_serving_engine_in_a_form_that_is_faster(
+    engine: EngineView, serving: dict[str, Any], expected: Parallelism | None
+) -> None:
+    actions = opened(engine, serving="a", **serving)
+    assert actions == ([] if expected is None else [Open("m", "a", expected)])
+
+
+def test_reconcile_compares_engines_with_what_serves_as_it_is_open() -> None:
+    slower, faster = ready("a", 0.4, parallelism=TWO), ready("b", 0.39, parallelism=TWO)
+    now = {"serving": "a", "parallelism": ALL_CORES, "cost": 0.6}
+    assert opened(slower, faster, **now) == [Open("m", "b", TWO)]
 
 
 # -- what is reviewed and planned again -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from edged.serving.crash_attribution import EngineId
 from edged.serving.link import Loss
 from edged.store import sealed
 from edged.store.attempts import AttemptLog, Attempts
-from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.record import BuildFacts, EngineRecord, Speed, Verdict
 from edged.verification import golden
 from tests.unit.control_room import inspection
 
@@ -32,7 +32,7 @@ _RECORD = EngineRecord(
     {},
     BuildFacts(1.0, 2.0, 3.0, "test"),
     Verdict(True, "", {"cosine": 0.5}),
-    4.0,
+    (Speed(1, 0, 4.0, 4.0, 8.0),),
 )
 _KEPT: list[msgspec.Struct] = [
     inspection(),

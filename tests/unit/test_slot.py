@@ -11,7 +11,7 @@ from edged.backends.profile import Profile
 from edged.errors import EngineUnusable, HostLost, NotReady, OutOfMemory, Overloaded, TooLarge
 from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
 from edged.serving.session import ServingSession
-from edged.serving.slot import IN_FLIGHT, Slot
+from edged.serving.slot import Slot
 from edged.serving.work import FrameWork, InputTensor, TensorWork
 from tests.fake_link import FakeLink, turn
 
@@ -53,7 +53,7 @@ async def test_slot_work_that_waits_for_an_engine_is_answered_by_it() -> None:
     assert (slot.answered, slot.failed, slot.waiting, link.arena.taken) == (2, 0, 0, 0)
 
 
-async def test_slot_under_load_keeps_two_batches_in_flight() -> None:
+async def test_slot_under_load_keeps_one_batch_more_in_flight_than_run() -> None:
     slot, link = Slot("m"), FakeLink()
     session = link.session(batching=Batching(2))
     slot.install(session)
@@ -61,10 +61,10 @@ async def test_slot_under_load_keeps_two_batches_in_flight() -> None:
     for number in range(20):
         slot.offer(number, FrameWork(b"frame"))
     while link.jobs:
-        assert session.in_flight == len(link.jobs) <= IN_FLIGHT
+        assert session.in_flight == len(link.jobs) <= session.most_in_flight
         link.answer()
         await turn()
-    assert link.most == IN_FLIGHT
+    assert link.most == session.most_in_flight == 2
     assert [echoed(work) for work in works] == [bytes([number]) for number in range(10)]
     assert (slot.answered, link.arena.taken) == (30, 0)
 

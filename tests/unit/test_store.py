@@ -27,7 +27,7 @@ from edged.backends.contract import Recipe
 from edged.errors import EngineDamaged
 from edged.store import atomic, sealed
 from edged.store.key import EngineKey
-from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.record import BuildFacts, EngineRecord, Speed, Verdict
 from edged.store.store import Store
 from tests.waiting import ends_despite_fifo
 
@@ -50,7 +50,7 @@ def record_of(files: Artefact, name: str = "a", *, accepted: bool = True) -> Eng
         files=files.files,
         build=BuildFacts(1.0, 2.0, 3.0, "test"),
         verdict=Verdict(accepted, "" if accepted else "wrong", {"cosine": 1.0}),
-        latency_ms=4.0 if accepted else None,
+        speeds=(Speed(1, 0, 4.0, 4.0, 8.0),) if accepted else (),
     )
 
 
@@ -575,7 +575,7 @@ class Histories(RuleBasedStateMachine):
     def amend(self, name: str, latency: float) -> None:
         if key_of(name) in self.expected:
             record = self.store.records()[key_of(name)]
-            self.store.amend(msgspec.structs.replace(record, latency_ms=latency))
+            self.store.amend(msgspec.structs.replace(record, speeds=(Speed(1, 0, latency, latency, 8.0),)))
             self.latency[key_of(name)] = latency
 
     @rule(name=st.sampled_from("abc"))

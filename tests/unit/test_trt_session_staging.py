@@ -14,7 +14,7 @@ import pytest
 
 from edged.backends.contract import Order, Recipe, Session, Signature, Staging
 from edged.errors import EngineUnusable, InvalidInput, Unsupported
-from edged.host.main import SessionThreads
+from edged.host.main import EngineThreads
 from edged.host.pipeline import Pipeline, Staged
 from edged.ipc import messages as m
 from edged.ipc.arena import SharedView, Span
@@ -116,7 +116,7 @@ class Host:
     def __init__(self, session: Session, shared: SharedView) -> None:
         self.output: queue.SimpleQueue[m.FromHost] = queue.SimpleQueue()
         opening = m.Open(1, Order("model.onnx", SIGNATURE, Recipe("null")), RECOGNITION)
-        self.threads = SessionThreads(opening, OneSession(session), shared, self.output.put)  # type: ignore[arg-type]
+        self.threads = EngineThreads(opening, OneSession(session), shared, self.output.put)  # type: ignore[arg-type]
 
     def next(self) -> m.FromHost:
         return self.output.get(timeout=SECONDS)

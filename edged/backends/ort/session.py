@@ -21,10 +21,10 @@ NAMES = tuple(name for name in runtime.LEVELS if name != UNOPTIMISED)
 
 class OrtSession:
     """On the CPU, whose memory the runtime reads and writes in place. `nodes`: see `contract.Placed`; `stop`, `go_on`:
-    `contract.Stoppable`."""
+    `contract.Stoppable`; `replica`: `contract.Replicable`."""
 
     def __init__(self, session: ort.InferenceSession, signature: Signature, nodes: Nodes | None = None) -> None:
-        self._session, self._nodes = session, nodes or {}
+        self._session, self._signature, self._nodes = session, signature, nodes or {}
         self._options = ort.RunOptions()
         self._outputs = [spec.name for spec in signature.outputs]
         self._text_inputs = frozenset(spec.name for spec in signature.inputs if spec.datatype == "BYTES")
@@ -35,6 +35,9 @@ class OrtSession:
 
     def nodes(self) -> Nodes:
         return self._nodes
+
+    def replica(self) -> OrtSession:
+        return OrtSession(self._session, self._signature, self._nodes)  # its `run` may be called by several threads
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         names = self._outputs if outputs is None else list(outputs)

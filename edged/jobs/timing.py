@@ -1,0 +1,132 @@
+"""Times an engine against the reference: one inference at a time, and several at the same time.
+
+Both run in blocks, in turns, so that the load of the box at the moment affects both. Within a block an engine runs
+warm, as it does while it serves; a single inference after one of another engine finds the caches full of the other's
+weights. Rounds of blocks go on until the ratio is known well enough. Cameras share the box, so after each round this
+process sleeps.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from edged.backends.contract import ONE_INSTANCE, Order, Parallelism, Replicable, Session
+from edged.device import load
+from edged.store.record import Speed
+from edged.tensors import Array
+
+_RUNS = 10  # inferences of a block
+_BLOCK_SECONDS = 0.25  # a block of a slow model has fewer
+_LEAST_RUNS, _LEAST_ROUNDS = 2, 3
+_PRECISE = 0.015  # standard error of the ratio, as a share of it, at which it is known well enough
+_REST = 1 / 3  # seconds of sleep for each second of work
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """The speeds of an engine, and the share of the processors, 0 to 1, that other processes used meanwhile."""
+
+    speeds: tuple[Speed, ...]
+    load: float
+
+
+def parallelisms(order: Order, cores: int) -> tuple[Parallelism, ...]:
+    """Return the forms to time an engine in: one inference on all of `cores` first, then several that share them."""
+    if order.recipe.device != "cpu":
+        return (ONE_INSTANCE,)
+    if threads := order.recipe.threads:
+        return (ONE_INSTANCE, Parallelism(cores // threads, threads)) if cores // threads > 1 else (ONE_INSTANCE,)
+    instances = sorted({count for count in (2, cores // 2, cores) if 1 < count <= cores})
+    return (ONE_INSTANCE, *(Parallelism(count, cores // count) for count in instances))
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def measure(
+    open_form: Callable[[Parallelism], Session],
+    forms: Iterable[Parallelism],
+    reference: Session,
+    inputs: Mapping[str, Array],
+    is_right: Callable[[Session], bool],
+    seconds: float = 1.0,
+) -> Timing:
+    """Time an engine in each form for about so many seconds. `open_form` may return the reference itself.
+
+    Forms with several instances are left out if the runtime cannot run them, or the answers are not `is_right`.
+    """
+    ticks, used, began = load.read(), time.process_time(), time.perf_counter()
+    speeds = []
+    for form in forms:
+        session = open_form(form)
+        try:
+            if form.instances == 1 or (isinstance(session, Replicable) and is_right(session)):
+                speeds.append(_compare(session, form, reference, inputs, seconds))
+        finally:
+            if session is not reference:
+                session.close()
+    elapsed = time.perf_counter() - began
+    mine = (time.process_time() - used) / (elapsed * (os.cpu_count() or 1))
+    return Timing(tuple(speeds), round(max(0.0, load.read().share_since(ticks) - mine), 3))
+
+
+def _compare(
+    session: Session, form: Parallelism, reference: Session, inputs: Mapping[str, Array], seconds: float
+) -> Speed:
+    crew = [session]
+    if isinstance(session, Replicable):
+        crew += [session.replica() for _ in range(form.instances - 1)]
+    own, others, intervals = list[float](), list[float](), list[float]()
+    try:
+        with ThreadPoolExecutor(len(crew), "time") as pool:
+            slowest = max(block(each, inputs, 1) for each in (reference, *crew))
+            runs = max(_LEAST_RUNS, min(_RUNS, int(_BLOCK_SECONDS / slowest)))
+            until = time.perf_counter() + seconds
+            while len(own) < _LEAST_ROUNDS or (not _is_known(own, others) and time.perf_counter() < until):
+                started = time.perf_counter()
+                others.append(block(reference, inputs, runs))
+                own.append(block(session, inputs, runs))
+                intervals.append(_interval(pool, crew, inputs, runs) if len(crew) > 1 else own[-1])
+                time.sleep((time.perf_counter() - started) * _REST)
+    finally:
+        for replica in crew[1:]:
+            replica.close()
+    medians = (round(statistics.median(times) * 1000, 4) for times in (own, intervals, others))
+    return Speed(form.instances, form.threads, *medians)
+
+
+def block(session: Session, inputs: Mapping[str, Array], runs: int) -> float:
+    """Return the median seconds of so many inferences, after one that warms the caches."""
+    times = []
+    for _ in range(runs + 1):
+        started = time.perf_counter()
+        session.infer(inputs)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def _interval(pool: ThreadPoolExecutor, crew: Sequence[Session], inputs: Mapping[str, Array], runs: int) -> float:
+    """Return the mean seconds between two answers while every session of the crew works."""
+
+    def work(session: Session) -> None:
+        for _ in range(runs):
+            session.infer(inputs)
+
+    list(pool.map(lambda session: session.infer(inputs), crew))  # warm
+    started = time.perf_counter()
+    list(pool.map(work, crew))
+    return (time.perf_counter() - started) / (runs * len(crew))
+
+
+def _is_known(own: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether the ratio of two series of times is known well enough, by its standard error."""
+    logs = [math.log(mine / other) for mine, other in zip(own, others, strict=True)]
+    return statistics.stdev(logs) / math.sqrt(len(logs)) < _PRECISE

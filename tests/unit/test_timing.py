@@ -1,0 +1,123 @@
+"""Timing an engine against the reference, in every form that it can be opened in."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from edged.backends.contract import ONE_INSTANCE, Order, Parallelism, Recipe, Session, Signature
+from edged.jobs import timing
+from edged.jobs.timing import measure, parallelisms
+from edged.store.record import Speed
+from edged.tensors import Array
+
+INPUTS = {"x": np.zeros(4, np.float32)}
+
+
+class Timed:
+    """A session that takes so long; while another one of its engine runs, `beside` times as long."""
+
+    def __init__(self, seconds: float, beside: float = 1.0, running: list[int] | None = None) -> None:
+        self._seconds, self._beside, self._running = seconds, beside, [0] if running is None else running
+        self._lock, self.is_open = threading.Lock(), True
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        with self._lock:
+            self._running[0] += 1
+        time.sleep(self._seconds * (self._beside if self._running[0] > 1 else 1.0))
+        with self._lock:
+            self._running[0] -= 1
+        return {}
+
+    def replica(self) -> Timed:
+        return Timed(self._seconds, self._beside, self._running)
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class Single:
+    """A session of a runtime that runs one inference at a time."""
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        time.sleep(0.001)
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def forms(cores: int, **recipe: object) -> list[tuple[int, int]]:
+    order = Order("m.onnx", Signature((), ()), Recipe("onnxruntime", **recipe))  # type: ignore[arg-type]
+    return [(form.instances, form.threads) for form in parallelisms(order, cores)]
+
+
+@pytest.mark.parametrize(
+    ("cores", "recipe", "expected"),
+    [
+        (1, {}, [(1, 0)]),
+        (2, {}, [(1, 0), (2, 1)]),
+        (4, {}, [(1, 0), (2, 2), (4, 1)]),
+        (6, {}, [(1, 0), (2, 3), (3, 2), (6, 1)]),
+        (4, {"threads": 1}, [(1, 0), (4, 1)]),
+        (4, {"threads": 3}, [(1, 0)]),
+        (8, {"device": "cuda:0"}, [(1, 0)]),
+    ],
+)
+def test_forms_share_the_cores_of_a_cpu(cores: int, recipe: dict[str, object], expected: list[tuple[int, int]]) -> None:
+    assert forms(cores, **recipe) == expected
+
+
+def test_measure_times_one_inference_and_several_at_a_time() -> None:
+    opened: list[Timed] = []
+
+    def open_form(form: Parallelism) -> Session:
+        opened.append(Timed(0.004 if form == ONE_INSTANCE else 0.006, beside=1.5))
+        return opened[-1]
+
+    reference = Timed(0.008)
+    found = measure(open_form, [ONE_INSTANCE, Parallelism(2, 1)], reference, INPUTS, lambda session: True, seconds=0.2)
+    one, two = found.speeds
+    assert (one.parallelism, two.parallelism) == (ONE_INSTANCE, Parallelism(2, 1))
+    assert one.interval_ms == one.latency_ms
+    assert 0.3 < one.cost(is_busy=False) < 0.7, "4 of 8 ms"
+    assert 0.6 < two.cost(is_busy=False) < 0.95, "6 of 8 ms"
+    assert 0.4 < two.cost(is_busy=True) < 0.75, "two in 9 of 8 ms"
+    assert not any(session.is_open for session in opened)
+    assert reference.is_open
+
+
+def test_measure_leaves_out_forms_that_do_not_run_or_answer_wrongly() -> None:
+    two = Parallelism(2, 1)
+    single = measure(lambda form: Single(), [ONE_INSTANCE, two], Single(), INPUTS, lambda session: True, seconds=0.0)
+    assert [speed.parallelism for speed in single.speeds] == [ONE_INSTANCE]
+    wrong = measure(lambda form: Timed(0.001), [ONE_INSTANCE, two], Timed(0.001), INPUTS, lambda session: False, 0.0)
+    assert [speed.parallelism for speed in wrong.speeds] == [ONE_INSTANCE]
+
+
+def test_measure_leaves_the_reference_open_if_it_is_what_is_timed() -> None:
+    reference = Timed(0.001)
+    measure(lambda form: reference, [ONE_INSTANCE], reference, INPUTS, lambda session: True, seconds=0.0)
+    assert reference.is_open
+
+
+def test_block_runs_warm() -> None:
+    """The first inference after another engine's is not counted."""
+    times = iter([0.02, 0.001, 0.001, 0.001])
+
+    class Cold(Single):
+        def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+            time.sleep(next(times))
+            return {}
+
+    assert timing.block(Cold(), INPUTS, 3) < 0.01
+
+
+def test_fastest_form_depends_on_the_demand() -> None:
+    one, two = Speed(1, 0, 5.0, 5.0, 10.0), Speed(2, 1, 8.0, 4.0, 10.0)
+    assert min((one, two), key=lambda speed: speed.cost(is_busy=False)) == one
+    assert min((one, two), key=lambda speed: speed.cost(is_busy=True)) == two
