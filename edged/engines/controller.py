@@ -295,7 +295,7 @@ class Controller:
         self._quarantine.mark(self.models.values())
         for planned in self.models.values():
             planned.refuse_or_accept()
-            planned.fallback.awaited = self.wake
+            planned.fallback.on_waiting = self.wake
         for action in reconcile(
             actual(self.store, self.models.values(), self.settings, now),
             now,

@@ -313,7 +313,12 @@ class _Work:
         for settings in (self._settings, {}):
             try:
                 return recognise(
-                    signature.inputs, signature.outputs, inspection.metadata, settings, inspection.operators
+                    signature.inputs,
+                    signature.outputs,
+                    inspection.metadata,
+                    settings,
+                    inspection.operators,
+                    inspection.heads,
                 )
             except ConfigError:
                 continue

@@ -1,7 +1,7 @@
 """The list of all metrics. Dashboards and alert rules depend on names and labels; docs/metrics.md lists the same.
 
 Units are Prometheus' base units: seconds, bytes, ratios from 0 to 1. Counters start at 0 with the daemon; those of a
-model also when the model changes.
+model, except its swaps, also when the model changes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MODEL_REQUESTS = _counter(
 MODEL_NOT_FINITE = _counter(
     "edged_model_not_finite_total", "Answers in which an output held NaN or infinity.", "model", "output"
 )
-MODEL_WAITING = _gauge("edged_model_queue_depth", "Requests and frames that wait for a model's engine.", "model")
+MODEL_QUEUE_DEPTH = _gauge("edged_model_queue_depth", "Requests and frames that wait in a model's queue.", "model")
 MODEL_INFERENCE = _histogram("edged_model_inference_seconds", "One run of a model's engine.", "model")
 MODEL_REQUEST = _histogram("edged_model_request_seconds", "From a request's or frame's arrival to its answer.", "model")
 MODEL_LAST = _gauge(

@@ -153,7 +153,7 @@ def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, 
             samples.put(names.MODEL_NOT_FINITE, 0, name, output.name)
     for output_name, count in slot.finite.counts.items():
         samples.put(names.MODEL_NOT_FINITE, count, name, output_name)
-    samples.put(names.MODEL_WAITING, slot.waiting, name)
+    samples.put(names.MODEL_QUEUE_DEPTH, slot.waiting + planned.fallback.waiting, name)
     samples.put_histogram(names.MODEL_INFERENCE, statistics.infer_seconds, name)
     samples.put_histogram(names.MODEL_REQUEST, statistics.request_seconds, name)
     samples.put(names.MODEL_LAST, statistics.last_inference_ms / 1e3, name)

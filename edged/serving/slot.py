@@ -61,7 +61,7 @@ class Slot:
         self._room = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None  # runs while frames wait for others to fill a batch
         self.fallback: Slot | None = None  # serves shapes that the engine here was not built for
-        self.awaited: Callable[[], None] | None = None  # called when a request waits and no engine serves yet
+        self.on_waiting: Callable[[], None] | None = None  # called when a request waits and no engine serves yet
 
     def offer(self, camera: Hashable, frame: Work, share: Share = _EQUAL) -> Work | None:
         """Offer a camera's newest frame; return the frame that it replaced. Raises if the model cannot serve at all."""
@@ -87,8 +87,8 @@ class Slot:
         if policy.timeout:
             request.expires = min(request.expires, request.received + policy.timeout)
         self._schedule.push(request, self.batching_policy.default_level - level, policy.size)
-        if self.current is None and self.awaited is not None:
-            self.awaited()
+        if self.current is None and self.on_waiting is not None:
+            self.on_waiting()
         self._pump()
 
     async def push_when_room(self, request: Work) -> None:

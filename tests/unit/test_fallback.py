@@ -142,7 +142,7 @@ class Place:
         hosts: Any = self.hosts
         self.opener = Opener(hosts, self.store, 4, EventLog(), TaskGroup(lambda: None))
         self.planned = planned_model()
-        self.planned.fallback.awaited = self._wake
+        self.planned.fallback.on_waiting = self._wake
         self.plan(shapes())
         self.reference, self.ranged = self.planned.engines.values()
         self.ranged.recipe = msgspec.structs.replace(self.ranged.recipe, profile=RANGE)

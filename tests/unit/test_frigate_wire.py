@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edged.api.endpoints import frigate_wire as wire
-from edged.api.endpoints.frigate_wire import FAMILIES, Form, Reader
+from edged.api.endpoints.frigate_wire import MODEL_TYPES, Form, Reader
 from edged.backends.contract import Signature
 from edged.errors import InvalidInput, Unsupported
 from edged.ipc import messages as m
@@ -308,4 +308,4 @@ def test_reader_labels_are_the_models_names_or_as_configured() -> None:
 
 
 def test_families_of_model_types_exist() -> None:
-    assert {name for names in FAMILIES.values() for name in names} <= set(families.FAMILIES)
+    assert {name for names in MODEL_TYPES.values() for name in names} <= set(families.FAMILIES)

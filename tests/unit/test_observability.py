@@ -85,7 +85,7 @@ def test_query_uses_each_metric_by_its_kind(query: observed.Query) -> None:
 def test_query_names_existing_label_values(query: observed.Query) -> None:
     known = {
         "kind": {kind.value for kind in AlarmKind},
-        "reason": {kind.value for kind in AlarmKind} | {"rate"},
+        "reason": {kind.value for kind in AlarmKind} | {"overtaken", "stale", "rate", "overwritten", "full"},
         "state": {state.value for state in (*ReadyState, *EngineState)},
         "outcome": {"success"} | {state.value for state in EngineState},
         "job": {"edged"},

@@ -329,7 +329,7 @@ async def test_ranged_engine_gets_batches_within_its_range_and_all_frames() -> N
 async def test_fallback_without_an_engine_reports_that_a_request_waits() -> None:
     slot, fallback, link, _ = with_fallback()
     waiting = list[int]()
-    fallback.awaited = lambda: waiting.append(fallback.waiting)
+    fallback.on_waiting = lambda: waiting.append(fallback.waiting)
     slot.install(ranged(link))
     slot.push(rows(9))
     assert waiting == [1]

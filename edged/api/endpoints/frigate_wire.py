@@ -162,7 +162,7 @@ def model_name(file: str) -> str:
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 # Frigate's types of models that edged did not recognise, as edged's setting `family`; the first that fits counts.
-FAMILIES = {
+MODEL_TYPES = {
     "yologeneric": ("ultralytics", "ultralytics-end2end", "yolov5", "yolov7"),
     "yolox": ("yolox",),
     "yolonas": ("yolo-nas",),
@@ -280,11 +280,12 @@ def _family(model: Model, model_type: str) -> Family | None:
     if model.recognition.family is not None:
         found = open_family(model.recognition)
         return None if isinstance(found, Classifier) else found
-    signature, metadata = model.inspection.signature, model.inspection.metadata
-    for name in FAMILIES.get(model_type, ()):
+    inspection = model.inspection
+    inputs, outputs, metadata = inspection.signature.inputs, inspection.signature.outputs, inspection.metadata
+    for name in MODEL_TYPES.get(model_type, ()):
+        wanted = {**model.entry.settings, "family": name}
         try:
-            wanted = {**model.entry.settings, "family": name}
-            found = open_family(recognise(signature.inputs, signature.outputs, metadata, wanted))
+            found = open_family(recognise(inputs, outputs, metadata, wanted, inspection.operators, inspection.heads))
         except (ConfigError, Unsupported):
             continue
         if not isinstance(found, Classifier):

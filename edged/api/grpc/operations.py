@@ -225,7 +225,7 @@ def model_load(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking
         degraded=sorted({alarm.kind.value for alarm in alarms if alarm.model == name}),
         answered=statistics.success.count,
         failed=statistics.fail.count,
-        waiting=slot.waiting,
+        waiting=slot.waiting + planned.fallback.waiting,
     )
     if slot.current is not None:
         engine = slot.current.engine

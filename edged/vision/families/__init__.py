@@ -1,1 +1,1 @@
-"""One file per detector family. `contract` defines one, `outputs` and `candidates` hold the steps that they share."""
+"""Detector families, related ones in one file. `contract` defines one, `decoding` holds the steps that they share."""

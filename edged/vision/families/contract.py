@@ -1,8 +1,9 @@
 """The interface of a family of detectors or classifiers: rules that recognise a model, and a decoder of its outputs.
 
 A family is a class: what it needs, how it is fed, `claim`, which matches a model's tensors, and `decode` or `classify`.
-Its rules `by_metadata`, `by_names` and `by_shape` are listed in `edged.vision.family`. A rule gets `Evidence` and
-returns a `Claim`, or None if it does not apply.
+`Ssd` is a short one to start from. Its optional rules `by_metadata`, `by_names` and `by_shape` are listed in
+`edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if it does not apply. The setting `family`
+calls `claim` without any rule.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Reading(msgspec.Struct, frozen=True):
     the number of keypoints per detection, and of values per keypoint. `anchors` are width, height, width, ... in input
     pixels, a row for each scale.
 
-    `is_list`: rows are sorted by score, or as many as were found, so that row i of two engines need not match.
-    `is_suppressed`: the graph also drops duplicates or weak detections. `dense` are the outputs that are not lists even
-    then. `classes` is the number of classes in the tensors; 0 if unknown.
+    `is_list`: rows are sorted by score, or as many as were found, so that row i of two engines need not match. `dense`
+    are the outputs of such a model that are compared row by row all the same, such as mask prototypes. `is_suppressed`:
+    the graph also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown.
     """
 
     outputs: tuple[str, ...] = ()
@@ -60,7 +61,7 @@ class Evidence(msgspec.Struct, frozen=True):
     heads: Mapping[str, str] | None = None  # the operator of each output; None if unknown
 
     def cells(self, strides: tuple[int, ...] = (8, 16, 32)) -> int | None:
-        """Grid cells over all strides: the number of predictions of an anchor-free detector."""
+        """Grid cells over these strides: the number of predictions of an anchor-free detector that has them."""
         if self.size is None:
             return None
         width, height = self.size
@@ -103,7 +104,8 @@ class Evidence(msgspec.Struct, frozen=True):
 class Claim(msgspec.Struct, frozen=True):
     """A rule's verdict: the family, or None for "known, but not decoded", and the reason.
 
-    `classes` is the number of classes, if the shape has it. `background` is the number of background slots before them.
+    `classes` is the number of class slots in the shape, if it has one, with the `background` slots that come first;
+    background slots at the end do not count.
     """
 
     family: str | None
