@@ -150,8 +150,8 @@ class Placed(Protocol):
 
 @runtime_checkable
 class Stoppable(Session, Protocol):
-    """A session whose inference can be ended while it runs. Both calls may come from any thread; `host/main.py` keeps a
-    stop from reaching the wrong inference."""
+    """A session whose inference can be ended while it runs. Both calls may come from any thread; `host/engine.py` sees
+    to it that a stop reaches the right inference."""
 
     def stop(self) -> None:
         """The inference that runs ends as soon as the runtime looks up, with EngineUnusable; so does the next one if

@@ -17,7 +17,7 @@ from edged.backends.contract import UNOPTIMISED, Backend, Composition, Graphs, O
 from edged.backends.ort import device, placement, runtime
 from edged.backends.ort.placement import Placement
 from edged.backends.ort.runtime import create, session_options
-from edged.backends.ort.session import OrtSession
+from edged.backends.ort.session import CpuSession
 from edged.errors import EdgedError, EngineUnusable, NotTaken
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class _OnnxRuntime:
         if recipe.is_reference:
             options = session_options(UNOPTIMISED, order.threads)
             made, nodes = placement.opened(options, lambda ready: create(order.model, ready, where))
-            return OrtSession(made, order.signature, nodes)
+            return CpuSession(made, order.signature, nodes)
         if order.artefact is None:
             raise EngineUnusable("this engine has not been built yet")
         if not where.is_cpu:
@@ -89,7 +89,7 @@ class _OnnxRuntime:
             runtime.read_weights(options, order.artefact.root)
         graph = order.artefact.load(_BLOB)
         made, nodes = placement.opened(options, lambda ready: create(graph, ready))
-        return OrtSession(made, order.signature, nodes)
+        return CpuSession(made, order.signature, nodes)
 
     def check(self, model: Path) -> None:
         create(str(model), session_options(UNOPTIMISED, 1))
@@ -100,7 +100,7 @@ class _OnnxRuntime:
     def trial(self, order: Order) -> Session:
         options = session_options(UNOPTIMISED, order.recipe.threads)
         try:
-            return OrtSession(create(order.model, options), order.signature)
+            return CpuSession(create(order.model, options), order.signature)
         except EngineUnusable as error:
             raise describe_refusal(error) from error
 

@@ -29,9 +29,10 @@ class BuildFacts(msgspec.Struct, frozen=True):
     effort: Effort = "full"
 
 
-# While an engine is busy, the box also decodes pictures and answers requests, which is not timed. One inference on all
-# cores then waits for the slowest of its threads again and again.
-_CROWDED = 1.1
+# What is not timed: while an engine is busy, the box also decodes pictures and answers requests, so that one inference
+# on all cores waits for the slowest of its threads again and again. Several instances gain nothing if each request
+# waits for the one before.
+_LESS_SUITED = 1.1
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -39,8 +40,8 @@ class Speed(msgspec.Struct, frozen=True):
     allows), timed in turns with the reference. The box has other work meanwhile, so only ratios of the milliseconds are
     meaningful.
 
-    `latency_ms`: median of one inference at a time; `interval_ms`: between two answers while all instances work;
-    `reference_ms`: median of the reference, one inference at a time.
+    `latency_ms`: of one inference at a time; `interval_ms`: between two answers while all instances work;
+    `reference_ms`: of the reference, one inference at a time. Each is the median of the fastest of several blocks.
     """
 
     instances: int
@@ -56,9 +57,9 @@ class Speed(msgspec.Struct, frozen=True):
     def cost(self, *, is_busy: bool) -> float:
         """The time of an inference as a share of the reference's: of one alone, or, if the engine is busy, of one among
         many."""
-        if not is_busy:
-            return self.latency_ms / self.reference_ms
-        return self.interval_ms / self.reference_ms * (1.0 if self.instances > 1 else _CROWDED)
+        has_several = self.instances > 1
+        time_ms = self.interval_ms if is_busy else self.latency_ms
+        return time_ms / self.reference_ms * (_LESS_SUITED if has_several is not is_busy else 1.0)
 
 
 class EngineRecord(msgspec.Struct, frozen=True):
@@ -95,7 +96,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
 
     @property
     def latency_ms(self) -> float | None:
-        """Median of one inference at a time in milliseconds, which depends on what else ran on the box."""
+        """Milliseconds of one inference at a time, which depend on what else ran on the box."""
         fastest = self.fastest()
         return None if fastest is None else fastest.latency_ms
 

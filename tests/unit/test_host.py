@@ -14,7 +14,7 @@ import pytest
 
 from edged.backends.contract import Nodes, Order, Parallelism, Recipe, Signature
 from edged.errors import DeadlineExceeded, EngineUnusable
-from edged.host.main import CancellableJobs, EngineThreads
+from edged.host.engine import CancellableJobs, EngineThreads
 from edged.ipc import messages as m
 from edged.tensors import TensorSpec
 from edged.vision.family import recognise

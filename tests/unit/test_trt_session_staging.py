@@ -14,7 +14,7 @@ import pytest
 
 from edged.backends.contract import Order, Recipe, Session, Signature, Staging
 from edged.errors import EngineUnusable, InvalidInput, Unsupported
-from edged.host.main import EngineThreads
+from edged.host.engine import EngineThreads
 from edged.host.pipeline import Pipeline, Staged
 from edged.ipc import messages as m
 from edged.ipc.arena import SharedView, Span

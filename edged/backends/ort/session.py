@@ -20,8 +20,7 @@ NAMES = tuple(name for name in runtime.LEVELS if name != UNOPTIMISED)
 
 
 class OrtSession:
-    """On the CPU, whose memory the runtime reads and writes in place. `nodes`: see `contract.Placed`; `stop`, `go_on`:
-    `contract.Stoppable`; `replica`: `contract.Replicable`."""
+    """Any session. `nodes`: see `contract.Placed`; `stop`, `go_on`: `contract.Stoppable`."""
 
     def __init__(self, session: ort.InferenceSession, signature: Signature, nodes: Nodes | None = None) -> None:
         self._session, self._signature, self._nodes = session, signature, nodes or {}
@@ -35,9 +34,6 @@ class OrtSession:
 
     def nodes(self) -> Nodes:
         return self._nodes
-
-    def replica(self) -> OrtSession:
-        return OrtSession(self._session, self._signature, self._nodes)  # its `run` may be called by several threads
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         names = self._outputs if outputs is None else list(outputs)
@@ -92,6 +88,13 @@ class OrtSession:
         if name in self._bfloat:
             return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
         return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+class CpuSession(OrtSession):
+    """On the CPU, whose memory the runtime reads and writes in place. `replica`: `contract.Replicable`."""
+
+    def replica(self) -> CpuSession:
+        return CpuSession(self._session, self._signature, self._nodes)  # its `run` may be called by several threads
 
 
 class DeviceSession(OrtSession):
@@ -182,4 +185,4 @@ def _to_bytes(array: Array) -> Array:
 def open_at(order: Order, level: str) -> Session:
     """A session of the order's model on the CPU at a level; EngineUnusable if the runtime refuses it."""
     options = runtime.session_options(level, order.recipe.threads)
-    return OrtSession(runtime.create(order.model, options), order.signature)
+    return CpuSession(runtime.create(order.model, options), order.signature)

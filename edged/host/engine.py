@@ -1,0 +1,316 @@
+"""One engine in a host: its threads, from a job to its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from edged import errors
+from edged.backends.contract import Backend, Placed, Replicable, Session, Stoppable, one_line
+from edged.errors import DeadlineExceeded, EdgedError, NotFinite, TooLarge
+from edged.files import disk_fault, disk_fault_behind, read_through
+from edged.host.pipeline import Inputs, Outcome, Pipeline, Prepared, Shot
+from edged.ipc import messages as m
+from edged.ipc.arena import SharedView, Span
+from edged.ipc.frames import Bulk
+from edged.models.limits import OUTPUT_MB
+from edged.tensors import Array, to_array, to_bytes
+
+T = TypeVar("T")
+
+
+class CancellableJobs:
+    """The jobs of one engine from receipt to end. Used by the threads that infer and the one that reads messages."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: set[int] = set()
+        self._unwanted: set[int] = set()
+        self._running: dict[int, Stoppable | None] = {}
+
+    def take(self, job: int) -> None:
+        """Add a job that was received."""
+        with self._lock:
+            self._held.add(job)
+
+    def stop(self, job: int) -> None:
+        """Stop a job that waits, or runs if its runtime can stop; no effect on an answered job."""
+        with self._lock:
+            if job in self._held:
+                self._unwanted.add(job)
+                if (session := self._running.get(job)) is not None:
+                    session.stop()
+
+    def run(self, job: int, session: Stoppable | None, infer: Callable[[], T]) -> T:
+        """Run a job and forget it; DeadlineExceeded if it was stopped before. If it is stopped while it runs, it raises
+        as its runtime does. `session` is the one to stop, if it can be stopped."""
+        with self._lock:
+            if job in self._unwanted:
+                self._forget(job)
+                raise DeadlineExceeded("it was stopped before it ran")
+            self._running[job] = session
+        try:
+            return infer()
+        finally:
+            with self._lock:
+                if job in self._unwanted and session is not None:
+                    session.go_on()
+                self._forget(job)
+
+    def leave(self, job: int) -> None:
+        """Forget a job that will not run."""
+        with self._lock:
+            self._forget(job)
+
+    def _forget(self, job: int) -> None:
+        self._held.discard(job)
+        self._unwanted.discard(job)
+        self._running.pop(job, None)
+
+
+_LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may be anything
+
+
+class Send(Protocol):
+    """Sends a message to the daemon, and the bulk bytes that follow it."""
+
+    def __call__(self, message: m.FromHost, pieces: Sequence[bytes | memoryview] = (), /) -> None: ...
+
+
+# How CUDA, TensorRT, ONNX Runtime and OpenVINO say that a device has no memory left; none has a type for it.
+_NO_MEMORY = re.compile(
+    r"out of (device )?memory|OUT_OF_MEMORY|failed to allocate memory|bad_alloc|smaller than requested bytes",
+    re.IGNORECASE,
+)
+
+
+class EngineThreads:
+    """One opened engine, its threads and the queues between them. The daemon bounds what is queued.
+
+    With one instance, one thread prepares pictures and one infers: always the same one, since a runtime's own threads
+    then stay on other processors (0.83 of the answers if two take turns). With several instances, each has a thread
+    that does whole jobs.
+    """
+
+    def __init__(self, order: m.Open, backend: Backend, shared: SharedView, send: Send) -> None:
+        self._open, self._backend, self._shared, self._send = order, backend, shared, send
+        self._datatypes = {spec.name: spec.datatype for spec in order.order.signature.outputs}
+        self._jobs = CancellableJobs()
+        self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()  # to prepare
+        self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | Inputs, float] | None]
+        self._prepared = queue.SimpleQueue()
+        self._working = order.order.parallelism.instances
+        self._lock = threading.Lock()
+        self.is_over = False  # it could not be opened
+        self._start("open", self._run_engine)
+
+    def submit(self, job: m.Infer | m.Detect | None) -> None:
+        """Queue a job of an opened engine; None closes it after the jobs before."""
+        if job is not None:
+            self._jobs.take(job.job)
+        self._todo.put(job)
+
+    def stop(self, job: int) -> None:
+        """Stop a job that waits or runs."""
+        self._jobs.stop(job)
+
+    def _start(self, name: str, run: Callable[[], None]) -> None:
+        threading.Thread(target=run, name=f"{name}-{self._open.session}", daemon=True).start()
+
+    def _run_engine(self) -> None:
+        """Open the engine, start its threads, and go on as one of them."""
+        opening = self._open
+        sessions: list[Session] = []
+        try:
+            sessions.append(self._backend.open(opening.order))
+            nodes = sessions[0].nodes() if isinstance(sessions[0], Placed) else {}
+            pipelines = self._open_pipelines(sessions)
+        except Exception as error:
+            self.is_over = True
+            for session in sessions:
+                with contextlib.suppress(Exception):  # the reason why it cannot be opened is more useful
+                    session.close()
+            self._send(m.OpenFailed(opening.session, *_named(_behind(Path(opening.order.model), error))))
+            return
+        first, *others = pipelines
+        self._send(m.Opened(opening.session, nodes))
+        if not others:
+            self._start("infer", partial(self._infer_loop, first))
+            self._prepare_loop(first)
+            return
+        for pipeline in others:
+            self._start("work", partial(self._work_loop, pipeline))
+        self._work_loop(first)
+
+    def _open_pipelines(self, sessions: list[Session]) -> list[Pipeline]:
+        """Make a pipeline for each instance. `sessions` has the first session; the others are added."""
+        opening, first, instances = self._open, sessions[0], self._open.order.parallelism.instances
+        buffers: tuple[int, ...] = ()
+        if instances > 1:
+            if not isinstance(first, Replicable):
+                raise errors.Unsuitable(f"{opening.order.recipe.backend} runs one inference of an engine at a time")
+            sessions += [first.replica() for _ in range(instances - 1)]
+            buffers = (1,)
+        about = opening.order.signature, opening.recognition, opening.batch, opening.bounds
+        return [Pipeline(session, *about, *buffers) for session in sessions]
+
+    def _prepare_loop(self, pipeline: Pipeline) -> None:
+        while (job := self._todo.get()) is not None:
+            if (prepared := self._prepare_or_fail(pipeline, job)) is not None:
+                self._prepared.put((job, *prepared))
+            del prepared  # it is the other thread's now
+        self._prepared.put(None)
+
+    def _infer_loop(self, pipeline: Pipeline) -> None:
+        while (item := self._prepared.get()) is not None:
+            self._answer(pipeline, *item)
+            del item  # a view into the arena must not outlive its job
+        self._close(pipeline)
+
+    def _work_loop(self, pipeline: Pipeline) -> None:
+        while (job := self._todo.get()) is not None:
+            if (prepared := self._prepare_or_fail(pipeline, job)) is not None:
+                self._answer(pipeline, job, *prepared)
+            del prepared
+        self._todo.put(None)  # for the next thread
+        self._close(pipeline)
+
+    def _prepare_or_fail(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> tuple[Prepared | Inputs, float] | None:
+        began = time.perf_counter()
+        try:
+            return self._prepare(pipeline, job), (time.perf_counter() - began) * 1e3
+        except Exception as error:
+            self._jobs.leave(job.job)
+            self._send(m.JobFailed(job.job, *_named(error)))
+            return None
+
+    def _answer(
+        self, pipeline: Pipeline, job: m.Infer | m.Detect, prepared: Prepared | Inputs, prepare_ms: float
+    ) -> None:
+        bulk = Bulk()
+        try:
+            answer = self._run(pipeline, job, prepared, prepare_ms, bulk)
+            self._send(answer, bulk.pieces)
+        except Exception as error:
+            self._send(m.JobFailed(job.job, *_named(error), error.outputs if isinstance(error, NotFinite) else ()))
+
+    def _close(self, pipeline: Pipeline) -> None:
+        """Close an instance; the last one reports that the engine is closed."""
+        try:
+            pipeline.close()
+        except Exception:
+            traceback.print_exc()  # into the daemon's log
+        with self._lock:
+            self._working -= 1
+            is_last = not self._working
+        if is_last:
+            self._send(m.Closed(self._open.session))
+
+    def _prepare(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> Prepared | Inputs:
+        if isinstance(job, m.Detect):
+            return pipeline.prepare([self._shot(picture) for picture in job.pictures])
+        inputs = {
+            ref.name: to_array(ref.name, ref.datatype, ref.shape, self._shared.at(ref.span) if ref.span else ref.data)
+            for ref in job.inputs
+        }
+        return pipeline.stage(inputs)
+
+    def _run(
+        self, pipeline: Pipeline, job: m.Infer | m.Detect, prepared: Prepared | Inputs, prepare_ms: float, bulk: Bulk
+    ) -> m.Answer | m.Detected:
+        if isinstance(job, m.Infer):
+            assert not isinstance(prepared, Prepared)
+            outputs, times = self._jobs.run(job.job, pipeline.stoppable, partial(pipeline.run, prepared, job.outputs))
+            began = time.perf_counter()
+            bad = pipeline.finite.bad(outputs)
+            pipeline.finite.require(bad)
+            refs = self._place(outputs, job.reply, bulk, job.parts)
+            after_ms = (time.perf_counter() - began) * 1e3
+            return m.Answer(job.job, refs, m.Times(0.0, prepare_ms, times.infer_ms, after_ms), bad)
+        assert isinstance(prepared, Prepared)
+        outcomes = self._jobs.run(job.job, pipeline.stoppable, partial(pipeline.infer, prepared))
+        return m.Detected(job.job, tuple(self._seen(outcome, job.reply, bulk) for outcome in outcomes))
+
+    def _shot(self, picture: m.Picture) -> Shot:
+        p, data = picture, self._shared.at(picture.span)
+        return Shot(data, p.pixel_format, p.width, p.height, p.stride, p.roi, p.thresholds)
+
+    def _seen(self, outcome: Outcome | Exception, reply: Span | None, bulk: Bulk) -> m.Seen:
+        if isinstance(outcome, Exception):
+            return _unanswered(outcome)
+        found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
+        classes = None if outcome.classes is None else outcome.classes.pack()
+        try:
+            refs = self._place(outcome.outputs, reply, bulk)  # a model without a family gets one at a time
+        except EdgedError as error:
+            return _unanswered(error)
+        about = (outcome.width, outcome.height, outcome.times)
+        return m.Seen(*about, found, classes, refs, not_finite=outcome.not_finite, following=following)
+
+    def _place(
+        self, outputs: dict[str, Array], reply: Span | None, bulk: Bulk, parts: int = 1
+    ) -> tuple[m.TensorRef, ...]:
+        """Write outputs one after the other into the reply's span; those that do not fit go with the message.
+
+        TooLarge if they exceed what this number of requests of the model may return.
+        """
+        bounds, position, refs = self._open.bounds, 0, []
+        room = (bounds.output_mb << 20) * parts if bounds.output_mb else math.inf
+        for name, array in outputs.items():
+            data = to_bytes(array) if array.nbytes <= room else b""  # text is longer than its references
+            room -= max(array.nbytes, len(data))
+            if room < 0:
+                raise TooLarge(
+                    f"the outputs of model {bounds.model!r} are larger than {bounds.output_mb} MiB at {name!r}"
+                    f" {list(array.shape)}; ask for less, or raise {OUTPUT_MB} of the model"
+                )
+            if reply is not None and position + len(data) <= reply.size:
+                span = Span(reply.offset + position, len(data))
+                self._shared.at(span)[:] = data
+                position += -(-len(data) // 64) * 64
+                refs.append(m.TensorRef(name, self._datatypes[name], array.shape, span))
+            else:
+                refs.append(m.TensorRef(name, self._datatypes[name], array.shape, None, *bulk.put(data)))
+        return tuple(refs)
+
+
+def _behind(model: Path, error: Exception) -> Exception:
+    """Why a model cannot be opened: runtimes blame the model for what its disk did not deliver."""
+    found = disk_fault_behind(model.parent, error)
+    if found is None and isinstance(error, EdgedError):
+        try:
+            read_through(model)
+        except OSError as unread:
+            found = disk_fault(model.parent, unread)
+    return found or error
+
+
+def _unanswered(error: Exception) -> m.Seen:
+    name, message = _named(error)
+    return m.Seen(error=name, message=message, not_finite=error.outputs if isinstance(error, NotFinite) else ())
+
+
+def _named(error: Exception) -> tuple[str, str]:
+    """The class of `edged.errors` and the line of text for an exception. File names and texts of runtimes may hold
+    characters that cannot be encoded."""
+    name, message = _class_and_message(error)
+    return name, message[:_LONGEST_REASON].encode(errors="backslashreplace").decode()
+
+
+def _class_and_message(error: Exception) -> tuple[str, str]:
+    if type(error) is errors.EngineUnusable and _NO_MEMORY.search(str(error)):
+        return errors.OutOfMemory.__name__, str(error)
+    if isinstance(error, MemoryError):
+        return errors.OutOfMemory.__name__, f"the engine host has no memory for this: {one_line(error) or 'no details'}"
+    if isinstance(error, errors.EdgedError):
+        return type(error).__name__, str(error)
+    return "EngineUnusable", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
