@@ -4,7 +4,8 @@
     open(order)               engine host        those files ->  Session
     session.infer(...)        engine host        named arrays -> named arrays
 
-A backend is stateless; a session has one owner, which calls it from one thread at a time.
+A backend is stateless, and its module has it as `BACKEND`; a session has one owner, which calls it from one thread at a
+time. Children and hosts are confined (`edged.confinement`): a backend starts no program and opens no connection.
 """
 
 from __future__ import annotations

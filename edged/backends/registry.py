@@ -1,4 +1,4 @@
-"""Which backends there are, and which can be used here. Nothing is imported until a backend is asked for."""
+"""The backends, and which can be used on this box. Imports a backend only to load it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from edged.errors import Unsupported
 
 
 class _Entry(NamedTuple):
-    """`versions` are facts of which one is the runtime's version, `needs` those that must exist as well; both
-    empty if there is no runtime. `device` begins the facts of the devices that it is for, besides the CPU."""
+    """`module` has the backend as `BACKEND`. `versions` are facts of which one is the runtime's version, `needs` those
+    that must exist as well; both empty if there is no runtime. `device` is the prefix of a fact that must exist, such
+    as "gpu."; empty if any box will do."""
 
     module: str
     versions: tuple[str, ...] = ()
@@ -55,14 +56,14 @@ def load(name: str) -> Backend:
     return backend
 
 
+def usable(facts: Mapping[str, str]) -> tuple[str, ...]:
+    """The backends whose runtime is installed by the device's facts, with a device for it. Imports none. `null` is
+    never offered."""
+    return tuple(name for name in installed(facts) if any(fact.startswith(_BACKENDS[name].device) for fact in facts))
+
+
 def installed(facts: Mapping[str, str]) -> tuple[str, ...]:
-    """The backends whose runtime the device's facts show and a device for it, without importing any. `null` is never
-    offered."""
-    return tuple(name for name in present(facts) if any(fact.startswith(_BACKENDS[name].device) for fact in facts))
-
-
-def present(facts: Mapping[str, str]) -> tuple[str, ...]:
-    """The backends whose runtime the facts show, whether or not there is a device that it could use."""
+    """The backends whose runtime is installed by the facts, with or without a device that it could use."""
     return tuple(name for name in _BACKENDS if version(name, facts) is not None)
 
 

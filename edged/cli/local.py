@@ -215,11 +215,11 @@ class LocalBox:
 
     def installed(self) -> tuple[str, ...]:
         """Return the backends that have a runtime and a device on this box."""
-        return registry.installed(self.fingerprint.facts)
+        return registry.usable(self.fingerprint.facts)
 
     def present(self) -> tuple[str, ...]:
         """Return the backends that have a runtime on this box."""
-        return registry.present(self.fingerprint.facts)
+        return registry.installed(self.fingerprint.facts)
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ class FrameCounts:
         self.gave_up = False
 
     def silence(self) -> float:
-        """Return the seconds that frames have waited without any answer; 0 while none waits."""
+        """Return the seconds that frames have waited without any result, also of skips; 0 while none waits."""
         return time.monotonic() - self._last if self.waiting > 0 else 0.0
 
     def _count(self, skipped: int, skips: Sequence[Skips]) -> None:

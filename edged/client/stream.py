@@ -36,9 +36,9 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
     """Results in the order they come. Ends when the frames have ended and all are answered.
 
     Raises what the frames raised, once what was sent before is answered; NotReady when the daemon goes away; and
-    DeadlineExceeded when frames wait for `patience` seconds without any answer (0: no limit). With `backoff` a daemon
-    that has answered once is called again instead. `counts` counts the frames. `close`, also from another thread,
-    cancels the call and closes the frames, as does the end of a `with` block or of the last reference.
+    DeadlineExceeded when frames wait for `patience` seconds without any result, also of skips (0: no limit). With
+    `backoff` a daemon that has answered once is called again instead. `counts` counts the frames. `close`, also from
+    another thread, cancels the call and closes the frames, as does the end of a `with` block or of the last reference.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
     def _failure(self, error: grpc.RpcError) -> EdgedError:
         """The error of a call that failed."""
         if self.counts.gave_up:
-            silence = f"answered no frame for {self._patience:g} s; see what it does: edged events"
+            silence = f"sent no result for {self._patience:g} s; see what it does: edged events"
             return DeadlineExceeded(f"the edged daemon at {self._target} {silence}")
         return from_rpc_error(error, self._target)
 

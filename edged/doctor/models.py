@@ -97,7 +97,7 @@ class ModelChecks:
         only: str = "",
     ) -> None:
         self._view, self._daemon, self._runtimes, self._only = view, daemon, runtimes, only
-        self._installed = registry.installed(fingerprint.facts)
+        self._installed = registry.usable(fingerprint.facts)
         self._builder = Builder(view.store, scratch, _LIMITS)
         self.left_out: list[str] = []
         entries = view.entries()

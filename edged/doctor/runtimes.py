@@ -54,7 +54,7 @@ class Runtimes:
 
     def steps(self) -> list[Step]:
         """One for each runtime that is installed, and for the reference's in any case; for packages and extras."""
-        present = registry.present(self._facts)
+        present = registry.installed(self._facts)
         names = present if _REFERENCE in present else [_REFERENCE, *present]
         return [
             *(self._runtime_step(name) for name in names),
@@ -148,7 +148,7 @@ def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mappi
     remedy = _reinstall(backend) if packaged else packages.install(backend)
     if backend == _REFERENCE:
         return wrong(Name.RUNTIME, f"{what}, and nothing can be served without it: {reason}", remedy, backend)
-    make = wrong if backend in registry.installed(facts) else warning
+    make = wrong if backend in registry.usable(facts) else warning
     return make(Name.RUNTIME, f"{what}: {reason}", f"{remedy}, or uninstall it", backend)
 
 

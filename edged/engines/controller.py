@@ -282,7 +282,7 @@ class Controller:
         return await prove(self.builder, model, tries) if REFERENCE.backend in self._installed() else ()
 
     def _installed(self) -> tuple[str, ...]:
-        return registry.installed(self.fingerprint.facts)
+        return registry.usable(self.fingerprint.facts)
 
     def _act(self) -> None:
         now = time.monotonic()

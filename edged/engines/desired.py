@@ -71,7 +71,7 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
     always among them, since engines are verified against it.
     """
     counts = model_settings.threads(settings)
-    wanted = model_settings.backends(settings) or registry.installed(facts)
+    wanted = model_settings.backends(settings) or registry.usable(facts)
     reference = Recipe(REFERENCE.backend, optimization=REFERENCE.optimization, threads=counts[0])
     others = (
         Recipe(backend, device.name, precision, threads=count)

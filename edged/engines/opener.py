@@ -295,7 +295,8 @@ def _may_serve(engine: PlannedEngine) -> bool:
     return engine.recipe.is_reference or engine.is_usable
 
 
-# The provider that a backend's nodes should run on, by kind of device. Other backends have only one.
+# The provider that a backend's nodes should run on, by kind of device. Placement is not checked for backends that are
+# not here: add one if its sessions report nodes.
 _HOMES: dict[tuple[str, str], str] = {
     ("onnxruntime", "cpu"): "CPUExecutionProvider",
     ("onnxruntime", "cuda"): "CUDAExecutionProvider",

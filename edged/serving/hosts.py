@@ -1,4 +1,5 @@
-"""The engine hosts, one for each backend and generation of libraries; a lost one is started again, later each time.
+"""The engine hosts, one for each backend and generation of libraries. A lost one is started again: at once the first
+two times, then later each time, after 2 s at most while the box has memory.
 
 When libraries change on disk, hosts of the new generation run in parallel with the old ones until these are empty.
 """

@@ -159,7 +159,7 @@ class Schedule(Generic[Work]):
         return self._again[0] if self._again else None
 
     def retry(self, work: Work) -> None:
-        """Queue work that was lost with its host before all other work."""
+        """Queue work whose batch, host or memory failed before all other work."""
         self._again.append(work)
 
     def choose(self, now: float = 0.0, frames: Batching = _ALONE, requests: Batching = _ALONE) -> Choice[Work]:

@@ -2,7 +2,8 @@
 
 The installed engine takes work from the schedule: one batch, of tensor requests or of frames, more than it runs at a
 time. To swap is to install another engine: new work goes to it, the old one finishes its work and is closed. Work that
-was lost with its host is retried once, on the engine installed by then.
+was lost with its host is retried, on the engine installed by then: once, or up to five times more if the host was
+killed from outside.
 """
 
 from __future__ import annotations
@@ -205,8 +206,8 @@ class Slot:
         self.demand.note(self._schedule.queues + (self.current.in_flight if self.current is not None else 0), now)
 
     def _has_room(self, session: ServingSession) -> bool:
-        """Whether the session takes another batch. Work that was lost with its host is retried alone: if it killed the
-        host and does so again, no other work is lost."""
+        """Whether the session takes another batch. Work that may have killed its host is retried alone: if it
+        does so again, no other work is lost."""
         again = self._schedule.first_again
         most = 1 if again is not None and again.retried else session.most_in_flight
         return session.in_flight < most and not session.is_on_trial and not session.link.lost

@@ -123,7 +123,7 @@ class Work(ABC):
         self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self.received = time.monotonic()
         self.expires = expires
-        self.retried = False  # it may have crashed its host, so it goes alone
+        self.retried = False  # it may have crashed its host or needed too much memory, so it goes alone
         self.losses = 0  # of hosts that were killed from outside
 
     @property

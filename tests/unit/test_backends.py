@@ -389,10 +389,10 @@ def test_load_unknown_backend_names_the_known_ones() -> None:
 
 
 def test_installed_backends_follow_the_facts() -> None:
-    assert registry.installed({}) == ()
-    assert registry.installed({"runtime.openvino": "1"}) == ("openvino",)
+    assert registry.usable({}) == ()
+    assert registry.usable({"runtime.openvino": "1"}) == ("openvino",)
     everything = {f"runtime.{name}": "1" for name in registry.NAMES}
-    assert registry.installed(everything) == ("onnxruntime", "openvino")
+    assert registry.usable(everything) == ("onnxruntime", "openvino")
 
 
 def test_one_line_is_short() -> None:

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import edged
+from edged.backends import registry
 from edged.backends.contract import REFERENCE, Recipe
 from edged.config import Engines
 from edged.device.fingerprint import Device, Fingerprint, probe
+from edged.device.validity import relevant
 from edged.engines.desired import DesiredEngine, below, candidates, desired, lanes, precisions
 from edged.engines.engine import EngineState
 from edged.engines.plan import PlannedModel, Planner, is_lowering_due
@@ -420,3 +422,13 @@ def test_desired_raw_model_is_exact_unless_precisions_are_set() -> None:
     facts = on("avx512_bf16")
     assert {recipe.precision for recipe in candidates({}, facts, is_decoded=False)} == {"fp32"}
     assert candidates({"precisions": "bf16"}, facts, is_decoded=False)[1].precision == "bf16"
+
+
+@pytest.mark.parametrize("backend", registry.NAMES)
+def test_tables_of_precisions_facts_and_titles_have_every_backend(backend: str) -> None:
+    """A table without it would leave a backend without engines, and report nothing."""
+    gpu, cpu = Device("cuda:0", "cuda", "", compute_capability="8.6"), Device("cpu", "cpu", "")
+    device = gpu if backend in registry.TIMING_KERNELS else cpu
+    assert "fp32" in precisions(backend, device, {}, {})
+    assert relevant(backend, device.kind) or backend == "null"
+    assert backend in registry.TITLES or backend == "null"

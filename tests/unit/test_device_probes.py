@@ -135,9 +135,9 @@ def test_registry_tensorrt_needs_python_and_library() -> None:
     both = {"runtime.tensorrt": "10.3.0", "tensorrt.version": "10.3.0.30"}
     assert registry.version("tensorrt", both) == "10.3.0.30"
     assert registry.version("tensorrt", both | {"runtime.tensorrt": registry.ABSENT}) is None
-    assert registry.installed(both) == ()
-    assert registry.present(both) == ("tensorrt",)
-    assert registry.installed(both | {"gpu.0.name": "a card"}) == ("tensorrt",)
+    assert registry.usable(both) == ()
+    assert registry.installed(both) == ("tensorrt",)
+    assert registry.usable(both | {"gpu.0.name": "a card"}) == ("tensorrt",)
 
 
 @pytest.mark.parametrize(

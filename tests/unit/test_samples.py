@@ -150,7 +150,7 @@ def test_add_hostile_sample_name_is_refused(tmp_path: Path, name: str) -> None:
 
 def admitted(tmp_path: Path, path: Path, given: list[Path]) -> None:
     builder = Builder(Store(tmp_path / "cache"), tmp_path / "cache", Limits(seconds=60, memory_mb=4096))
-    run(admit(builder, path, {}, registry.installed(probe().facts), given))
+    run(admit(builder, path, {}, registry.usable(probe().facts), given))
 
 
 @pytest.mark.parametrize("what", ["text", "half"])

@@ -115,7 +115,7 @@ class OperationsService:
             except OSError as error:
                 raise not_stored("the upload", error) from error
             settings, samples = dict(header.settings), upload.samples
-            pictures, installed = tuple(samples.values()), registry.installed(self._controller.fingerprint.facts)
+            pictures, installed = tuple(samples.values()), registry.usable(self._controller.fingerprint.facts)
             repaired = await repair_upload(header, upload, settings, installed)
             record = repaired.record if repaired is not None and repaired.record.is_worth_keeping else None
             files = upload.files if repaired is None else repaired.files

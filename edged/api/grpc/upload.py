@@ -55,7 +55,7 @@ async def add_model_bytes(controller: Controller, name: str, data: memoryview) -
         async with upload_folder(repository, "the model") as folder:
             file = folder / "model.onnx"
             await asyncio.to_thread(file.write_bytes, data)
-            await admit(controller.builder, file, {}, registry.installed(controller.fingerprint.facts))
+            await admit(controller.builder, file, {}, registry.usable(controller.fingerprint.facts))
             await asyncio.to_thread(repository.add, name, {file.name: file}, {}, move=True)
     except OSError as error:
         raise not_stored("the model", error) from error
