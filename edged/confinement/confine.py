@@ -52,7 +52,7 @@ def confine_files(reach: Reach) -> None:
 
 
 def refuse_calls(reach: Reach) -> None:
-    """The second half, once every socket that is needed is open: no sockets, no programs, no other processes' memory.
+    """The second step, after all sockets are open: refuse new sockets, programs, and other processes' memory.
     Unconfined in the mode "enforce"."""
     if reach.mode == "off":
         return

@@ -144,7 +144,7 @@ _GET_ACTION_AVAIL = 2
 
 
 def is_available() -> bool:
-    """Whether this kernel filters system calls, and on which machine is known how."""
+    """Whether this kernel can filter system calls and the call numbers of this machine are known."""
     number = _SECCOMP.get(platform.machine())
     if number is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False

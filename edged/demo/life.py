@@ -106,7 +106,7 @@ class Line(NamedTuple):
 
 
 class Story:
-    """Reports each event of one life once. Of engines of the life before, only that they took over."""
+    """Reports each event of one run of the daemon once; of engines from an earlier run, only that they serve."""
 
     def __init__(self, life: Life, before: Life | None = None) -> None:
         self._life, self._before = life, before

@@ -184,8 +184,8 @@ class Catalogue:
             self._builder.forget_others(needed)
 
     def _is_awaited(self, name: str, entries: Mapping[str, ModelEntry]) -> bool:
-        """Whether a further version is becoming the default one, which is not loaded yet: until then its own slot
-        answers."""
+        """Whether a further version is becoming the default version and is not loaded as such yet; until then its
+        own slot answers."""
         model, version = split_name(name)
         planned, entry = self.models.get(model), entries.get(model)
         if not version or planned is None or entry is None or entry.version != version:

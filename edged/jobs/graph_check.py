@@ -25,7 +25,7 @@ _Indices: TypeAlias = Set[int]
 
 
 def check(walk: onnx_walk.Walk) -> Finding | None:
-    """The first thing that is wrong."""
+    """Return the first problem; None if the graph has none."""
     return next(_model(walk), None)
 
 

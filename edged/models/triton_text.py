@@ -235,7 +235,7 @@ def _why(path: str) -> str:
 
 
 def _instances(message: pb.ModelConfig) -> Iterator[str]:
-    """Which devices serve is measured, so kinds and counts have no effect."""
+    """Kinds and counts have no effect: the daemon measures which devices serve, and with how many instances."""
     for group in message.instance_group:
         if group.count > 1:
             yield f"instance_group.count: {group.count} is not used; one engine answers, of which there is always one"

@@ -39,8 +39,8 @@ GIVEN = "given"  # tensors of the user's
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Inputs by name. A sample of the user's and a picture have a name; a picture also has a placement: where it lies
-    in the input, as the first of the batch."""
+    """Inputs by name. Samples and pictures have a name. A picture also has its placement in the input, whose batch
+    it begins."""
 
     inputs: dict[str, Array]
     kind: str

@@ -150,7 +150,7 @@ class Upload:
         self._missing -= len(chunk)
 
     async def finish(self) -> None:
-        """Check the size: the stream of a client that disconnects ends as that of one that has sent all."""
+        """Check that all announced bytes came: the stream of a client that disconnects ends like a complete one."""
         await self.close()
         if self._missing:
             raise InvalidInput(f"the upload is {self._missing} bytes shorter than announced; send it again")

@@ -29,7 +29,7 @@ class Region:
         self.require(Place(name, 0, size), "")
 
     def require(self, place: Place, tensor: str) -> None:
-        """InvalidInput if a place is not in the region, or if the object is shorter than its region by now."""
+        """InvalidInput if a place is outside the region, or if the object has become shorter than the region."""
         what = f"{tensor}: " if tensor else ""
         if place.offset > self.size or place.size > self.size - place.offset:
             raise InvalidInput(

@@ -77,7 +77,7 @@ class OrtSession:
         return values
 
     def _run_bfloat(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
-        """numpy has no bfloat16: such tensors go in and out as uint16 through the runtime's own values, which hold no
+        """Pass BF16 tensors as uint16 in the runtime's own values: numpy has no bfloat16. Such values cannot hold
         text."""
         if self._text_inputs:
             raise EngineUnusable("ONNX Runtime takes no texts beside BF16 tensors from Python; cast the latter to FP32")

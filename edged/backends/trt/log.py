@@ -95,7 +95,7 @@ def is_without_device(reason: str) -> bool:
 
 
 def without_device(reason: str, can_target: bool) -> str:
-    """What to do where there is no device to build on. `can_target` is whether the runtime builds for others."""
+    """Return the remedy if no device to build on exists. `can_target`: whether the runtime builds for other devices."""
     elsewhere = ", or name another with `edged engines build MODEL --for sm_86`" if can_target else ""
     return f"no CUDA device can be used here ({reason}); build on a box that has one{elsewhere}"
 

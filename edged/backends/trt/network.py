@@ -36,7 +36,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 def create_builder(trt: Trt, log: Log, kind: str) -> Builder:
-    """A builder of the runtime with its logger; EngineUnusable if it cannot be had, for want of a GPU as a rule."""
+    """A builder of the runtime with its logger; EngineUnusable if it cannot be created, usually without a GPU."""
     logger = listen(trt, log)
     plugins = find(trt, "init_libnvinfer_plugins")
     if callable(plugins):

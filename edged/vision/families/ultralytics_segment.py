@@ -150,8 +150,8 @@ class Prototypes:
         return masks.encode(inside, x1, y1, self._width, self._height)
 
     def _logits(self, weights: Floats, rows: slice, columns: slice) -> Floats:
-        """The weighted sum of a part of the prototypes. Only a small part is copied first: for a large one that costs
-        more than the sum of all."""
+        """Return the weighted sum of a part of the prototypes. A small part is copied first; copying a large one would
+        cost more than summing all."""
         part = self._prototypes[:, rows, columns]
         if part.size * 8 < self._prototypes.size:
             return np.tensordot(weights, part, axes=1)
