@@ -65,6 +65,7 @@ from edged.tasks import TaskGroup, keep, until_set
 
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 1.0  # between two turns if nothing happens
+_START_SECONDS = 120.0  # in which nothing is made until the first models are examined
 _FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 
 
@@ -136,6 +137,7 @@ class Controller:
         self.loader = Loader(
             self.selection, self.catalogue, self.overrides, builder, self._installed, self.wake, self._readiness
         )
+        self._has_started = False
         self._state = ""  # why the state folder cannot be written
 
     def _readable(self) -> tuple[str, ...]:
@@ -304,6 +306,7 @@ class Controller:
             paused=bool(paused) or is_reboot_pending,
             by_command=self.settings.build == "command",
             is_idle=self.load.is_low(now),
+            is_starting=self._is_starting(now),
         ):
             if carry_out(action, now, self.catalogue, self.opener, self.maker):
                 self.wake()
@@ -315,6 +318,16 @@ class Controller:
         self.alarms.update([*wrong, *(alarm for concern in self.concerns for alarm in concern())])
         for observe in self.observers:
             observe()
+
+    def _is_starting(self, now: float) -> bool:
+        """Whether the first models are being examined: what is made meanwhile would take processors from them.
+
+        It ends for good, at the latest after a while: a model that keeps changing must not stop builds of others.
+        """
+        models = self.models.values()
+        are_read = bool(models) and not any(planned.is_being_read for planned in models)
+        self._has_started = self._has_started or are_read or now - self.started >= _START_SECONDS
+        return not self._has_started
 
     def _readiness(self, planned: PlannedModel) -> Readiness:
         return readiness(planned, self.health)

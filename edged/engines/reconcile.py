@@ -171,12 +171,14 @@ def reconcile(
     paused: bool = False,
     by_command: bool = False,
     is_idle: bool = False,
+    is_starting: bool = False,
 ) -> list[Action]:
     """Return the actions that bring the box nearer to the desired state.
 
     Each lane makes one engine at a time; `busy` lanes are making one. In a `slow` lane that build takes long, and a
     second one may run in parallel. While `paused` nothing can be stored, so nothing is made. `by_command`: builds
     need a command; actions that take seconds do not. `is_idle`: the box has had little to do for a while.
+    `is_starting`: the first models are being examined, and only a command makes anything meanwhile.
     """
     every = list(models)
     models = [model for model in every if not model.holds]
@@ -185,7 +187,7 @@ def reconcile(
     actions += filter(None, (_open(model, now) for model in models))
     actions += [review for model in models for review in _reviews(model, now, is_idle and not busy)]
     if not paused:
-        actions += _make(models, now, busy, slow, by_command)
+        actions += _make(models, now, busy, slow, by_command, is_starting)
     actions += filter(None, (_fallback(model, now) for model in every))
     return actions + [Refuse(model.name) for model in models if model.is_hopeless]
 
@@ -297,7 +299,9 @@ def _refuse(model: ModelView, why: str) -> RefuseFallback:
 # -- engines to make ------------------------------------------------------------------------------------------------
 
 
-def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], by_command: bool) -> list[Work]:
+def _make(
+    models: list[ModelView], now: float, busy: Set[str], slow: Set[str], by_command: bool, is_starting: bool
+) -> list[Work]:
     """Return the next job for every lane that is free, or in which another may run with a slow one.
 
     Order: commands; not failed before; models that nothing serves; verifications and trials, which take seconds, before
@@ -308,7 +312,7 @@ def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], b
         for engine in () if model.reading else model.engines:
             action = _next(model, engine, now)
             commanded = engine.request in ("build", "verify")
-            if by_command and not commanded and _is_build(engine, action):
+            if not commanded and (is_starting or (by_command and _is_build(engine, action))):
                 continue
             is_free = engine.lane not in busy or (engine.lane in slow and _may_overtake(engine, action))
             if action is not None and is_free:

@@ -8,7 +8,7 @@ The runtime is asked the user's samples; if there are none, the golden inputs (`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -24,7 +24,7 @@ from edged.models.finding import Category, Finding, Stage
 from edged.models.samples import is_tensors
 from edged.tensors import Array
 from edged.verification import boxes, user_samples
-from edged.verification.probes import GIVEN, Pictures, Probe, one_by_one
+from edged.verification.probes import GIVEN, PICTURE, Pictures, Probe, one_by_one
 from edged.vision.family import Recognition
 
 Report: TypeAlias = Callable[[jobs.Progress], None]
@@ -191,7 +191,7 @@ def inference(
     warnings: list[Finding] = []
     first: Exception | None = None
     has_given = False  # whether the user gave something that is answered
-    for name, make in _probes(job, recognition):
+    for name, make in _probes(job, recognition, answered):
         if has_given and not name:
             break
         try:
@@ -223,8 +223,9 @@ def inference(
     return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {reason[:300]}", _GIVE), ()
 
 
-def _probes(job: jobs.Check, recognition: Recognition) -> Iterator[tuple[str, Callable[[], Probe]]]:
-    """Probes, made when their turn comes, with the name of the sample if it is one of the user's."""
+def _probes(job: jobs.Check, recognition: Recognition, answered: Set[str]) -> Iterator[tuple[str, Callable[[], Probe]]]:
+    """Probes, made when their turn comes, with the name of the sample if it is one of the user's. `answered`: the
+    kinds that were answered so far."""
     signature = job.order.signature
     pictures = Pictures(signature, recognition) if recognition.preprocess is not None else None
     for content, path in sorted(job.given.items(), key=lambda item: not is_tensors(item[1])):
@@ -237,6 +238,8 @@ def _probes(job: jobs.Check, recognition: Recognition) -> Iterator[tuple[str, Ca
     if pictures is not None:
         for probe in pictures.drawn():
             yield "", partial(_as_it_is, probe)
+            if PICTURE in answered:  # drawing the next one takes longer than all else here
+                return
 
 
 def _as_it_is(probe: Probe) -> Probe:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 import msgspec
 
@@ -36,7 +37,7 @@ class PartChange(msgspec.Struct, frozen=True):
         return f"{self.part.removeprefix('runtime.')} {self.old or ABSENT} → {self.new or ABSENT}"
 
 
-class EngineKey(msgspec.Struct, frozen=True):
+class EngineKey(msgspec.Struct, frozen=True, dict=True):
     """Named parts in a fixed order, format version first."""
 
     parts: dict[str, str]
@@ -50,12 +51,12 @@ class EngineKey(msgspec.Struct, frozen=True):
             parts[fact] = fingerprint.facts.get(fact, ABSENT)
         return cls(parts)
 
-    @property
+    @cached_property  # the control loop asks at every turn
     def digest(self) -> str:
         """32 hexadecimal digits over every name and value, each followed by a delimiter that cannot occur in them."""
         return _digest(self.parts)[:32]
 
-    @property
+    @cached_property
     def generation(self) -> str:
         """12 hexadecimal digits over the device's facts alone: engines of one generation can share a host process."""
         own = {name: value for name, value in self.parts.items() if not name.startswith(_NOT_FACTS)}

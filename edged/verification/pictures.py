@@ -87,7 +87,7 @@ def _add_leaf(canvas: _Plane, texture: _Plane, random: np.random.RandomState) ->
     patch = canvas[top:bottom, left:right]
     for channel in range(3):
         colour = value * (1 + (chroma[channel] - 0.5) * 2 * _CHROMA)
-        patch[:, :, channel] = np.where(inside, colour, patch[:, :, channel])
+        np.copyto(patch[:, :, channel], colour, where=inside)
 
 
 def _light(random: np.random.RandomState, height: int, width: int) -> _Plane:

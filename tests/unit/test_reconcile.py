@@ -270,6 +270,16 @@ def test_reconcile_by_command_only_does_requests_and_short_work() -> None:
         assert made(model(engine), by_command=True) == [action]
 
 
+def test_reconcile_while_starting_opens_and_makes_only_on_command() -> None:
+    unasked = ready("a", 0.5, request="review"), view("ref"), view("b"), view("c", trial="other")
+    assert reconcile([model(*unasked)], NOW, frozenset(), is_starting=True) == [Open("m", "a")]
+    for engine, action in (
+        (ready("a", request="verify"), Verify("m", "a")),
+        (view("b", request="build"), Make("m", "b")),
+    ):
+        assert made(model(engine), is_starting=True) == [action]
+
+
 # -- commands -------------------------------------------------------------------------------------------------------
 
 

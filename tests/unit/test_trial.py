@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 
 from edged.backends import one_node, onnxruntime
-from edged.backends.contract import Order, Recipe, Signature
+from edged.backends.contract import REFERENCE, Order, Recipe, Signature
 from edged.backends.null import BACKEND
 from edged.errors import EngineUnusable, NotTaken
 from edged.ipc import job_messages as jobs
 from edged.ipc.job_messages import RuntimeSupport
 from edged.jobs import onnx_graph, runtimes, trial
+from edged.jobs.inspect import inspect
+from edged.models.entries import plain_entry
 from edged.models.finding import Category
+from edged.models.model import Model
+from edged.tensors import Array
+from edged.verification import pictures
 from edged.verification.shape_range import ShapeRange
+from edged.vision.image import Image
 from tests import models
 
 
@@ -96,3 +104,29 @@ def test_takes_writes_no_temporary_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert runtimes.takes(Listening(), model)
     assert not runtimes.takes(Listening(), model)
     assert seen == [model, model]
+
+
+class Answering:
+    """Answers zeros."""
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        return {"y": np.zeros((1, 3, 32, 32), np.float32)}
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_inference_answered_drawn_picture_draws_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, drawn = tmp_path / "m.onnx", list[int]()
+
+    def draw(seed: int) -> Iterator[Image]:
+        for number in range(pictures.COUNT):
+            drawn.append(number)
+            yield np.zeros((32, 32, 3), np.uint8)
+
+    monkeypatch.setattr(pictures, "draw", draw)
+    onnx.save(models.parse("(float[1,3,32,32] x) => (float[1,3,32,32] y) { y = Relu(x) }"), str(path))
+    model = Model.of(plain_entry("m", path, {}), inspect(path))
+    check = msgspec.structs.replace(job(17), order=model.order(REFERENCE), recognition=model.recognition)
+    assert trial.inference(check, model.recognition, Answering(), lambda: None) == (None, ())
+    assert drawn == [0]
