@@ -134,14 +134,14 @@ class Catalogue:
         there = ", ".join(each.version for each in self.versions(name))
         raise ModelNotFound(f"model {name!r} has no version {wanted} that is served; there are: {there}")
 
-    async def look_aside(self) -> None:
+    async def look_aside(self) -> bool:
         """As `look`, with the disk read in a thread. Concurrent calls run one after the other."""
         async with self._looking:
-            self.take(await asyncio.to_thread(self.scan, self._weights()))
+            return self.take(await asyncio.to_thread(self.scan, self._weights()))
 
-    def look(self) -> None:
-        """Scan the disk and plan what it has."""
-        self.take(self.scan(self._weights()))
+    def look(self) -> bool:
+        """Scan the disk and plan what it has; return whether that changed."""
+        return self.take(self.scan(self._weights()))
 
     def scan(self, weights: Mapping[str, tuple[Path, ...]]) -> Scan:
         """Read the disk. `weights` are the files with models' external data, by name."""
@@ -152,21 +152,25 @@ class Catalogue:
     def _weights(self) -> dict[str, tuple[Path, ...]]:
         return {name: planned.weights for name, planned in self.models.items()}
 
-    def take(self, scan: Scan) -> None:
-        """Plan the models of a scan."""
-        entries, weights = scan.entries, scan.weights
+    def take(self, scan: Scan) -> bool:
+        """Plan the models of a scan; return whether any is new, changed or gone."""
+        entries, weights, is_changed = scan.entries, scan.weights, False
         for name in [name for name in self.models if name not in entries]:
             if not self._is_awaited(name, entries):
                 self._drop(name)
+                is_changed = True
         for name, entry in entries.items():
             planned = self.models.get(name)
             if planned is None:
                 planned = self.models[name] = PlannedModel(entry, Slot(name))
                 self._read(planned)
+                is_changed = True
             elif planned.entry != entry or (name in weights and planned.weights_changed(weights[name])):
                 planned.entry = entry
                 self._read(planned)
+                is_changed = True
         self._forget()
+        return is_changed
 
     def _forget(self) -> None:
         """Remove what is cached of models that no longer serve and are no longer planned."""

@@ -164,10 +164,10 @@ class Controller:
         """Read the disk periodically, at whatever speed it has."""
         while True:
             try:
-                await self.catalogue.look_aside()
+                if await self.catalogue.look_aside():
+                    self.wake()  # everything else waits for the next turn
                 await asyncio.to_thread(self.maker.eviction.look)
                 self._state = await asyncio.to_thread(unwritable, self.repository.root.parent)
-                self.wake()
             except OSError as error:  # nothing is lost: the next scan sees everything
                 _LOG.error("cannot scan the models: %s; trying again", error.strerror)
             await asyncio.sleep(_LOOK_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -163,6 +164,32 @@ def stamp(paths: Iterable[Path]) -> str:
             continue
         marks.append(f"{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}")
     return "|".join(marks)
+
+
+_MOST_MARKS = 256
+_SETTLED_NS = 5_000_000_000  # longer than a tick of any file system's clock
+
+
+def fingerprint(folder: Path, now_ns: int) -> tuple[object, ...] | None:
+    """Return what changes with anything in a folder: device, inode, size and times of everything below it.
+
+    None if that is not certain or costs too much: if something changed just now (by `now_ns`, since the epoch), is a
+    link, or if the folder holds more than 256 files and folders. OSError if it cannot be read.
+    """
+    found, folders = [(".", folder.lstat())], [os.fspath(folder)]
+    if stat.S_ISLNK(found[0][1].st_mode):
+        return None
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink() or len(found) == _MOST_MARKS:
+                    return None
+                found.append((entry.path, entry.stat(follow_symlinks=False)))
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+    if max(status.st_ctime_ns for _, status in found) > now_ns - _SETTLED_NS:
+        return None
+    return tuple((path, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in found)
 
 
 def read_config(folder: Path, name: str) -> tuple[TritonConfig | None, str]:

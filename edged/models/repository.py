@@ -6,8 +6,8 @@
     models/NAME/samples/*.jpg          samples to verify engines with: JPEG, PNG or tensors as *.npz, optional
     models/FILE.onnx                   a plain file serves as model FILE, version 1
 
-The highest version serves, and others if `versions` names them. Only the directory has this state; it is read again at
-every call.
+The highest version serves, and others if `versions` names them. Only the directory has this state. Every call looks at
+it; a folder without changes is read again after half a minute.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import msgspec
 
@@ -34,6 +36,7 @@ from edged.models.entries import (
     SETTINGS_FILE,
     ModelEntry,
     check_name,
+    fingerprint,
     folder_entries,
     plain_entry,
     read_config,
@@ -42,12 +45,25 @@ from edged.models.identity import model_digest
 from edged.models.triton_config import FILE, TritonConfig
 from edged.store import atomic
 
+_READ_AGAIN_SECONDS = 30.0  # what a passing failure hid appears then at the latest
+
+
+class _Read(NamedTuple):
+    """A model's folder as it was read: its fingerprint before, when (monotonic seconds), and what it had."""
+
+    mark: tuple[object, ...] | None
+    read_at: float
+    entries: list[ModelEntry]
+
 
 class Repository:
     """A directory of models. `accepts_foreign`: also those that other users may write."""
 
-    def __init__(self, root: Path, accepts_foreign: bool = True) -> None:
+    def __init__(self, root: Path, accepts_foreign: bool = True, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        """`clock_ns`: nanoseconds since the epoch, as file systems count them."""
         self.root, self.accepts_foreign = root.absolute(), accepts_foreign
+        self._clock_ns = clock_ns
+        self._read: dict[Path, _Read] = {}  # folders by path; replaced, never changed: several threads may scan
 
     def entries(self) -> dict[str, ModelEntry]:
         """Return every version that is to be served, by name. Unreadable and empty folders are skipped."""
@@ -56,10 +72,12 @@ class Repository:
         except OSError:
             return {}
         entries: dict[str, ModelEntry] = {}
-        for entry in (entry for path in paths for entry in self._look(path)):
+        read: dict[Path, _Read] = {}
+        for entry in (entry for path in paths for entry in self._look(path, read)):
             twice = entry.name in entries
             problem = f"both {entry.name}/ and {entry.name}.onnx are there; remove one of them"
             entries[entry.name] = msgspec.structs.replace(entry, problem=problem) if twice else entry
+        self._read = read
         return entries
 
     def versions(self, name: str, triton: TritonConfig | None = None) -> list[ModelEntry]:
@@ -156,9 +174,10 @@ class Repository:
                 shutil.rmtree(stray, ignore_errors=True)
             _empty_trash(self.root)
 
-    def _look(self, path: Path) -> list[ModelEntry]:
+    def _look(self, path: Path, read: dict[Path, _Read]) -> list[ModelEntry]:
+        """Return the entries at a path, and add the folder to `read` if it needs no reading while it is unchanged."""
         try:
-            entries = [self._judged(entry) for entry in self._entries(path)]
+            entries = [self._judged(entry) for entry in self._current(path, read)]
             if not entries or NAME.fullmatch(entries[0].name):
                 return entries
             # Reported, not served: no client could name it in a request.
@@ -167,6 +186,15 @@ class Repository:
             return [msgspec.structs.replace(entries[0], name=name, problem=problem)]
         except OSError:  # it was removed meanwhile, or cannot be read
             return []
+
+    def _current(self, path: Path, read: dict[Path, _Read]) -> list[ModelEntry]:
+        mark = fingerprint(path, self._clock_ns()) if path.is_dir() else None  # before the entries are read
+        now, known = time.monotonic(), self._read.get(path)
+        if known is None or mark is None or known.mark != mark or now - known.read_at >= _READ_AGAIN_SECONDS:
+            known = _Read(mark, now, self._entries(path))
+        if mark is not None and not any(entry.problem for entry in known.entries):
+            read[path] = known
+        return known.entries
 
     def _judged(self, entry: ModelEntry) -> ModelEntry:
         """Return the entry with a problem if another user may have written it, or may replace it."""

@@ -145,6 +145,20 @@ async def test_look_new_model_is_read_and_planned(house: House) -> None:
     assert await answer(planned) is None, "it waits for an engine"
 
 
+async def test_look_reports_whether_models_changed(house: House) -> None:
+    await house.add("m")
+    assert not house.catalogue.look()
+    for stamp in ("2", "3"):
+        house.shelf.models["m"] = entry("m", stamp)
+        assert house.catalogue.look()
+    house.shelf.models["n"] = entry("n", "1")
+    assert house.catalogue.look()
+    del house.shelf.models["m"]
+    assert house.catalogue.look()
+    await settle()
+    assert not house.catalogue.look()
+
+
 async def test_look_unchanged_model_is_read_once(house: House) -> None:
     before = dict((await house.add("m")).engines)
     for _ in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from edged.errors import (
     Superseded,
 )
 from edged.models import repair
-from edged.models.entries import check_name, plain_entry
+from edged.models.entries import check_name, fingerprint, plain_entry
 from edged.models.identity import model_digest
 from edged.models.repository import MAX_REMOVED, TRASH, Repository
 from edged.store import atomic
@@ -169,9 +170,48 @@ def test_entries_change_with_every_file(root: Path, what: str) -> None:
     (folder / "1" / "data").mkdir()
     for name in ("weights.bin", "data/more.bin"):
         (folder / "1" / name).write_bytes(b"weights!")
-    before = Repository(root).entries()["yolo"]
+    settled = Repository(root, clock_ns=much_later)  # for which nothing changed lately
+    before = settled.entries()["yolo"]
+    assert settled.entries()["yolo"] is before
     CHANGES[what](folder)
-    assert Repository(root).entries()["yolo"] != before
+    assert settled.entries()["yolo"] == Repository(root).entries()["yolo"] != before
+
+
+def much_later() -> int:
+    return time.time_ns() + 3600 * 10**9
+
+
+def test_entries_folder_with_a_problem_is_read_each_time(root: Path) -> None:
+    (lay(root, "yolo", "1") / "1" / "model.onnx").unlink()
+    settled = Repository(root, clock_ns=much_later)
+    assert settled.entries()["yolo"] == settled.entries()["yolo"]
+    assert settled.entries()["yolo"] is not settled.entries()["yolo"]
+
+
+def test_fingerprint_of_a_folder_changed_just_now_is_not_certain(root: Path) -> None:
+    assert fingerprint(lay(root, "yolo", "1"), time.time_ns()) is None
+
+
+@pytest.mark.parametrize("where", [".", "1"])
+def test_fingerprint_of_a_folder_with_a_link_is_not_certain(root: Path, tmp_path: Path, where: str) -> None:
+    folder = lay(root, "yolo", "1")
+    assert fingerprint(folder, much_later()) is not None
+    (folder / where / "link").symlink_to(tmp_path)
+    assert fingerprint(folder, much_later()) is None
+
+
+def test_fingerprint_of_many_files_is_too_costly(root: Path) -> None:
+    folder = lay(root, "yolo", "1")
+    for number in range(300):
+        (folder / f"{number}.txt").touch()
+    assert fingerprint(folder, much_later()) is None
+
+
+def test_fingerprint_changes_with_a_time(root: Path) -> None:
+    folder = lay(root, "yolo", "1", settings="threads = 1")
+    before = fingerprint(folder, much_later())
+    os.utime(folder / "edged.toml", ns=(1, 1))
+    assert fingerprint(folder, much_later()) != before
 
 
 def test_stamp_changes_with_a_file_of_equal_size_and_time(root: Path) -> None:
