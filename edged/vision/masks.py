@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TypeAlias, cast
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
@@ -120,6 +119,8 @@ def polygon(counts: Counts, width: int, height: int) -> npt.NDArray[np.int32]:
     At least three points, so that it is a valid polygon, or none for an empty mask. `cv2.fillPoly` restores the piece,
     without its holes. ValueError as for `decode`.
     """
+    import cv2  # costs commands and the daemon memory, and they use nothing else of it
+
     inside, x, y = crop(counts, width, height)
     if not inside.size:
         return np.empty((0, 2), np.int32)

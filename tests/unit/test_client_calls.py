@@ -305,6 +305,7 @@ def test_resolve_no_target_gives_default_socket(monkeypatch: pytest.MonkeyPatch)
 def test_import_client_loads_no_runtime_and_is_fast() -> None:
     code = (
         "import sys, edged.client; assert 'grpc' not in sys.modules; edged.client.Client; edged.client.AsyncClient;"
+        "assert 'cv2' not in sys.modules;"
         "edged.client.open_source; heavy = {'onnx', 'onnxruntime', 'av', 'typer', 'zmq'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import cv2
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +120,8 @@ class Prototypes:
         return found
 
     def _mask(self, weights: Floats, box: list[int], step: int) -> Counts | None:
+        import cv2  # the daemon names families and decodes nothing
+
         x1, y1, x2, y2 = box
         if x2 <= x1 or y2 <= y1:
             return None
