@@ -111,8 +111,15 @@ async def admit(
     return admission
 
 
-async def prove(builder: Builder, model: Model, tries: int = 1) -> tuple[Finding, ...]:
-    """Try an inspected model on the reference, unless the outcome is known. Returns its warnings.
+class Proven(msgspec.Struct, frozen=True):
+    """What a trial of a model found: warnings, and what batches gain, as `Model.batch_gain`."""
+
+    warnings: tuple[Finding, ...] = ()
+    batch_gain: float = 0.0
+
+
+async def prove(builder: Builder, model: Model, tries: int = 1) -> Proven:
+    """Try an inspected model on the reference, unless the outcome is known.
 
     A model that exceeds the limits is tried at most `tries` times in a row. ModelRefused if it must not reach a host.
     """
@@ -124,7 +131,7 @@ async def prove(builder: Builder, model: Model, tries: int = 1) -> tuple[Finding
         answer = await builder.check(job, size_mb, tries)
         admission = _judged(inspection, model, {REFERENCE.backend: answer}, None)
         if admission.finding is None:
-            return admission.warnings
+            return Proven(admission.warnings, answer.batch_gain if isinstance(answer, jobs.Checked) else 0.0)
         held = admission.finding
     raise held.refusal()
 
@@ -143,6 +150,7 @@ def _job(path: Path, inspection: Inspection, model: Model | None, backend: str, 
         ShapeRange.of(model) if model is not None else ShapeRange(),
         through=through,
         given=model_samples.by_content(model.samples, model.content) if model is not None else {},
+        batches=model is not None and backend == REFERENCE.backend and model.may_complete_batch,
     )
 
 

@@ -10,6 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
+from edged.engines.admission import Proven
 from edged.engines.builder import Builder
 from edged.engines.engine import PlannedEngine
 from edged.engines.plan import PlannedModel, Planner, external_files
@@ -27,7 +30,7 @@ from edged.errors import (
 from edged.errors import ModelRefused as ModelRefusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
 from edged.models.entries import ModelEntry, plain_entry, split_name, stamp, versioned_name
-from edged.models.finding import Finding, Reason
+from edged.models.finding import Reason
 from edged.models.model import Model
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
@@ -44,7 +47,7 @@ _BACK_SECONDS = 1.0  # until a missing file is looked for again
 
 
 # Tries a model, at most so many times in a row while it exceeds the limits; returns findings worth a warning.
-Prove: TypeAlias = Callable[[Model, int], Awaitable[tuple[Finding, ...]]]
+Prove: TypeAlias = Callable[[Model, int], Awaitable[Proven]]
 
 
 class Scan(NamedTuple):
@@ -238,9 +241,10 @@ class Catalogue:
                 if model.samples:
                     model = await asyncio.to_thread(model.with_contents)
                 planned.examined = model.digest
-                warnings = await self._prove(model, tries) if self._prove is not None else ()
-            planned.warnings = tuple(warnings)
-            for warning in warnings:
+                proven = await self._prove(model, tries) if self._prove is not None else Proven()
+            model = msgspec.structs.replace(model, batch_gain=proven.batch_gain)
+            planned.warnings = proven.warnings
+            for warning in proven.warnings:
                 _LOG.warning("model %s: %s", entry.name, warning.line())
             if model.triton.warmups:
                 await asyncio.to_thread(require_data, model)

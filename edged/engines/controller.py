@@ -20,7 +20,7 @@ from edged.confinement import rules as confinement
 from edged.device.fingerprint import Change, Fingerprint
 from edged.device.load import LoadMonitor
 from edged.engines import alarms
-from edged.engines.admission import prove
+from edged.engines.admission import Proven, prove
 from edged.engines.alarms import Alarm, Alarms
 from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
@@ -50,7 +50,6 @@ from edged.engines.surveyor import Surveyor
 from edged.engines.views import actual
 from edged.events import EventLog, HostLost
 from edged.files import NO_DESCRIPTORS, unwritable
-from edged.models.finding import Finding
 from edged.models.model import Model
 from edged.models.repository import Overrides, Repository
 from edged.serving import memory
@@ -279,9 +278,9 @@ class Controller:
             name = named.pop() if len(named) == 1 else name
         return self.catalogue.find(name).slot
 
-    async def _prove(self, model: Model, tries: int) -> tuple[Finding, ...]:
+    async def _prove(self, model: Model, tries: int) -> Proven:
         """Try a model in a child before a host opens it, if the reference's runtime is installed."""
-        return await prove(self.builder, model, tries) if REFERENCE.backend in self._installed() else ()
+        return await prove(self.builder, model, tries) if REFERENCE.backend in self._installed() else Proven()
 
     def _installed(self) -> tuple[str, ...]:
         return registry.usable(self.fingerprint.facts)

@@ -222,12 +222,17 @@ def batching(model: Model, recipe: Recipe) -> Batching:
     return Batching(limit, batch_wait_seconds(settings) if limit > 1 else 0.0)
 
 
+_LEAST_GAIN = 1.25  # times as fast as single requests that a batch must be
+
+
 def tensor_batching(model: Model) -> TensorBatching:
     """Return the batching of tensor requests: by `dynamic_batching` of config.pbtxt, or by `batch.max` and
-    `batch.wait_ms`; otherwise, as in Triton, requests run one by one."""
+    `batch.wait_ms`, or because a batch of a model with independent rows is faster; otherwise requests run one by
+    one."""
     settings, dynamic, most = model.entry.settings, model.triton.dynamic, model.max_batch_size
     if dynamic is None:
-        is_wanted = most > 1 and max_batch(settings) is not None
+        pays = model.is_batch_completed and model.batch_gain >= _LEAST_GAIN
+        is_wanted = most > 1 and (max_batch(settings) is not None or pays)
         return TensorBatching(Batching(most, batch_wait_seconds(settings)) if is_wanted else Batching())
     preferred = tuple(size for size in dynamic.preferred if size <= most)
     return TensorBatching(

@@ -203,7 +203,7 @@ def _size_mb(path: Path) -> float:
         return 0.0
 
 
-_FORMAT = 6  # of these files and of the checks in the stages
+_FORMAT = 7  # of these files and of the checks in the stages
 _MOST = 1000  # outcomes; the oldest belong to models that were refused and removed
 
 

@@ -113,8 +113,8 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 class Check(msgspec.Struct, frozen=True, tag=True):
     """Check whether a backend takes a model as it was written, through stage `through`. Answered by `Checked`.
 
-    `support` is that of some version of the runtime, if known; `given` are the user's samples, paths by the digests of
-    their contents.
+    `batches`: also check whether its rows are independent. `support` is that of some version of the runtime, if known;
+    `given` are the user's samples, paths by the digests of their contents.
     """
 
     order: Order
@@ -126,6 +126,7 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     support: RuntimeSupport | None = None
     through: Stage = Stage.INFERENCE
     given: dict[str, str] = {}
+    batches: bool = False
 
 
 class CheckSamples(msgspec.Struct, frozen=True, tag=True):
@@ -219,6 +220,7 @@ class Checked(msgspec.Struct, frozen=True):
     warnings: tuple[Finding, ...] = ()
     tries: int = 1  # in a row that ended so
     seconds: float = 0.0  # from opening it to its first answer; 0 if it gave none
+    batch_gain: float = 0.0  # as `jobs.batch_check.batch_gain`; 0 if not asked for
 
 
 class Done(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from edged.backends import registry
 from edged.backends.contract import Backend, Session
 from edged.errors import EngineUnusable, InvalidInput, NotTaken
 from edged.ipc import job_messages as jobs
+from edged.jobs import batch_check
 from edged.jobs.runtimes import MOST_VERSION, find_support, newest_of
 from edged.models.finding import Category, Finding, Stage
 from edged.models.samples import is_tensors
@@ -70,7 +71,9 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
     report(jobs.Progress(Stage.INFERENCE.value))
     answered: list[float] = []
     finding, warnings = inference(job, job.recognition, session, lambda: answered.append(time.monotonic()))
-    return jobs.Checked(known, finding, warnings, seconds=round(answered[0] - began, 3) if answered else 0.0)
+    seconds = round(answered[0] - began, 3) if answered else 0.0
+    gain = _batch_gain(job, job.recognition, session) if job.batches and finding is None else 0.0
+    return jobs.Checked(known, finding, warnings, seconds=seconds, batch_gain=gain)
 
 
 # -- opset ----------------------------------------------------------------------------------------------------------
@@ -221,6 +224,18 @@ def inference(
     if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
         return _no_memory(Stage.INFERENCE, f"running it takes more memory than it may: {reason[:300]}"), ()
     return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {reason[:300]}", _GIVE), ()
+
+
+def _batch_gain(job: jobs.Check, recognition: Recognition, session: Session) -> float:
+    """What batches gain, by the first probe that is answered."""
+    for _, make in _probes(job, recognition, frozenset()):
+        try:
+            inputs = make().inputs
+            session.infer(inputs)
+        except (EngineUnusable, InvalidInput, MemoryError):
+            continue
+        return batch_check.batch_gain(session, inputs)
+    return 0.0
 
 
 def _probes(job: jobs.Check, recognition: Recognition, answered: Set[str]) -> Iterator[tuple[str, Callable[[], Probe]]]:

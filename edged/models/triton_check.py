@@ -13,6 +13,7 @@ from edged.models.triton_config import SequenceBatching, TensorConfig, TritonCon
 from edged.tensors import ANY_SHAPE, TensorSpec, byte_size
 
 _MOST_WARMUP_BYTES = 256 << 20
+COMPLETED_ROWS = 4  # of a batch, where Triton completes a configuration
 
 
 def check(config: TritonConfig, signature: Signature, optional: Sequence[TensorSpec] = ()) -> None:
@@ -61,12 +62,15 @@ def is_batchable(signature: Signature) -> bool:
     )
 
 
-def max_batch_size(signature: Signature, settings: Mapping[str, str], triton: TritonConfig) -> int:
-    """Return the most rows of a tensor request; 0 if the model declares no batch dimension.
+def max_batch_size(
+    signature: Signature, settings: Mapping[str, str], triton: TritonConfig, *, is_independent: bool = False
+) -> int:
+    """Return the most rows of a tensor request; 0 if the model has no batch dimension.
 
     config.pbtxt decides if it describes tensors, and `batch.max` may lower it. Otherwise a model has a batch dimension
-    if the first dimension of every tensor is open and a setting says how many rows there may be: `batch.max`, or the
-    ranges of `profile.*`. The result does not depend on the box, so that clients see the same wherever it is served.
+    if the first dimension of every tensor is open and the number of rows is known: from `batch.max`, from the ranges of
+    `profile.*`, or, if its rows were found to be independent, as Triton completes a configuration. The result does not
+    depend on the box, so that clients see the same wherever it is served.
     """
     wanted = max_batch(settings)
     if triton.max_batch_size or triton.inputs or triton.outputs:
@@ -74,7 +78,18 @@ def max_batch_size(signature: Signature, settings: Mapping[str, str], triton: Tr
     if not is_batchable(signature):
         return 0
     ranges = (profile.given(settings, spec.name) for spec in signature.inputs)
-    return wanted or min((each.maximum[0] for each in ranges if each is not None and each.maximum), default=0)
+    most = min((each.maximum[0] for each in ranges if each is not None and each.maximum), default=0)
+    return wanted or most or (COMPLETED_ROWS if is_independent else 0)
+
+
+def may_be_completed(signature: Signature, settings: Mapping[str, str], triton: TritonConfig) -> bool:
+    """Whether the model may have a batch dimension that neither settings nor config.pbtxt mention."""
+    has_text = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
+    return (
+        not has_text
+        and max_batch_size(signature, settings, triton, is_independent=True) > 0
+        and (max_batch_size(signature, settings, triton) == 0)
+    )
 
 
 def made_up_inputs(config: TritonConfig) -> frozenset[str]:

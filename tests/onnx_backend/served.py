@@ -28,13 +28,18 @@ def name_of(case: Case) -> str:
 
 @contextmanager
 def placed(cases: Sequence[Case], daemon: Daemon) -> Iterator[None]:
-    """The cases are models of the daemon, which knows them, while the `with` lasts."""
+    """The cases are models of the daemon, which knows them, while the `with` lasts. Each has its first inputs as a
+    sample, as its owner would give them: some models answer certain values only."""
     repository, names = daemon.models, {name_of(case) for case in cases}
     for case in cases:
         folder = repository / name_of(case)
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.onnx").write_bytes(case.model.SerializeToString())
         (folder / "edged.toml").write_text(REFERENCE_ONLY)
+        inputs = {entry.name: array for entry, array in zip(case.inputs, case.exchanges[0].inputs, strict=True)}
+        if inputs and all(isinstance(array, np.ndarray) and array.dtype.kind in "biuf" for array in inputs.values()):
+            (folder / "samples").mkdir()
+            np.savez(folder / "samples" / "inputs.npz", **inputs)
     try:
         with daemon.client() as client:
             wait_for("the models are known", lambda: names <= {model.name for model in client.models()})

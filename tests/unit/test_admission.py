@@ -16,7 +16,7 @@ from edged.backends import registry
 from edged.backends.contract import REFERENCE, Order
 from edged.config.limits import AdmissionLimits, Limits
 from edged.engines import trials
-from edged.engines.admission import admit, examine, prove
+from edged.engines.admission import Proven, admit, examine, prove
 from edged.engines.builder import Builder
 from edged.errors import BuildFailed, ConfigError, ModelRefused
 from edged.ipc.job_messages import Check, Checked, RuntimeSupport
@@ -253,13 +253,26 @@ def test_admit_model_with_doubts_is_served_with_a_warning(
     assert [warning.category for warning in admission.warnings] == [category]
 
 
+@pytest.mark.parametrize(
+    ("y", "is_independent"),
+    [("y = Softmax<axis = 1>(x)", True), ("y = Softmax<axis = 0>(x)", False)],
+    ids=["over a row", "over the batch"],
+)
+def test_prove_finds_whether_rows_are_independent(tmp_path: Path, y: str, is_independent: bool) -> None:
+    tensors = [models.value("x", "FP32", ["n", 5])], [models.value("y", "FP32", ["n", 5])]
+    path = models.save(models.model(models.nodes(y), *tensors), tmp_path / "model.onnx")
+    builder = builder_in(tmp_path / "cache")
+    model = Model.of(plain_entry("m", path, {}), run(builder.inspect(path), 200))
+    assert (run(prove(builder, model), 200).batch_gain > 0) is is_independent
+
+
 def test_prove_result_is_remembered_for_the_same_limits_until_the_model_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = models.save(models.matmul(), tmp_path / "model.onnx")
     builder = builder_in(tmp_path / "cache")
     model = Model.of(plain_entry("m", path, {}), run(builder.inspect(path), 200))
-    assert run(prove(builder, model), 200) == ()
+    assert run(prove(builder, model), 200) == Proven()
     asked: list[object] = []
 
     async def attempt(*arguments: object) -> None:
@@ -267,7 +280,7 @@ def test_prove_result_is_remembered_for_the_same_limits_until_the_model_is_forgo
         raise BuildFailed("no child may start")
 
     monkeypatch.setattr(trials, "attempt", attempt)
-    assert run(prove(builder_in(tmp_path / "cache"), model)) == ()
+    assert run(prove(builder_in(tmp_path / "cache"), model)) == Proven()
     assert not asked
     with pytest.raises(BuildFailed):
         run(prove(builder_in(tmp_path / "cache", seconds=30.0), model))

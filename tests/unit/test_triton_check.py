@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edged.backends.contract import Signature
@@ -123,6 +124,35 @@ def test_declared_has_the_dims_that_the_configuration_fixes() -> None:
 )
 def test_max_batch_size_by_configuration_and_settings(text: str, settings: dict[str, str], rows: int) -> None:
     assert max_batch_size(BATCHED, settings, read(text)) == rows
+
+
+ROWS = Signature((TensorSpec("x", "FP32", ("n", 3, "h", "w")),), (TensorSpec("y", "FP32", ("n", 10)),))
+
+
+@pytest.mark.parametrize(
+    ("signature", "text", "settings", "gain", "rows"),
+    [
+        (ROWS, "", {}, 1.0, 4),
+        (ROWS, "", {}, 0.0, 0),
+        (ROWS, "", {"batch.max": "2"}, 1.0, 2),
+        (ROWS, "", {"profile.x": "1x3x8x8 1x3x8x8 6x3x8x8"}, 1.0, 6),
+        (ROWS, "", {"decoupled": "true"}, 1.0, 0),
+        (ROWS, 'input { name: "x" }', {}, 1.0, 0),
+        (BATCHED, "", {}, 1.0, 0),
+        (FIXED, "", {}, 1.0, 0),
+    ],
+    ids=["completed", "dependent rows", "set", "by a range", "decoupled", "described", "text", "fixed"],
+)
+def test_max_batch_size_is_completed_if_nothing_says_otherwise(
+    signature: Signature, text: str, settings: dict[str, str], gain: float, rows: int
+) -> None:
+    found = msgspec.structs.replace(model(text, signature, **settings), batch_gain=gain)
+    assert found.max_batch_size == rows
+
+
+@pytest.mark.parametrize(("gain", "limit"), [(0.0, 1), (1.1, 1), (1.3, 4), (3.0, 4)])
+def test_tensor_batching_of_a_completed_model_depends_on_the_gain(gain: float, limit: int) -> None:
+    assert tensor_batching(msgspec.structs.replace(model("", ROWS), batch_gain=gain)).batching == Batching(limit)
 
 
 def test_tensor_batching_by_configuration() -> None:

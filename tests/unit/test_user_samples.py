@@ -15,7 +15,7 @@ import pytest
 
 from edged.backends.contract import Signature
 from edged.config.limits import Limits
-from edged.engines.admission import Admission, admit, examine, prove
+from edged.engines.admission import Admission, Proven, admit, examine, prove
 from edged.engines.builder import Builder
 from edged.errors import EngineUnusable, InvalidInput, ModelRefused, Superseded
 from edged.models.entries import plain_entry
@@ -248,7 +248,7 @@ def test_prove_result_belongs_to_its_samples(tmp_path: Path) -> None:
     builder = builder_in(tmp_path / "cache")
     inspection = run(builder.inspect(path), 200)
     entry = msgspec.structs.replace(plain_entry("m", path, {}), samples=(str(npz(sample, x=[50])),))
-    assert run(prove(builder, Model.of(entry, inspection)), 200) == ()
+    assert run(prove(builder, Model.of(entry, inspection)), 200) == Proven()
     npz(sample, x=[51, 52])
     with pytest.raises(ModelRefused):
         run(prove(builder, Model.of(entry, inspection)), 200)
