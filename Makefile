@@ -179,8 +179,8 @@ release-check: $(VENV)/.dev  ## Build sdist and wheel, and use the wheel in a cl
 	@$(PIP) uv
 	@PYTHON=$(BIN)/python DIST=$(DIST) RELEASE=$(RELEASE) .ci/release-check
 
-bench: $(VENV)/.dev  ## Print how fast the hot paths are, as ratios measured in one run.
-	for file in tests/bench/*.py; do $(BIN)/python $$file || exit 1; done
+bench: $(VENV)/.dev  ## Print how fast edged is, as ratios measured in one run (docs/performance.md).
+	$(BIN)/python -m tests.bench $(ARGS)
 
 # What tells the daemon of changed drivers by a dpkg trigger; systemd/README.md says what for. Needs only dpkg-deb and sed.
 DIST ?= dist

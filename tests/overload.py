@@ -80,9 +80,10 @@ class Camera:
 
 
 async def offer(
-    target: str, model: str, options: Mapping[str, pb.StreamOptions], fps: float, seconds: float
+    target: str, model: str, options: Mapping[str, pb.StreamOptions], fps: float, seconds: float, jpeg: bytes = b""
 ) -> dict[str, Camera]:
-    """Sends small raw frames of all cameras in one stream at a steady rate each, and reads until all is accounted."""
+    """Sends `jpeg`, or small raw frames if it is empty, of all cameras in one stream at a steady rate each, and reads
+    until all is accounted."""
     cameras = {name: Camera() for name in options}
     pixels = bytes(3 * _SIDE * _SIDE)
 
@@ -91,17 +92,20 @@ async def offer(
         while time.monotonic() - began < seconds:
             number += 1
             for name, camera in cameras.items():
-                raw = pb.RawImage(format=pb.BGR, width=_SIDE, height=_SIDE, data=pixels)
                 first = options[name] if number == 1 else None
                 camera.sent += 1
-                yield pb.Frame(
+                frame = pb.Frame(
                     camera=name,
                     model=model,
                     sequence=number,
-                    raw=raw,
                     captured_unix_ns=time.time_ns(),
                     options=first,
                 )
+                if jpeg:
+                    frame.encoded = jpeg
+                else:
+                    frame.raw.CopyFrom(pb.RawImage(format=pb.BGR, width=_SIDE, height=_SIDE, data=pixels))
+                yield frame
             await asyncio.sleep(max(0.0, began + number / fps - time.monotonic()))
 
     async with grpc.aio.insecure_channel(target) as channel:

@@ -45,8 +45,10 @@ class Daemon:
         environment: Mapping[str, str] | None = None,
         python: Path = Path(sys.executable),
         builds: bool = True,
+        folder: Path | None = None,
     ) -> None:
-        """`builds`: whether engines are built by themselves, which many tests have no use for, and which takes the
+        """`folder` is where it is started; with the `python` of another checkout it is that checkout, whose code then
+        runs. `builds`: whether engines are built by themselves, which many tests have no use for, and which takes the
         processors of all of them."""
         # Not pytest's tmp_path: a socket's path must stay below 108 bytes.
         self.home = Path(tempfile.mkdtemp(prefix="edt-"))
@@ -54,7 +56,7 @@ class Daemon:
         self.models = self.state / "models"
         self.models.mkdir(parents=True)
         self.log = self.home / "log"
-        self._arguments, self._python = arguments, python
+        self._arguments, self._python, self.folder = arguments, python, folder
         self._environment = {**(os.environ if environment is None else environment)}
         self._environment["XDG_CONFIG_HOME"] = str(self.home)  # not of whoever runs the tests
         self._builds = builds
@@ -67,11 +69,11 @@ class Daemon:
         self.killed = 0  # process id of the last one that was killed
 
     def start(self) -> Self:
-        command = [str(self._python), "-m", "edged", "serve", "--state", str(self.state), "--cache", str(self.cache)]
+        command = self.command("serve", "--state", str(self.state), "--cache", str(self.cache))
         command += ["--listen", f"unix:{self.home}/edged.sock", "--listen", "localhost:0", *self._arguments]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment, cwd=self.folder
             )
         assert self._process.stdout is not None
         lines = [self._process.stdout.readline() for _ in range(2)]
@@ -80,6 +82,10 @@ class Daemon:
             raise AssertionError(self.log.read_text())
         self.addresses = [line.split()[-1] for line in lines]
         return self
+
+    def command(self, *arguments: str) -> list[str]:
+        """A command line of the same edged."""
+        return [str(self._python), "-m", "edged", *arguments]
 
     @property
     def unix(self) -> str:

@@ -1,0 +1,131 @@
+"""What loads a daemon, and the same work done by hand without one."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+import edged
+from edged.jobs.inspect import inspect
+from edged.vision.families.contract import Family
+from edged.vision.family import open_family, recognise
+from edged.vision.image import decode_reduced
+from edged.vision.prepare import Preparer
+from tests.bench.table import Figures
+
+Picture = bytes | np.ndarray
+_PATIENCE = 60.0  # seconds without a result after which a camera gives up
+
+
+def processor_seconds(pids: Sequence[int]) -> float:
+    """What processes have used so far."""
+    used = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used += int(fields[11]) + int(fields[12])
+    return used / 100
+
+
+def pss_mb(pid: int) -> float:
+    """The proportional share of memory of a process, MiB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("Pss:"))) / 1024
+
+
+def cameras(
+    client: edged.Client, model: str, pictures: Sequence[Picture], count: int, shared: bool, seconds: float
+) -> Figures:
+    """Frames a second of `count` cameras that each have one frame in flight, and the 99th percentile in ms."""
+    taken: list[float] = []
+    problems: list[str] = []
+    until = time.perf_counter() + seconds
+
+    def camera(number: int) -> None:
+        gate, sent = threading.Semaphore(1), [0.0]
+
+        def frames() -> Iterator[Picture]:
+            for picture in itertools.cycle(pictures):
+                if not gate.acquire(timeout=_PATIENCE) or time.perf_counter() > until:
+                    return
+                sent[0] = time.perf_counter()
+                yield picture
+
+        try:
+            for result in client.stream(
+                model, frames(), camera=f"c{number}", every_frame=True, lossless=True, shared=shared
+            ):
+                if result.error is not None:
+                    raise RuntimeError(str(result.error))
+                taken.append(time.perf_counter() - sent[0])
+                gate.release()
+        except Exception as error:
+            problems.append(str(error))
+
+    threads = [threading.Thread(target=camera, args=(number,)) for number in range(count)]
+    started = time.perf_counter()
+    _run(threads)
+    if problems or not taken:
+        raise RuntimeError(f"cameras got no answers: {problems[:1]}")
+    figures: Figures = {
+        "frames/s": len(taken) / (time.perf_counter() - started),
+        "p99 ms": float(np.quantile(taken, 0.99)) * 1e3,
+    }
+    return figures
+
+
+class ByHand:
+    """ONNX Runtime in this process: decode, fit, infer, boxes, by `workers` threads with a session of `threads` each.
+
+    It calls the same functions for pictures and boxes as the daemon, so that only what is between them differs."""
+
+    def __init__(self, path: Path, workers: int, threads: int) -> None:
+        read = inspect(path)
+        self._recognition = recognise(
+            read.signature.inputs, read.signature.outputs, read.metadata, {}, read.operators, read.heads
+        )
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        self._names = [output.name for output in read.signature.outputs]
+        self._sessions = [
+            onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]) for _ in range(workers)
+        ]
+
+    def rate(self, pictures: Sequence[Picture], seconds: float) -> Figures:
+        """Frames a second, and the 99th percentile in ms."""
+        until, taken = time.perf_counter() + seconds, list[float]()
+        threads = [threading.Thread(target=self._work, args=(s, pictures, until, taken)) for s in self._sessions]
+        started = time.perf_counter()
+        _run(threads)
+        elapsed = time.perf_counter() - started
+        return {"frames/s": len(taken) / elapsed, "p99 ms": float(np.quantile(taken, 0.99)) * 1e3}
+
+    def _work(
+        self, session: onnxruntime.InferenceSession, pictures: Sequence[Picture], until: float, taken: list[float]
+    ) -> None:
+        preprocess = self._recognition.preprocess
+        assert preprocess is not None
+        preparer, family = Preparer(preprocess), open_family(self._recognition)
+        assert isinstance(family, Family)
+        tensor = np.empty((1, *preprocess.shape), np.float32)
+        for picture in itertools.cycle(pictures):
+            started = time.perf_counter()
+            if started > until:
+                return
+            pixels = decode_reduced(picture, preparer.reduction) if isinstance(picture, bytes) else picture
+            placement = preparer.prepare(pixels, tensor[0])
+            outputs = dict(zip(self._names, session.run(None, {self._recognition.input: tensor}), strict=True))
+            family.decode(outputs, 0, placement, self._recognition.thresholds)
+            taken.append(time.perf_counter() - started)
+
+
+def _run(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

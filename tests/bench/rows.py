@@ -1,0 +1,299 @@
+"""The rows of the table. A row starts what it needs, measures its ways in turns and returns lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import cv2
+import grpc
+import numpy as np
+
+from edged.proto import cameras_pb2
+from edged.shapes import MODEL_PATH, Scene
+from tests.bench.loads import ByHand, cameras, processor_seconds, pss_mb
+from tests.bench.table import Figures, Line, compare, in_rounds
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon
+from tests.integration.inference_calls import Calls, request
+from tests.integration.test_http import HttpDaemon
+from tests.overload import jain, offer
+
+_SETTLES = 300.0  # seconds for engines to be made
+_FORMS = ((1, 1), (1, 2), (2, 1))  # workers and threads each, by hand
+_HOST_OPENS = """
+import sys, numpy, cv2, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+value = session.get_inputs()[0]
+session.run(None, {value.name: numpy.zeros(value.shape, numpy.float32)})
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to measure: `seconds` of each turn. `before` is another checkout with its own .venv."""
+
+    rounds: int
+    seconds: float
+    before: Path | None = None
+
+    @contextlib.contextmanager
+    def daemons(self, prepare: Callable[[Daemon], None], *arguments: str) -> Iterator[dict[str, Daemon]]:
+        """The daemon of this tree, and of the other; `prepare` fills the folder of models of each."""
+        with contextlib.ExitStack() as stack:
+            found = {"edged": Daemon(*arguments)}
+            if self.before is not None:
+                python = self.before / ".venv" / "bin" / "python"
+                found["before"] = Daemon(*arguments, python=python, folder=self.before)
+            for daemon in found.values():
+                prepare(daemon)
+                stack.enter_context(daemon)
+            yield found
+
+
+def tensors(bench: Bench) -> list[Line]:
+    """ModelInfer of an identity model / a call of an empty grpc.aio server, with messages of the same size."""
+    lines: list[Line] = []
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="eb-"))
+        address = f"unix:{folder}/s"
+        command = [sys.executable, "-m", "tests.bench.empty_server", address]
+        server = stack.enter_context(_program(command))
+        found = stack.enter_context(bench.daemons(lambda d: onnx_files.identity(d.models / "id.onnx", "FP32")))
+        for floats in (4, 256 * 1024):
+            values = np.ones((floats // 4, 4), np.float32)
+            message = request("id", values).SerializeToString()
+            ways: dict[str, Callable[[], Figures]] = {}
+            for name, daemon in found.items():
+                daemon.settled("id", _SETTLES)
+                channel = stack.enter_context(_channel(daemon.unix))
+                call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+                ways[name] = partial(_calls, call, message, [daemon.pid, *daemon.hosts()], bench.seconds)
+            empty = stack.enter_context(_channel(address)).unary_unary("/bench.Empty/Same")
+            ways["empty grpc.aio call"] = partial(_calls, empty, message, [server.pid], bench.seconds)
+            measured = in_rounds(ways, bench.rounds)
+            row = f"tensors, {values.nbytes} bytes"
+            for name in found:
+                lines.append(compare(row, measured, name, ["empty grpc.aio call"], "p50 ms", 3.0, more=False))
+                lines.append(compare(row, measured, name, ["empty grpc.aio call"], "CPU ms", None, more=False))
+    return lines
+
+
+def cameras_jpeg(bench: Bench) -> list[Line]:
+    """JPEGs of 640x480 of cameras with one frame in flight each / the best loop by hand."""
+    scene = Scene(1)
+    pictures = [cv2.imencode(".jpg", scene.frame(number)[0])[1].tobytes() for number in range(20)]
+    return _pictures(bench, "cameras, JPEG 640x480", {1: ("JPEG", pictures, False), 4: ("JPEG", pictures, False)})
+
+
+def overload(bench: Bench) -> list[Line]:
+    """32 cameras that offer ten times the capacity in JPEGs of 640x480. The capacity is measured in the same round."""
+    count, times = 32, 10.0
+    jpeg = cv2.imencode(".jpg", Scene(1).frame(0)[0])[1].tobytes()
+    with bench.daemons(lambda _: None, "--model", f"shapes={MODEL_PATH}") as found:
+        for daemon in found.values():
+            daemon.settled("shapes", _SETTLES)
+
+        def measure(daemon: Daemon) -> Figures:
+            with daemon.client() as client:
+                capacity = cameras(client, "shapes", [jpeg], 4, False, bench.seconds)["frames/s"]
+            options = {f"camera {number}": cameras_pb2.StreamOptions(weight=1.0) for number in range(count)}
+            fps = times * capacity / count
+            began = time.monotonic()
+            seen = asyncio.run(offer(daemon.unix, "shapes", options, fps, 3 * bench.seconds, jpeg)).values()
+            elapsed = time.monotonic() - began
+            sent, answered = sum(camera.sent for camera in seen), sum(camera.answered for camera in seen)
+            ages = [age for camera in seen for age in camera.ages_ms]
+            return {
+                "offered": sent / (3 * bench.seconds) / capacity,
+                "accounted": sum(camera.accounted for camera in seen) / sent,
+                "answered/s": answered / elapsed / capacity,
+                "age p99": float(np.quantile(ages, 0.99)) / 1e3 * capacity / count,
+                "Jain": jain([camera.answered for camera in seen]),
+            }
+
+        measured = in_rounds({name: partial(measure, daemon) for name, daemon in found.items()}, bench.rounds)
+    goals = {
+        "offered": (0.95 * times, True),
+        "accounted": (1.0, True),
+        "answered/s": (0.8, True),
+        "age p99": (2.0, False),
+        "Jain": (0.99, True),
+    }
+    units = {"offered": "capacity", "accounted": "sent", "answered/s": "capacity", "age p99": "round of all cameras"}
+    return [
+        _absolute("overload", measured, name, figure, units.get(figure, "1"), goal, more)
+        for name in found
+        for figure, (goal, more) in goals.items()
+    ]
+
+
+def memory(bench: Bench) -> list[Line]:
+    """PSS with one model and four cameras: the daemon, the host / a bare program with the same runtime and model."""
+    jpeg = cv2.imencode(".jpg", Scene(1).frame(0)[0])[1].tobytes()
+    with (
+        _program([sys.executable, "-c", _HOST_OPENS, str(MODEL_PATH)]) as bare,
+        bench.daemons(_onnxruntime_only) as found,
+    ):
+        for daemon in found.values():
+            daemon.settled("shapes", _SETTLES)
+
+        def measure(daemon: Daemon) -> Figures:
+            with daemon.client() as client:
+                cameras(client, "shapes", [jpeg], 4, False, bench.seconds)
+            hosts = sum(pss_mb(pid) for pid in daemon.hosts())
+            return {"daemon MiB": pss_mb(daemon.pid), "host MiB": hosts}
+
+        def runtime() -> Figures:
+            return {"daemon MiB": pss_mb(bare.pid), "host MiB": pss_mb(bare.pid)}
+
+        ways: dict[str, Callable[[], Figures]] = {name: partial(measure, daemon) for name, daemon in found.items()}
+        measured = in_rounds({**ways, "bare runtime": runtime}, bench.rounds)
+    return [
+        compare("memory", measured, name, ["bare runtime"], figure, None, more=False)
+        for name in found
+        for figure in ("daemon MiB", "host MiB")
+    ]
+
+
+def http(bench: Bench) -> list[Line]:
+    """An identity model by HTTP, with JSON and with binary tensors / the same by gRPC."""
+    values, lines = np.ones((1024, 4), np.float32), list[Line]()
+    head = {"name": "x", "datatype": "FP32", "shape": list(values.shape)}
+    text = json.dumps({"inputs": [{**head, "data": values.ravel().tolist()}]}).encode()
+    sized = {**head, "parameters": {"binary_data_size": values.nbytes}}
+    binary = json.dumps({"inputs": [sized], "parameters": {"binary_data_output": True}}).encode()
+    message = request("id", values).SerializeToString()
+    daemon = HttpDaemon("127.0.0.1:0", body_mb=64)
+    onnx_files.identity(daemon.models / "id.onnx", "FP32")
+    with daemon, _channel(daemon.unix) as channel:
+        daemon.settled("id", _SETTLES)
+        connection = daemon.connection()
+
+        def post(body: bytes, timeout: float, **headers: str) -> bytes:
+            names = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request("POST", "/v2/models/id/infer", body, names)
+            answer = connection.getresponse()
+            content = answer.read()
+            assert answer.status == 200, content
+            return content
+
+        by_binary = partial(post, Inference_Header_Content_Length=str(len(binary)))
+        by_grpc = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        bodies = {"HTTP, JSON": (post, text), "HTTP, binary": (by_binary, binary + values.tobytes())}
+        calls = {**bodies, "gRPC": (by_grpc, message)}
+        pids = [daemon.pid, *daemon.hosts()]
+        measured = in_rounds(
+            {k: partial(_calls, c, m, pids, bench.seconds) for k, (c, m) in calls.items()}, bench.rounds
+        )
+    for name in bodies:
+        lines.append(compare(f"HTTP, {values.nbytes} bytes", measured, name, ["gRPC"], "p50 ms", None, more=False))
+    return lines
+
+
+def tracing(bench: Bench) -> list[Line]:
+    """Requests of which one in 1000, or each, is traced / without tracing."""
+    message = request("id", np.ones((2, 4), np.float32)).SerializeToString()
+    levels = {"off": ([], []), "one in 1000 traced": (["TIMESTAMPS"], ["1000"]), "each traced": (["TIMESTAMPS"], ["1"])}
+    with Daemon() as daemon:
+        onnx_files.identity(daemon.models / "id.onnx", "FP32")
+        daemon.settled("id", _SETTLES)
+        with Calls(daemon.unix) as operator, _channel(daemon.unix) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+            def measure(level: list[str], rate: list[str]) -> Figures:
+                operator.trace(trace_level=level, trace_rate=rate, trace_file=["bench.json"])
+                return _calls(call, message, [daemon.pid], bench.seconds)
+
+            measured = in_rounds({name: partial(measure, *level) for name, level in levels.items()}, bench.rounds)
+    return [compare("tracing", measured, name, ["off"], "p50 ms", None, more=False) for name in list(levels)[1:]]
+
+
+ROWS: Mapping[str, Callable[[Bench], list[Line]]] = {
+    "tensors": tensors,
+    "cameras": cameras_jpeg,
+    "overload": overload,
+    "memory": memory,
+    "http": http,
+    "tracing": tracing,
+}
+
+
+def _pictures(bench: Bench, row: str, loads: Mapping[int, tuple[str, list[object], bool]]) -> list[Line]:
+    """Cameras of the embedded detector against every form by hand, in the same rounds."""
+    lines: list[Line] = []
+    with bench.daemons(lambda _: None, "--model", f"shapes={MODEL_PATH}") as found, contextlib.ExitStack() as stack:
+        clients = {name: stack.enter_context(daemon.client()) for name, daemon in found.items()}
+        for daemon in found.values():
+            daemon.settled("shapes", _SETTLES)
+        forms = {f"by hand, {w} x {t} threads": ByHand(MODEL_PATH, w, t) for w, t in _FORMS}
+        for count, (_, pictures, shared) in loads.items():
+            ways: dict[str, Callable[[], Figures]] = {
+                name: partial(cameras, client, "shapes", pictures, count, shared, bench.seconds)
+                for name, client in clients.items()
+            }
+            ways |= {name: partial(form.rate, pictures, bench.seconds) for name, form in forms.items()}
+            measured = in_rounds(ways, bench.rounds)
+            # One frame in flight is served by one worker at a time, so it is compared with one worker.
+            fair = [name for name, (w, _) in zip(forms, _FORMS, strict=True) if w <= count]
+            for name in found:
+                lines.append(compare(f"{row}, {count} in flight", measured, name, fair, "frames/s", 0.8))
+    return lines
+
+
+def _onnxruntime_only(daemon: Daemon) -> None:
+    folder = daemon.models / "shapes"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(Path(MODEL_PATH).read_bytes())
+    (folder / "edged.toml").write_text('backends = "onnxruntime"\n')
+
+
+def _absolute(row: str, measured: object, way: str, figure: str, unit: str, goal: float, more: bool) -> Line:
+    """A figure that is a ratio already."""
+    values = [turn[figure] for turn in measured[way]]  # type: ignore[index]
+    middle = statistics.median(values)
+    return Line(row, way, figure, unit, middle, 1.0, middle, min(values), max(values), len(values), goal, more)
+
+
+def _calls(call: Callable[..., bytes], message: bytes, pids: list[int], seconds: float) -> Figures:
+    """One call after the other: the median, and the processor time of the serving processes for each."""
+    for _ in range(20):
+        call(message, timeout=60)
+    taken, used, until = list[float](), processor_seconds(pids), time.perf_counter() + seconds
+    while (began := time.perf_counter()) < until:
+        call(message, timeout=60)
+        taken.append(time.perf_counter() - began)
+    # At least one tick of the kernel's clock, so that a ratio exists.
+    used = max(processor_seconds(pids) - used, 0.01)
+    return {"p50 ms": statistics.median(taken) * 1e3, "CPU ms": used / len(taken) * 1e3}
+
+
+def _channel(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(
+        address, [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    )
+
+
+@contextlib.contextmanager
+def _program(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A program that prints a line as soon as it is ready; ended afterwards."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            if not process.stdout.readline():
+                raise RuntimeError(f"{command[1:4]} ended at its start")
+            yield process
+        finally:
+            process.kill()

@@ -1,0 +1,12 @@
+"""A smoke of ratios with wide margins; `make bench` measures them well."""
+
+from __future__ import annotations
+
+from tests.bench.rows import Bench, tensors
+
+
+def test_tensors_row_identity_model_stays_within_wide_margin_of_empty_call() -> None:
+    lines = [line for line in tensors(Bench(rounds=1, seconds=0.3)) if line.figure == "p50 ms"]
+
+    assert len(lines) == 2
+    assert all(0 < line.ratio < 50 for line in lines), lines
