@@ -22,6 +22,7 @@ import numpy as np
 from edged.proto import cameras_pb2
 from edged.shapes import MODEL_PATH, Scene
 from tests.bench.loads import ByHand, cameras, processor_seconds, pss_mb
+from tests.bench.raw import raw
 from tests.bench.table import Figures, Line, compare, in_rounds
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
@@ -224,6 +225,7 @@ def tracing(bench: Bench) -> list[Line]:
 ROWS: Mapping[str, Callable[[Bench], list[Line]]] = {
     "tensors": tensors,
     "cameras": cameras_jpeg,
+    "raw": raw,
     "overload": overload,
     "memory": memory,
     "http": http,

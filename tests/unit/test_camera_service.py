@@ -13,6 +13,7 @@ import pytest
 from edged.api.grpc import cameras
 from edged.api.grpc.cameras import CameraService
 from edged.api.grpc.rpc import Context
+from edged.api.grpc.wire import FrameRequest
 from edged.errors import InvalidInput, NotFound, Overloaded, Refused
 from edged.proto import cameras_pb2 as pb
 from edged.serving import stream as streams
@@ -50,8 +51,9 @@ class Room:
     async def detect(self, frames: AsyncIterator[pb.Frame]) -> list[pb.Result]:
         """All results of a call."""
         engine = asyncio.create_task(self.answering())
+        encoded = (frame.SerializeToString() async for frame in frames)
         try:
-            return [result async for result in self.service.detect(frames, CONTEXT)]
+            return [pb.Result.FromString(data) async for data in self.service.detect_bytes(encoded, CONTEXT)]
         finally:
             engine.cancel()
 
@@ -83,7 +85,7 @@ def test_detect_model_without_pictures_ends_the_call() -> None:
     with pytest.raises(InvalidInput):
         run(room.detect(sent(pb.Frame(model="m", encoded=_PICTURE))))
     with pytest.raises(InvalidInput):
-        run(room.service.answer(pb.Frame(model="m", encoded=_PICTURE)))
+        run(room.service.answer(FrameRequest.of(pb.Frame(model="m", encoded=_PICTURE))))
     assert not room.link.jobs
 
 
@@ -139,7 +141,7 @@ async def test_the_error_of_a_call_of_one_picture_does_not_keep_it() -> None:
     frame = pb.Frame(camera="a", model="m", encoded=_PICTURE)
     asyncio.get_running_loop().call_soon(lambda: room.link.fail(InvalidInput("no picture")))
     with contextlib.suppress(InvalidInput):
-        await room.service.answer(frame)
+        await room.service.answer(FrameRequest.of(frame))
         raise AssertionError("it was answered")
     await asyncio.sleep(0)
     assert kept() == []

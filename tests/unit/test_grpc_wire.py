@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 
 import pytest
@@ -88,6 +89,136 @@ def test_read_any_bytes_equals_protobufs_or_refuses(data: bytes, large: bool) ->
             wire.read(data)
     else:
         same(wire.read(data), message)
+
+
+PIXELS = bytes(range(256)) * 768  # too many for protobuf to read them
+
+
+def frame(**image: object) -> cameras.Frame:
+    message = cameras.Frame(camera="door", sequence=1 << 60, model="m", captured_unix_ns=-1, captured_mono_ns=7)
+    message.MergeFrom(cameras.Frame(thresholds=cameras.Thresholds(score=0.5), rotation=90, **image))  # type: ignore[arg-type]
+    message.options.max_fps = 2.5
+    return message
+
+
+def raw_image(data: bytes = PIXELS) -> cameras.RawImage:
+    return cameras.RawImage(format=cameras.BGR, width=256, height=256, stride=768, data=data)
+
+
+def same_frame(found: wire.FrameRequest, message: cameras.Frame) -> None:
+    """The picture is the message's, and the rest is the same, with an empty picture."""
+    assert bytes(found.picture) == (message.encoded or message.raw.data)
+    for each in (found.message, message):
+        if each.WhichOneof("image") == "encoded":
+            each.encoded = b""
+        elif each.WhichOneof("image") == "raw":
+            each.raw.data = b""
+    assert found.message == message
+    assert found.message.WhichOneof("image") == message.WhichOneof("image")
+
+
+def tagged(number: int, contents: bytes) -> bytes:
+    """A field with a length that fits into three bytes."""
+    size = len(contents)
+    return bytes([number << 3 | 2, size & 127 | 128, size >> 7 & 127 | 128, size >> 14]) + contents
+
+
+_RAW = raw_image().SerializeToString()
+_FRAMES = {
+    "no picture": frame().SerializeToString(),
+    "small": frame(encoded=b"jpeg").SerializeToString(),
+    "large JPEG": frame(encoded=PIXELS).SerializeToString(),
+    "raw": frame(raw=raw_image()).SerializeToString(),
+    "raw without pixels": frame(raw=raw_image(b"")).SerializeToString(),
+    "shared": frame(shared=cameras.SharedImage(segment="/s", size=3)).SerializeToString(),
+    "raw twice is merged": frame(raw=raw_image()).SerializeToString() + tagged(7, b"\x10\x07") + tagged(7, _RAW),
+    "pixels twice": tagged(7, _RAW + tagged(5, PIXELS[:-1])),
+    "raw, then a JPEG": frame(raw=raw_image()).SerializeToString() + tagged(6, PIXELS),
+    "a JPEG, then raw": tagged(6, PIXELS) + tagged(7, _RAW),
+    "a JPEG twice": tagged(6, PIXELS) + tagged(6, PIXELS[1:]),
+    "raw, then shared": tagged(7, _RAW) + cameras.Frame(shared=cameras.SharedImage(size=3)).SerializeToString(),
+    "a JPEG whose field has a number": tagged(6, PIXELS) + b"\x30\x01",
+    "pixels whose field has a number": tagged(7, _RAW + b"\x28\x01"),
+    "a tag of more bytes than it needs": b"\xb2\x80\x00" + tagged(6, PIXELS)[1:],
+    "unknown fields": tagged(7, _RAW + b"\x78\x01\x79" + bytes(8)) + b"\xfd\x0fabcd" + b"\xa2\x1f\x03abc",
+}
+
+
+@pytest.mark.parametrize("data", _FRAMES.values(), ids=_FRAMES)
+def test_read_frame_equals_protobufs(data: bytes) -> None:
+    same_frame(wire.read_frame(data), cameras.Frame.FromString(data))
+
+
+@pytest.mark.parametrize("kind", ["large JPEG", "raw"])
+def test_read_frame_large_picture_is_a_view_of_the_message(kind: str) -> None:
+    picture = wire.read_frame(_FRAMES[kind]).picture
+    assert isinstance(picture, memoryview)
+    assert picture.obj is _FRAMES[kind]
+
+
+def test_read_frame_copies_nothing() -> None:
+    size = 8 << 20
+    data = frame(raw=raw_image(bytes(size))).SerializeToString()
+    tracemalloc.start()
+    try:
+        assert len(wire.read_frame(data).picture) == size
+        assert tracemalloc.get_traced_memory()[1] < size // 8
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _FRAMES["raw"][:-1],
+        _FRAMES["large JPEG"][:100],
+        tagged(7, _RAW[:-1]),  # the image ends within its pixels
+        tagged(7, _RAW) + b"\x07",  # a wire type that does not exist
+        tagged(7, _RAW) + b"\x00\x00",  # field number 0
+        tagged(7, _RAW) + b"\x0a\x01\xff",  # text that is not UTF-8
+        tagged(7, _RAW) + b"\x32\xff\xff\xff\xff\x7f",  # a JPEG of 34 GB
+        tagged(7, _RAW) + b"\x10" + b"\xff" * 10 + b"\x01",  # a number of eleven bytes
+        tagged(7, _RAW) + b"\x62\x00" * SMALL,  # options, again and again
+        tagged(7, _RAW) + tagged(1, b"a" * 2 * SMALL),
+        tagged(7, _RAW) + b"\xa3\x06\xa4\x06",  # a group, which proto3 does not have
+        tagged(7, _RAW + b"\xa3\x06\xa4\x06"),
+    ],
+    ids=range(12),
+)
+def test_read_frame_malformed_or_costly_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidInput) as found:
+        wire.read_frame(data)
+    with pytest.raises(InvalidInput) as wanted:
+        wire.parse(data, cameras.Frame)
+    assert str(found.value) == str(wanted.value)
+
+
+_PIECES = st.sampled_from(
+    [
+        b"\x0a\x01a",
+        b"\x10\x05",
+        tagged(6, PIXELS),
+        tagged(6, b""),
+        tagged(7, _RAW),
+        tagged(7, b"\x10\x05"),
+        tagged(7, _RAW + tagged(5, b"x")),
+        b"\x4a\x02\x10\x05",
+        b"\xa5\x06abcd",
+        b"\xa1\x06abcdefgh",
+    ]
+)
+
+
+@given(st.lists(_PIECES | st.binary(max_size=12), max_size=6), st.binary(max_size=12))
+def test_read_frame_any_bytes_equals_parse(pieces: list[bytes], within: bytes) -> None:
+    data = b"".join(pieces) + tagged(7, within + _RAW)
+    try:
+        message = wire.parse(data, cameras.Frame)
+    except InvalidInput as error:
+        with pytest.raises(InvalidInput, match=re.escape(str(error))):
+            wire.read_frame(data)
+    else:
+        same_frame(wire.read_frame(data), message)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4), st.booleans())

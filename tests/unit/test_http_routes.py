@@ -176,13 +176,15 @@ async def test_by_message_fills_the_message_with_the_path_and_the_body(
 
 def test_frame_of_has_the_fields_of_the_query() -> None:
     query = {"camera": "door", "score": "0.3", "class_agnostic": "true", "region": "1,2,3,4", "rotation": "180"}
-    frame = handlers.frame_of(HttpRequest("POST", "/", query=query, body=b"jpeg"), "m")
-    assert (frame.model, frame.camera, frame.encoded, frame.rotation) == ("m", "door", b"jpeg", 180)
+    request = handlers.frame_of(HttpRequest("POST", "/", query=query, body=b"jpeg"), "m")
+    frame = request.message
+    assert (frame.model, frame.camera, request.picture, frame.rotation) == ("m", "door", b"jpeg", 180)
+    assert frame.WhichOneof("image") == "encoded"
     assert (frame.region.x, frame.region.y, frame.region.width, frame.region.height) == (1, 2, 3, 4)
     assert frame.thresholds.score == pytest.approx(0.3)
     assert frame.thresholds.class_agnostic is True
     assert not frame.thresholds.HasField("iou")
-    assert not handlers.frame_of(HttpRequest("POST", "/", body=b"jpeg"), "").HasField("thresholds")
+    assert not handlers.frame_of(HttpRequest("POST", "/", body=b"jpeg"), "").message.HasField("thresholds")
 
 
 @pytest.mark.parametrize(

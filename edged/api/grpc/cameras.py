@@ -19,6 +19,7 @@ from edged.api.endpoints.publisher import Echo, Publisher, delivered
 from edged.api.endpoints.shared_memory import Segments
 from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.status import status_of
+from edged.api.grpc.wire import FrameRequest, read_frame
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidImage, InvalidInput, Refused
 from edged.proto import cameras_pb2 as pb
@@ -53,23 +54,26 @@ class CameraService:
         for reader in self._readers:
             reader.cancel()
 
-    async def detect_one(self, frame: pb.Frame, context: Context) -> pb.Result:
+    async def detect_one_bytes(self, data: bytes, context: Context) -> bytes:
         """Detect in one image, queued like any request, so never skipped."""
-        return result_of(await self.answer(frame, context.time_remaining(), partial(identity.current, context.peer)))
+        client = partial(identity.current, context.peer)
+        return result_of(await self.answer(read_frame(data), context.time_remaining(), client)).SerializeToString()
 
-    async def answer(self, frame: pb.Frame, seconds: float | None = None, client: Identify = anyone) -> Delivery[Tag]:
+    async def answer(
+        self, request: FrameRequest, seconds: float | None = None, client: Identify = anyone
+    ) -> Delivery[Tag]:
         """The result of one image, which expires after so many seconds; raises if it fails. It may lie in shared memory
         of `client`."""
-        received_ns = time.time_ns()
+        received_ns, frame = time.time_ns(), request.message
         slot = self._controller.slot(frame.model)
         require_pictures(self._controller, slot.model)
-        work = work_of(frame, self._controller, slot.model, seconds, must_answer=True, client=client)
+        work = work_of(request, self._controller, slot.model, seconds, must_answer=True, client=client)
         slot.push(work)
         try:
             answer = await work.future
         except BaseException:
             work.future.cancel()
-            del work  # with the error's traceback it would keep the image until the garbage collector runs
+            del work, request  # with the error's traceback it would keep the image until the garbage collector runs
             raise
         since = frame.captured_unix_ns if frame.captured_unix_ns > 0 else received_ns
         age_ms = max(0, time.time_ns() - since) / 1e6
@@ -77,7 +81,7 @@ class CameraService:
         self._publish(delivery)
         return delivery
 
-    async def detect(self, frames: AsyncIterator[pb.Frame], context: Context) -> AsyncGenerator[pb.Result, None]:
+    async def detect_bytes(self, frames: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
         """A stream of frames of one camera or many; see protos/cameras.proto for what it promises."""
         stream: Stream[Tag] = Stream(self._cameras, self._tracking)
         segments = Segments(client=partial(identity.current, context.peer))
@@ -87,34 +91,36 @@ class CameraService:
             async with aclosing(stream.results()) as results:
                 async for each in results:
                     if isinstance(each, SkipReport):
-                        yield report_of(each)
+                        yield report_of(each).SerializeToString()
                     else:
                         self._publish(each)
-                        yield result_of(each)
+                        yield result_of(each).SerializeToString()
         finally:
             self._readers.discard(reader)
             reader.cancel()
             stream.close()
             segments.close()
 
-    async def _read(self, frames: AsyncIterator[pb.Frame], stream: Stream[Tag], segments: Segments) -> None:
+    async def _read(self, frames: AsyncIterator[bytes], stream: Stream[Tag], segments: Segments) -> None:
         """Feed the stream. A first frame ends the call if its model does not exist or takes no images, or if it asks
         for tracking that is not installed; later frames get that error as their result. What the stream itself refuses,
         such as one camera too many, ends it too."""
         failure: BaseException | None = None
         first = True
         try:
-            async for frame in frames:
-                self._put(frame, stream, segments, first)
-                first, camera = False, frame.camera
-                del frame  # it is large, and the next may take long to come
+            async for data in frames:
+                camera = self._put(read_frame(data), stream, segments, first)
+                first = False
+                del data  # it is large, and the next may take long to come
                 await stream.room(camera)
         except Exception as error:
             failure = error
         finally:
             stream.end(failure)
 
-    def _put(self, frame: pb.Frame, stream: Stream[Tag], segments: Segments, first: bool) -> None:
+    def _put(self, request: FrameRequest, stream: Stream[Tag], segments: Segments, first: bool) -> str:
+        """Put a frame into the stream; return its camera."""
+        frame = request.message
         tag = Tag(frame, frame.model)
         options: StreamOptions | None = None
         place: Slot | EdgedError
@@ -127,7 +133,7 @@ class CameraService:
                 raise Refused(f"cannot track objects: {self._tracking.missing}")
             is_hopeless = False
             options = options_of(frame)
-            work = work_of(frame, self._controller, slot.model, segments=segments)
+            work = work_of(request, self._controller, slot.model, segments=segments)
             place = slot
         except EdgedError as error:
             if first and is_hopeless:
@@ -136,6 +142,7 @@ class CameraService:
         stream.put(
             frame.camera, tag, work, place, sequence=frame.sequence, captured_ns=frame.captured_unix_ns, options=options
         )
+        return frame.camera
 
     def _publish(self, delivery: Delivery[Tag]) -> None:
         """Publish a result, built only if someone subscribes."""
@@ -151,7 +158,7 @@ _ROTATIONS = (0, 90, 180, 270)
 
 
 def work_of(
-    frame: pb.Frame,
+    request: FrameRequest,
     controller: Controller,
     model: str,
     seconds: float | None = None,
@@ -165,12 +172,13 @@ def work_of(
     could open it.
     """
     # Steps that may fail come first: an error's traceback would keep the image.
+    frame = request.message
     thresholds, roi = None, _roi(frame)
     if frame.HasField("thresholds"):
         given = {field.name: value for field, value in frame.thresholds.ListFields()}
         thresholds = thresholds_of(controller, model, given)
     with contextlib.closing(Segments(client=client)) as own:
-        data, pixel_format, width, height, stride = _image(frame, segments or own)
+        data, pixel_format, width, height, stride = _image(request, segments or own)
     return FrameWork(
         data,
         pixel_format,
@@ -209,15 +217,16 @@ def options_of(frame: pb.Frame) -> StreamOptions | None:
     )
 
 
-def _image(frame: pb.Frame, segments: Segments) -> tuple[Blob, str, int, int, int]:
+def _image(request: FrameRequest, segments: Segments) -> tuple[Blob, str, int, int, int]:
+    frame = request.message
     kind = frame.WhichOneof("image")
     if kind == "encoded":
-        return frame.encoded, "", 0, 0, 0
+        return request.picture, "", 0, 0, 0
     if kind == "raw":
         raw = frame.raw
         if raw.format not in _FORMATS:
             raise InvalidImage("the raw image has no pixel format; set BGR, RGB, GRAY, NV12 or I420")
-        return raw.data, _FORMATS[raw.format], raw.width, raw.height, raw.stride
+        return request.picture, _FORMATS[raw.format], raw.width, raw.height, raw.stride
     if kind == "shared":
         shared = frame.shared
         if shared.format not in (*_FORMATS, pb.PIXEL_FORMAT_UNSPECIFIED):

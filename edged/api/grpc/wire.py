@@ -5,15 +5,15 @@ wire: 30 MiB of empty fields block everyone for seconds and take gigabytes. So t
 first. Pictures, tensors and files in it are skipped, and the rest has to be small.
 
 Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is a message without
-its raw contents, which stay views of the bytes that gRPC delivered. A response is written from its head and views of
-its contents, wherever they lie.
+its raw contents, and a camera's frame one without its picture; these stay views of the bytes that gRPC delivered. A
+response is written from its head and views of its contents, wherever they lie.
 Format: https://protobuf.dev/programming-guides/encoding
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -114,6 +114,15 @@ _LARGEST = (1 << 31) - 1  # bytes of any protobuf message
 _DELIMITED = 2  # the wire type of fields with a length
 _RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUT = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | _DELIMITED])
+_ENCODED, _RAW_IMAGE, _SHARED_IMAGE = (
+    number << 3 | _DELIMITED
+    for number in (
+        cameras.Frame.ENCODED_FIELD_NUMBER,
+        cameras.Frame.RAW_FIELD_NUMBER,
+        cameras.Frame.SHARED_FIELD_NUMBER,
+    )
+)
+_PIXELS = cameras.RawImage.DATA_FIELD_NUMBER << 3 | _DELIMITED
 _INFER_RESPONSE = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | _DELIMITED])
 
 
@@ -135,6 +144,28 @@ def read(data: bytes) -> Request:
         rest, raw = found
         return Request(parse(rest, pb.ModelInferRequest), raw)
     return Request.of(parse(data, pb.ModelInferRequest))
+
+
+class FrameRequest(msgspec.Struct, frozen=True):
+    """A camera's frame: the message, in which the picture is empty, and the picture, encoded or as pixels; empty if it
+    lies in shared memory or is missing."""
+
+    message: cameras.Frame
+    picture: Contents = b""
+
+    @classmethod
+    def of(cls, message: cameras.Frame) -> FrameRequest:
+        """A message that was parsed with its picture."""
+        return cls(message, message.encoded or message.raw.data)
+
+
+def read_frame(data: bytes) -> FrameRequest:
+    """Parse a frame; a large picture is a view of `data`. InvalidInput."""
+    if len(data) > SMALL and (found := _split_frame(memoryview(data))) is not None:
+        rest, picture = found
+        if len(rest) <= SMALL:
+            return FrameRequest(parse(rest, cameras.Frame), picture)
+    return FrameRequest.of(parse(data, cameras.Frame))
 
 
 def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: bool = False) -> bytes:
@@ -175,6 +206,61 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
             others.append(data[since:position])
             raw.append(data[begins:ends])
             since = ends
+        position = ends
+    return None
+
+
+def _split_frame(data: memoryview) -> tuple[bytes, memoryview] | None:
+    """The message with an empty picture, and the picture; None for a message that protobuf should parse: it merges
+    images that are given twice."""
+    image = _only_field(data, (_ENCODED, _RAW_IMAGE, _SHARED_IMAGE))
+    if image is None or image.tag == _SHARED_IMAGE:
+        return None
+    about, picture = b"", data[image.begins : image.ends]
+    if image.tag == _RAW_IMAGE:
+        pixels = _only_field(picture, (_PIXELS,))
+        if pixels is None:
+            return None
+        about = b"".join((picture[: pixels.at], picture[pixels.ends :]))
+        picture = picture[pixels.begins : pixels.ends]
+    return b"".join((data[: image.at], _varint(image.tag), _varint(len(about)), about, data[image.ends :])), picture
+
+
+class _Field(NamedTuple):
+    """A field with a length: its tag, where it starts, and where its contents begin and end."""
+
+    tag: int
+    at: int
+    begins: int
+    ends: int
+
+
+def _only_field(data: memoryview, tags: Collection[int]) -> _Field | None:
+    """The one field with any of the tags; None if there are none or several, or for a malformed message."""
+    found: _Field | None = None
+    position = 0
+    for _ in range(_MOST_FIELDS):
+        if position == len(data):
+            return found
+        tag, begins = _read_varint(data, position, 5)
+        match tag & 7:
+            case 2:
+                length, begins = _read_varint(data, begins, 5)
+                ends = begins + length
+            case 0:
+                _, ends = _read_varint(data, begins)
+            case 1:
+                ends = begins + 8
+            case 5:
+                ends = begins + 4
+            case _:
+                return None
+        if begins < 0 or not 0 <= ends <= len(data):
+            return None
+        if tag in tags:
+            if found is not None:
+                return None
+            found = _Field(tag, position, begins, ends)
         position = ends
     return None
 

@@ -263,21 +263,21 @@ async def detect(calls: Calls, http: HttpRequest, model: str = "") -> HttpRespon
     return HttpResponse(parts=(text,), headers=(("content-type", JSON),))
 
 
-def frame_of(http: HttpRequest, model: str) -> camera_pb.Frame:
-    """The frame of a request. InvalidImage; InvalidInput for an unknown name in the query."""
+def frame_of(http: HttpRequest, model: str) -> wire.FrameRequest:
+    """The frame of a request; the body is its picture. InvalidImage; InvalidInput for an unknown name in the query."""
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in _PICTURES:
         raise InvalidImage(f"content-type {kind[:60]!r} is not an image; send a JPEG or PNG with curl's --data-binary")
     if not http.body:
         raise InvalidImage("the request holds no image; send a JPEG or PNG with curl's --data-binary")
     query = _query(http.query)
-    frame = camera_pb.Frame(model=model, camera=query.camera, encoded=http.body, rotation=query.rotation)
+    frame = camera_pb.Frame(model=model, camera=query.camera, encoded=b"", rotation=query.rotation)
     for name in ("score", "iou", "max_detections", "class_agnostic"):
         if (value := getattr(query, name)) is not None:
             setattr(frame.thresholds, name, value)
     if query.region:
         frame.region.MergeFrom(_region(query.region))
-    return frame
+    return wire.FrameRequest(frame, http.body)
 
 
 def _query(query: Mapping[str, str]) -> _Query:
