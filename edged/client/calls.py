@@ -55,12 +55,13 @@ _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): k
 @dataclass(frozen=True)
 class Call(Generic[Answer]):
     """One request and its answers: `kind` is the class of their messages, `parse` makes a value for the user of one.
+    A request may be the bytes of its message.
 
     `timeout` in seconds; None for the client's. With `follow` the answers may go on forever, without a deadline.
     """
 
     path: str
-    request: Message | Upload
+    request: Message | bytes | Upload
     kind: type[Message]
     parse: Callable[[Any], Answer]
     follow: bool = False
@@ -189,7 +190,7 @@ class DaemonCalls:
         The thresholds, `region` and `rotation` are as in `infer`.
 
         Arrays go through shared memory if the daemon is behind a unix socket and can read it, otherwise as bytes:
-        `shared` False always sends bytes, as does `every_frame`; True raises SegmentUnusable instead. A frame whose
+        `shared` False always sends bytes; True raises SegmentUnusable instead. A frame whose
         place was overwritten before its turn counts as skipped.
 
         With `reconnect` the stream survives a daemon that goes away after it has answered once: it calls again after

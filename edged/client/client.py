@@ -13,7 +13,7 @@ from edged.client import address
 from edged.client.calls import Call, DaemonCalls, StreamCall
 from edged.client.credentials import Credentials, channel
 from edged.client.frames import FrameMaker
-from edged.client.requests import FrameRequests
+from edged.client.requests import FrameRequests, most_waiting
 from edged.client.shared import sharing
 from edged.client.status import from_rpc_error
 from edged.client.stream import Stream, Updates, serialize
@@ -70,9 +70,9 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
         """Begin a stream. InvalidInput for frames that are not an ordinary iterable of pictures."""
         if isinstance(call.frames, AsyncIterable):
             raise InvalidInput("asynchronous frames need an AsyncClient; give an ordinary iterable")
-        way = sharing(self._channel, self.target, call.model, call.shared, call.options.every_frame)
-        maker = FrameMaker(call.model, call.camera, call.options, way)
-        requests = FrameRequests(call.frames, maker, lossless=call.lossless)
+        most = most_waiting(call.lossless, call.options.every_frame)
+        way = sharing(self._channel, self.target, call.model, call.shared, most)
+        requests = FrameRequests(call.frames, FrameMaker(call.model, call.camera, call.options, way), most)
         return Stream(self._channel, requests, self.target, self.timeout, call.backoff)
 
     def _ask(self, describe: Callable[[], Call[Answer]]) -> Answer:

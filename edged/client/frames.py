@@ -20,6 +20,7 @@ from edged.proto import cameras_pb2 as pb
 
 _TURNS = (0, 90, 180, 270)
 _PRIORITY = 100
+_LARGEST = (1 << 31) - 1  # bytes of any protobuf message
 
 Region = tuple[int, int, int, int]
 """x, y, width and height in pixels of the picture as sent; a width or height of 0 goes to the edge."""
@@ -123,21 +124,29 @@ class Captured(msgspec.Struct, frozen=True, eq=False):
         return cls(image, time.time_ns(), time.monotonic_ns())
 
 
+class OutgoingFrame(msgspec.Struct, frozen=True):
+    """A frame as it is sent: the bytes of an `edged.v1.Frame`."""
+
+    data: bytes
+    captured_mono_ns: int = 0
+
+
 class FrameMaker:
-    """Makes the messages of one camera's frames, numbered from 1; `sharing` puts pixels into shared memory."""
+    """Makes one camera's frames, numbered from 1; `sharing` puts pixels into shared memory."""
 
     def __init__(self, model: str, camera: str, wanted: FrameOptions, sharing: Sharing | None = None) -> None:
         self._model, self._camera, self._options, self._sharing = model, camera, wanted, sharing
         self._sequence = 0
 
-    def make(self, item: Picture | Captured) -> pb.Frame:
-        """Make the message of a picture; its capture time is now if it has none. InvalidInput or NotFound."""
+    def make(self, item: Picture | Captured) -> OutgoingFrame:
+        """Make the frame of a picture; its capture time is now if it has none. InvalidInput or NotFound."""
         taken = item if isinstance(item, Captured) else Captured.now(item)
-        frame = single(self._model, taken.image, self._camera, self._options, self._sharing)
-        self._sequence += 1
-        frame.sequence = self._sequence
+        frame = _frame(self._model, self._camera, self._options)
+        frame.sequence = self._sequence + 1
         frame.captured_unix_ns, frame.captured_mono_ns = taken.captured_unix_ns, taken.captured_mono_ns
-        return frame
+        data = _with_picture(frame, taken.image, self._sharing)
+        self._sequence += 1
+        return OutgoingFrame(data, taken.captured_mono_ns)
 
     def on_result(self, result: Result) -> None:
         """An error may mean that the daemon cannot read shared memory."""
@@ -149,26 +158,23 @@ class FrameMaker:
         if self._sharing is not None:
             self._sharing.close()
 
-    @property
-    def every_frame(self) -> bool:
-        return self._options.every_frame
-
-    def introduce(self, frame: pb.Frame) -> None:
+    def introduce(self, frame: OutgoingFrame) -> OutgoingFrame:
         """Add the options; for the first frame of each call, since the daemon forgets a camera when its call ends."""
-        if self._options.options is not None:
-            frame.options.CopyFrom(self._options.options)
+        if self._options.options is None:
+            return frame
+        options = pb.Frame(options=self._options.options).SerializeToString()
+        return OutgoingFrame(frame.data + options, frame.captured_mono_ns)
 
 
-def single(model: str, image: Picture, camera: str, wanted: FrameOptions, sharing: Sharing | None = None) -> pb.Frame:
-    """Make the message of one picture, without number and capture time."""
-    frame = pb.Frame(
+def single(model: str, image: Picture, camera: str, wanted: FrameOptions) -> bytes:
+    """Make the message of one picture, without number and capture time. InvalidInput or NotFound."""
+    return _with_picture(_frame(model, camera, wanted), image)
+
+
+def _frame(model: str, camera: str, wanted: FrameOptions) -> pb.Frame:
+    return pb.Frame(
         camera=camera, model=model, thresholds=wanted.thresholds, region=wanted.region, rotation=wanted.rotation
     )
-    if isinstance(image, np.ndarray):
-        _fill(frame, image, sharing)
-    else:
-        frame.encoded = read_picture(image)
-    return frame
 
 
 def read_picture(image: str | os.PathLike[str] | bytes | bytearray | memoryview) -> bytes:
@@ -193,8 +199,25 @@ def _read(path: Path) -> bytes:
         raise InvalidInput(f"the picture {str(path)!r} cannot be read: {error.strerror}") from None
 
 
-def _fill(frame: pb.Frame, image: npt.NDArray[np.uint8], sharing: Sharing | None) -> None:
-    """Put the pixels of an array into a frame, rows packed."""
+def _with_picture(frame: pb.Frame, image: Picture, sharing: Sharing | None = None) -> bytes:
+    """The bytes of a frame with a picture, of which nothing else is copied. The rows of an array are packed."""
+    if not isinstance(image, np.ndarray):
+        encoded = read_picture(image)
+        return _joined(frame.SerializeToString(), _length(pb.Frame.ENCODED_FIELD_NUMBER, len(encoded)), encoded)
+    pixels = _pixels(image)
+    kind, height, width = pb.BGR if pixels.ndim == 3 else pb.GRAY, pixels.shape[0], pixels.shape[1]
+    if sharing is not None and (place := sharing.put(pixels)) is not None:
+        frame.shared.CopyFrom(place)
+        frame.shared.format, frame.shared.height, frame.shared.width = kind, height, width
+        return frame.SerializeToString()
+    about = pb.RawImage(format=kind, height=height, width=width).SerializeToString()
+    about += _length(pb.RawImage.DATA_FIELD_NUMBER, pixels.nbytes)
+    start = frame.SerializeToString() + _length(pb.Frame.RAW_FIELD_NUMBER, len(about) + pixels.nbytes)
+    return _joined(start, about, np.ascontiguousarray(pixels).data)
+
+
+def _pixels(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """[height, width, 3] or [height, width]."""
     if image.dtype != np.uint8:
         raise InvalidInput(f"an array of {image.dtype} is not a picture; convert it to uint8, 0..255")
     if image.ndim == 3 and image.shape[2] == 1:
@@ -203,11 +226,21 @@ def _fill(frame: pb.Frame, image: npt.NDArray[np.uint8], sharing: Sharing | None
         raise InvalidInput(
             f"an array of shape {image.shape} is not a picture; give [height, width, 3] or [height, width]"
         )
-    shared = sharing.put(image) if sharing is not None else None
-    if shared is not None:
-        frame.shared.CopyFrom(shared)
-    else:
-        frame.raw.data = image.tobytes()
-    geometry = frame.raw if shared is None else frame.shared
-    geometry.format = pb.BGR if image.ndim == 3 else pb.GRAY
-    geometry.height, geometry.width = image.shape[:2]
+    return image
+
+
+def _joined(*parts: bytes | memoryview) -> bytes:
+    data = b"".join(parts)
+    if len(data) > _LARGEST:
+        raise InvalidInput(f"the picture makes a message of {len(data)} bytes, more than one can have; make it smaller")
+    return data
+
+
+def _length(number: int, size: int) -> bytes:
+    """The start of a field of `size` bytes. Format: https://protobuf.dev/programming-guides/encoding"""
+    out = bytearray([number << 3 | 2])
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out)

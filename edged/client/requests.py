@@ -10,13 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from edged.client.frames import Captured, FrameMaker, Picture
+from edged.client.frames import Captured, FrameMaker, OutgoingFrame, Picture
 from edged.client.result import Result, Skips
 from edged.errors import InvalidInput
-from edged.proto import cameras_pb2 as pb
 
 _FRESH_NS = 1_000_000_000
-_WINDOW = 6  # with `every_frame`; one more leaves, which is still fewer than the slots of a shared ring
+_WINDOW = 6  # frames that wait for their answers, with `every_frame`, when one more leaves
+
+
+def most_waiting(lossless: bool, every_frame: bool) -> int | None:
+    """How many frames of a stream may wait for their answers when another one leaves; None for any number."""
+    return 0 if lossless else _WINDOW if every_frame else None
 
 
 class FrameCounts:
@@ -93,19 +97,18 @@ class FrameRequests:
     """The requests of one stream, which may take several calls.
 
     An exception from the user's frames ends the requests: frames that were sent before it are still answered, then
-    the receiving side raises it from `failure`. With `lossless` the next frame leaves only when none waits for its
-    answer, so that the daemon never skips one.
+    the receiving side raises it from `failure`. A frame leaves only when at most `most_waiting` frames wait for their
+    answers; None for any number.
     """
 
-    def __init__(self, frames: Iterable[Picture | Captured], maker: FrameMaker, *, lossless: bool = False) -> None:
+    def __init__(self, frames: Iterable[Picture | Captured], maker: FrameMaker, most_waiting: int | None) -> None:
         if isinstance(frames, (str, bytes, os.PathLike)):  # a text is an iterable as well, of single characters
             raise InvalidInput(f"frames cannot be a {type(frames).__name__}; give edged.open_source(...) of the video")
         self.counts = FrameCounts()
         self.failure: Exception | None = None
         self.exhausted = False
         self._maker = maker
-        # How many frames may wait for their answers when another one leaves; None for any number.
-        self._most_waiting = 0 if lossless else _WINDOW if maker.every_frame else None
+        self._most_waiting = most_waiting
         self._frames = iter(frames)
         self._stopped = False
         self._closed = False
@@ -114,9 +117,9 @@ class FrameRequests:
         self._leaving = threading.Lock()
         self._call = 0
         self._introduced = 0  # the call whose first frame has left
-        self._pending: pb.Frame | None = None
+        self._pending: OutgoingFrame | None = None
 
-    def new_call(self) -> Iterator[pb.Frame]:
+    def new_call(self) -> Iterator[bytes]:
         """Return the requests of the next call. The one before is over: its frames in flight are lost, and its sender,
         which may still wait for the user's next frame, gets no more."""
         with self._leaving:
@@ -155,39 +158,41 @@ class FrameRequests:
         """Release what frames needed until they were answered: the stream is over."""
         self._maker.close()
 
-    def _of_call(self, call: int) -> Iterator[pb.Frame]:
-        while (frame := self._next(call)) is not None:
-            yield frame
+    def _of_call(self, call: int) -> Iterator[bytes]:
+        while (data := self._next(call)) is not None:
+            yield data
+            del data  # it is large, and the next may take long to come
 
-    def _next(self, call: int) -> pb.Frame | None:
+    def _next(self, call: int) -> bytes | None:
         with self._pulling:
             frame, self._pending = (self._take_pending() or self._pull()), None
-            leaves = frame is not None and self._may_leave(frame, call)
-            if not leaves:
+            leaving = None if frame is None else self._leave(frame, call)
+            if leaving is None:
                 self._pending = frame  # for the call that came after
         if self._stopped:  # after the lock is free, since `stop` leaves closing to the holder of the lock
             self.stop()
             return None
-        return frame if leaves else None
+        return None if leaving is None else leaving.data
 
-    def _take_pending(self) -> pb.Frame | None:
+    def _take_pending(self) -> OutgoingFrame | None:
         """Return a frame that no call has sent yet, unless it has become old: a camera has a newer one."""
         frame = self._pending
         if frame is None or self._most_waiting is not None or not frame.captured_mono_ns:
             return frame
         return frame if time.monotonic_ns() - frame.captured_mono_ns < _FRESH_NS else None
 
-    def _may_leave(self, frame: pb.Frame, call: int) -> bool:
+    def _leave(self, frame: OutgoingFrame, call: int) -> OutgoingFrame | None:
+        """Return the frame as it is sent; None if the call is over."""
         with self._leaving:
             if call != self._call or self._stopped:
-                return False
+                return None
             if self._introduced != call:
                 self._introduced = call
-                self._maker.introduce(frame)
+                frame = self._maker.introduce(frame)
             self.counts.on_sent()
-            return True
+            return frame
 
-    def _pull(self) -> pb.Frame | None:
+    def _pull(self) -> OutgoingFrame | None:
         """Return the next frame; None at the end or after a failure."""
         if self._stopped or self.exhausted:
             return None

@@ -10,6 +10,7 @@ import secrets
 import stat
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ class SharedRing(AbstractContextManager["SharedRing"]):
         self._segment = _Segment(folder, slots, slot_bytes, group)
         self._lock = threading.Lock()
         self._closed = False
-        self._before: _Segment | None = None  # its pictures may still wait to be read
+        # Smaller ones, with the stamp of the picture that overwrites their newest one.
+        self._before: deque[tuple[_Segment, int]] = deque()
 
     @property
     def segment(self) -> str:
@@ -79,25 +81,24 @@ class SharedRing(AbstractContextManager["SharedRing"]):
         with self._lock:
             self._closed = True
             self._segment.remove()
-            if self._before is not None:
-                self._before.remove()
+            for segment, _ in self._before:
+                segment.remove()
+            self._before.clear()
 
     def _put(self, data: memoryview) -> Place:
         if len(data) > self._segment.slot_bytes:
             self._grow(len(data))
         index, self._written = self._written % self._slots, self._written + 1
-        if self._before is not None and self._written > self._slots:
-            self._before.remove()
-            self._before = None
         self._stamp += 1
+        while self._before and self._before[0][1] <= self._stamp:
+            self._before.popleft()[0].remove()
         offset = self._segment.write(index, data, self._stamp)
         return Place(self._segment.name, offset, self._stamp, len(data))
 
     def _grow(self, size: int) -> None:
         larger = _Segment(self._folder, self._slots, size, self._group)
-        if self._before is not None:
-            self._before.remove()
-        self._before, self._segment, self._written = self._segment, larger, 0
+        self._before.append((self._segment, self._stamp + self._slots))
+        self._segment, self._written = larger, 0
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -188,13 +189,14 @@ def readers_group(socket: Path) -> int | None:
 
 _DETECT_ONE = "/edged.v1.Cameras/DetectOne"
 _PATIENCE_S = 2.0
-_SLOTS = 5  # one is written, some are on their way, one waits for an engine, one for the client to read
+_SLOTS = 5  # of a camera without a window: one is written, some are on their way, one waits for an engine
 _UNIX = "unix:"
 
 
 class Sharing:
     """Puts the pictures of a stream into a ring until `close`, once the daemon has confirmed that it can read it. With
-    `required` a picture that cannot be shared raises SegmentUnusable."""
+    `required` a picture that cannot be shared raises SegmentUnusable. While a picture is written, `most_waiting` others
+    may wait for their answers, and keep their slots; with None older ones are overwritten."""
 
     def __init__(
         self,
@@ -203,9 +205,11 @@ class Sharing:
         probe: Probe,
         *,
         required: bool = False,
+        most_waiting: int | None = None,
         ring: Callable[..., SharedRing] = SharedRing,
     ) -> None:
         self._socket, self._model, self._probe, self._required, self._new_ring = socket, model, probe, required, ring
+        self._slots = _SLOTS if most_waiting is None else most_waiting + 2
         self._ring: SharedRing | None = None
         self._problem = ""
 
@@ -234,7 +238,7 @@ class Sharing:
 
     def _confirmed_ring(self, size: int) -> SharedRing:
         """Make the ring and send an empty picture in it: the status says whether the daemon could open the segment."""
-        self._ring = self._new_ring(_SLOTS, size, group=readers_group(self._socket))
+        self._ring = self._new_ring(self._slots, size, group=readers_group(self._socket))
         nothing = pb.SharedImage(segment=self._ring.segment, offset=0, stamp=1, size=0)
         status = self._probe(pb.Frame(model=self._model, shared=nothing))
         if status is not grpc.StatusCode.INVALID_ARGUMENT or self._problem:  # closed meanwhile
@@ -243,15 +247,14 @@ class Sharing:
         return self._ring
 
 
-def sharing(channel: grpc.Channel, target: str, model: str, shared: bool | None, every_frame: bool) -> Sharing | None:
-    """Make it for a stream's argument `shared`: None shares if possible, True insists, False never does. A stream with
-    `every_frame` does not share: many frames may wait, and the ring would be too short."""
-    if shared and every_frame:
-        raise InvalidInput("shared=True and every_frame=True exclude each other; leave out one of them")
+def sharing(
+    channel: grpc.Channel, target: str, model: str, shared: bool | None, most_waiting: int | None
+) -> Sharing | None:
+    """Make it for a stream's argument `shared`: None shares if possible, True insists, False never does."""
     is_possible = target.startswith(_UNIX) and layout.FOLDER.is_dir()
     if shared and not is_possible:
         raise InvalidInput(f"pictures cannot be shared with {target}: not a unix socket; leave out shared=True")
-    if shared is False or every_frame or not is_possible:
+    if shared is False or not is_possible:
         return None
 
     def probe(frame: pb.Frame) -> grpc.StatusCode | None:
@@ -263,4 +266,5 @@ def sharing(channel: grpc.Channel, target: str, model: str, shared: bool | None,
             return code
         return None
 
-    return Sharing(Path(target.removeprefix(_UNIX)), model, probe, required=bool(shared))
+    socket = Path(target.removeprefix(_UNIX))
+    return Sharing(socket, model, probe, required=bool(shared), most_waiting=most_waiting)

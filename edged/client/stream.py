@@ -28,8 +28,9 @@ _DETECT = "/edged.v1.Cameras/Detect"
 _log = logging.getLogger("edged.client")
 
 
-def serialize(message: Message) -> bytes:
-    return message.SerializeToString()
+def serialize(message: Message | bytes) -> bytes:
+    """The bytes of a message; it may be written already."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 class Stream(Iterator[Result], AbstractContextManager["Stream"]):
@@ -92,7 +93,7 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
         self._requests.stop()
         self._requests.finish()
 
-    def _begin(self, requests: Iterator[pb.Frame]) -> None:
+    def _begin(self, requests: Iterator[bytes]) -> None:
         self._answering_since = None
         self._call = self._detect(requests)
         if self._patience > 0:

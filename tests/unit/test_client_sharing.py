@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -40,6 +41,7 @@ class Peer:
         self.contents: list[bytes] = []
         self.shapes: list[tuple[int, int, int]] = []
         self.asked = 0
+        self.at_once = 1  # frames that are received before the first of them is read
 
     def detect_one(self, frame: pb.Frame, context: grpc.ServicerContext) -> pb.Result:
         self.asked += 1
@@ -54,7 +56,7 @@ class Peer:
 
     def detect(self, frames: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Result]:
         segments = Segments(client=own)
-        for frame in frames:
+        for frame in self._received(frames):
             kind = frame.WhichOneof("image")
             assert kind is not None
             self.ways.append(kind)
@@ -66,6 +68,10 @@ class Peer:
             except EdgedError as error:
                 result.error.code, result.error.message = grpc.StatusCode.FAILED_PRECONDITION.value[0], str(error)
             yield result
+
+    def _received(self, frames: Iterator[pb.Frame]) -> Iterator[pb.Frame]:
+        while some := list(itertools.islice(frames, self.at_once)):
+            yield from some
 
     def _look(self, frame: pb.Frame, segments: Segments) -> tuple[pb.SharedImage | pb.RawImage, bytes]:
         shared = frame.shared
@@ -116,10 +122,25 @@ def test_sharing_arrays_arrive_whole(peer: tuple[Peer, str], reads: bool) -> Non
     assert not left()
 
 
+@pytest.mark.parametrize("growing", [False, True])
+def test_sharing_every_frame_all_arrive_whole_although_the_daemon_reads_late(
+    peer: tuple[Peer, str], growing: bool
+) -> None:
+    daemon, target = peer
+    daemon.at_once = 7  # as many as are in flight at a time
+    sizes = range(1, 24) if growing else [8] * 23
+    pictures = [np.full((size, 100 * size), number, np.uint8) for number, size in enumerate(sizes)]
+    with Client(target) as client, client.stream("m", iter(pictures), every_frame=True) as stream:
+        assert [result.error for result in stream] == [None] * len(pictures)
+    assert set(daemon.ways) == {"shared"}
+    assert daemon.contents == [picture.tobytes() for picture in pictures]
+    assert not left()
+
+
 @pytest.mark.parametrize(
     ("frames", "options", "expected"),
-    [([b"jpeg"] * 3, {}, "encoded"), (PICTURES, {"shared": False}, "raw"), (PICTURES, {"every_frame": True}, "raw")],
-    ids=["encoded", "forbidden", "every frame"],
+    [([b"jpeg"] * 3, {}, "encoded"), (PICTURES, {"shared": False}, "raw")],
+    ids=["encoded", "forbidden"],
 )
 def test_sharing_not_wanted_sends_bytes_without_a_probe(
     peer: tuple[Peer, str], frames: list[Any], options: dict[str, bool], expected: str
@@ -136,9 +157,8 @@ def test_sharing_required_shares_or_raises(peer: tuple[Peer, str]) -> None:
     daemon.reads = False
     with pytest.raises(SegmentUnusable):
         run(target, iter(PICTURES), shared=True)
-    for elsewhere, options in (("localhost:1", {}), (target, {"every_frame": True})):
-        with pytest.raises(InvalidInput):
-            run(elsewhere, iter(PICTURES), shared=True, **options)
+    with pytest.raises(InvalidInput):
+        run("localhost:1", iter(PICTURES), shared=True)
     assert not left()
 
 

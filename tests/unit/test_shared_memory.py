@@ -74,6 +74,16 @@ def test_ring_larger_picture_moves_to_a_larger_segment(tmp_path: Path, segments:
         assert [path.name for path in tmp_path.iterdir()] == [after.segment[1:]]
 
 
+def test_ring_that_grows_again_keeps_the_newest_pictures(tmp_path: Path, segments: Segments) -> None:
+    with SharedRing(3, 10, folder=tmp_path) as ring:
+        places = [ring.put(bytes([index]) * 100 * index) for index in range(1, 6)]
+        assert [read(announced(segments, place))[0] for place in places[2:]] == [3, 4, 5]
+        for _ in range(3):
+            last = ring.put(b"c")
+        assert [path.name for path in tmp_path.iterdir()] == [last.segment[1:]]
+    assert not list(tmp_path.iterdir())
+
+
 def test_picture_in_a_slot_that_is_being_written_is_overwritten(tmp_path: Path, segments: Segments) -> None:
     with SharedRing(2, 100, folder=tmp_path) as ring:
         place = ring.put(b"a" * 100)
