@@ -21,8 +21,8 @@ from pathlib import Path
 from edged import tasks
 from edged.api.endpoints.endpoints import Endpoints
 from edged.api.endpoints.publisher import Publisher
-from edged.api.grpc import grpc_limits
 from edged.api.grpc.activation import Activation
+from edged.api.grpc.listener import raise_descriptor_limit
 from edged.api.grpc.server import GrpcServers
 from edged.config import Config
 from edged.confinement import confine, rules
@@ -76,7 +76,7 @@ async def _serve(
     activation: Activation | None,
 ) -> None:
     tasks.count_callbacks()
-    grpc_limits.raise_descriptor_limit()
+    raise_descriptor_limit()
     # These threads wait for disks; the few default ones would block each other on a slow disk.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "worker"))
     tell_confinement = _confine(config)
@@ -123,7 +123,6 @@ async def _serve(
         tasks.keep("watch of libraries", controller.watch),
         tasks.keep("reload by signal", partial(reloader.run, signals.reload)),
         tasks.keep("watch of tokens and certificates", guard.run),
-        tasks.keep("watch of connections", servers.watch),
     ]
     try:
         await servers.start()

@@ -12,26 +12,25 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, cast
 
-import grpc
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from edged.api.grpc.call_guard import GuardedMethods
+from edged.api.auth.policy import INFERENCE
+from edged.api.grpc.call_guard import CallGuard
 from edged.api.grpc.server import GrpcServers
+from edged.api.http2.call import Call
 from edged.config import Config
 from edged.daemon import main as composition
 from edged.proto import open_inference_pb2 as pb
+from tests.fake_call import FakeCall
 from tests.fuzz import goods
 from tests.fuzz.goods import Method
 from tests.fuzz.messages import Writer, smaller
 from tests.fuzz.statuses import ALLOWED
 from tests.fuzz.tally import Figures, Tally
 from tests.waiting import until
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Registered: TypeAlias = "tuple[Handler, Method]"
 
 _AT_ONCE = 8
 _PATIENCE = 60.0  # seconds for one call, whatever it is asked
@@ -44,74 +43,31 @@ _WEIGHTS |= {"AddModel": 0.3, "RepositoryModelLoad": 0.1, "Rebuild": 0.03, "Veri
 _WEIGHTS |= {"Reload": 0.05, "Evict": 0.2, "GetLoad": 0.1}
 
 
-def _handler(gate: GuardedMethods, path: str) -> Handler | None:
-    """What gRPC would call for a method."""
-
-    class Details:
-        method = path
-        invocation_metadata = ()
-
-    return gate.service(Details())  # type: ignore[arg-type]
-
-
-class _Context:
-    """gRPC's end of a call, from a client on a unix socket that sends these messages."""
-
-    def __init__(
-        self, seconds: float | None, metadata: tuple[tuple[str, str], ...] = (), sent: Sequence[bytes] = ()
-    ) -> None:
-        self._seconds, self._metadata, self._sent = seconds, metadata, iter(sent)
-        self.code, self.details = grpc.StatusCode.OK, ""
-
-    async def read(self) -> object:
-        return next(self._sent, grpc.aio.EOF)
-
-    async def write(self, message: bytes) -> None:
-        await asyncio.sleep(0)
-
-    def peer(self) -> str:
-        return "unix:"
-
-    def time_remaining(self) -> float | None:
-        return self._seconds
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._metadata
-
-    def auth_context(self) -> dict[str, list[bytes]]:
-        return {}
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> None:
-        self.code, self.details = code, details
-        raise grpc.aio.AbortError
-
-
 class World:
     """Calls every method of a daemon with messages of chance, and counts what it answers."""
 
     def __init__(self, servers: GrpcServers, models: Path, tally: Tally) -> None:
         (address,) = servers.addresses
-        gate = GuardedMethods(servers.guard, address, servers.services)
+        self._guard = CallGuard(servers.guard, address, servers.services)
         self._models, self._tally = models, tally
-        self.methods: list[Registered] = []
+        self.methods: list[Method] = []
+        registered = {path for service in servers.services for path in service.methods}
         for method in goods.methods():
-            handler = _handler(gate, method.path)
-            if handler is None:
-                tally.fail(f"{method.path} is registered nowhere")
+            if method.path in registered:
+                self.methods.append(method)
             else:
-                self.methods.append((handler, method))
-        self._infer = next(handler for handler, method in self.methods if method.name == "ModelInfer")
+                tally.fail(f"{method.path} is registered nowhere")
 
     async def run(self, count: int) -> None:
         """So many messages, some calls at a time; each worker has chance of its own, so that a seed replays it."""
-        weights = [_WEIGHTS.get(method.name, 1) for _, method in self.methods]
+        weights = [_WEIGHTS.get(method.name, 1) for method in self.methods]
 
         async def work(seed: str) -> None:
             random = Random(seed)
             number = 0
             while self._tally.total < count:
-                handler, method = random.choices(self.methods, weights)[0]
-                await self.call(handler, method, Random(f"{seed}.{number}"))
+                method = random.choices(self.methods, weights)[0]
+                await self.call(method, Random(f"{seed}.{number}"))
                 number += 1
 
         ticking = asyncio.create_task(self._keep_victim())
@@ -120,10 +76,10 @@ class World:
 
     async def every(self) -> None:
         """Every method once, whatever its weight, so that none is left out of a short run."""
-        for handler, method in self.methods:
-            await self.call(handler, method, Random(f"{self._tally.seed}.every.{method.path}"))
+        for method in self.methods:
+            await self.call(method, Random(f"{self._tally.seed}.every.{method.path}"))
 
-    async def call(self, handler: Handler, method: Method, random: Random) -> None:
+    async def call(self, method: Method, random: Random) -> None:
         """One call with messages of chance."""
         writer, good = Writer(random, goods.words(method)), goods.good(method)
         parts = random.randint(0, _MOST_PARTS) if method.takes_many else 1
@@ -131,7 +87,7 @@ class World:
         strict = (("triton_grpc_error", "true"),) if random.random() < 0.2 else ()
         seconds = random.choice((None, 30.0, 5.0))
         self._tally.messages[method.path] += max(1, len(sent))
-        code, details = await self._ask(handler, method, sent, seconds, strict)
+        code, details = await self._ask(method, sent, seconds, strict)
         self._tally.statuses[method.path][code] += 1
         if _is_right(method, code, details):
             return
@@ -141,7 +97,7 @@ class World:
         if len(sent) == 1:
 
             async def again(trial: Message) -> bool:
-                return (await self._ask(handler, method, [trial], seconds, strict))[0] == code
+                return (await self._ask(method, [trial], seconds, strict))[0] == code
 
             sent = [await _smallest(sent[0], again)]
         reported = "\n--\n".join(text_format.MessageToString(each)[:1500] for each in sent)
@@ -150,39 +106,37 @@ class World:
     async def truth(self) -> None:
         """A real inference is as it was before."""
         wanted = goods.truth(3)
-        context = _Context(30.0, sent=[wanted.SerializeToString()])
-        data = await asyncio.wait_for(self._infer.stream_unary(None, context), _PATIENCE)
-        reported = pb.ModelInferResponse.FromString(data)
+        reported = pb.ModelInferResponse.FromString(await self.answer("ModelInfer", wanted))
         if list(reported.raw_output_contents) != list(wanted.raw_input_contents):
             self._tally.fail("an inference is not what it was before", str(reported)[:500])
 
+    async def answer(self, name: str, request: Message) -> bytes:
+        """The answer of a method of the inference protocol; empty if it fails."""
+        call = FakeCall(INFERENCE + name, [request.SerializeToString()], seconds=30.0)
+        await asyncio.wait_for(self._guard.run(cast(Call, call)), _PATIENCE)
+        return b"".join(call.written)
+
     async def _ask(
         self,
-        handler: Handler,
         method: Method,
         sent: Sequence[Message],
         seconds: float | None,
         metadata: tuple[tuple[str, str], ...],
     ) -> tuple[str, str]:
         """The status of a call, by name, and its words. What is none is `hung`, or an exception by its type."""
-        context = _Context(seconds, metadata, [each.SerializeToString() for each in sent])
-        # Every handler reads its messages itself, see `CallGuard.handler`.
-        answer: Any = handler.stream_stream if method.gives_many else handler.stream_unary
-        # A feed may go on as long as somebody listens.
+        call = FakeCall(method.path, [each.SerializeToString() for each in sent], metadata, seconds=seconds)
+        # A feed may go on as long as it has a client.
         is_endless = method.gives_many and not method.takes_many
         try:
-            if is_endless:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(answer(None, context), _LISTENS)
-            else:
-                await asyncio.wait_for(answer(None, context), _PATIENCE)
-        except grpc.aio.AbortError:
-            return context.code.name, context.details
+            await asyncio.wait_for(self._guard.run(cast(Call, call)), _LISTENS if is_endless else _PATIENCE)
         except asyncio.TimeoutError:
-            return "hung", f"no answer within {_PATIENCE:g} s"
+            return ("OK", "") if is_endless else ("hung", f"no answer within {_PATIENCE:g} s")
         except Exception as error:
             return type(error).__name__, str(error)
-        return context.code.name, context.details
+        if call.ended is None:
+            return "hung", "the call ended without a status"
+        status, message, _ = call.ended
+        return status.name, message
 
     async def _keep_victim(self) -> None:
         """What was removed comes again."""
@@ -275,14 +229,9 @@ async def world(tally: Tally) -> AsyncIterator[World]:
 
 
 async def _until_all_serve(found: World) -> None:
-    (handler,) = (handler for handler, method in found.methods if method.name == "ModelReady")
-
     async def is_ready(name: str) -> bool:
-        with contextlib.suppress(grpc.aio.AbortError):
-            request = pb.ModelReadyRequest(name=name).SerializeToString()
-            answer = await handler.stream_unary(None, _Context(10.0, sent=[request]))
-            return pb.ModelReadyResponse.FromString(answer).ready
-        return False
+        data = await found.answer("ModelReady", pb.ModelReadyRequest(name=name))
+        return pb.ModelReadyResponse.FromString(data).ready
 
     for name in (goods.NUMBERS, goods.TEXTS, goods.SHAPES, goods.VICTIM):
         end = time.monotonic() + _PATIENCE

@@ -268,4 +268,4 @@ def test_a_message_larger_than_the_daemon_takes_is_refused(tmp_path: Path) -> No
         request.inputs.add(name="x", datatype="FP32", shape=[1 << 15, 4])
         assert infer(channel, request).raw_output_contents[0] == bytes(1 << 19)
         request.raw_input_contents[0] = bytes(1 << 21)
-        assert "larger than max" in refused(grpc.StatusCode.RESOURCE_EXHAUSTED, infer, channel, request)
+        assert "more than 1048576" in refused(grpc.StatusCode.RESOURCE_EXHAUSTED, infer, channel, request)

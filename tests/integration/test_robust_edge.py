@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edged.api.grpc import grpc_limits
+from edged.api.grpc.listener import most_connections
 from edged.proto import cameras_pb2 as pb
 from edged.proto import open_inference_pb2 as inference
 from tests.fuzz import goods, http2
@@ -28,7 +28,7 @@ _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _DESCRIPTORS = 512
-_MOST = grpc_limits.most_connections(_DESCRIPTORS)
+_MOST = most_connections(_DESCRIPTORS)
 
 
 @pytest.fixture(scope="module")
@@ -358,11 +358,3 @@ def _answers(daemon: FuzzedDaemon, address: str = "") -> bool:
     with contextlib.suppress(grpc.RpcError):
         return daemon.truth(address=address)
     return False
-
-
-# -- the pure part --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("descriptors", "most"), [(1024, 224), (8192, 1024), (-1, 1024), (64, 16), (512, 96)])
-def test_connections_leave_descriptors_for_everything_else(descriptors: int, most: int) -> None:
-    assert grpc_limits.most_connections(descriptors) == most

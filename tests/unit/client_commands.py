@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
-from edged.api.grpc.call_guard import end
+from edged.api.grpc.status import describe, trailing
 from edged.errors import OutOfSpace
 from edged.proto import operations_pb2 as ops
 
@@ -43,7 +43,7 @@ class Commands:
             if model == "refused":
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nothing is in the store; rebuild it")
             if model == "full":
-                await end(context, OutOfSpace("no room; evict something"))
+                await abort(context, OutOfSpace("no room; evict something"))
             if model == "hung":
                 await asyncio.sleep(60)
             if model == "nothing":
@@ -136,3 +136,10 @@ def _progress(
         making = ops.Making(phase=phase, fraction=fraction, elapsed_s=12.0 if fraction else 0.0, estimate_s=estimate)
         message.making.CopyFrom(making)
     return message
+
+
+async def abort(context: Any, error: Exception) -> NoReturn:
+    """End a call as the daemon does."""
+    status, message = describe(error)
+    await context.abort(grpc.StatusCode[status.name], message, trailing(error, status, message))
+    raise AssertionError("abort returned")

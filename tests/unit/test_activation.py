@@ -69,6 +69,14 @@ def listening(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socke
     return found
 
 
+def is_served(activation: Activation, address: str) -> bool:
+    served = activation.take_over(address)
+    if served is None:
+        return False
+    served.close()
+    return True
+
+
 def is_open(descriptor: int) -> bool:
     try:
         os.fstat(descriptor)
@@ -86,13 +94,14 @@ async def test_each_is_for_the_address_of_its_path_and_no_child_hears_of_it(pass
         assert passing.environment == {"HOME": "/"}
         assert not os.get_inheritable(_FIRST)
         assert not os.get_inheritable(_FIRST + 1)
-        found = activation.at(f"unix:{tmp_path}/var/a")
-        assert found is not None
-        assert found.path == tmp_path / "run/a"
-        assert activation.at(f"unix://{tmp_path}/run/b") not in (None, found)
-        assert activation.at(f"unix:{tmp_path}/run/c") is None
-        assert activation.at("localhost:8001") is None
-        await activation.close()
+        for address, path in ((f"unix:{tmp_path}/var/a", "run/a"), (f"unix://{tmp_path}/run/b", "run/b")):
+            served = activation.take_over(address)
+            assert served is not None
+            with served:
+                assert served.getsockname() == str(tmp_path / path)
+        assert activation.take_over(f"unix:{tmp_path}/run/c") is None
+        assert activation.take_over("localhost:8001") is None
+        activation.close()
         assert not is_open(_FIRST)
 
 
@@ -100,7 +109,7 @@ def test_take_ignores_sockets_of_another_process(passing: Passing, tmp_path: Pat
     with listening(tmp_path / "a") as other:
         fcntl.fcntl(other, fcntl.F_DUPFD, _FIRST)
         environment = {"LISTEN_FDS": "1", "LISTEN_PID": str(_PID + 1), "LISTEN_FDNAMES": "a"}
-        assert Activation.take(environment, _PID).at(f"unix:{tmp_path}/a") is None
+        assert Activation.take(environment, _PID).take_over(f"unix:{tmp_path}/a") is None
         assert environment == {}
         assert is_open(_FIRST)
 
@@ -112,14 +121,14 @@ async def test_take_unusable_socket_is_one_line(
 ) -> None:
     with passed(kind, tmp_path) as other, listening(tmp_path / "good") as good:
         activation = passing.take(other.fileno(), good.fileno())
-        assert activation.at(f"unix:{tmp_path}/good") is not None
-        assert activation.at(f"unix:{tmp_path}/a") is None
+        assert is_served(activation, f"unix:{tmp_path}/good")
+        assert not is_served(activation, f"unix:{tmp_path}/a")
         activation.start()
         assert caplog.records[0].message.startswith("closed") == (kind != "file")
         assert is_open(_FIRST) == (kind == "file")
         if kind == "file":
             assert not os.get_inheritable(_FIRST)
-        await activation.close()
+        activation.close()
 
 
 def passed(kind: str, folder: Path) -> socket.socket | TextIO:
@@ -145,12 +154,12 @@ async def test_take_too_large_count_is_one_line(
 ) -> None:
     with listening(tmp_path / "a") as good:
         activation = passing.take(good.fileno(), more=500)
-        assert activation.at(f"unix:{tmp_path}/a") is not None
+        assert is_served(activation, f"unix:{tmp_path}/a")
         activation.start()
         assert [record.message for record in caplog.records if "LISTEN_FDS" in record.message] == [
             f"descriptor {_FIRST + 1} of LISTEN_FDS (unknown) is not a socket; it is ignored"
         ]
-        await activation.close()
+        activation.close()
 
 
 @asynchronous
@@ -169,4 +178,4 @@ async def test_activated_socket_without_a_configured_address_refuses_clients(
         with pytest.raises(asyncio.TimeoutError):  # who comes now waits for the next daemon
             await asyncio.wait_for(reader.read(), 0.2)
         writer.close()
-        await activation.close()
+        activation.close()

@@ -1,79 +1,37 @@
-"""Abandoned calls: the handler ends before its call does, and nothing uses gRPC's context of a call that has ended."""
+"""Calls between a connection and their handlers: who may, how much at once, and how each ends."""
 
 from __future__ import annotations
 
 import ast
 import asyncio
-import gc
-import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+import itertools
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
-import grpc
 import pytest
 
-import edged.api
+import edged
 from edged.api.auth.guard import Guard
 from edged.api.auth.limits import Bounds
-from edged.api.auth.policy import ALL, Caller
-from edged.api.grpc.call_guard import CallGuard, end
-from edged.api.grpc.rpc import Context, Method
+from edged.api.grpc.call_guard import CallGuard
+from edged.api.grpc.rpc import Context, Method, Service
+from edged.api.http2.call import Call, Message
+from edged.api.http2.status import Status
 from edged.config import Access, Tls
-from edged.errors import ClientLimited, InvalidInput
-from tests.waiting import asynchronous, run, until
+from edged.errors import ClientLimited
+from tests.fake_call import FakeCall
+from tests.waiting import asynchronous, until
 
-API = Path(edged.api.__file__).parent
-# What gRPC gives to handlers, and how handlers are made known to it.
-OF_GRPC = {"ServicerContext", "unary_unary_rpc_method_handler", "unary_stream_rpc_method_handler"}
-OF_GRPC |= {"stream_unary_rpc_method_handler", "stream_stream_rpc_method_handler"}
-TCP, MOST = "ipv4:127.0.0.1:4711", 3 << 20
+SOURCE = Path(edged.__file__).parent
+PATH = "/inference.GRPCInferenceService/ModelInfer"  # any method that needs a role
+ADDRESS, PEER = "localhost:8001", "ipv4:127.0.0.1:4711"
 
 
-class Call:
-    """gRPC's end of a call that sends the same message for ever. `is_freed` is set when gRPC would have freed it."""
-
-    def __init__(self, peer: str = "unix:", message: Any = b"message") -> None:
-        self._peer, self._message = peer, message
-        self.is_freed = False
-        self.crashes: list[str] = []  # what was used after that
-        self.written: list[bytes] = []
-        self.status: grpc.StatusCode | None = None
-
-    def _use(self, what: str) -> None:
-        if self.is_freed:
-            self.crashes.append(what)
-
-    def peer(self) -> str:
-        self._use("peer")
-        return self._peer
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        self._use("metadata")
-        return (("name", "value"),)
-
-    def time_remaining(self) -> float | None:
-        self._use("time")
-        return None
-
-    def auth_context(self) -> dict[str, list[bytes]]:
-        self._use("authentication")
-        return {}
-
-    async def read(self) -> Any:
-        self._use("read")
-        await asyncio.sleep(0)
-        return self._message
-
-    async def write(self, data: bytes) -> None:
-        self._use("write")
-        self.written.append(data)
-        await asyncio.sleep(0)
-
-    async def abort(self, code: grpc.StatusCode, message: str = "", trailing: object = ()) -> None:
-        self._use("abort")
-        self.status = code
-        raise grpc.aio.AbortError
+def calling(message: Message | None = b"message", path: str = PATH) -> FakeCall:
+    """A call that sends the same message for ever, or none."""
+    return FakeCall(path, () if message is None else itertools.repeat(message), (("name", "value"),), peer=PEER)
 
 
 class Handlers:
@@ -108,13 +66,18 @@ class Handlers:
         return count
 
 
-def guarded(guard: Guard, handlers: Handlers, takes_many: bool = False, gives_many: bool = False) -> Callable[..., Any]:
-    """The function that gRPC calls."""
-    answer = handlers.many if gives_many else handlers.single
-    method = Method("/test.Service/Method", answer, bytes, bytes, takes_many, gives_many)
-    handler = CallGuard(guard, method, lambda peer, authentication: Caller("test", ALL, "test")).handler()
-    found: Callable[..., Any] = handler.stream_stream if gives_many else handler.stream_unary
-    return found
+def guarded(guard: Guard, answer: Any, takes_many: bool = False, gives_many: bool = False) -> CallGuard:
+    method = Method(PATH, answer, bytes, bytes, takes_many, gives_many)
+    return CallGuard(guard, ADDRESS, [cast(Service, SimpleNamespace(methods={PATH: method}))])
+
+
+async def run(guard: CallGuard, call: FakeCall) -> FakeCall:
+    await guard.run(cast(Call, call))
+    return call
+
+
+async def echo(asked: bytes, context: Context) -> bytes:
+    return asked
 
 
 @pytest.fixture
@@ -122,151 +85,110 @@ def guard(tmp_path: Path) -> Guard:
     return Guard(Access(), Tls(), tmp_path)
 
 
+@asynchronous
+async def test_run_single_call_is_answered(guard: Guard) -> None:
+    call = await run(guarded(guard, echo), calling())
+    assert (call.written, call.status) == ([b"message"], Status.OK)
+
+
+@asynchronous
+async def test_run_unknown_method_is_unimplemented(guard: Guard) -> None:
+    assert (await run(guarded(guard, echo), calling(path="/a/b"))).status is Status.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("gives_many", [False, True])
+@asynchronous
+async def test_run_call_without_its_message_is_invalid(guard: Guard, gives_many: bool) -> None:
+    handler = Handlers().many if gives_many else echo
+    call = await run(guarded(guard, handler, gives_many=gives_many), calling(None))
+    assert call.status is Status.INVALID_ARGUMENT
+
+
+@asynchronous
+async def test_run_caller_without_the_role_is_refused_before_its_message_is_read(tmp_path: Path) -> None:
+    guard = Guard(Access(loopback=()), Tls(), tmp_path)
+    call = await run(guarded(guard, echo), calling())
+    assert (call.status, call.reads) == (Status.UNAUTHENTICATED, 0)
+    assert guard.refused["UNAUTHENTICATED"] == 1
+
+
+@pytest.mark.parametrize("takes_many", [False, True])
+@asynchronous
+async def test_run_caller_beyond_its_limit_is_refused_before_its_message_is_read(
+    guard: Guard, takes_many: bool
+) -> None:
+    guard.limits.bounds = Bounds(streams=0, requests=0, size=1 << 20, rate=1000.0)
+    call = await run(guarded(guard, echo, takes_many), calling())
+    assert (call.status, call.reads) == (Status.RESOURCE_EXHAUSTED, 0)
+    assert call.ended is not None
+    assert "grpc-retry-pushback-ms" in dict(call.ended[2])
+
+
+@pytest.mark.parametrize("takes_many", [False, True])
+@asynchronous
+async def test_run_large_message_is_let_in_when_there_is_room(guard: Guard, takes_many: bool) -> None:
+    async def first(asked: Any, context: Context) -> bytes:
+        data: bytes = await anext(asked) if takes_many else asked
+        assert guard.budget.used == len(data)
+        return b"done"
+
+    call = calling(bytes(2 << 20))
+    await guard.budget.take("another", guard.budget.total)
+    running = asyncio.create_task(run(guarded(guard, first, takes_many), call))
+    await asyncio.sleep(0.05)
+    assert (call.reads, running.done()) == (0, False)
+    guard.budget.give_back("another", guard.budget.total, 60.0)
+    await running
+    assert (call.status, call.reads) == (Status.OK, 1)
+
+
 @pytest.mark.parametrize("gives_many", [False, True])
 @pytest.mark.parametrize("takes_many", [False, True])
 @asynchronous
-async def test_call_guard_cancelled_call_ends_handler_first_and_uses_no_freed_call(
-    guard: Guard, takes_many: bool, gives_many: bool
-) -> None:
-    call, handlers = Call(), Handlers()
-    task = asyncio.create_task(guarded(guard, handlers, takes_many, gives_many)(None, call))
+async def test_run_cancelled_call_ends_its_handler_first(guard: Guard, takes_many: bool, gives_many: bool) -> None:
+    call, handlers = calling(), Handlers()
+    answer = handlers.many if gives_many else handlers.single
+    task = asyncio.create_task(run(guarded(guard, answer, takes_many, gives_many), call))
     await until(lambda: bool(call.written) or not gives_many)
     if takes_many:
         await handlers.read.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    call.is_freed = True
-    assert handlers.ended == ["unix:"] or not gives_many
+    assert handlers.ended == [call.peer] or not gives_many
     await asyncio.gather(*handlers.readers)  # which end by themselves
-    gc.collect()
-    await asyncio.sleep(0.05)
-    assert call.crashes == []
-    assert guard.limits.usage("test", "test", 0.0).is_idle
+    assert guard.limits.together().is_idle
 
 
 @asynchronous
-async def test_call_guard_error_of_handler_becomes_status_of_call(guard: Guard) -> None:
-    class Failing(Handlers):
-        async def many(self, asked: Any, context: Context) -> AsyncIterator[bytes]:
-            yield b"answer"
-            raise RuntimeError("no")
+async def test_run_error_of_handler_becomes_status_of_call(guard: Guard) -> None:
+    async def failing(asked: Any, context: Context) -> AsyncIterator[bytes]:
+        yield b"answer"
+        raise RuntimeError("no")
 
-    call = Call()
-    with pytest.raises(grpc.aio.AbortError):
-        await guarded(guard, Failing(), gives_many=True)(None, call)
-    assert (call.status, call.written) == (grpc.StatusCode.INTERNAL, [b"answer"])
+    call = await run(guarded(guard, failing, gives_many=True), calling())
+    assert (call.status, call.written) == (Status.INTERNAL, [b"answer"])
 
 
-@pytest.mark.parametrize(
-    ("takes_many", "message", "status"),
-    [
-        (False, bytes(MOST), grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (True, bytes(MOST), grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (False, grpc.aio.EOF, grpc.StatusCode.INVALID_ARGUMENT),  # of a message that gRPC refuses for its size
-    ],
-)
 @asynchronous
-async def test_call_guard_refused_call_accounts_for_its_message(
-    guard: Guard, takes_many: bool, message: Any, status: grpc.StatusCode
-) -> None:
-    guard.limits.bounds = Bounds(streams=0, requests=0, size=1 << 20, rate=1000.0)
-    call = Call(TCP, message)
-    with pytest.raises(grpc.aio.AbortError):
-        await guarded(guard, Handlers(), takes_many)(None, call)
-    assert call.status == status
-    assert guard.traffic.begin(TCP).accounted(max_message=MOST) > MOST
+async def test_run_error_says_when_to_try_again(guard: Guard) -> None:
+    async def limited(asked: Any, context: Context) -> bytes:
+        raise ClientLimited("too many at a time", 0.25)
 
-
-# -- rules of the source -----------------------------------------------------------------------------------------------
-
-
-def trees(folder: Path) -> dict[str, ast.Module]:
-    return {path.relative_to(folder).as_posix(): ast.parse(path.read_text()) for path in folder.rglob("*.py")}
+    call = await run(guarded(guard, limited), calling())
+    assert call.ended is not None
+    status, message, metadata = call.ended
+    assert (status, message) == (Status.RESOURCE_EXHAUSTED, "too many at a time")
+    assert dict(metadata)["grpc-retry-pushback-ms"] == "250"
 
 
 def test_no_generator_is_iterated_without_being_closed() -> None:
     """asyncio closes one that is made in the `async for` itself, some time after the task that left it."""
     found = [
-        f"{name}:{node.lineno}"
-        for name, tree in trees(API.parent).items()
-        for node in ast.walk(tree)
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, (ast.AsyncFor, ast.comprehension)) and isinstance(node.iter, ast.Call)
         if isinstance(node, ast.AsyncFor) or node.is_async
     ]
     assert found == []
-
-
-def test_grpc_context_is_used_by_the_call_guard_alone() -> None:
-    found = {
-        name
-        for name, tree in trees(API).items()
-        for node in ast.walk(tree)
-        if (isinstance(node, ast.Attribute) and node.attr in OF_GRPC)
-        or (isinstance(node, ast.Constant) and isinstance(node.value, str) and "ServicerContext" in node.value)
-    }
-    assert found == {"grpc/call_guard.py"}
-
-
-def test_call_guard_has_no_generator_and_cleans_up_without_the_call() -> None:
-    tree = trees(API)["grpc/call_guard.py"]
-    assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Yield, ast.YieldFrom))]
-    final = [each for node in ast.walk(tree) if isinstance(node, ast.Try) for each in node.finalbody]
-    assert final
-    for node in (node for each in final for node in ast.walk(each)):
-        assert not (isinstance(node, ast.Name) and node.id == "call")
-
-
-# -- the end of a call -------------------------------------------------------------------------------------------------
-
-
-class AbortedCall:
-    """A call's context, which keeps the error that it raises, as gRPC does."""
-
-    def __init__(self) -> None:
-        self.ended: tuple[Any, ...] = ()
-        self.raised: BaseException | None = None
-
-    async def abort(self, *ended: Any) -> None:
-        self.ended, self.raised = ended, grpc.aio.AbortError("ended")
-        raise self.raised
-
-
-class Request:
-    """Stands for many megabytes."""
-
-
-async def refuse(call: AbortedCall, request: Request, error: Exception) -> None:
-    try:
-        raise error  # as a handler does, with the request in its frame
-    except Exception as caught:
-        await end(cast(Any, call), caught)
-
-
-def test_end_gives_the_status_of_the_error_and_when_to_try_again() -> None:
-    call = AbortedCall()
-    with pytest.raises(grpc.aio.AbortError):
-        run(refuse(call, Request(), ClientLimited("too many at a time", 0.25)))
-    code, message, metadata = call.ended
-    assert (code, message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many at a time")
-    assert dict(metadata)["grpc-retry-pushback-ms"] == "250"
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_collector")
-@asynchronous
-async def test_end_keeps_nothing_of_the_call_with_the_error() -> None:
-    call, request = AbortedCall(), Request()
-    there = weakref.ref(request)
-    with pytest.raises(grpc.aio.AbortError):
-        await refuse(call, request, InvalidInput("no"))
-    del request
-    await until(lambda: there() is None)
-    assert call.raised is not None

@@ -24,7 +24,7 @@ _OTHERS = {
     "api/grpc/cameras.py": "the reader of a call, awaited with it",
     "api/endpoints/frigate.py": "one request; logs what nobody expected",
     "api/inference/service.py": "one request of a call",
-    "api/grpc/activation.py": "one connection",
+    "api/grpc/listener.py": "one connection or call",
     "api/http/app.py": "one request",
     "api/http/bodies.py": "one request",
     "api/http/server.py": "awaited by the listener",

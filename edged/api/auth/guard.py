@@ -16,9 +16,8 @@ from edged.api.auth import policy, tls
 from edged.api.auth.audit import AuditLog, Line, about
 from edged.api.auth.limits import Bounds, Budget, ClientLimits
 from edged.api.auth.policy import Caller, ListenerPolicy
-from edged.api.auth.tls import Certificate
+from edged.api.auth.tls import Certificate, PeerCertificate
 from edged.api.auth.tokens import TokenBook, TokenFile
-from edged.api.grpc.grpc_limits import TrafficMonitor
 from edged.api.grpc.status import status_of
 from edged.config.schema import Access, Tls
 from edged.engines.alarms import Alarm, AlarmKind
@@ -38,7 +37,6 @@ class Guard:
         self.certificate = Certificate(tls) if tls.certificate else None
         self.limits = ClientLimits(Bounds.of(access))
         self.budget = Budget()
-        self.traffic = TrafficMonitor()
         self.audit = AuditLog(state / "audit", access.audit_mb << 20)
         self.refused: Counter[str] = Counter()  # by the name of a gRPC status
         self.generation = 0  # changes when callers may have other roles
@@ -122,13 +120,13 @@ class Guard:
         listener: ListenerPolicy,
         authorization: str | None,
         peer: str = "",
-        context: Mapping[str, Iterable[bytes]] | None = None,
+        certificate: PeerCertificate | None = None,
     ) -> Caller:
-        """Who calls, by the header of the call and its connection's authentication context."""
+        """Who calls, by the header of the call and the certificate that its connection showed."""
         who, now = policy.anonymous(listener, peer), time.time()
-        if context is not None:
-            names = tls.names_of(context)
-            who = policy.with_certificate(who, names, self.access.certificates, tls.ends_of(context), now)
+        if certificate:
+            names = tls.names_of(certificate)
+            who = policy.with_certificate(who, names, self.access.certificates, tls.ends_of(certificate), now)
         if authorization is not None:
             secret = policy.secret_of(authorization)
             if secret is None:
@@ -203,10 +201,10 @@ class Guard:
         if isinstance(what, Message):
             return about(what)
         kind = self._requests.get(method)
-        if kind is None or not isinstance(what, bytes):
+        if kind is None or not isinstance(what, bytes | memoryview):
             return {}
         try:
-            return about(kind.FromString(what))
+            return about(kind.FromString(bytes(what)))
         except DecodeError:
             return {}
 

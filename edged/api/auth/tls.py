@@ -9,16 +9,15 @@ certificates would be a dependency for two dates; RFC 5280 and X.690 say where t
 
 from __future__ import annotations
 
-import functools
+import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeAlias
 
-import grpc
 import msgspec
 
 from edged.config.schema import Tls
@@ -36,23 +35,21 @@ class Validity(msgspec.Struct, frozen=True):
     ends: float
 
 
-def names_of(context: Mapping[str, Iterable[bytes]]) -> list[str]:
-    """The names of a client's certificate in a call's authentication context, alternative names before the common
-    one."""
-    found = [*context.get("x509_subject_alternative_name", ()), *context.get("x509_common_name", ())]
-    return [name.decode("utf-8", "replace") for name in found]
+# A client's certificate as the ssl module reports it: https://docs.python.org/3/library/ssl.html (getpeercert)
+PeerCertificate: TypeAlias = "Mapping[str, Any]"
 
 
-def ends_of(context: Mapping[str, Iterable[bytes]]) -> float:
-    """When the certificate in a call's authentication context expires, in seconds since the epoch; 0 if unreadable."""
-    shown = next(iter(context.get("x509_pem_cert", ())), b"")
-    return _ends(shown)
+def names_of(certificate: PeerCertificate) -> list[str]:
+    """The names of a client's certificate, alternative names before the common one."""
+    found = [str(value) for _, value in certificate.get("subjectAltName", ())]
+    subject = [pair for group in certificate.get("subject", ()) for pair in group]
+    return found + [str(value) for key, value in subject if key == "commonName"]
 
 
-@functools.lru_cache(maxsize=256)
-def _ends(pem: bytes) -> float:
+def ends_of(certificate: PeerCertificate) -> float:
+    """When a client's certificate expires, in seconds since the epoch; 0 if it does not say."""
     try:
-        return validity(pem.decode()).ends
+        return float(ssl.cert_time_to_seconds(str(certificate.get("notAfter", ""))))
     except ValueError:
         return 0.0
 
@@ -164,7 +161,7 @@ def worry(path: str, lasts: Validity, now: float) -> str:
 
 
 class Certificate:
-    """The certificate in use; gRPC's handshakes fetch it in their own threads."""
+    """The certificate in use. Used by the event loop, and by a thread that reads files."""
 
     def __init__(self, tls: Tls, look_seconds: float = 1.0) -> None:
         """Read the files of `tls`; ConfigError. `look_seconds` is the least time between two looks at them."""
@@ -175,29 +172,28 @@ class Certificate:
         self._refused = ""
         self._looked = time.monotonic()
         self._lock = threading.Lock()
+        self._contexts: dict[bool, ssl.SSLContext] = {}
 
-    def credentials(self, asks_certificates: bool) -> grpc.ServerCredentials:
-        """Credentials of one address, and whether clients must show a certificate there."""
-        given: Material | None = None
+    def context(self, asks_certificates: bool) -> ssl.SSLContext:
+        """What the next handshake uses, and whether clients must show a certificate."""
+        with self._lock:
+            found = self._contexts.get(asks_certificates)
+            if found is None:
+                found = self._contexts[asks_certificates] = _context(self._material, asks_certificates)
+            return found
 
-        def fetch() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal given
-            with self._lock:
-                if given is self._material:
-                    return None  # unchanged
-                given = self._material
-                return _configuration(given)
-
-        # None means "unchanged", which gRPC's stubs do not know.
-        asked = cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch)
-        return grpc.dynamic_ssl_server_credentials(_configuration(self._material), asked, asks_certificates)
+    def _use(self, material: Material) -> None:
+        """Use other files; the lock is held."""
+        self._material = material
+        self._contexts = {}
 
     def reconfigure(self, tls: Tls) -> None:
         """Use other files from the next handshake on. On ConfigError nothing changes."""
         sign = _signed(tls)  # before they are read: a change meanwhile is seen at the next look
         found = read(tls, time.time())
         with self._lock:
-            self._tls, self._material, self._refused, self._sign = tls, found, "", sign
+            self._tls, self._refused, self._sign = tls, "", sign
+            self._use(found)
 
     def look(self) -> bool:
         """Read the files again if they changed; return whether the certificate changed."""
@@ -221,7 +217,8 @@ class Certificate:
         with self._lock:
             if tls is not self._tls:  # a reload changed the files meanwhile
                 return False
-            self._material, self._refused = found, ""
+            self._refused = ""
+            self._use(found)
         return True
 
     @property
@@ -244,13 +241,25 @@ def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
-    pair = (material.key, material.certificate)
-    return grpc.ssl_server_certificate_configuration([pair], material.client_ca or None)
+def _context(material: Material, asks_certificates: bool) -> ssl.SSLContext:
+    """A context of checked material. The ssl module reads a certificate and its key from files only."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    descriptor = os.memfd_create("certificate")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(material.certificate + b"\n" + material.key)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=lambda: "")
+    if material.client_ca:
+        context.load_verify_locations(cadata=material.client_ca.decode("ascii", "replace"))
+    context.verify_mode = ssl.CERT_REQUIRED if asks_certificates else ssl.CERT_NONE
+    return context
 
 
 def _unusable(tls: Tls, key: bytes, error: ssl.SSLError) -> str:
-    if b"ENCRYPTED" in key:  # gRPC takes no passphrase
+    if b"ENCRYPTED" in key:  # a service has no terminal to ask at
         return f"tls.key {tls.key} has a passphrase; remove it"
     if error.reason == "KEY_VALUES_MISMATCH":
         return f"tls.key {tls.key} does not match tls.certificate {tls.certificate}"

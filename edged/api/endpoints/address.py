@@ -80,39 +80,46 @@ def _is_answered(path: Path) -> bool:
     return True
 
 
-def why_not_tcp(host: str, port: int) -> str:
-    """Why gRPC could not listen on an address."""
+def listening_sockets(host: str, port: int, backlog: int) -> list[socket.socket]:
+    """Listen at each address of a host, all at the same port; 0 is any free one. ConfigError.
+
+    A name may have addresses that this box lacks, such as those of IPv6. One that is taken is an error: clients could
+    send their tokens to another process.
+    """
+    place = f"{host}:{port}"
     try:
-        reasons = [why_not(family, place) for family, place in _places(host, port)]
-    except socket.gaierror as error:
-        return f"{host} has no address here: {error.strerror}"
-    return next(filter(None, reasons), "gRPC refused it")
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, socket.gaierror) else error
+        raise ConfigError(f"cannot listen on {place}: {host} has no address here: {why}") from error
+    with contextlib.ExitStack() as undo:
+        sockets, failure = list[socket.socket](), ""
+        for family, _, _, _, address in found:
+            at = (address[0], port or (sockets[0].getsockname()[1] if sockets else 0), *address[2:])
+            try:
+                sockets.append(undo.enter_context(_listening(family, at, backlog)))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    why = _TAKEN if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+                    raise ConfigError(f"cannot listen on {place}: {why}") from error
+                failure = error.strerror or str(error)
+        if not sockets:
+            raise ConfigError(f"cannot listen on {place}: {failure}")
+        undo.pop_all()
+    return sockets
 
 
-def require_untaken(host: str, port: int) -> None:
-    """ConfigError if one of a name's addresses is in use: gRPC would accept the others, and clients could send their
-    tokens to another process."""
-    with contextlib.suppress(socket.gaierror):
-        if port and any(why_not(family, place) == _TAKEN for family, place in _places(host, port)):
-            raise ConfigError(f"cannot listen on {host}:{port}: {_TAKEN}")
-
-
-def _places(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return [(family, place) for family, _, _, _, place in found]
-
-
-def why_not(family: int, place: tuple[Any, ...] | str) -> str:
-    """Why the system refuses to bind; empty if it does not."""
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return _TAKEN
-        return error.strerror or str(error)
-    return ""
+def _listening(family: int, address: tuple[Any, ...], backlog: int) -> socket.socket:
+    with contextlib.ExitStack() as undo:
+        found = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        found.setblocking(False)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        found.bind(address)
+        found.listen(backlog)
+        undo.pop_all()
+    return found
 
 
 _GROUP, _OWNER = 0o660, 0o600

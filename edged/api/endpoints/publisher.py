@@ -177,7 +177,7 @@ def only_skips(report: SkipReport) -> Fields:
 
 def failure(error: EdgedError) -> Fields:
     """A gRPC status code, the code of edged (docs/errors.md), and one line."""
-    status, name = int(status_of(error).value[0]), type(error).__name__
+    status, name = status_of(error).value, type(error).__name__
     return {"code": status, "reason": error.code.value, "name": name, "message": str(error)}
 
 

@@ -280,7 +280,7 @@ def result_of(delivery: Delivery[Tag]) -> pb.Result:
     result.skips.extend(map(_skips, delivery.skips))
     result.timings.total_ms = (time.monotonic() - delivery.work.received) * 1e3
     if isinstance(answer, EdgedError):
-        result.error.code, result.error.message = int(status_of(answer).value[0]), str(answer)
+        result.error.code, result.error.message = status_of(answer).value, str(answer)
         result.error.reason = answer.code.value
         return result
     result.width, result.height = answer.width, answer.height

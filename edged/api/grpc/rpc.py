@@ -1,7 +1,7 @@
 """Typed handlers as the methods of gRPC services.
 
 Handlers are plain functions of messages and of a `Context`, which is values only; they raise `EdgedError` and never
-touch status codes. What stands between them and gRPC is `edged.api.grpc.call_guard`.
+touch status codes. `edged.api.grpc.call_guard` runs them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from edged.api.grpc.wire import parse
+from edged.api.grpc.wire import Contents, parse
 from edged.errors import Unsupported
 
 Response = TypeVar("Response", bound=Message)
+T = TypeVar("T")
 
 
 class Context(msgspec.Struct, frozen=True):
     """A call as its handler sees it: `peer` as gRPC names it, the call's `metadata`, and when the call `expires`,
-    of time.monotonic(), None for never.
-
-    It is copied when the call begins. gRPC's own context points to memory that is freed when the call ends, which may
-    be before a handler's generator or its tasks end; using it then crashes the process."""
+    of time.monotonic(), None for never."""
 
     peer: str
     metadata: tuple[tuple[str, str | bytes], ...] = ()
@@ -47,7 +45,7 @@ class Method(NamedTuple):
 
     path: str
     answer: Callable[[Any, Context], Any]
-    read: Callable[[bytes], Any]
+    read: Callable[[Contents], Any]
     write: Callable[[Any], bytes]
     takes_many: bool = False
     gives_many: bool = False
@@ -102,5 +100,5 @@ def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _unchanged(data: bytes) -> bytes:
+def _unchanged(data: T) -> T:
     return data

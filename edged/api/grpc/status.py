@@ -6,9 +6,9 @@ import logging
 import math
 from http import HTTPStatus
 
-import grpc
-
 from edged import errors
+from edged.api.http2.headers import Metadata
+from edged.api.http2.status import Status
 from edged.errors import EdgedError, ErrorCode
 from edged.proto import status_pb2
 
@@ -21,53 +21,53 @@ _DOMAIN = "edged"
 _LONGEST = 2000  # characters of a message that is sent twice: clients take 8 KiB of metadata
 
 # The first class that fits decides, so the more particular come first.
-_CODES: tuple[tuple[type[EdgedError], grpc.StatusCode], ...] = (
-    (errors.InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
-    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
-    (errors.Forbidden, grpc.StatusCode.PERMISSION_DENIED),
-    (errors.NotFound, grpc.StatusCode.NOT_FOUND),
-    (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
-    (errors.Refused, grpc.StatusCode.FAILED_PRECONDITION),
-    (errors.SegmentUnusable, grpc.StatusCode.FAILED_PRECONDITION),
-    (errors.Quarantined, grpc.StatusCode.FAILED_PRECONDITION),  # a retry helps only after an operator acted
-    (errors.NotReady, grpc.StatusCode.UNAVAILABLE),
-    (errors.HostLost, grpc.StatusCode.UNAVAILABLE),
-    (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (errors.TooLarge, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (errors.OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (errors.OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (errors.Unsupported, grpc.StatusCode.UNIMPLEMENTED),
-    (errors.FrameSkipped, grpc.StatusCode.ABORTED),  # one picture alone, whose place its client used again meanwhile
+_CODES: tuple[tuple[type[EdgedError], Status], ...] = (
+    (errors.InvalidInput, Status.INVALID_ARGUMENT),
+    (errors.Unauthenticated, Status.UNAUTHENTICATED),
+    (errors.Forbidden, Status.PERMISSION_DENIED),
+    (errors.NotFound, Status.NOT_FOUND),
+    (errors.AlreadyExists, Status.ALREADY_EXISTS),
+    (errors.Refused, Status.FAILED_PRECONDITION),
+    (errors.SegmentUnusable, Status.FAILED_PRECONDITION),
+    (errors.Quarantined, Status.FAILED_PRECONDITION),  # a retry helps only after an operator acted
+    (errors.NotReady, Status.UNAVAILABLE),
+    (errors.HostLost, Status.UNAVAILABLE),
+    (errors.Overloaded, Status.RESOURCE_EXHAUSTED),
+    (errors.TooLarge, Status.RESOURCE_EXHAUSTED),
+    (errors.OutOfSpace, Status.RESOURCE_EXHAUSTED),
+    (errors.OutOfMemory, Status.RESOURCE_EXHAUSTED),
+    (errors.DeadlineExceeded, Status.DEADLINE_EXCEEDED),
+    (errors.Unsupported, Status.UNIMPLEMENTED),
+    (errors.FrameSkipped, Status.ABORTED),  # one picture alone, whose place its client used again meanwhile
     # A runtime that cannot run these inputs: nearly always the values (an index out of range, a division by zero).
-    (errors.EngineUnusable, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.EngineUnusable, Status.INVALID_ARGUMENT),
 )
 
 
-def status_of(error: EdgedError) -> grpc.StatusCode:
+def status_of(error: EdgedError) -> Status:
     """The gRPC status code of an error of edged."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    return next((code for kind, code in _CODES if isinstance(error, kind)), Status.INTERNAL)
 
 
 # The HTTP status of a code; what is not here is 500.
 _HTTP = {
-    grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
-    grpc.StatusCode.OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
-    grpc.StatusCode.CANCELLED: HTTPStatus.BAD_REQUEST,
-    grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
-    grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
-    grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
-    grpc.StatusCode.ALREADY_EXISTS: HTTPStatus.CONFLICT,
-    grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.CONFLICT,
-    grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
-    grpc.StatusCode.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
-    grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.SERVICE_UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+    Status.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    Status.OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
+    Status.CANCELLED: HTTPStatus.BAD_REQUEST,
+    Status.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    Status.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    Status.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Status.ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    Status.FAILED_PRECONDITION: HTTPStatus.CONFLICT,
+    Status.ABORTED: HTTPStatus.CONFLICT,
+    Status.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
+    Status.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    Status.RESOURCE_EXHAUSTED: HTTPStatus.SERVICE_UNAVAILABLE,
+    Status.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
 }
 
 
-def http_of(code: grpc.StatusCode, error: Exception | None = None) -> HTTPStatus:
+def http_of(code: Status, error: Exception | None = None) -> HTTPStatus:
     """The HTTP status of a gRPC code; `error` distinguishes errors with the same code."""
     if isinstance(error, errors.TooLarge):
         return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
@@ -76,12 +76,12 @@ def http_of(code: grpc.StatusCode, error: Exception | None = None) -> HTTPStatus
     return _HTTP.get(code, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def describe(error: Exception) -> tuple[grpc.StatusCode, str]:
+def describe(error: Exception) -> tuple[Status, str]:
     """Code and one line for any exception. An unexpected one is logged, and its details are not sent."""
     if isinstance(error, EdgedError):
         return status_of(error), str(error)
     _LOG.error("a call failed with an unexpected error", exc_info=error)
-    return grpc.StatusCode.INTERNAL, f"edged failed on this call ({type(error).__name__}); see its log"
+    return Status.INTERNAL, f"edged failed on this call ({type(error).__name__}); see its log"
 
 
 def error_code(error: Exception) -> ErrorCode:
@@ -89,13 +89,13 @@ def error_code(error: Exception) -> ErrorCode:
     return error.code if isinstance(error, EdgedError) else ErrorCode.INTERNAL
 
 
-def trailing(error: Exception, status: grpc.StatusCode, message: str) -> tuple[tuple[str, str | bytes], ...]:
+def trailing(error: Exception, status: Status, message: str) -> Metadata:
     """Trailing metadata for a call that ends with `status` because of `error`."""
     info = status_pb2.ErrorInfo(reason=error_code(error).value, domain=_DOMAIN)
     detail = status_pb2.Detail(type_url=_ERROR_INFO, value=info.SerializeToString())
     repeated = message if len(message) <= _LONGEST else ""
-    details = status_pb2.Status(code=int(status.value[0]), message=repeated, details=[detail])
-    found: tuple[tuple[str, str | bytes], ...] = ((_DETAILS, details.SerializeToString()),)
+    details = status_pb2.Status(code=status.value, message=repeated, details=[detail])
+    found: Metadata = ((_DETAILS, details.SerializeToString()),)
     if isinstance(error, errors.ClientLimited):
         # When to try again, as gRPC clients read it (https://github.com/grpc/proposal/blob/master/A6-client-retries.md).
         return (*found, ("grpc-retry-pushback-ms", str(math.ceil(error.seconds * 1e3))))

@@ -1,0 +1,220 @@
+"""One address that serves gRPC: its sockets, the connections that come, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edged.api.endpoints.address import listening_sockets, make_way, settle, tcp_address, unix_path
+from edged.api.grpc.activation import Activation
+from edged.api.http2.call import Call
+from edged.api.http2.connection import Connection, Limits
+from edged.api.http2.status import Status
+from edged.errors import ConfigError
+from edged.files import NO_DESCRIPTORS
+
+_LOG = logging.getLogger("edged.api")
+_BACKLOG = 512
+_AT_ONCE = 16  # connections, before other tasks have their turn
+_AGAIN_SECONDS = 0.2  # until the next try if no descriptors are left
+_CLOSE_SECONDS = 1.0  # for cancelled calls to end
+_MOST_CONNECTIONS = 1024  # of one address
+_FEWEST_CONNECTIONS = 16
+_OTHERS = 128  # descriptors for everything else: hosts, children, engines, HTTP, ZeroMQ
+_ADDRESSES = 4  # that may share what is left
+
+
+def most_connections(descriptors: int) -> int:
+    """How many connections one address takes if a process may have so many descriptors, some of which are reserved.
+    Pure."""
+    if descriptors < 0:  # unlimited
+        return _MOST_CONNECTIONS
+    return min(_MOST_CONNECTIONS, max(_FEWEST_CONNECTIONS, (descriptors - _OTHERS) // _ADDRESSES))
+
+
+def raise_descriptor_limit(most: int = 8192) -> None:
+    """Raise the soft limit of descriptors to the hard limit, up to `most`: services start with 1024, which is for
+    programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class Listener:
+    """One address. Bound when made, serves once started."""
+
+    def __init__(
+        self,
+        address: str,
+        limits: Limits,
+        handle: Callable[[Call], Coroutine[Any, Any, None]],
+        *,
+        secure: Callable[[], ssl.SSLContext] | None = None,
+        group: str = "",
+        activation: Activation | None = None,
+    ) -> None:
+        """`unix:PATH` or `HOST:PORT` (port 0: any free one), beyond loopback only if `secure`, which returns the
+        context of the next handshake. ConfigError.
+
+        `handle` answers a call. `group` may open the socket, by default the daemon's own group. `activation` may have
+        a socket that systemd listens with.
+        """
+        self._limits, self._handle, self._secure = limits, handle, secure
+        self._most = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._path: Path | None = None  # to be removed
+        self._activation = activation or Activation()
+        self._connections: set[Connection] = set()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._greetings: set[asyncio.Task[None]] = set()  # of connections that have just come
+        self._is_left = False
+        self._taken = address
+        self._sockets: list[socket.socket]
+        if address.startswith("unix:"):
+            self.address, self._sockets = self._bind_unix(address, group)
+        else:
+            self.address, self._sockets = self._bind(address)
+
+    async def start(self) -> None:
+        """Serve from now on."""
+        for each in self._sockets:
+            self._watch(each)
+
+    def leave(self) -> None:
+        """Close the address to new clients; `stop` follows. The path may be reused afterwards."""
+        if self._is_left:
+            return
+        self._is_left = True
+        for each in self._sockets:
+            asyncio.get_running_loop().remove_reader(each)
+            each.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        self._activation.give_back(self._taken)
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new calls, let running ones end within `grace` seconds, then cancel them."""
+        self.leave()
+        for task in self._greetings:
+            task.cancel()
+        for connection in list(self._connections):
+            connection.leave()
+        if self._calls and grace > 0:
+            await asyncio.wait(self._calls, timeout=grace)
+        for connection in list(self._connections):
+            connection.close()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_CLOSE_SECONDS)
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.gather(*self._greetings, return_exceptions=True)
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def _watch(self, listening: socket.socket) -> None:
+        if not self._is_left:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept connections; beyond the limit they are closed at once."""
+        loop = asyncio.get_running_loop()
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, address = listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in NO_DESCRIPTORS:
+                    loop.remove_reader(listening)
+                    loop.call_later(_AGAIN_SECONDS, self._watch, listening)
+                    return
+                continue  # of a client that has gone already
+            if len(self._connections) + len(self._greetings) >= self._most:
+                accepted.close()
+                continue
+            peer = peer_of(address) if accepted.family != socket.AF_UNIX else "unix:"
+            greeting = loop.create_task(self._greet(accepted, peer))
+            self._greetings.add(greeting)
+            greeting.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, accepted: socket.socket, peer: str) -> None:
+        """Make a connection of an accepted socket, after the handshake of TLS."""
+        accepted.setblocking(False)
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(self._limits, self._begin, peer, self._connections.discard)
+        self._connections.add(connection)
+        options: dict[str, Any] = {}
+        try:
+            if self._secure is not None:
+                options = {"ssl": self._secure(), "ssl_handshake_timeout": self._limits.handshake}
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, **options)
+        except (OSError, ssl.SSLError) as error:
+            _LOG.debug("%s: no connection: %s", peer, error)
+            self._connections.discard(connection)
+            accepted.close()
+        except BaseException:
+            self._connections.discard(connection)
+            accepted.close()
+            raise
+
+    def _begin(self, call: Call) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._handle(call))
+        self._calls.add(task)
+        task.add_done_callback(partial(self._end, call))
+        return task
+
+    def _end(self, call: Call, task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        call.task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("a call failed with an unexpected error", exc_info=error)
+        call.finish(Status.CANCELLED if task.cancelled() else Status.INTERNAL, "the call ended without an answer")
+
+    # -- addresses -----------------------------------------------------------------------------------------------------
+
+    def _bind(self, address: str) -> tuple[str, list[socket.socket]]:
+        """Listen at HOST:PORT; return the address as clients name it."""
+        host, port = tcp_address(address, allow_remote=self._secure is not None)
+        sockets = listening_sockets(host, port, _BACKLOG)
+        target = f"[{host}]" if ":" in host else host
+        secure = "tls:" if self._secure is not None else ""
+        return f"{secure}{target}:{sockets[0].getsockname()[1]}", sockets
+
+    def _bind_unix(self, address: str, group: str) -> tuple[str, list[socket.socket]]:
+        path = unix_path(address)
+        if (passed := self._activation.take_over(address)) is not None:
+            return f"unix:{path}", [passed]
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_way(path)
+            listening.setblocking(False)
+            listening.bind(str(path))
+            settle(path, group)
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; choose another place") from error
+        except ConfigError:
+            listening.close()
+            raise
+        self._path = path
+        return f"unix:{path}", [listening]
+
+
+def peer_of(address: tuple[Any, ...]) -> str:
+    """The other end of a connection as gRPC names it, without quoting. A link-local address has its interface
+    number."""
+    host, port = str(address[0]).removeprefix("::ffff:"), address[1]
+    if ":" not in host:
+        return f"ipv4:{host}:{port}"
+    link = f"%{address[3]}" if len(address) > 3 and address[3] else ""
+    return f"ipv6:[{host.partition('%')[0]}{link}]:{port}"

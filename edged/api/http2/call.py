@@ -1,0 +1,310 @@
+"""One call on a connection: the messages that come and go on its stream.
+
+Format: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from edged.api.http2 import frames, headers
+from edged.api.http2.frames import Code
+from edged.api.http2.headers import Head, Metadata
+from edged.api.http2.status import Status
+
+if TYPE_CHECKING:
+    from edged.api.http2.connection import Connection
+
+Message: TypeAlias = "bytes | memoryview"
+
+_PREFIX = struct.Struct(">BI")  # whether the message is compressed, and its size
+_WIDENED = 1 << 20  # bytes by which the window of one call may grow
+_AT_ONCE = 32  # messages that are read before other tasks have their turn
+_EXPIRY_SECONDS = 0.05  # after a deadline: the handler's own error says more, and comes first
+
+
+class Call:
+    """One call. Its handler reads messages, writes messages, and ends it once with `reply` or `finish`.
+
+    If the client goes away, resets the stream or is too late, the handler's task is cancelled; what it still writes is
+    dropped.
+    """
+
+    __slots__ = (
+        "_at_once",
+        "_connection",
+        "_expected",
+        "_expiry",
+        "_filled",
+        "_has_begun",
+        "_messages",
+        "_partial",
+        "_prefix",
+        "_reader",
+        "_received_all",
+        "expires",
+        "granted",
+        "has_ended",
+        "head",
+        "is_reset",
+        "receive_window",
+        "send_window",
+        "stream",
+        "task",
+        "unread",
+        "widened",
+    )
+
+    def __init__(self, connection: Connection, stream: int, head: Head, receive_window: int, send_window: int) -> None:
+        """Windows in bytes, as HTTP/2 counts them."""
+        self._connection, self.stream, self.head = connection, stream, head
+        self.receive_window, self.send_window = receive_window, send_window
+        self.expires = None if head.timeout is None else time.monotonic() + head.timeout
+        self.task: asyncio.Task[None] | None = None
+        self.has_ended = False  # it takes no more answers
+        self.is_reset = False  # by the client, or with its connection
+        self._messages: deque[Message] = deque()
+        self._prefix = b""  # an incomplete one
+        self._expected = -1  # the size of the incomplete message
+        self._partial: memoryview | None = None
+        self._filled = 0  # bytes of it
+        self.unread = 0  # bytes that no handler has read
+        self.granted = self.widened = 0  # bytes allowed beyond the first window: once, and for good
+        self._received_all = False
+        self._reader: asyncio.Future[None] | None = None
+        self._has_begun = False  # the first headers were sent
+        self._at_once = 0
+        self._expiry: asyncio.TimerHandle | None = None
+        if head.timeout is not None:
+            loop = asyncio.get_running_loop()
+            self._expiry = loop.call_later(head.timeout + _EXPIRY_SECONDS, self._expire)
+
+    @property
+    def peer(self) -> str:
+        """The client as gRPC names it, such as `ipv4:127.0.0.1:4711`, or `unix:`."""
+        return self._connection.peer
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    # -- messages of the client ----------------------------------------------------------------------------------------
+
+    async def announced(self) -> int | None:
+        """The size of the next message in bytes, which may still be coming; None if there is no further one."""
+        while not self._messages:
+            if self._expected >= 0:
+                return self._expected
+            if self._received_all or self.has_ended:
+                return None
+            await self._news()
+        return len(self._messages[0])
+
+    async def read(self) -> Message | None:
+        """The next message, however large; None if there is no further one. A client can send little of it before."""
+        while not self._messages:
+            if self._received_all or self.has_ended:
+                return None
+            self._let_in()
+            await self._news()
+        self._at_once += 1
+        if self._at_once >= _AT_ONCE:
+            self._at_once = 0
+            await asyncio.sleep(0)
+        data = self._messages.popleft()
+        size = len(data) + _PREFIX.size
+        extra = min(size, self.granted)
+        self.granted -= extra
+        self.unread -= size
+        self._connection.consumed(self, size - extra, not self._received_all)
+        return data
+
+    def _let_in(self) -> None:
+        """Let the client send the rest of the incomplete message; later ones as large come without asking."""
+        more = self._expected - self._filled - self.receive_window
+        if self._expected < 0 or more <= 0:
+            return
+        if self.widened + more <= _WIDENED:
+            self.widened += more
+        else:
+            self.granted += more
+        self._connection.grant(self, more)
+
+    async def _news(self) -> None:
+        self._at_once = 0
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def feed(self, data: memoryview) -> None:
+        """Take bytes of the stream."""
+        position, end = 0, len(data)
+        while position < end and not self.has_ended:
+            if self._expected < 0:
+                begin = position
+                if self._prefix or end - position < _PREFIX.size:
+                    position += _PREFIX.size - len(self._prefix)
+                    self._prefix += data[begin:position]
+                    if len(self._prefix) < _PREFIX.size:
+                        return
+                    packed, size = _PREFIX.unpack(self._prefix)
+                    self._prefix = b""
+                else:
+                    packed, size = _PREFIX.unpack_from(data, position)
+                    position += _PREFIX.size
+                if not self._accepts(packed, size):
+                    return
+                if end - position >= size:
+                    self._messages.append(bytes(data[position : position + size]))
+                    position += size
+                    continue
+                self._expected, self._filled = size, 0
+                # Unlike a bytearray's, its pages are allocated when they are filled.
+                self._partial = np.empty(size, np.uint8).data
+            position += self._fill(data[position:])
+        self._wake()
+
+    def _fill(self, data: memoryview) -> int:
+        """Copy into the incomplete message; return how much."""
+        assert self._partial is not None
+        take = min(len(data), self._expected - self._filled)
+        self._partial[self._filled : self._filled + take] = data[:take]
+        self.filled(take)
+        return take
+
+    def space(self, most: int) -> memoryview:
+        """The place of the next bytes of the incomplete message, for at most so many; empty if there is none."""
+        if self._partial is None:
+            return memoryview(b"")
+        return self._partial[self._filled : min(self._filled + most, self._expected)]
+
+    def filled(self, count: int) -> None:
+        """So many bytes came into `space`."""
+        assert self._partial is not None
+        self._filled += count
+        if self._filled == self._expected:
+            self._messages.append(self._partial)
+            self._partial, self._expected = None, -1
+            self._wake()
+
+    def _accepts(self, packed: int, size: int) -> bool:
+        if packed:
+            self.finish(Status.UNIMPLEMENTED, "compressed messages are not accepted; send them uncompressed")
+        elif size > (most := self._connection.max_message):
+            problem = (
+                f"the message has {size} bytes, more than {most}; see max_message_mb in the daemon's configuration"
+            )
+            self.finish(Status.RESOURCE_EXHAUSTED, problem)
+        else:
+            return True
+        self._cancel()
+        return False
+
+    def received_all(self) -> None:
+        """The client sends no more."""
+        self._received_all = True
+        if (self._expected >= 0 or self._prefix) and not self.has_ended:
+            self.finish(Status.INTERNAL, "the call ended within a message")
+            self._cancel()
+        self._wake()
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the client may send more."""
+        return not self._received_all and not self.is_reset
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    async def write(self, data: bytes) -> None:
+        """Send a message; waits while the client does not read."""
+        await self._send(data, b"")
+
+    async def reply(self, data: bytes) -> None:
+        """Send the last message, and end the call well."""
+        trailer = headers.END_OK
+        frame = frames.head(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, self.stream, len(trailer))
+        await self._send(data, frame + trailer)
+
+    async def _send(self, data: bytes, last: bytes) -> None:
+        """Send a message, and `last` behind it, which ends the call if it is not empty."""
+        if self.has_ended:
+            return
+        connection, size = self._connection, len(data) + _PREFIX.size
+        begin = b"" if self._has_begun else self._begin()
+        prefix = _PREFIX.pack(0, len(data))
+        if size <= self.send_window and connection.takes(size):
+            self.send_window -= size
+            head = frames.head(frames.DATA, 0, self.stream, size)
+            connection.send_data(b"".join((begin, head, prefix, data, last)), size)
+        else:
+            connection.send(begin)
+            await connection.send_slowly(self, prefix, memoryview(data))
+            connection.send(b"" if self.is_reset else last)
+        if last:
+            self._ended()
+
+    def finish(self, status: Status, message: str = "", metadata: Metadata = ()) -> None:
+        """End the call with a status; has no effect on a call that has ended."""
+        if self.has_ended:
+            return
+        trailer = headers.end(status, message, metadata) if status or message or metadata else headers.END_OK
+        if not self._has_begun:
+            self._has_begun = True
+            trailer = headers.BEGIN + trailer
+        self._send_last(trailer)
+
+    def refuse_http(self, http: int) -> None:
+        """End the call of a client that does not use gRPC."""
+        if not self.has_ended:
+            self._send_last(headers.not_grpc(http))
+
+    def _send_last(self, block: bytes) -> None:
+        self._connection.send_headers(self.stream, block, frames.END_STREAM)
+        self._ended()
+
+    def _begin(self) -> bytes:
+        self._has_begun = True
+        block = headers.BEGIN
+        return frames.head(frames.HEADERS, frames.END_HEADERS, self.stream, len(block)) + block
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _ended(self) -> None:
+        if self.is_reset:
+            return
+        self.has_ended = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self.is_receiving:  # the client need not send the rest
+            self._connection.send(frames.reset(self.stream, Code.NO_ERROR))
+        self._connection.forget(self)
+        self._wake()
+
+    def abandon(self) -> None:
+        """The client has gone, or wants no answer."""
+        self.is_reset = self.has_ended = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._connection.forget(self)
+        self._wake()
+        self._cancel()
+
+    def _expire(self) -> None:
+        self.finish(Status.DEADLINE_EXCEEDED, "the deadline passed")
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()

@@ -1,0 +1,591 @@
+"""One connection of HTTP/2, as a protocol of asyncio: frames in, calls out, within limits.
+
+What a client may make the daemon hold or do is bounded: by windows, which grow only for messages that the daemon wants;
+by the size of headers; by the number of calls; and by an allowance for frames that carry no message. A client beyond
+them loses its connection, and only that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from edged.api.http2 import frames
+from edged.api.http2.call import Call
+from edged.api.http2.frames import Code, ConnectionFault
+from edged.api.http2.headers import MOST_BLOCK, MOST_METADATA, Head, HeadDecoder, MalformedHead
+from edged.api.http2.status import Status
+
+_LOG = logging.getLogger("edged.api")
+
+_BUFFER = 32 << 10  # bytes read at once, unless they go straight to a large message
+_DIRECT = 16 << 10  # bytes, from which they do
+_AT_ONCE = 64  # new calls, before other connections have their turn
+_REPLENISHED = 1 << 20  # bytes, after which the client may send as many again
+_UNSENT = 1 << 20  # bytes that wait for the kernel, from which calls wait
+
+# Begin the task that answers a call.
+Begin: TypeAlias = "Callable[[Call], asyncio.Task[None]]"
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Limits of one connection. Sizes in bytes, times in seconds.
+
+    `stream_window`: what a client may send of one call before it is read. The connection's window is as large for
+    all of its calls together, so that unread ones keep nothing from the others. A frame that carries no message takes
+    one of `allowance`, which grows by `allowance_second` a second. `keepalive`: without a sign of the client it is
+    pinged, and the connection is closed if it does not answer within `answer`."""
+
+    max_message: int = 32 << 20
+    streams: int = 1024
+    stream_window: int = 256 << 10
+    frame: int = 1 << 20
+    allowance: float = 4000.0
+    allowance_second: float = 1000.0
+    handshake: float = 10.0
+    keepalive: float = 30.0
+    answer: float = 10.0
+
+    @property
+    def window(self) -> int:
+        return self.streams * self.stream_window
+
+
+_RESET_COST = 4.0  # of the allowance: a call has begun
+_ANSWERED = 2.0  # back to the allowance for a message: clients allow more bytes, and acknowledge
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection. `begin` is called with each call, `ended` once the connection is closed."""
+
+    def __init__(self, limits: Limits, begin: Begin, peer: str, ended: Callable[[Connection], None]) -> None:
+        """`peer`: the client as gRPC names it."""
+        self.peer = peer
+        self.certificate: dict[str, Any] | None = None  # of the client, as the ssl module reports it
+        self.memory: Any = None  # for the handler
+        self._limits, self._begin_call, self._ended = limits, begin, ended
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self.calls: dict[int, Call] = {}
+        self._decoder = HeadDecoder()
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._begin = self._end = 0  # of the bytes in it
+        self._has_preface = self._has_settings = False
+        self._data: Call | None = None  # of the DATA frame that is coming; None if its call has ended
+        self._data_rest = self._padding_rest = 0
+        self._data_flags = self._data_stream = 0
+        self._direct = False
+        self._block: bytearray | None = None  # an incomplete one of headers
+        self._block_stream = self._block_flags = 0
+        self._last_stream = 0
+        self._receive_window, self._consumed = limits.window, 0
+        self._send_window = self._peer_window = frames.DEFAULT_WINDOW  # the second: of each new call
+        self._max_frame = frames.DEFAULT_FRAME
+        self._is_writable, self._room = True, list[asyncio.Future[None]]()
+        self._allowance, self._allowed_at = limits.allowance, self._loop.time()
+        self._heard = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_pinged = self._is_leaving = self._is_closed = False
+        self._begun = 0  # calls in this turn
+        self._next_turn: asyncio.Handle | None = None
+
+    @property
+    def max_message(self) -> int:
+        return self._limits.max_message
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it takes no new calls."""
+        return self._is_leaving or self._is_closed
+
+    # -- the transport -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(_UNSENT)
+        if (session := transport.get_extra_info("ssl_object")) is not None:
+            self.certificate = session.getpeercert()
+        limits = self._limits
+        announced = {
+            frames.MAX_STREAMS: limits.streams,
+            frames.INITIAL_WINDOW: limits.stream_window,
+            frames.MAX_FRAME: limits.frame,
+            frames.MAX_HEADER_LIST: MOST_METADATA,
+        }
+        self.send(frames.settings(announced) + frames.window_update(0, limits.window - frames.DEFAULT_WINDOW))
+        self._timer = self._loop.call_later(limits.handshake, self._greeted)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        for call in list(self.calls.values()):
+            call.abandon()
+        self._wake()
+        self._ended(self)
+
+    def eof_received(self) -> bool:
+        return False  # close: an HTTP/2 connection has no half
+
+    def pause_writing(self) -> None:
+        self._is_writable = False
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        self._wake()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._data is not None and self._begin == self._end and self._data_rest >= _DIRECT:
+            space = self._data.space(self._data_rest)
+            if len(space) >= _DIRECT:
+                self._direct = True
+                return space
+        self._direct = False
+        if self._end == _BUFFER:  # an incomplete frame is at its end
+            self._compact()
+        return self._buffer[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._is_closed:
+            return
+        self._heard, self._is_pinged = self._loop.time(), False
+        try:
+            if self._direct:
+                assert self._data is not None
+                self._data.filled(nbytes)
+                self._data_rest -= nbytes
+                self._end_data()
+                return
+            self._end += nbytes
+            self._take()
+        except ConnectionFault as fault:
+            self._fail(fault)
+
+    def _compact(self) -> None:
+        rest = self._end - self._begin
+        self._buffer[:rest] = bytes(self._buffer[self._begin : self._end])
+        self._begin, self._end = 0, rest
+
+    # -- frames that come ----------------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        """Handle the bytes in the buffer."""
+        if not self._has_preface:
+            size = min(self._end, len(frames.PREFACE))
+            if self._buffer[:size] != frames.PREFACE[:size]:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "not HTTP/2 with prior knowledge")
+            if size < len(frames.PREFACE):
+                return
+            self._begin, self._has_preface = size, True
+        if self._next_turn is not None:
+            return
+        self._begun = 0
+        while not self._is_closed:
+            if self._data_rest or self._padding_rest:
+                if not self._take_data():
+                    break
+                continue
+            if self._end - self._begin < frames.HEADER.size:
+                break
+            if self._begun >= _AT_ONCE:
+                self._transport.pause_reading()
+                self._next_turn = self._loop.call_soon(self._go_on)
+                return
+            size, flags, stream = frames.HEADER.unpack_from(self._buffer, self._begin)
+            size, kind, stream = size >> 8, size & 0xFF, stream & frames.LARGEST_WINDOW
+            if not self._has_settings and kind != frames.SETTINGS:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "the first frame has no settings")
+            if self._block is not None and (kind != frames.CONTINUATION or stream != self._block_stream):
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame within headers")
+            if kind == frames.DATA:
+                if not self._begin_data(size, flags, stream):
+                    break
+                continue
+            if size > MOST_BLOCK:
+                code = Code.ENHANCE_YOUR_CALM if size <= self._limits.frame else Code.FRAME_SIZE_ERROR
+                raise ConnectionFault(code, "a frame that is too large")
+            begin = self._begin + frames.HEADER.size
+            if self._end - begin < size:
+                break
+            self._begin = begin + size
+            self._frame(kind, flags, stream, bytes(self._buffer[begin : begin + size]))
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif self._begin > _BUFFER // 2:
+            self._compact()
+
+    def _go_on(self) -> None:
+        """Continue after a turn of the others."""
+        self._next_turn = None
+        if self._is_closed:
+            return
+        self._transport.resume_reading()
+        try:
+            self._take()
+        except ConnectionFault as fault:
+            self._fail(fault)
+
+    def _begin_data(self, size: int, flags: int, stream: int) -> bool:
+        """Begin a DATA frame; return whether enough of it is there."""
+        if size > self._limits.frame:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame that is too large")
+        begin, padding = self._begin + frames.HEADER.size, 0
+        if flags & frames.PADDED:
+            if self._end <= begin:
+                return False
+            padding = self._buffer[begin] + 1
+            begin += 1
+            if padding > size:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "padding larger than its frame")
+        if not stream or ((call := self.calls.get(stream)) is None and stream > self._last_stream):
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "data of a call that has not begun")
+        self._receive_window -= size
+        if self._receive_window < 0:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than the connection's window")
+        unread = padding  # bytes that no handler reads
+        if call is None:
+            unread = size
+        else:
+            if not call.is_receiving:
+                raise ConnectionFault(Code.STREAM_CLOSED, "data after the end of its call")
+            call.receive_window -= size
+            if call.receive_window < 0:
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than the call's window")
+            call.receive_window += padding
+            call.unread += size - padding
+        if unread:
+            self._replenish(unread)
+        if size == padding and not flags & frames.END_STREAM:
+            self._charge(1.0)
+        self._begin = begin
+        self._data, self._data_stream, self._data_flags = call, stream, flags
+        self._data_rest, self._padding_rest = size - padding, max(0, padding - 1)
+        if not self._data_rest and not self._padding_rest:
+            self._end_data()
+        return True
+
+    def _take_data(self) -> bool:
+        """Take bytes of the DATA frame; return whether any were there."""
+        count = min(self._end - self._begin, self._data_rest or self._padding_rest)
+        if not count:
+            return False
+        if self._data_rest:
+            if self._data is not None:
+                self._data.feed(self._buffer[self._begin : self._begin + count])
+                if self._data is not None and self._data.has_ended:
+                    self._data = None
+            self._data_rest -= count
+        else:
+            self._padding_rest -= count
+        self._begin += count
+        self._end_data()
+        return True
+
+    def _end_data(self) -> None:
+        """Note the end of the DATA frame, if it is complete."""
+        if self._data_rest or self._padding_rest:
+            return
+        call, self._data = self._data, None
+        if self._data_flags & frames.END_STREAM and call is not None:
+            call.received_all()
+
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        """Handle a frame other than DATA."""
+        if kind == frames.HEADERS:
+            self._begin_block(flags, stream, frames.without_padding(payload, flags))
+        elif kind == frames.CONTINUATION:
+            self._go_on_with_block(flags, payload)
+        elif kind == frames.WINDOW_UPDATE:
+            self._charge(1.0)
+            self._widen(stream, frames.read_word(payload))
+        elif kind == frames.RST_STREAM:
+            frames.read_word(payload)
+            self._reset(stream)
+        elif kind == frames.SETTINGS:
+            self._settings(flags, payload)
+        elif kind == frames.PING:
+            if len(payload) != 8:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a ping of a wrong size")
+            if not flags & frames.ACK:
+                self._charge(1.0)
+                self.send(frames.ping(payload, frames.ACK))
+        elif kind == frames.PUSH_PROMISE:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a push of a client")
+        elif kind == frames.GOAWAY:
+            self._is_leaving = True
+            self._close_if_done()
+        else:  # priorities, and extensions of the protocol
+            self._charge(1.0)
+
+    def _settings(self, flags: int, payload: bytes) -> None:
+        self._charge(1.0)
+        if flags & frames.ACK:
+            return
+        found = frames.read_settings(payload)
+        self._has_settings = True
+        self._max_frame = found.get(frames.MAX_FRAME, self._max_frame)
+        if (window := found.get(frames.INITIAL_WINDOW)) is not None:
+            more, self._peer_window = window - self._peer_window, window
+            for call in self.calls.values():
+                call.send_window += more
+                if call.send_window > frames.LARGEST_WINDOW:
+                    raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window that is too large")
+            self._wake()
+        self.send(frames.SETTINGS_ACK)
+
+    def _widen(self, stream: int, more: int) -> None:
+        if not more:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a window that grows by nothing")
+        if not stream:
+            self._send_window += more
+            window = self._send_window
+        elif (call := self.calls.get(stream)) is not None:
+            call.send_window += more
+            window = call.send_window
+        else:
+            self._require_begun(stream)
+            return
+        if window > frames.LARGEST_WINDOW:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window that is too large")
+        self._wake()
+
+    def _reset(self, stream: int) -> None:
+        call = self.calls.get(stream)
+        if call is None:
+            self._require_begun(stream)
+            self._charge(1.0)
+            return
+        self._charge(_RESET_COST)
+        call.abandon()
+
+    def _require_begun(self, stream: int) -> None:
+        if stream > self._last_stream or not stream:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a call that has not begun")
+
+    # -- headers -------------------------------------------------------------------------------------------------------
+
+    def _begin_block(self, flags: int, stream: int, block: bytes) -> None:
+        if not stream % 2:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "headers of an even stream")
+        if flags & frames.END_HEADERS:
+            self._headers(stream, flags, block)
+            return
+        self._block, self._block_stream, self._block_flags = bytearray(block), stream, flags
+
+    def _go_on_with_block(self, flags: int, more: bytes) -> None:
+        if self._block is None:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a continuation of nothing")
+        self._charge(1.0)
+        self._block += more
+        if len(self._block) > MOST_BLOCK:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers that are too large")
+        if flags & frames.END_HEADERS:
+            block, self._block = bytes(self._block), None
+            self._headers(self._block_stream, self._block_flags, block)
+
+    def _headers(self, stream: int, flags: int, block: bytes) -> None:
+        """Begin a call, or end its messages: the client's trailers say nothing."""
+        if stream <= self._last_stream:
+            self._decoder.fields(block)
+            if (call := self.calls.get(stream)) is not None:
+                if not flags & frames.END_STREAM or not call.is_receiving:
+                    raise ConnectionFault(Code.PROTOCOL_ERROR, "headers within a call")
+                call.received_all()
+            return
+        self._last_stream = stream
+        self._begun += 1
+        try:
+            head = self._decoder.decode(block)
+        except MalformedHead:
+            self._charge(_RESET_COST)
+            self.send(frames.reset(stream, Code.PROTOCOL_ERROR))
+            return
+        if self.is_leaving or len(self.calls) >= self._limits.streams:
+            self._charge(1.0)
+            self.send(frames.reset(stream, Code.REFUSED_STREAM))
+            return
+        self._start(Call(self, stream, head, self._limits.stream_window, self._peer_window), flags)
+
+    def _start(self, call: Call, flags: int) -> None:
+        self.calls[call.stream] = call
+        if flags & frames.END_STREAM:
+            call.received_all()
+        head: Head = call.head
+        if head.http != 200:
+            call.refuse_http(head.http)
+        elif head.status:
+            call.finish(head.status, head.problem)
+        else:
+            call.task = self._begin_call(call)
+
+    # -- frames that go ------------------------------------------------------------------------------------------------
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Send bytes of frames; dropped if the connection is closed."""
+        if data and not self._is_closed:
+            self._transport.write(data)
+
+    def send_headers(self, stream: int, block: bytes, flags: int) -> None:
+        """Send a block of headers in as many frames as it needs."""
+        parts = [block[at : at + self._max_frame] for at in range(0, len(block), self._max_frame)]
+        kind = frames.HEADERS
+        for number, part in enumerate(parts, 1):
+            last = frames.END_HEADERS if number == len(parts) else 0
+            self.send(frames.head(kind, flags | last, stream, len(part)) + part)
+            kind, flags = frames.CONTINUATION, 0
+
+    def takes(self, size: int) -> bool:
+        """Whether it takes a frame of so many bytes of a message at once."""
+        return size <= self._send_window and size <= self._max_frame and self._is_writable
+
+    def send_data(self, data: bytes, size: int) -> None:
+        """Send frames with `size` bytes of a message, which it takes."""
+        self._send_window -= size
+        self._allowance += _ANSWERED
+        self.send(data)
+
+    async def send_slowly(self, call: Call, prefix: bytes, data: memoryview) -> None:
+        """Send a message as its client lets it through. Ends early if the call does."""
+        position = -len(prefix)
+        while position < len(data) and not call.has_ended:
+            most = min(self._send_window, call.send_window, _UNSENT)
+            if most <= 0 or not self._is_writable:
+                await self._has_room()
+                continue
+            parts = list[bytes | memoryview]()
+            end = min(len(data), position + most)
+            self._send_window -= end - position
+            call.send_window -= end - position
+            while position < end:
+                last = min(end, position + self._max_frame)
+                parts.append(frames.head(frames.DATA, 0, call.stream, last - position))
+                if position < 0:
+                    parts.append(prefix[position : min(0, last) or None])
+                parts.append(data[max(0, position) : max(0, last)])
+                position = last
+            self._allowance += _ANSWERED * len(parts)
+            self.send(b"".join(parts))
+
+    async def _has_room(self) -> None:
+        room = self._loop.create_future()
+        self._room.append(room)
+        await room
+
+    def _wake(self) -> None:
+        waiting, self._room = self._room, []
+        for room in waiting:
+            if not room.done():
+                room.set_result(None)
+
+    # -- windows of the client -----------------------------------------------------------------------------------------
+
+    def consumed(self, call: Call, size: int, more: bool) -> None:
+        """A handler has read so many bytes of a call; `more`: its client may send more of it."""
+        self._allowance += _ANSWERED
+        if size:
+            self._replenish(size)
+            if more and not call.has_ended:
+                call.receive_window += size
+                self.send(frames.window_update(call.stream, size))
+
+    def grant(self, call: Call, size: int) -> None:
+        """Let the client send so many bytes more, once."""
+        call.receive_window += size
+        self._receive_window += size
+        self.send(frames.window_update(call.stream, size) + frames.window_update(0, size))
+
+    def _replenish(self, size: int) -> None:
+        """Bytes that the connection no longer holds; the client may send as many again."""
+        self._consumed += size
+        if self._consumed >= min(_REPLENISHED, self._limits.window // 4):
+            self._receive_window += self._consumed
+            self.send(frames.window_update(0, self._consumed))
+            self._consumed = 0
+
+    def _charge(self, cost: float) -> None:
+        """Take from the allowance of a client for frames without a message."""
+        self._allowance = min(self._allowance, self._limits.allowance) - cost
+        if self._allowance < 0:
+            now = self._loop.time()
+            grown = (now - self._allowed_at) * self._limits.allowance_second
+            self._allowed_at, self._allowance = now, min(self._limits.allowance, self._allowance + grown)
+            if self._allowance < 0:
+                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames without a message")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def forget(self, call: Call) -> None:
+        """A call has ended."""
+        if self.calls.pop(call.stream, None) is None:
+            return
+        if self._data is call:
+            self._data = None
+        self._replenish(call.unread - call.granted - call.widened)
+        call.unread = call.granted = call.widened = 0
+        self._close_if_done()
+
+    def leave(self) -> None:
+        """Take no new calls, and close once the running ones have ended."""
+        if not self.is_leaving:
+            self._is_leaving = True
+            self.send(frames.go_away(self._last_stream, Code.NO_ERROR))
+        self._close_if_done()
+
+    def close(self) -> None:
+        """End all calls and close."""
+        for call in list(self.calls.values()):
+            call.finish(Status.UNAVAILABLE, "the daemon stops")
+            call.abandon()
+        if not self._is_closed:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once, whatever was not sent yet."""
+        if not self._is_closed:
+            self._transport.abort()
+
+    def _close_if_done(self) -> None:
+        if self._is_leaving and not self.calls and not self._is_closed:
+            self._transport.close()
+
+    def _fail(self, fault: ConnectionFault) -> None:
+        if self._has_preface:
+            _LOG.log(
+                logging.WARNING if fault.code is Code.ENHANCE_YOUR_CALM else logging.DEBUG,
+                "%s sent %s; disconnecting it",
+                self.peer,
+                fault.why,
+            )
+        self.send(frames.go_away(self._last_stream, fault.code, fault.why))
+        self._is_leaving = True
+        for call in list(self.calls.values()):
+            call.abandon()
+        self._transport.close()
+        self._is_closed = True
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _greeted(self) -> None:
+        """The time for the preface and the settings has passed."""
+        if not self._has_settings:
+            self.abort()
+            return
+        self._timer = self._loop.call_later(self._limits.keepalive, self._look)
+
+    def _look(self) -> None:
+        """Ping a silent client; close the connection of one that does not answer."""
+        limits, silent = self._limits, self._loop.time() - self._heard
+        if self._is_pinged:
+            self.abort()
+            return
+        wait = limits.keepalive - silent
+        if wait <= 0:
+            self._is_pinged, wait = True, limits.answer
+            self.send(frames.ping(b"edged-up"))
+        self._timer = self._loop.call_later(wait, self._look)

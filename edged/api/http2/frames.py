@@ -1,0 +1,115 @@
+"""Frames of HTTP/2 as bytes. Format: RFC 9113, sections 4 and 6. Pure."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADER = struct.Struct(">IBI")  # the payload's size and the type in one number, flags, stream
+DEFAULT_WINDOW = (1 << 16) - 1
+DEFAULT_FRAME = 1 << 14
+LARGEST_WINDOW = (1 << 31) - 1
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM = ACK = 0x1
+END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
+ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADER_LIST = 2, 3, 4, 5, 6  # settings
+
+
+class Code(IntEnum):
+    """Why a stream or a connection ends (section 7)."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
+
+class ConnectionFault(Exception):
+    """The other end broke the protocol or a limit; the connection ends with this code."""
+
+    def __init__(self, code: Code, why: str) -> None:
+        super().__init__(why)
+        self.code, self.why = code, why
+
+
+_WORD = struct.Struct(">I")
+_SETTING = struct.Struct(">HI")
+_LAST_AND_CODE = struct.Struct(">II")
+
+
+def head(kind: int, flags: int, stream: int, size: int) -> bytes:
+    """The first nine bytes of a frame with a payload of `size` bytes."""
+    return HEADER.pack(size << 8 | kind, flags, stream)
+
+
+def settings(values: dict[int, int]) -> bytes:
+    """Announce settings."""
+    payload = b"".join(_SETTING.pack(key, value) for key, value in values.items())
+    return head(SETTINGS, 0, 0, len(payload)) + payload
+
+
+def read_settings(payload: bytes) -> dict[int, int]:
+    """The settings in a frame. ConnectionFault for values that RFC 9113, section 6.5.2 forbids."""
+    if len(payload) % _SETTING.size:
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "settings of a wrong size")
+    found: dict[int, int] = dict(_SETTING.iter_unpack(payload))
+    if found.get(ENABLE_PUSH, 0) > 1:
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "a wrong setting of push")
+    if found.get(INITIAL_WINDOW, 0) > LARGEST_WINDOW:
+        raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "an initial window that is too large")
+    if not DEFAULT_FRAME <= found.get(MAX_FRAME, DEFAULT_FRAME) < 1 << 24:
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "a wrong frame size in its settings")
+    return found
+
+
+SETTINGS_ACK = head(SETTINGS, ACK, 0, 0)
+
+
+def ping(payload: bytes, flags: int = 0) -> bytes:
+    """A ping of eight bytes, or with the flag ACK its answer."""
+    return head(PING, flags, 0, 8) + payload
+
+
+def window_update(stream: int, size: int) -> bytes:
+    """Allow the other end to send so many more bytes; stream 0 is the connection."""
+    return head(WINDOW_UPDATE, 0, stream, 4) + _WORD.pack(size)
+
+
+def reset(stream: int, code: Code) -> bytes:
+    """End a stream at once."""
+    return head(RST_STREAM, 0, stream, 4) + _WORD.pack(code)
+
+
+def go_away(last: int, code: Code, why: str = "") -> bytes:
+    """Announce that no stream beyond `last` is answered on this connection."""
+    payload = _LAST_AND_CODE.pack(last, code) + why.encode()
+    return head(GOAWAY, 0, 0, len(payload)) + payload
+
+
+def read_word(payload: bytes) -> int:
+    """The number in a frame of four bytes, without its reserved bit."""
+    if len(payload) != _WORD.size:
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame of a wrong size")
+    return int(_WORD.unpack(payload)[0]) & LARGEST_WINDOW
+
+
+def without_padding(payload: bytes, flags: int) -> bytes:
+    """The payload of a HEADERS frame without its padding and priority."""
+    begin, end = 0, len(payload)
+    if flags & PADDED:
+        if not payload:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a padded frame without its padding")
+        begin, end = 1, end - payload[0]
+    if flags & HAS_PRIORITY:
+        begin += 5
+    if begin > end:
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "padding larger than its frame")
+    return payload[begin:end]

@@ -1,0 +1,205 @@
+"""Headers of gRPC calls: decoded from HPACK (RFC 7541) by the library hpack, encoded without a table.
+
+Format: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable
+from typing import TypeAlias
+from urllib.parse import quote
+
+import hpack
+import msgspec
+
+from edged.api.http2.frames import Code, ConnectionFault
+from edged.api.http2.status import Status
+
+Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
+
+MOST_BLOCK = 24 << 10  # bytes of one call's headers as they are sent; more ends the connection
+_MOST_LIST = 64 << 10  # bytes when decoded, as RFC 9113, section 6.5.2 counts them; more ends the connection
+MOST_METADATA = 16 << 10  # the same; more fails the call
+_MOST_KNOWN = 64  # blocks that are remembered
+_OVERHEAD = 32
+_INDEXED = frozenset(range(0x81, 0xFF))  # a byte that alone is a whole field of the table
+_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_NOT_METADATA = frozenset(
+    {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "grpc-message-type"}
+)
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The headers of a call. `timeout` in seconds, None for none. `status` and `problem`: why it cannot be answered;
+    `http` is then 200, or the status for a client that does not use gRPC."""
+
+    path: str = ""
+    metadata: Metadata = ()
+    timeout: float | None = None
+    authorization: str | None = None
+    status: Status = Status.OK
+    problem: str = ""
+    http: int = 200
+
+
+class MalformedHead(Exception):
+    """Headers that no HTTP/2 client may send; the stream is reset."""
+
+
+class HeadDecoder:
+    """Decodes the blocks of one connection, in their order."""
+
+    def __init__(self) -> None:
+        self._decoder = hpack.Decoder(max_header_list_size=_MOST_LIST)
+        self._known: dict[bytes, Head] = {}  # blocks of fields of the table, which has not changed since
+
+    def decode(self, block: bytes) -> Head:
+        """The headers of a call. MalformedHead; ConnectionFault if the connection's table is lost."""
+        found = self._known.get(block)
+        if found is None:
+            fields = self.fields(block)
+            found = read_head(fields)
+            if _INDEXED.issuperset(block) and len(self._known) < _MOST_KNOWN:
+                self._known[block] = found
+        return found
+
+    def fields(self, block: bytes) -> list[tuple[bytes, bytes]]:
+        """The fields of any block. ConnectionFault."""
+        if not _INDEXED.issuperset(block):
+            self._known.clear()
+        try:
+            return [(field[0], field[1]) for field in self._decoder.decode(block, raw=True)]
+        except hpack.OversizedHeaderListError:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers that are too large") from None
+        except (hpack.HPACKError, UnicodeError, IndexError, ValueError):
+            raise ConnectionFault(Code.COMPRESSION_ERROR, "headers that cannot be decoded") from None
+
+
+def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
+    """The headers of a call from their fields. MalformedHead."""
+    pseudo: dict[str, bytes] = {}
+    metadata: list[tuple[str, str | bytes]] = []
+    authorization: list[str] = []
+    content_type = encoding = ""
+    timeout: float | None = None
+    size, is_regular, problem = 0, False, ""
+    for raw_name, raw in fields:
+        size += len(raw_name) + len(raw) + _OVERHEAD
+        name = _name(raw_name)
+        if name.startswith(":"):
+            if is_regular or name in pseudo or name not in (":method", ":scheme", ":path", ":authority"):
+                raise MalformedHead
+            pseudo[name] = raw
+            continue
+        is_regular = True
+        if name in ("connection", "transfer-encoding", "upgrade", "keep-alive", "proxy-connection"):
+            raise MalformedHead
+        value = raw.decode("latin-1")
+        if name == "content-type":
+            content_type = value
+        elif name == "grpc-encoding":
+            encoding = value
+        elif name == "grpc-timeout":
+            timeout, problem = _timeout(value), problem
+            problem = problem if timeout is not None else "the header grpc-timeout is malformed"
+        if name in _NOT_METADATA:
+            continue
+        if name.endswith("-bin"):
+            metadata += [(name, each) for each in _binary(value)]
+            continue
+        if not value.isascii() or not value.isprintable():
+            problem = problem or f"the header {name} is not text"
+            continue
+        if name == "authorization":
+            authorization.append(value)
+        metadata.append((name, value))
+    if not pseudo.keys() >= {":method", ":scheme", ":path"}:
+        raise MalformedHead
+    shown = ", ".join(authorization) if authorization else None  # several are no valid token: none is preferred
+    path = pseudo[":path"].decode("latin-1")
+    head = Head(path, tuple(metadata), timeout, shown)
+    if pseudo[":method"] != b"POST":
+        return msgspec.structs.replace(head, status=Status.INTERNAL, problem="the method is not POST", http=405)
+    if not content_type.startswith("application/grpc"):
+        return msgspec.structs.replace(head, status=Status.UNKNOWN, problem="the content is not gRPC", http=415)
+    if size > MOST_METADATA:
+        problem = f"the metadata has {size} bytes, more than {MOST_METADATA}"
+        return msgspec.structs.replace(head, status=Status.RESOURCE_EXHAUSTED, problem=problem)
+    if encoding not in ("", "identity"):
+        problem = f"messages compressed with {encoding[:20]} are not accepted; send them uncompressed"
+        return msgspec.structs.replace(head, status=Status.UNIMPLEMENTED, problem=problem)
+    if problem:
+        return msgspec.structs.replace(head, status=Status.INTERNAL, problem=problem)
+    return head
+
+
+def _name(raw: bytes) -> str:
+    try:
+        name = raw.decode("ascii")
+    except UnicodeDecodeError:
+        raise MalformedHead from None
+    if not name or name != name.lower() or not name.isprintable() or " " in name:
+        raise MalformedHead
+    return name
+
+
+def _timeout(value: str) -> float | None:
+    digits, unit = value[:-1], value[-1:]
+    if unit not in _UNITS or not (digits.isascii() and digits.isdecimal()) or len(digits) > 8:
+        return None
+    return int(digits) * _UNITS[unit]
+
+
+def _binary(value: str) -> Iterable[bytes]:
+    for each in value.split(","):
+        try:
+            yield base64.b64decode(each + "=" * (-len(each) % 4), validate=True)
+        except binascii.Error:
+            raise MalformedHead from None
+
+
+# -- what is sent ------------------------------------------------------------------------------------------------------
+
+
+def field(name: str, value: str | bytes) -> bytes:
+    """A literal field that enters no table (RFC 7541, section 6.2.2). Values of names in -bin are encoded."""
+    if name.endswith("-bin"):
+        raw = value.encode() if isinstance(value, str) else value
+        value = base64.b64encode(raw).rstrip(b"=")
+    data = value.encode("ascii") if isinstance(value, str) else value
+    return b"\0" + _length(len(name)) + name.encode("ascii") + _length(len(data)) + data
+
+
+def _length(value: int) -> bytes:
+    if value < 127:
+        return bytes([value])
+    out, value = bytearray([127]), value - 127
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_STATUS_200 = b"\x88"  # of the static table
+# The fields before the first message.
+BEGIN = _STATUS_200 + field("content-type", "application/grpc") + field("grpc-accept-encoding", "identity")
+END_OK = field("grpc-status", "0")  # those after the last one, if all is well
+
+
+def end(status: Status, message: str, metadata: Metadata = ()) -> bytes:
+    """The fields after the last message."""
+    found = field("grpc-status", str(status.value))
+    if message:
+        found += field("grpc-message", quote(message, safe=_AS_IT_IS))
+    return found + b"".join(field(name, value) for name, value in metadata)
+
+
+_AS_IT_IS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+def not_grpc(http: int) -> bytes:
+    """The only fields for a client that does not use gRPC."""
+    return field(":status", str(http)) + field("content-type", "text/plain")

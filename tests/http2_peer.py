@@ -1,0 +1,135 @@
+"""A client of one connection of HTTP/2 without sockets: bytes in, frames out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import hpack
+
+from edged.api.http2.call import Call
+from edged.api.http2.connection import Connection, Limits
+from tests.fuzz import http2
+
+HEADERS = (
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/a/b"),
+    (b":authority", b"edged"),
+    (b"te", b"trailers"),
+    (b"content-type", b"application/grpc"),
+)
+Answer = Callable[[Call], Coroutine[Any, Any, None]]
+
+
+@dataclass
+class Frame:
+    """A frame that the connection sent."""
+
+    kind: int
+    flags: int
+    stream: int
+    payload: bytes
+
+
+@dataclass
+class Transport:
+    """Keeps what is written."""
+
+    written: bytearray = field(default_factory=bytearray)
+    is_closed: bool = False
+    is_reading: bool = True
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+
+class Peer:
+    """The client's end. `answer` handles its calls."""
+
+    def __init__(self, answer: Answer, limits: Limits | None = None, *, greets: bool = True) -> None:
+        self.transport, self.calls = Transport(), list[Call]()
+        self._answer, self._tasks = answer, set[asyncio.Task[None]]()
+        self._decoder, self._encoder = hpack.Decoder(), hpack.Encoder()
+        self._read = 0
+        self.connection = Connection(limits or Limits(), self._begin, "ipv4:127.0.0.1:4711", lambda _: None)
+        self.connection.connection_made(cast(asyncio.Transport, self.transport))
+        if greets:
+            self.send(http2.PREFACE + http2.settings())
+
+    def _begin(self, call: Call) -> asyncio.Task[None]:
+        self.calls.append(call)
+        task = asyncio.get_running_loop().create_task(self._answer(call))
+        self._tasks.add(task)
+        return task
+
+    def send(self, data: bytes, piece: int = 1 << 20) -> None:
+        """Send bytes, at most `piece` at a time."""
+        position = 0
+        while position < len(data) and not self.transport.is_closed:
+            place = self.connection.get_buffer(-1)
+            count = min(len(place), piece, len(data) - position)
+            assert count
+            place[:count] = data[position : position + count]
+            self.connection.buffer_updated(count)
+            position += count
+
+    def begin(self, stream: int, *more: tuple[bytes, bytes], flags: int = http2.END_HEADERS) -> None:
+        """Begin a call."""
+        self.send(http2.frame(http2.HEADERS, flags, stream, self._encoder.encode([*HEADERS, *more])))
+
+    def frames(self) -> list[Frame]:
+        """The frames that came since the last call."""
+        found, data = list[Frame](), bytes(self.transport.written)
+        while self._read < len(data):
+            size = int.from_bytes(data[self._read : self._read + 3], "big")
+            kind, flags = data[self._read + 3 : self._read + 5]
+            stream = int.from_bytes(data[self._read + 5 : self._read + 9], "big")
+            found.append(Frame(kind, flags, stream, data[self._read + 9 : self._read + 9 + size]))
+            self._read += 9 + size
+        return found
+
+    def headers(self, frame: Frame) -> dict[bytes, bytes]:
+        """The fields of a frame of headers, to be called for each in its order."""
+        assert frame.kind == http2.HEADERS
+        return {each[0]: each[1] for each in self._decoder.decode(frame.payload, raw=True)}
+
+    def lose(self) -> None:
+        """The connection breaks."""
+        self.transport.is_closed = True
+        self.connection.connection_lost(None)
+
+    async def end(self) -> None:
+        """Wait for the tasks of all calls."""
+        await asyncio.wait_for(asyncio.gather(*self._tasks, return_exceptions=True), 10)
+
+
+def messages(frames: Iterable[Frame], stream: int) -> list[bytes]:
+    """The messages in the frames of a stream."""
+    data = b"".join(frame.payload for frame in frames if frame.kind == http2.DATA and frame.stream == stream)
+    found = list[bytes]()
+    while data:
+        size = int.from_bytes(data[1:5], "big")
+        found.append(data[5 : 5 + size])
+        data = data[5 + size :]
+    return found

@@ -1,0 +1,26 @@
+"""Addresses that serve gRPC: who may connect, and how clients are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from edged.api.grpc.listener import most_connections, peer_of
+
+
+@pytest.mark.parametrize(
+    ("address", "peer"),
+    [
+        (("127.0.0.1", 5), "ipv4:127.0.0.1:5"),
+        (("::ffff:10.0.0.1", 5, 0, 0), "ipv4:10.0.0.1:5"),
+        (("::1", 5, 0, 0), "ipv6:[::1]:5"),
+        (("fe80::1", 5, 0, 2), "ipv6:[fe80::1%2]:5"),
+        (("fe80::1%eth0", 5, 0, 2), "ipv6:[fe80::1%2]:5"),
+    ],
+)
+def test_peer_of_names_as_grpc_does(address: tuple[str | int, ...], peer: str) -> None:
+    assert peer_of(address) == peer
+
+
+@pytest.mark.parametrize(("descriptors", "most"), [(1024, 224), (8192, 1024), (-1, 1024), (64, 16), (512, 96)])
+def test_connections_leave_descriptors_for_everything_else(descriptors: int, most: int) -> None:
+    assert most_connections(descriptors) == most
