@@ -46,6 +46,9 @@ class Transport:
         assert not self.is_closed
         self.written += data
 
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        self.write(b"".join(parts))
+
     def close(self) -> None:
         self.is_closed = True
 

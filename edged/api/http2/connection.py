@@ -26,6 +26,7 @@ _BUFFER = 32 << 10  # bytes read at once, unless they go straight to a large mes
 _DIRECT = 16 << 10  # bytes, from which they do
 _AT_ONCE = 64  # new calls, before other connections have their turn
 _REPLENISHED = 1 << 20  # bytes, after which the client may send as many again
+_COPIED = 64 << 10  # bytes of an answer that are joined with its headers
 _UNSENT = 1 << 20  # bytes that wait for the kernel, from which calls wait
 
 # Begin the task that answers a call.
@@ -441,8 +442,8 @@ class Connection(asyncio.BufferedProtocol):
             kind, flags = frames.CONTINUATION, 0
 
     def takes(self, size: int) -> bool:
-        """Whether it takes a frame of so many bytes of a message at once."""
-        return size <= self._send_window and size <= self._max_frame and self._is_writable
+        """Whether it takes a frame of so many bytes of a message at once, and copying them is cheaper than pieces."""
+        return size <= self._send_window and size <= self._max_frame and size <= _COPIED and self._is_writable
 
     def send_data(self, data: bytes, size: int) -> None:
         """Send frames with `size` bytes of a message, which it takes."""
@@ -470,7 +471,8 @@ class Connection(asyncio.BufferedProtocol):
                 parts.append(data[max(0, position) : max(0, last)])
                 position = last
             self._allowance += _ANSWERED * len(parts)
-            self.send(b"".join(parts))
+            if not self._is_closed:
+                self._transport.writelines(parts)
 
     async def _has_room(self) -> None:
         room = self._loop.create_future()

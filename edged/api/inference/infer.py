@@ -47,6 +47,9 @@ class _Served(msgspec.Struct, frozen=True):
     sequencing: Sequencing | None
     is_decoupled: bool
     is_batched: bool
+    most_rows: int  # 0 without a batch dimension
+    configured_rows: int  # the same, by its configuration
+    defaults: frozenset[str]
     hidden: frozenset[str]
     labels: Mapping[str, tuple[str, ...]]
     bounds: Bounds
@@ -56,10 +59,23 @@ class _Served(msgspec.Struct, frozen=True):
         plan, signature = model.sequencing, model.declared
         # Strings of several requests are separated only by their own lengths, which clients write.
         has_strings = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
-        is_batched = model.max_batch_size > 0 and plan is None and not model.is_decoupled and not has_strings
+        most_rows, configured_rows = model.max_batch_size, model.triton.max_batch_size
+        is_batched = most_rows > 0 and plan is None and not model.is_decoupled and not has_strings
         shown = {output.name for output in model.triton.outputs}
         hidden = plan.outputs - shown if plan is not None else frozenset[str]()
-        return cls(model, signature, plan, model.is_decoupled, is_batched, hidden, model.entry.labels, Bounds.of(model))
+        return cls(
+            model,
+            signature,
+            plan,
+            model.is_decoupled,
+            is_batched,
+            most_rows,
+            configured_rows,
+            model.defaults,
+            hidden,
+            model.entry.labels,
+            Bounds.of(model),
+        )
 
 
 class Inference:
@@ -99,7 +115,9 @@ class Inference:
         )
         inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
         form = _form(request, served, wanted, regions, asked, caller, plan)
-        required = tuple(tensor for tensor in inputs if tensor.name not in served.model.defaults)
+        required = (
+            tuple(tensor for tensor in inputs if tensor.name not in served.defaults) if served.defaults else inputs
+        )
         rows, alone = _rows(served, required), not served.is_batched or len(required) < len(inputs)
         if plan is None:
             work = TensorWork(inputs, _names(form), expires, asked.priority, rows, alone=alone)
@@ -207,7 +225,7 @@ def _form(
         regions=regions,
         labels=served.labels,
         default_labels=model.recognition.names,
-        by_row=model.max_batch_size > 0,
+        by_row=served.most_rows > 0,
         rows=served.is_decoupled,
         empty_final=asked.empty_final,
         streamed=caller.streamed,
@@ -232,7 +250,7 @@ def _names(form: Form) -> tuple[str, ...] | None:
 def _rows(served: _Served, inputs: tuple[InputTensor, ...]) -> int | None:
     """The rows of a request; None for a model without batches. InvalidInput for too many, or inputs with unequal
     numbers of rows."""
-    most, configured = served.model.max_batch_size, served.model.triton.max_batch_size
+    most, configured = served.most_rows, served.configured_rows
     counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
     if not most or not counts or (len(counts) != 1 and not configured):
         return None
