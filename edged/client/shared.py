@@ -111,6 +111,7 @@ class _Segment:
     def __init__(self, folder: Path, slots: int, slot_bytes: int, group: int | None) -> None:
         self.slot_bytes = slot_bytes
         self._step = layout.slot_size(slot_bytes)
+        self._size = self._step * slots
         self._barrier = threading.Lock()
         path = folder / f"{layout.PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.name = f"/{path.name}"
@@ -122,15 +123,14 @@ class _Segment:
             if group is not None:
                 os.fchown(self._descriptor, -1, group)
                 os.fchmod(self._descriptor, 0o640)
-            # Writing to a segment without room would fail later, in the middle of a stream.
-            os.posix_fallocate(self._descriptor, 0, self._step * slots)
-            self._memory = mmap.mmap(self._descriptor, self._step * slots)
+            self._require_space()
+            self._memory = mmap.mmap(self._descriptor, self._size)
         except OSError as error:
             removal = getattr(self, "_removal", None)
             if removal is not None:
                 removal()
             raise OutOfSpace(
-                f"cannot allocate {self._step * slots} bytes of shared memory in {folder}: {error.strerror}"
+                f"cannot allocate {self._size} bytes of shared memory in {folder}: {error.strerror}"
             ) from None
 
     def write(self, index: int, data: memoryview, stamp: int) -> int:
@@ -140,6 +140,8 @@ class _Segment:
         processor from reordering: what is written before its release is visible before what is written after the next
         acquisition of any lock, also of the kernel's in pwrite(2), and vice versa.
         """
+        if os.fstat(self._descriptor).st_size < self._size:  # another program cut it off: a copy would end this one
+            self._require_space()
         offset = index * self._step
         os.pwrite(self._descriptor, layout.STAMP.pack(0), offset)
         with self._barrier:
@@ -147,6 +149,10 @@ class _Segment:
                 np.frombuffer(self._memory, np.uint8, len(data), offset + layout.HEADER)[:] = data
         os.pwrite(self._descriptor, layout.STAMP.pack(stamp), offset)
         return offset
+
+    def _require_space(self) -> None:
+        """Allocate all of it. Writing to a segment without room would fail later, in the middle of a stream."""
+        os.posix_fallocate(self._descriptor, 0, self._size)
 
     def remove(self) -> None:
         self._removal()

@@ -84,6 +84,13 @@ def test_ring_that_grows_again_keeps_the_newest_pictures(tmp_path: Path, segment
     assert not list(tmp_path.iterdir())
 
 
+def test_ring_that_another_program_cut_off_is_written_again(tmp_path: Path, segments: Segments) -> None:
+    with SharedRing(3, 10_000, folder=tmp_path) as ring:
+        ring.put(b"a")
+        os.truncate(tmp_path / ring.segment[1:], 100)
+        assert read(announced(segments, ring.put(b"b" * 10_000))) == b"b" * 10_000
+
+
 def test_picture_in_a_slot_that_is_being_written_is_overwritten(tmp_path: Path, segments: Segments) -> None:
     with SharedRing(2, 100, folder=tmp_path) as ring:
         place = ring.put(b"a" * 100)
