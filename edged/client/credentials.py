@@ -32,6 +32,10 @@ _ALIVE = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_0
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    # Windows for the largest usual answers from the start: gRPC would probe the connection by a ping for each answer.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 5000),

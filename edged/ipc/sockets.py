@@ -89,7 +89,7 @@ class HostSocket:
             self._is_draining = False
 
     def _read(self) -> bool:
-        """Read once; return whether bytes came."""
+        """Read once; return whether there may be more."""
         place = (self._small if self._large is None else self._large)[self._filled :]
         try:
             count = self._socket.recv_into(place)
@@ -106,7 +106,7 @@ class HostSocket:
         elif self._filled == len(self._large):
             frame, self._large, self._filled = self._large, None, 0
             self._receive(bytes(frame[: self._message_size]), frame[self._message_size :])
-        return True
+        return count == len(place)
 
     def _take_small(self) -> None:
         """Pass on the frames that are complete in the buffer; begin a large one."""

@@ -349,7 +349,7 @@ async def test_connection_broken_protocol_ends_it(data: bytes, code: Code) -> No
 
 @asynchronous
 async def test_connection_more_data_than_the_window_ends_it_and_its_calls() -> None:
-    peer = Peer(wait)
+    peer = Peer(wait, Limits(stream_window=256 << 10))
     peer.begin(1)
     for _ in range(17):
         peer.send(http2.frame(http2.DATA, 0, 1, b"\0\0\1\0\0" + bytes(16_000)))

@@ -48,6 +48,7 @@ class Call:
         "_prefix",
         "_reader",
         "_received_all",
+        "credit",
         "expires",
         "granted",
         "has_ended",
@@ -74,7 +75,7 @@ class Call:
         self._expected = -1  # the size of the incomplete message
         self._partial: memoryview | None = None
         self._filled = 0  # bytes of it
-        self.unread = 0  # bytes that no handler has read
+        self.unread = self.credit = 0  # bytes that no handler has read; bytes read, which may be sent again
         self.granted = self.widened = 0  # bytes allowed beyond the first window: once, and for good
         self._received_all = False
         self._reader: asyncio.Future[None] | None = None
@@ -127,8 +128,11 @@ class Call:
 
     def _let_in(self) -> None:
         """Let the client send the rest of the incomplete message; later ones as large come without asking."""
+        if self._expected < 0 or self._expected - self._filled <= self.receive_window:
+            return
+        self._connection.allow(self)
         more = self._expected - self._filled - self.receive_window
-        if self._expected < 0 or more <= 0:
+        if more <= 0:
             return
         if self.widened + more <= _WIDENED:
             self.widened += more

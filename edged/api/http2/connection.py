@@ -43,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     max_message: int = 32 << 20
     streams: int = 1024
-    stream_window: int = 256 << 10
+    stream_window: int = 512 << 10
     frame: int = 1 << 20
     allowance: float = 4000.0
     allowance_second: float = 1000.0
@@ -492,9 +492,16 @@ class Connection(asyncio.BufferedProtocol):
         self._allowance += _ANSWERED
         if size:
             self._replenish(size)
-            if more and not call.has_ended:
-                call.receive_window += size
-                self.send(frames.window_update(call.stream, size))
+            call.credit += size
+            if more and call.credit >= self._limits.stream_window // 2:  # each update wakes the client
+                self.allow(call)
+
+    def allow(self, call: Call) -> None:
+        """Let the client send as many bytes of a call as were read of it."""
+        if call.credit and not call.has_ended:
+            call.receive_window += call.credit
+            self.send(frames.window_update(call.stream, call.credit))
+            call.credit = 0
 
     def grant(self, call: Call, size: int) -> None:
         """Let the client send so many bytes more, once."""
