@@ -1,42 +1,37 @@
-"""The command line's top: every command registers itself here."""
+"""The command line's top: every command registers itself here, and is imported when it is used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from typer.core import TyperGroup
 
-from edged.cli import (
-    common,
-    config,
-    demo,
-    doctor,
-    engine_commands,
-    engines,
-    events,
-    infer,
-    inspect,
-    inventory,
-    models,
-    serve,
-    status,
-    stream,
-    tokens,
-    top,
-)
-from edged.cli.targets import with_target_options
 from edged.version import __version__
 
+_Command: TypeAlias = Callable[..., None]
 
-def _command(function: Callable[..., None]) -> Callable[..., None]:
+
+def _function(module: str, name: str) -> Callable[[], _Command]:
+    """Return a function that imports a command."""
+
+    def load() -> _Command:
+        found: _Command = getattr(import_module(f"edged.cli.{module}"), name)
+        return found
+
+    return load
+
+
+def _command(function: _Command) -> _Command:
+    from edged.cli import common
+    from edged.cli.targets import with_target_options
+
     return common.command(with_target_options(function))
 
 
-def _group(
-    text: str | None, *functions: Callable[..., None], callback: Callable[..., None] | None = None
-) -> typer.Typer:
+def _group(text: str | None, *functions: _Command, callback: _Command | None = None) -> typer.Typer:
     """Return a group of commands, named as their functions; `callback` is the command of the group itself."""
     group = typer.Typer(help=text, no_args_is_help=callback is None, invoke_without_command=callback is not None)
     group.callback()(_command(callback) if callback else lambda: None)
@@ -45,48 +40,97 @@ def _group(
     return group
 
 
+def _config() -> typer.Typer:
+    from edged.cli import config
+
+    return _group("The configuration file: write, check and show one.", config.init, config.check, config.show)
+
+
+def _models() -> typer.Typer:
+    from edged.cli import models
+
+    return _group("List, show, add and remove models.", models.add, models.list_, models.show, models.remove)
+
+
+def _engines() -> typer.Typer:
+    from edged.cli import engine_commands, engines
+
+    text = "List, explain, build, verify and evict engines."
+    return _group(text, *engines.COMMANDS, *engine_commands.COMMANDS)
+
+
+def _inventory() -> typer.Typer:
+    from edged.cli import inventory
+
+    return _group("Check files of boxes for --inventory.", inventory.check)
+
+
+def _device() -> typer.Typer:
+    from edged.cli import status
+
+    return _group(status.device.__doc__, status.refresh, callback=status.device)
+
+
+def _tokens() -> typer.Typer:
+    from edged.cli import tokens
+
+    text = "Create, list and revoke tokens of clients; see docs/security.md."
+    return _group(text, tokens.new, tokens.list_, tokens.revoke)
+
+
 # As one meets them: try it, run it, give it models, use them, look beneath.
-_COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {
-    "demo": demo.demo,
-    "serve": serve.serve,
-    "config": _group("The configuration file: write, check and show one.", config.init, config.check, config.show),
-    "models": _group("List, show, add and remove models.", models.add, models.list_, models.show, models.remove),
-    "inspect": inspect.inspect,
-    "infer": infer.infer,
-    "stream": stream.stream,
-    "cameras": status.cameras,
-    "status": status.status,
-    "top": top.top,
-    "engines": _group(
-        "List, explain, build, verify and evict engines.",
-        *engines.COMMANDS,
-        *engine_commands.COMMANDS,
-    ),
-    "events": events.events,
-    "inventory": _group("Check files of boxes for --inventory.", inventory.check),
-    "device": _group(status.device.__doc__, status.refresh, callback=status.device),
-    "doctor": doctor.doctor,
-    "reload": serve.reload,
-    "tokens": _group(
-        "Create, list and revoke tokens of clients; see docs/security.md.", tokens.new, tokens.list_, tokens.revoke
-    ),
+_COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
+    "demo": _function("demo", "demo"),
+    "serve": _function("serve", "serve"),
+    "config": _config,
+    "models": _models,
+    "inspect": _function("inspect", "inspect"),
+    "infer": _function("infer", "infer"),
+    "stream": _function("stream", "stream"),
+    "cameras": _function("status", "cameras"),
+    "status": _function("status", "status"),
+    "top": _function("top", "top"),
+    "engines": _engines,
+    "events": _function("events", "events"),
+    "inventory": _inventory,
+    "device": _device,
+    "doctor": _function("doctor", "doctor"),
+    "reload": _function("serve", "reload"),
+    "tokens": _tokens,
 }
 
 
-class _InOrder(TyperGroup):
-    """Lists the commands in their order here; typer would put the groups behind all others."""
+def _typer(**options: Any) -> typer.Typer:
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
+
+
+class _Commands(TyperGroup):
+    """Lists the commands in their order here; imports those that are needed, all of them for a help or a typing
+    mistake."""
 
     def list_commands(self, ctx: object) -> list[str]:
         return list(_COMMANDS)
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        for name in (cmd_name,) if cmd_name in _COMMANDS else _COMMANDS:
+            if name not in self.commands:
+                self._load(name)
+        return super().get_command(ctx, cmd_name)
 
-app = typer.Typer(
+    def _load(self, name: str) -> None:
+        loaded, alone = _COMMANDS[name](), _typer()
+        alone.callback()(lambda: None)
+        if isinstance(loaded, typer.Typer):
+            alone.add_typer(loaded, name=name)
+        else:
+            alone.command(name)(_command(loaded))
+        self.commands[name] = typer.main.get_group(alone).commands[name]
+
+
+app = _typer(
     name="edged",
-    cls=_InOrder,
+    cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     help="Serve ONNX models to cameras from verified engines that fit the box as it is now.",
 )
 
@@ -104,10 +148,3 @@ def _root(
     ] = False,
 ) -> None:
     """Options of edged itself."""
-
-
-for _name, _each in _COMMANDS.items():
-    if isinstance(_each, typer.Typer):
-        app.add_typer(_each, name=_name)
-    else:
-        app.command(_name)(_command(_each))

@@ -13,12 +13,13 @@ Only the frozen generator of numpy and single IEEE operations on doubles are use
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edged.vision.image import Image
+if TYPE_CHECKING:
+    from edged.vision.image import Image
 
 _Plane: TypeAlias = npt.NDArray[np.float64]
 

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,10 +23,11 @@ from edged.models.samples import check_size
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from edged.verification import pictures
 from edged.verification.shape_range import ShapeRange, Shapes
-from edged.vision import image
 from edged.vision.family import Recognition, open_family
 from edged.vision.placement import Fit, Placement, place
-from edged.vision.prepare import Preparer
+
+if TYPE_CHECKING:
+    from edged.vision.image import Image
 
 _SEED = 20240229
 # Sizes tried for dynamic dimensions other than the first, in this order, until the reference takes one.
@@ -89,6 +91,8 @@ class Pictures:
     def __init__(self, signature: Signature, recognition: Recognition) -> None:
         if recognition.preprocess is None:
             raise InvalidInput(f"this model takes no picture: {recognition.picture}")
+        from edged.vision.prepare import Preparer  # loads OpenCV, which the daemon does without
+
         self._preparer = Preparer(recognition.preprocess)
         self._companions = _Companions(recognition)
         self._input = recognition.input
@@ -106,7 +110,7 @@ class Pictures:
         SHA-256 is not `content`."""
         return self._question(path.name, read_sample(path, content))
 
-    def _question(self, name: str, pixels: image.Image) -> Probe:
+    def _question(self, name: str, pixels: Image) -> Probe:
         # As in serving: with a fixed batch the picture is the first and the rest stay zero.
         tensor = np.zeros(self._shape, self._dtype)
         placement = self._preparer.prepare(pixels, tensor[0])
@@ -125,12 +129,14 @@ class _Companions:
         return dict(self._family.extra_inputs(placements)) if self._family is not None else {}
 
 
-def read_sample(path: Path, content: str = "") -> image.Image:
+def read_sample(path: Path, content: str = "") -> Image:
     """A user's picture, BGR uint8 [height, width, 3]. InvalidInput, with the file's name, if it cannot be used;
     Superseded if its SHA-256 is not `content`."""
+    from edged.vision.image import decode  # loads OpenCV, which the daemon does without
+
     encoded = sample_content(path, content)
     try:
-        return image.decode(encoded)
+        return decode(encoded)
     except EdgedError as error:
         raise InvalidInput(f"sample {path.name} cannot be used: {error}") from error
 
