@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -79,6 +79,23 @@ class Liveness(msgspec.Struct, frozen=True):
     overdue_s: Mapping[str, float] = {}
 
 
+class Start:
+    """The time in which the first models are examined: what is made meanwhile would take processors from them.
+
+    It ends for good once all models are examined, at the latest after two minutes: a model that keeps changing must not
+    stop builds of others.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began, self._is_over = began, False
+
+    def is_going_on(self, models: Collection[PlannedModel], now: float) -> bool:
+        """Whether it has not ended by `now`, in seconds of the clock of `began`."""
+        are_read = bool(models) and not any(planned.is_being_read for planned in models)
+        self._is_over = self._is_over or are_read or now - self._began >= _START_SECONDS
+        return not self._is_over
+
+
 class Controller:
     """Owns everything that is planned, made and opened. Runs on one event loop and never blocks it."""
 
@@ -136,7 +153,7 @@ class Controller:
         self.loader = Loader(
             self.selection, self.catalogue, self.overrides, builder, self._installed, self.wake, self._readiness
         )
-        self._has_started = False
+        self._start = Start(self.started)
         self._state = ""  # why the state folder cannot be written
 
     def _readable(self) -> tuple[str, ...]:
@@ -305,7 +322,7 @@ class Controller:
             paused=bool(paused) or is_reboot_pending,
             by_command=self.settings.build == "command",
             is_idle=self.load.is_low(now),
-            is_starting=self._is_starting(now),
+            is_starting=self._start.is_going_on(self.models.values(), now),
         ):
             if carry_out(action, now, self.catalogue, self.opener, self.maker):
                 self.wake()
@@ -317,16 +334,6 @@ class Controller:
         self.alarms.update([*wrong, *(alarm for concern in self.concerns for alarm in concern())])
         for observe in self.observers:
             observe()
-
-    def _is_starting(self, now: float) -> bool:
-        """Whether the first models are being examined: what is made meanwhile would take processors from them.
-
-        It ends for good, at the latest after a while: a model that keeps changing must not stop builds of others.
-        """
-        models = self.models.values()
-        are_read = bool(models) and not any(planned.is_being_read for planned in models)
-        self._has_started = self._has_started or are_read or now - self.started >= _START_SECONDS
-        return not self._has_started
 
     def _readiness(self, planned: PlannedModel) -> Readiness:
         return readiness(planned, self.health)
