@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -286,6 +287,17 @@ def test_daemon_import_loads_no_library_of_hosts_children_clients_or_other_comma
 def test_engine_host_import_loads_no_part_of_the_daemon() -> None:
     heavy = ("onnx", "asyncio", "google.protobuf", "zmq", "hpack", "ssl", "rich", "edged.config", "edged.serving")
     assert _loaded("import edged.host.main; import edged.backends.onnxruntime", *heavy) == []
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "4"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")])
+def test_main_import_lets_idle_blas_threads_sleep_unless_the_environment_says_otherwise(
+    given: dict[str, str], expected: str
+) -> None:
+    inherited = {name: value for name, value in os.environ.items() if name != "OPENBLAS_THREAD_TIMEOUT"}
+    program = "import edged.__main__, os, sys; print(os.environ['OPENBLAS_THREAD_TIMEOUT'], 'numpy' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=inherited | given, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == [expected, "False"]  # NumPy reads it once
 
 
 def _loaded(program: str, *modules: str) -> list[str]:
