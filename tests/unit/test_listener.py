@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+
 import pytest
 
-from edged.api.grpc.listener import most_connections, peer_of
+from edged.api.grpc.listener import Listener, most_connections, peer_of
+from edged.api.http2.call import Call
+from edged.api.http2.connection import Limits
+from tests.waiting import asynchronous
 
 
 @pytest.mark.parametrize(
@@ -24,3 +30,18 @@ def test_peer_of_names_as_grpc_does(address: tuple[str | int, ...], peer: str) -
 @pytest.mark.parametrize(("descriptors", "most"), [(1024, 224), (8192, 1024), (-1, 1024), (64, 16), (512, 96)])
 def test_connections_leave_descriptors_for_everything_else(descriptors: int, most: int) -> None:
     assert most_connections(descriptors) == most
+
+
+@asynchronous
+async def test_stop_while_a_client_is_within_its_handshake_disconnects_it() -> None:
+    async def handle(call: Call) -> None:
+        raise AssertionError
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    listener = Listener("127.0.0.1:0", Limits(), handle, secure=lambda: context)
+    await listener.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(listener.address.rpartition(":")[2]))
+    await asyncio.sleep(0.05)  # until it is accepted
+    await asyncio.wait_for(listener.stop(1.0), 5.0)
+    assert await asyncio.wait_for(reader.read(), 5.0) == b""
+    writer.close()

@@ -104,6 +104,7 @@ class Listener:
         self.leave()
         for task in self._greetings:
             task.cancel()
+        await asyncio.gather(*self._greetings, return_exceptions=True)  # a connection within its handshake has no end
         for connection in list(self._connections):
             connection.leave()
         if self._calls and grace > 0:
@@ -114,7 +115,6 @@ class Listener:
             await asyncio.wait(self._calls, timeout=_CLOSE_SECONDS)
         for connection in list(self._connections):
             connection.abort()
-        await asyncio.gather(*self._greetings, return_exceptions=True)
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
