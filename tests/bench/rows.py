@@ -22,13 +22,19 @@ import numpy as np
 from edged.proto import cameras_pb2
 from edged.shapes import MODEL_PATH, Scene
 from tests.bench.loads import ByHand, cameras, processor_seconds, pss_mb
+from tests.bench.nets import NETS, save
 from tests.bench.raw import raw
 from tests.bench.table import Figures, Line, compare, in_rounds
+from tests.bench.triton import FORMS, Triton
+from tests.bench.triton import fetch as fetch_triton
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
 from tests.integration.inference_calls import Calls, request
 from tests.integration.test_http import HttpDaemon
 from tests.overload import jain, offer
+from tests.system.perf_analyzer.__main__ import cache_folder
+from tests.system.perf_analyzer.fetched import Program, fetch
+from tests.system.perf_analyzer.runs import run
 
 _SETTLES = 300.0  # seconds for engines to be made
 _FORMS = ((1, 1), (1, 2), (2, 1))  # workers and threads each, by hand
@@ -222,6 +228,52 @@ def tracing(bench: Bench) -> list[Line]:
     return [compare("tracing", measured, name, ["off"], "p50 ms", None, more=False) for name in list(levels)[1:]]
 
 
+def triton(bench: Bench) -> list[Line]:
+    """perf_analyzer against edged with its own choice of engines / against the best form of Triton.
+
+    Triton's Python backend runs ONNX Runtime with the same model; each form of it is measured in each round."""
+    program, folder = fetch(cache_folder()), fetch_triton(cache_folder() / "triton")
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory(prefix="eb-") as home, contextlib.ExitStack() as stack:
+        peer = Triton(folder)
+        for net in NETS:
+            save(net, Path(home) / f"{net.name}.onnx")
+            peer.add(net.name, Path(home) / f"{net.name}.onnx", net.size, net.channels[-1])
+
+        def prepare(daemon: Daemon) -> None:
+            for net in NETS:
+                save(net, daemon.models / f"{net.name}.onnx")
+
+        found = stack.enter_context(bench.daemons(prepare))
+        for daemon in found.values():
+            for net in NETS:
+                daemon.settled(net.name, _SETTLES)
+        stack.enter_context(peer)
+        for net in NETS:
+            shape = ("--shape", f"images:1,3,{net.size},{net.size}")
+            for mode, count in (("sync", 1), ("async", 4), ("async", 8), ("streaming", 4)):
+                ways: dict[str, Callable[[], Figures]] = {
+                    name: partial(_analyzed, program, daemon.tcp, net.name, mode, shape, count)
+                    for name, daemon in found.items()
+                }
+                for form in FORMS:
+                    served = peer.name(net.name, form)
+                    ways[form] = partial(_analyzed, program, peer.address, served, mode, shape, count)
+                measured = in_rounds(ways, bench.rounds)
+                goal = 0.7 if net.name == "tiny" else 1.15
+                for name in found:
+                    row = f"{net.name}, {mode}, {count} in flight"
+                    lines.append(compare(row, measured, name, list(FORMS), "inferences/s", goal))
+    return lines
+
+
+def _analyzed(program: Program, address: str, model: str, mode: str, options: tuple[str, ...], count: int) -> Figures:
+    done = run(program, address, model, mode, options, f"{count}:{count}:1")
+    if done.problem:
+        raise RuntimeError(f"{model} at {address}: {done.problem}")
+    return {"inferences/s": done.throughput[count]}
+
+
 ROWS: Mapping[str, Callable[[Bench], list[Line]]] = {
     "tensors": tensors,
     "cameras": cameras_jpeg,
@@ -230,6 +282,7 @@ ROWS: Mapping[str, Callable[[Bench], list[Line]]] = {
     "memory": memory,
     "http": http,
     "tracing": tracing,
+    "triton": triton,
 }
 
 
