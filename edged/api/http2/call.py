@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Message: TypeAlias = "bytes | memoryview"
 
 _PREFIX = struct.Struct(">BI")  # whether the message is compressed, and its size
-_WIDENED = 1 << 20  # bytes by which the window of one call may grow
 _AT_ONCE = 32  # messages that are read before other tasks have their turn
 _EXPIRY_SECONDS = 0.05  # after a deadline: the handler's own error says more, and comes first
 
@@ -127,17 +126,14 @@ class Call:
         return data
 
     def _let_in(self) -> None:
-        """Let the client send the rest of the incomplete message; later ones as large come without asking."""
+        """Let the client send the rest of the incomplete message."""
         if self._expected < 0 or self._expected - self._filled <= self.receive_window:
             return
         self._connection.allow(self)
         more = self._expected - self._filled - self.receive_window
         if more <= 0:
             return
-        if self.widened + more <= _WIDENED:
-            self.widened += more
-        else:
-            self.granted += more
+        self.granted += more
         self._connection.grant(self, more)
 
     async def _news(self) -> None:

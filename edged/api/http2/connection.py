@@ -26,6 +26,9 @@ _BUFFER = 32 << 10  # bytes read at once, unless they go straight to a large mes
 _DIRECT = 16 << 10  # bytes, from which they do
 _AT_ONCE = 64  # new calls, before other connections have their turn
 _REPLENISHED = 1 << 20  # bytes, after which the client may send as many again
+_ON_THEIR_WAY = 4  # messages of a stream
+_WIDEST = 4 << 20  # bytes, of the window of one call
+_POOL = 16 << 20  # bytes by which the windows of all calls of a connection may grow
 _COPIED = 64 << 10  # bytes of an answer that are joined with its headers
 _UNSENT = 1 << 20  # bytes that wait for the kernel, from which calls wait
 
@@ -83,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self._block: bytearray | None = None  # an incomplete one of headers
         self._block_stream = self._block_flags = 0
         self._last_stream = 0
-        self._receive_window, self._consumed = limits.window, 0
+        self._receive_window, self._consumed, self._pool = limits.window, 0, _POOL
         self._send_window = self._peer_window = frames.DEFAULT_WINDOW  # the second: of each new call
         self._max_frame = frames.DEFAULT_FRAME
         self._is_writable, self._room = True, list[asyncio.Future[None]]()
@@ -493,8 +496,18 @@ class Connection(asyncio.BufferedProtocol):
         if size:
             self._replenish(size)
             call.credit += size
+            if more and not call.has_ended:
+                self._widen_for(call, size)
             if more and call.credit >= self._limits.stream_window // 2:  # each update wakes the client
                 self.allow(call)
+
+    def _widen_for(self, call: Call, size: int) -> None:
+        """Let a stream of large messages have several of them on their way, as far as the connection's pool goes."""
+        wanted = min(size * _ON_THEIR_WAY, _WIDEST) - self._limits.stream_window - call.widened
+        if (more := min(wanted, self._pool)) > 0:
+            self._pool -= more
+            call.widened += more
+            self.grant(call, more)
 
     def allow(self, call: Call) -> None:
         """Let the client send as many bytes of a call as were read of it."""
@@ -535,6 +548,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._data is call:
             self._data = None
+        self._pool += call.widened
         self._replenish(call.unread - call.granted - call.widened)
         call.unread = call.granted = call.widened = 0
         self._close_if_done()
