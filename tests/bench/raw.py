@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SETTLES = 300.0  # seconds for engines to be made
 _WIDTH, _HEIGHT = 1280, 720
 _CLIENT = Path(__file__).with_name("raw_client.py")
-_BARE = {"bare, 1 worker": (1, 1), "bare, 2 workers": (2, 1)}  # workers and threads each
+_BARE = {"bare, 1 x 1 thread": (1, 1), "bare, 1 x 2 threads": (1, 2), "bare, 2 x 1 thread": (2, 1)}
 # Name, cameras, and the arguments of their streams.
 _LOADS: tuple[tuple[str, int, dict[str, bool]], ...] = (
     ("1 in flight", 1, {"lossless": True}),
@@ -36,11 +36,10 @@ _GOALS = {"bytes": 0.6, "shared": 0.9}
 
 
 def raw(bench: Bench) -> list[Line]:
-    """Raw frames of 1280x720, as bytes and by shared memory / the best loop in one process, both with ONNX Runtime and
-    one thread for each inference."""
+    """Raw frames of 1280x720, as bytes and by shared memory / the best loop in one process, with ONNX Runtime."""
     scene, lines = Scene(1, _WIDTH, _HEIGHT), list[Line]()
     pictures = [np.ascontiguousarray(scene.frame(number)[0]) for number in range(8)]
-    with bench.daemons(_one_engine) as found, contextlib.ExitStack() as stack:
+    with bench.daemons(_onnxruntime_only) as found, contextlib.ExitStack() as stack:
         clients: dict[str, Callable[..., Figures]] = {}
         for name, daemon in found.items():
             daemon.settled("shapes", _SETTLES)
@@ -98,11 +97,11 @@ def _bare(loop: ByHand, pictures: list[np.ndarray], seconds: float) -> Figures:
     return dict.fromkeys(("CPU ms", "daemon CPU ms", "host CPU ms", "client CPU ms"), used) | {"frames/s": rate}
 
 
-def _one_engine(daemon: Daemon) -> None:
+def _onnxruntime_only(daemon: Daemon) -> None:
     folder = daemon.models / "shapes"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.onnx").write_bytes(Path(MODEL_PATH).read_bytes())
-    (folder / "edged.toml").write_text('backends = "onnxruntime"\nthreads = "1"\n')
+    (folder / "edged.toml").write_text('backends = "onnxruntime"\n')
 
 
 @contextlib.contextmanager
