@@ -173,3 +173,18 @@ def test_give_back_early_keeps_the_room_for_a_while() -> None:
         await until(lambda: not budget.used)
 
     play(scene, 64 << 20, 64 << 20)
+
+
+def test_take_cancelled_while_room_is_given_ends_as_cancelled() -> None:
+    async def scene(budget: Budget) -> None:
+        await budget.take("a", 10)
+        waiting = asyncio.ensure_future(budget.take("b", 10))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        budget.give_back("a", 10, 1.0)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert budget.used == 0
+        await asyncio.wait_for(budget.take("c", 10), 1)
+
+    play(scene, 10, 10)

@@ -200,7 +200,7 @@ class Budget:
         except asyncio.CancelledError:
             if waiter.turn.done() and not waiter.turn.cancelled():
                 self._remove(client, size)
-            else:
+            elif waiter in self._waiting:  # another's end may have passed over it already
                 self._waiting.remove(waiter)
             self._wake()
             raise
