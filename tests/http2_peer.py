@@ -41,6 +41,7 @@ class Transport:
     written: bytearray = field(default_factory=bytearray)
     is_closed: bool = False
     is_reading: bool = True
+    resumed: Callable[[], None] | None = None
 
     def write(self, data: bytes) -> None:
         assert not self.is_closed
@@ -59,6 +60,8 @@ class Transport:
 
     def resume_reading(self) -> None:
         self.is_reading = True
+        if self.resumed is not None:
+            asyncio.get_running_loop().call_soon(self.resumed)
 
     def set_write_buffer_limits(self, high: int) -> None:
         pass
@@ -75,6 +78,8 @@ class Peer:
         self._answer, self._tasks = answer, set[asyncio.Task[None]]()
         self._decoder, self._encoder = hpack.Decoder(), hpack.Encoder()
         self._read = 0
+        self._unsent, self._piece = b"", 0
+        self.transport.resumed = self._deliver
         self.connection = Connection(limits or Limits(), self._begin, "ipv4:127.0.0.1:4711", lambda _: None)
         self.connection.connection_made(cast(asyncio.Transport, self.transport))
         if greets:
@@ -87,15 +92,20 @@ class Peer:
         return task
 
     def send(self, data: bytes, piece: int = 1 << 20) -> None:
-        """Send bytes, at most `piece` at a time."""
-        position = 0
-        while position < len(data) and not self.transport.is_closed:
+        """Send bytes, at most `piece` at a time; what the connection does not read yet follows when it does."""
+        self._unsent, self._piece = self._unsent + data, piece
+        self._deliver()
+
+    def _deliver(self) -> None:
+        position, data = 0, self._unsent
+        while position < len(data) and self.transport.is_reading and not self.transport.is_closed:
             place = self.connection.get_buffer(-1)
-            count = min(len(place), piece, len(data) - position)
+            count = min(len(place), self._piece, len(data) - position)
             assert count
             place[:count] = data[position : position + count]
             self.connection.buffer_updated(count)
             position += count
+        self._unsent = data[position:]
 
     def begin(self, stream: int, *more: tuple[bytes, bytes], flags: int = http2.END_HEADERS) -> None:
         """Begin a call."""

@@ -337,14 +337,24 @@ async def test_connection_unfit_message_fails_the_call_alone(data: bytes, status
         (http2.ping() * 5000, Code.ENHANCE_YOUR_CALM),
         (http2.settings() * 5000, Code.ENHANCE_YOUR_CALM),
         (http2.frame(99) * 5000, Code.ENHANCE_YOUR_CALM),
+        (http2.frame(http2.PING, http2.ACK, 0, bytes(8)) * 5000, Code.ENHANCE_YOUR_CALM),
+        (
+            http2.call(1, "/a/b") + http2.reset(1) + http2.frame(http2.HEADERS, 5, 1, b"\x83") * 5000,
+            Code.ENHANCE_YOUR_CALM,
+        ),
+        (http2.call(1, "/a/b") + http2.frame(http2.DATA, 0, 1, b"\0") * 5000, Code.ENHANCE_YOUR_CALM),
+        (
+            http2.call(1, "/a/b") + http2.reset(1) + http2.frame(http2.DATA, 0, 1, bytes(99)) * 5000,
+            Code.ENHANCE_YOUR_CALM,
+        ),
     ],
 )
 @asynchronous
 async def test_connection_broken_protocol_ends_it(data: bytes, code: Code) -> None:
     peer = Peer(echo)
     peer.send(data)
+    await until(lambda: peer.transport.is_closed)
     assert code_of(peer) == code
-    assert peer.transport.is_closed
 
 
 @asynchronous
@@ -394,6 +404,24 @@ async def test_connection_many_calls_at_once_leave_turns_to_others() -> None:
     assert not peer.transport.is_reading
     await until(lambda: len(peer.calls) == 200)
     assert peer.transport.is_reading
+    peer.lose()
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        http2.frame(http2.DATA, 0, 1, bytes(65)) * 3000,
+        http2.frame(http2.DATA, 0, 1, bytes(5) * 60_000),
+        http2.ping() * 3000,
+        b"".join(http2.frame(http2.HEADERS, http2.END_HEADERS, n, b"\x83" * 500) for n in range(3, 401, 2)),
+    ],
+)
+@asynchronous
+async def test_connection_flood_of_frames_leaves_turns_to_others(flood: bytes) -> None:
+    peer = Peer(wait)
+    peer.send(http2.call(1, "/a/b") + flood)
+    assert not peer.transport.is_reading
+    await until(lambda: peer.transport.is_reading)
     peer.lose()
 
 

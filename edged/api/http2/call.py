@@ -148,9 +148,9 @@ class Call:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def feed(self, data: memoryview) -> None:
-        """Take bytes of the stream."""
-        position, end = 0, len(data)
+    def feed(self, data: memoryview) -> int:
+        """Take bytes of the stream; return how many messages began."""
+        position, end, began = 0, len(data), 0
         while position < end and not self.has_ended:
             if self._expected < 0:
                 begin = position
@@ -158,14 +158,15 @@ class Call:
                     position += _PREFIX.size - len(self._prefix)
                     self._prefix += data[begin:position]
                     if len(self._prefix) < _PREFIX.size:
-                        return
+                        break
                     packed, size = _PREFIX.unpack(self._prefix)
                     self._prefix = b""
                 else:
                     packed, size = _PREFIX.unpack_from(data, position)
                     position += _PREFIX.size
+                began += 1
                 if not self._accepts(packed, size):
-                    return
+                    break
                 if end - position >= size:
                     self._messages.append(bytes(data[position : position + size]))
                     position += size
@@ -175,6 +176,7 @@ class Call:
                 self._partial = np.empty(size, np.uint8).data
             position += self._fill(data[position:])
         self._wake()
+        return began
 
     def _fill(self, data: memoryview) -> int:
         """Copy into the incomplete message; return how much."""

@@ -24,7 +24,9 @@ _LOG = logging.getLogger("edged.api")
 
 _BUFFER = 32 << 10  # bytes read at once, unless they go straight to a large message
 _DIRECT = 16 << 10  # bytes, from which they do
-_AT_ONCE = 64  # new calls, before other connections have their turn
+_AT_ONCE = 1024  # units of work, before other connections have their turn: a frame is one
+_HEADERS_WORK = 16  # of those: to begin a call
+_MESSAGES_WORK, _BLOCK_WORK = 4, 16  # per unit: messages, bytes of headers
 _REPLENISHED = 1 << 20  # bytes, after which the client may send as many again
 _ON_THEIR_WAY = 4  # messages of a stream
 _WIDEST = 4 << 20  # bytes, of the window of one call
@@ -60,6 +62,9 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 _RESET_COST = 4.0  # of the allowance: a call has begun
+_SETTINGS_COST = 16.0  # each running call has a window
+_BLOCK_COST = 512  # bytes of headers
+_TINY = 64  # bytes of a frame with a part of a message, below which it counts as one without
 _ANSWERED = 2.0  # back to the allowance for a message: clients allow more bytes, and acknowledge
 
 
@@ -94,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._is_pinged = self._is_leaving = self._is_closed = False
-        self._begun = 0  # calls in this turn
+        self._work = 0  # since others had their turn
         self._next_turn: asyncio.Handle | None = None
 
     @property
@@ -189,18 +194,18 @@ class Connection(asyncio.BufferedProtocol):
             self._begin, self._has_preface = size, True
         if self._next_turn is not None:
             return
-        self._begun = 0
         while not self._is_closed:
+            if self._work >= _AT_ONCE:
+                self._transport.pause_reading()
+                self._next_turn = self._loop.call_soon(self._go_on)
+                return
             if self._data_rest or self._padding_rest:
                 if not self._take_data():
                     break
                 continue
             if self._end - self._begin < frames.HEADER.size:
                 break
-            if self._begun >= _AT_ONCE:
-                self._transport.pause_reading()
-                self._next_turn = self._loop.call_soon(self._go_on)
-                return
+            self._work += 1
             size, flags, stream = frames.HEADER.unpack_from(self._buffer, self._begin)
             size, kind, stream = size >> 8, size & 0xFF, stream & frames.LARGEST_WINDOW
             if not self._has_settings and kind != frames.SETTINGS:
@@ -226,7 +231,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Continue after a turn of the others."""
-        self._next_turn = None
+        self._next_turn, self._work = None, 0
         if self._is_closed:
             return
         self._transport.resume_reading()
@@ -265,7 +270,7 @@ class Connection(asyncio.BufferedProtocol):
             call.unread += size - padding
         if unread:
             self._replenish(unread)
-        if size == padding and not flags & frames.END_STREAM:
+        if call is None or (size - padding < _TINY and not flags & frames.END_STREAM):
             self._charge(1.0)
         self._begin = begin
         self._data, self._data_stream, self._data_flags = call, stream, flags
@@ -281,7 +286,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         if self._data_rest:
             if self._data is not None:
-                self._data.feed(self._buffer[self._begin : self._begin + count])
+                self._work += self._data.feed(self._buffer[self._begin : self._begin + count]) // _MESSAGES_WORK
                 if self._data is not None and self._data.has_ended:
                     self._data = None
             self._data_rest -= count
@@ -316,8 +321,8 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == frames.PING:
             if len(payload) != 8:
                 raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a ping of a wrong size")
+            self._charge(1.0)
             if not flags & frames.ACK:
-                self._charge(1.0)
                 self.send(frames.ping(payload, frames.ACK))
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a push of a client")
@@ -328,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
             self._charge(1.0)
 
     def _settings(self, flags: int, payload: bytes) -> None:
-        self._charge(1.0)
+        self._charge(_SETTINGS_COST)
         if flags & frames.ACK:
             return
         found = frames.read_settings(payload)
@@ -395,7 +400,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def _headers(self, stream: int, flags: int, block: bytes) -> None:
         """Begin a call, or end its messages: the client's trailers say nothing."""
+        self._work += _HEADERS_WORK + len(block) // _BLOCK_WORK
+        if cost := len(block) // _BLOCK_COST:
+            self._charge(cost)
         if stream <= self._last_stream:
+            self._charge(1.0)
             self._decoder.fields(block)
             if (call := self.calls.get(stream)) is not None:
                 if not flags & frames.END_STREAM or not call.is_receiving:
@@ -403,7 +412,6 @@ class Connection(asyncio.BufferedProtocol):
                 call.received_all()
             return
         self._last_stream = stream
-        self._begun += 1
         try:
             head = self._decoder.decode(block)
         except MalformedHead:
