@@ -93,7 +93,7 @@ def tensors(bench: Bench) -> list[Line]:
             measured = in_rounds(ways, bench.rounds)
             row = f"tensors, {values.nbytes} bytes"
             for name in found:
-                lines.append(compare(row, measured, name, ["empty grpc.aio call"], "p50 ms", 3.0, more=False))
+                lines.append(compare(row, measured, name, ["empty grpc.aio call"], "p50 ms", 1.8, more=False))
                 lines.append(compare(row, measured, name, ["empty grpc.aio call"], "CPU ms", None, more=False))
     return lines
 
