@@ -22,7 +22,8 @@ Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 MOST_BLOCK = 24 << 10  # bytes of one call's headers as they are sent; more ends the connection
 _MOST_LIST = 64 << 10  # bytes when decoded, as RFC 9113, section 6.5.2 counts them; more ends the connection
 MOST_METADATA = 16 << 10  # the same; more fails the call
-_MOST_KNOWN = 64  # blocks that are remembered
+_MOST_KNOWN = 16  # blocks that are remembered
+_MOST_REMEMBERED = 2 << 10  # bytes of the metadata of one
 _OVERHEAD = 32
 _INDEXED = frozenset(range(0x81, 0xFF))  # a byte that alone is a whole field of the table
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -61,7 +62,7 @@ class HeadDecoder:
         if found is None:
             fields = self.fields(block)
             found = read_head(fields)
-            if _INDEXED.issuperset(block) and len(self._known) < _MOST_KNOWN:
+            if _INDEXED.issuperset(block) and len(self._known) < _MOST_KNOWN and _is_small(found.metadata):
                 self._known[block] = found
         return found
 
@@ -75,6 +76,10 @@ class HeadDecoder:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers that are too large") from None
         except (hpack.HPACKError, UnicodeError, IndexError, ValueError):
             raise ConnectionFault(Code.COMPRESSION_ERROR, "headers that cannot be decoded") from None
+
+
+def _is_small(metadata: Metadata) -> bool:
+    return sum(len(name) + len(value) for name, value in metadata) <= _MOST_REMEMBERED
 
 
 def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
