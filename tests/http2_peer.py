@@ -40,6 +40,7 @@ class Transport:
 
     written: bytearray = field(default_factory=bytearray)
     is_closed: bool = False
+    is_aborted: bool = False
     is_reading: bool = True
     resumed: Callable[[], None] | None = None
 
@@ -53,7 +54,8 @@ class Transport:
     def close(self) -> None:
         self.is_closed = True
 
-    abort = close
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
 
     def pause_reading(self) -> None:
         self.is_reading = False

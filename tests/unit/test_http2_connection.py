@@ -426,6 +426,50 @@ async def test_connection_flood_of_frames_leaves_turns_to_others(flood: bytes) -
 
 
 @asynchronous
+async def test_connection_client_that_reads_nothing_begins_no_more_calls() -> None:
+    peer = Peer(echo)
+    peer.connection.pause_writing()
+    sent = len(peer.transport.written)
+    peer.send(b"".join(http2.call(stream, "/a/b") for stream in range(1, 401, 2)) + http2.ping() * 100)
+    await asyncio.sleep(0.01)
+    assert not peer.calls
+    assert not peer.transport.is_reading
+    assert len(peer.transport.written) == sent
+    peer.connection.resume_writing()
+    await until(lambda: len(peer.calls) == 200)
+    await until(lambda: http2.PING in [frame.kind for frame in peer.frames()])
+    assert peer.transport.is_reading
+    peer.lose()
+
+
+@asynchronous
+async def test_connection_padding_uses_up_no_window() -> None:
+    limits = Limits(stream_window=64 << 10)
+    peer = Peer(echo_all, limits)
+    peer.begin(1)
+    peer.frames()
+    allowed = limits.stream_window
+    padded = http2.frame(http2.DATA, http2.PADDED, 1, b"\xff" + b"\0\0\0\0\0" + bytes(255))
+    for _ in range(1000):
+        peer.send(padded)
+        allowed -= len(padded) - 9
+        await asyncio.sleep(0)
+        updates = [each for each in peer.frames() if each.kind == http2.WINDOW_UPDATE and each.stream == 1]
+        allowed += sum(int.from_bytes(each.payload, "big") for each in updates)
+        assert allowed > 0
+    peer.lose()
+
+
+@asynchronous
+async def test_connection_that_ended_is_cut_off_if_its_client_reads_no_more() -> None:
+    peer = Peer(echo, Limits(keepalive=0.05, answer=0.05, handshake=0.05))
+    peer.send(http2.update(0, 0))
+    assert peer.transport.is_closed
+    assert not peer.transport.is_aborted
+    await until(lambda: peer.transport.is_aborted)
+
+
+@asynchronous
 async def test_leave_answers_running_calls_and_refuses_new_ones() -> None:
     go = asyncio.Event()
 

@@ -34,6 +34,9 @@ _POOL = 16 << 20  # bytes by which the windows of all calls of a connection may 
 _COPIED = 64 << 10  # bytes of an answer that are joined with its headers
 _UNSENT = 1 << 20  # bytes that wait for the kernel, from which calls wait
 
+# Frames that are answered without waiting for room.
+_ANSWERED_AT_ONCE = frozenset({frames.HEADERS, frames.CONTINUATION, frames.PING, frames.SETTINGS})
+
 # Begin the task that answers a call.
 Begin: TypeAlias = "Callable[[Call], asyncio.Task[None]]"
 
@@ -94,7 +97,8 @@ class Connection(asyncio.BufferedProtocol):
         self._receive_window, self._consumed, self._pool = limits.window, 0, _POOL
         self._send_window = self._peer_window = frames.DEFAULT_WINDOW  # the second: of each new call
         self._max_frame = frames.DEFAULT_FRAME
-        self._is_writable, self._room = True, list[asyncio.Future[None]]()
+        self._is_writable, self._room = True, dict[asyncio.Future[None], None]()
+        self._is_waiting = False  # for the client to read, before it may ask for more
         self._allowance, self._allowed_at = limits.allowance, self._loop.time()
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -148,6 +152,9 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_writable = True
         self._wake()
+        if self._is_waiting and not self._is_closed:
+            self._is_waiting = False
+            self._next_turn = self._loop.call_soon(self._go_on)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._data is not None and self._begin == self._end and self._data_rest >= _DIRECT:
@@ -205,9 +212,13 @@ class Connection(asyncio.BufferedProtocol):
                 continue
             if self._end - self._begin < frames.HEADER.size:
                 break
-            self._work += 1
             size, flags, stream = frames.HEADER.unpack_from(self._buffer, self._begin)
             size, kind, stream = size >> 8, size & 0xFF, stream & frames.LARGEST_WINDOW
+            if not self._is_writable and kind in _ANSWERED_AT_ONCE:
+                self._transport.pause_reading()
+                self._is_waiting = True
+                return
+            self._work += 1
             if not self._has_settings and kind != frames.SETTINGS:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "the first frame has no settings")
             if self._block is not None and (kind != frames.CONTINUATION or stream != self._block_stream):
@@ -266,8 +277,8 @@ class Connection(asyncio.BufferedProtocol):
             call.receive_window -= size
             if call.receive_window < 0:
                 raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than the call's window")
-            call.receive_window += padding
             call.unread += size - padding
+            self._credit(call, padding)
         if unread:
             self._replenish(unread)
         if call is None or (size - padding < _TINY and not flags & frames.END_STREAM):
@@ -487,11 +498,14 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _has_room(self) -> None:
         room = self._loop.create_future()
-        self._room.append(room)
-        await room
+        self._room[room] = None
+        try:
+            await room
+        finally:
+            self._room.pop(room, None)
 
     def _wake(self) -> None:
-        waiting, self._room = self._room, []
+        waiting, self._room = self._room, {}
         for room in waiting:
             if not room.done():
                 room.set_result(None)
@@ -503,11 +517,15 @@ class Connection(asyncio.BufferedProtocol):
         self._allowance += _ANSWERED
         if size:
             self._replenish(size)
-            call.credit += size
             if more and not call.has_ended:
                 self._widen_for(call, size)
-            if more and call.credit >= self._limits.stream_window // 2:  # each update wakes the client
-                self.allow(call)
+            self._credit(call, size if more else 0)
+
+    def _credit(self, call: Call, size: int) -> None:
+        """Bytes of a call that it no longer holds."""
+        call.credit += size
+        if size and call.credit >= self._limits.stream_window // 2:  # each update wakes the client
+            self.allow(call)
 
     def _widen_for(self, call: Call, size: int) -> None:
         """Let a stream of large messages have several of them on their way, as far as the connection's pool goes."""
@@ -573,16 +591,20 @@ class Connection(asyncio.BufferedProtocol):
         for call in list(self.calls.values()):
             call.finish(Status.UNAVAILABLE, "the daemon stops")
             call.abandon()
-        if not self._is_closed:
-            self._transport.close()
+        self._close()
 
     def abort(self) -> None:
         """Close at once, whatever was not sent yet."""
-        if not self._is_closed:
-            self._transport.abort()
+        self._transport.abort()
 
     def _close_if_done(self) -> None:
-        if self._is_leaving and not self.calls and not self._is_closed:
+        if self._is_leaving and not self.calls:
+            self._close()
+
+    def _close(self) -> None:
+        """Read nothing more, and close when the client has read what was sent; the keepalive limits how long."""
+        if not self._is_closed:
+            self._is_closed = True
             self._transport.close()
 
     def _fail(self, fault: ConnectionFault) -> None:
@@ -594,11 +616,9 @@ class Connection(asyncio.BufferedProtocol):
                 fault.why,
             )
         self.send(frames.go_away(self._last_stream, fault.code, fault.why))
-        self._is_leaving = True
         for call in list(self.calls.values()):
             call.abandon()
-        self._transport.close()
-        self._is_closed = True
+        self._close()
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
