@@ -51,6 +51,9 @@ class Transport:
     def writelines(self, parts: Iterable[bytes]) -> None:
         self.write(b"".join(parts))
 
+    def is_closing(self) -> bool:
+        return self.is_closed
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -470,6 +470,17 @@ async def test_connection_that_ended_is_cut_off_if_its_client_reads_no_more() ->
 
 
 @asynchronous
+async def test_connection_that_broke_is_written_no_more() -> None:
+    """Before asyncio tells it, as it logs every such write."""
+    peer = Peer(echo)
+    peer.begin(1)
+    peer.transport.is_closed = True  # its fake refuses to be written
+    peer.calls[0].finish(Status.OK)
+    peer.lose()
+    await peer.end()
+
+
+@asynchronous
 async def test_leave_answers_running_calls_and_refuses_new_ones() -> None:
     go = asyncio.Event()
 

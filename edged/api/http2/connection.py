@@ -450,8 +450,8 @@ class Connection(asyncio.BufferedProtocol):
     # -- frames that go ------------------------------------------------------------------------------------------------
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send bytes of frames; dropped if the connection is closed."""
-        if data and not self._is_closed:
+        """Send bytes of frames; dropped if the connection is closed or broken, which asyncio would log for each."""
+        if data and not self._is_closed and not self._transport.is_closing():
             self._transport.write(data)
 
     def send_headers(self, stream: int, block: bytes, flags: int) -> None:
@@ -493,7 +493,7 @@ class Connection(asyncio.BufferedProtocol):
                 parts.append(data[max(0, position) : max(0, last)])
                 position = last
             self._allowance += _ANSWERED * len(parts)
-            if not self._is_closed:
+            if not self._is_closed and not self._transport.is_closing():
                 self._transport.writelines(parts)
 
     async def _has_room(self) -> None:
