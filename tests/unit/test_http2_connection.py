@@ -469,6 +469,30 @@ async def test_connection_that_ended_is_cut_off_if_its_client_reads_no_more() ->
     await until(lambda: peer.transport.is_aborted)
 
 
+@pytest.mark.parametrize("way", ["answered", "reset"])
+@asynchronous
+async def test_call_that_ended_keeps_no_messages_and_no_window(way: str) -> None:
+    limits = Limits(streams=1, stream_window=64 << 10)
+    peer = Peer(wait, limits)
+    peer.frames()
+    allowed = limits.window
+    for stream in range(1, 41, 2):
+        peer.begin(stream)
+        peer.send(http2.frame(http2.DATA, 0, stream, b"\0\0\0\x20\0" + bytes(8192) + b"\0\0\1\0\0" + bytes(4000)))
+        call = peer.calls[-1]
+        assert await call.announced() == 8192
+        if way == "reset":
+            peer.send(http2.reset(stream))
+        else:
+            call.finish(Status.OK)
+        assert await call.announced() is None
+        assert await call.read() is None
+        grown = [frame for frame in peer.frames() if frame.kind == http2.WINDOW_UPDATE and not frame.stream]
+        allowed += sum(int.from_bytes(frame.payload, "big") for frame in grown) - 8192 - 4010
+        assert 0 < allowed <= limits.window
+    peer.lose()
+
+
 @asynchronous
 async def test_connection_that_broke_is_written_no_more() -> None:
     """Before asyncio tells it, as it logs every such write."""

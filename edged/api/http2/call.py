@@ -108,15 +108,15 @@ class Call:
 
     async def read(self) -> Message | None:
         """The next message, however large; None if there is no further one. A client can send little of it before."""
+        self._at_once += 1
+        if self._at_once >= _AT_ONCE:
+            self._at_once = 0
+            await asyncio.sleep(0)
         while not self._messages:
             if self._received_all or self.has_ended:
                 return None
             self._let_in()
             await self._news()
-        self._at_once += 1
-        if self._at_once >= _AT_ONCE:
-            self._at_once = 0
-            await asyncio.sleep(0)
         data = self._messages.popleft()
         size = len(data) + _PREFIX.size
         extra = min(size, self.granted)
@@ -287,8 +287,7 @@ class Call:
         if self.is_reset:
             return
         self.has_ended = True
-        if self._expiry is not None:
-            self._expiry.cancel()
+        self._drop()
         if self.is_receiving:  # the client need not send the rest
             self._connection.send(frames.reset(self.stream, Code.NO_ERROR))
         self._connection.forget(self)
@@ -297,11 +296,17 @@ class Call:
     def abandon(self) -> None:
         """The client has gone, or wants no answer."""
         self.is_reset = self.has_ended = True
-        if self._expiry is not None:
-            self._expiry.cancel()
+        self._drop()
         self._connection.forget(self)
         self._wake()
         self._cancel()
+
+    def _drop(self) -> None:
+        """Keep no messages, however long a task or an error's traceback keeps the call."""
+        self._messages.clear()
+        self._partial, self._expected = None, -1
+        if self._expiry is not None:
+            self._expiry.cancel()
 
     def _expire(self) -> None:
         self.finish(Status.DEADLINE_EXCEEDED, "the deadline passed")
