@@ -5,23 +5,26 @@ from __future__ import annotations
 import ast
 import asyncio
 import itertools
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import edged
 from edged.api.auth.guard import Guard
 from edged.api.auth.limits import Bounds
-from edged.api.grpc.call_guard import CallGuard
+from edged.api.grpc.call_guard import CallGuard, end
 from edged.api.grpc.rpc import Context, Method, Service
 from edged.api.http2.call import Call, Message
 from edged.api.http2.status import Status
 from edged.config import Access, Tls
-from edged.errors import ClientLimited
+from edged.errors import ClientLimited, InvalidInput
 from tests.fake_call import FakeCall
+from tests.http2_peer import Peer
 from tests.waiting import asynchronous, until
 
 SOURCE = Path(edged.__file__).parent
@@ -192,3 +195,28 @@ def test_no_generator_is_iterated_without_being_closed() -> None:
         if isinstance(node, ast.AsyncFor) or node.is_async
     ]
     assert found == []
+
+
+@asynchronous
+async def test_end_with_an_error_that_is_kept_keeps_no_message() -> None:
+    kept = list[weakref.ref[object]]()
+
+    def read() -> None:
+        message = np.zeros(1)
+        kept.append(weakref.ref(message))
+        raise InvalidInput("unfit")
+
+    async def answer(call: Call) -> None:
+        try:
+            read()
+        except InvalidInput as error:
+            end(call, error)
+            errors.append(error)
+
+    errors = list[Exception]()
+    peer = Peer(answer)
+    peer.begin(1)
+    await peer.end()
+    assert errors
+    assert kept[0]() is None
+    peer.lose()

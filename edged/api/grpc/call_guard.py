@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import traceback
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
@@ -213,4 +214,5 @@ def end(call: Call, error: Exception) -> tuple[Status, str]:
     """End a call with the status of an error; return it and its message."""
     status, message = describe(error)
     call.finish(status, message, trailing(error, status, message))
+    traceback.clear_frames(error.__traceback__)  # they may hold a large message until Python looks for cycles
     return status, message
