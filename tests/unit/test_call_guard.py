@@ -127,6 +127,33 @@ async def test_run_caller_beyond_its_limit_is_refused_before_its_message_is_read
     assert "grpc-retry-pushback-ms" in dict(call.ended[2])
 
 
+@asynchronous
+async def test_run_call_counts_for_its_client_before_its_message_comes(guard: Guard) -> None:
+    class Silent(FakeCall):
+        async def announced(self) -> int | None:
+            await asyncio.Event().wait()
+            return None
+
+    guard.limits.bounds = Bounds(streams=1, requests=1, size=1 << 20, rate=1000.0)
+    silent = asyncio.create_task(run(guarded(guard, echo), Silent(PATH, (), peer=PEER)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (await run(guarded(guard, echo), calling())).status is Status.RESOURCE_EXHAUSTED
+    silent.cancel()
+    await asyncio.gather(silent, return_exceptions=True)
+    assert (await run(guarded(guard, echo), calling())).status is Status.OK
+    assert guard.limits.together().is_idle
+
+
+@asynchronous
+async def test_run_message_beyond_the_bytes_of_its_client_is_refused_unread(guard: Guard) -> None:
+    guard.limits.bounds = Bounds(streams=1, requests=9, size=1 << 20, rate=1000.0)
+    usage = guard.limits.usage("loopback", "loopback", 0.0)
+    usage.size = 1 << 20
+    call = await run(guarded(guard, echo), calling())
+    assert (call.status, call.reads, usage.size) == (Status.RESOURCE_EXHAUSTED, 0, 1 << 20)
+
+
 @pytest.mark.parametrize("takes_many", [False, True])
 @asynchronous
 async def test_run_large_message_is_let_in_when_there_is_room(guard: Guard, takes_many: bool) -> None:

@@ -91,10 +91,15 @@ class ClientLimits:
         if usage.requests >= bounds.requests:
             raise self._refusal("requests", f"{usage.name} has {usage.requests} running requests, the maximum")
         if usage.size and usage.size + size > bounds.size:  # a single one is bounded by the size of a message
-            most = bounds.size >> 20
-            raise self._refusal("bytes", f"{usage.name} would have more than {most} MiB of running requests")
+            raise self._too_many_bytes(usage)
         self._charge(usage, now)
         usage.requests += 1
+        usage.size += size
+
+    def hold(self, usage: Usage, size: int) -> None:
+        """Add the bytes of a request that has begun without them; `end` counts them too. ClientLimited."""
+        if usage.size and usage.size + size > self.bounds.size:
+            raise self._too_many_bytes(usage)
         usage.size += size
 
     def end(self, usage: Usage, size: int) -> None:
@@ -129,6 +134,10 @@ class ClientLimits:
         if wait := usage.wait(now, self.bounds.rate):
             what = f"{usage.name} makes more than {self.bounds.rate:g} requests a second"
             raise self._refusal("rate", what, wait)
+
+    def _too_many_bytes(self, usage: Usage) -> ClientLimited:
+        most = self.bounds.size >> 20
+        return self._refusal("bytes", f"{usage.name} would have more than {most} MiB of running requests")
 
     def _refusal(self, kind: Kind, what: str, seconds: float = _SOON_SECONDS) -> ClientLimited:
         self.refused[kind] += 1

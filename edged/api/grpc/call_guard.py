@@ -84,12 +84,14 @@ class _RunningCall:
     async def single(self) -> None:
         """A call of one message and one answer. EdgedError before it counts as begun."""
         call, method, limits = self._call, self._method, self._limits
-        size = await call.announced()
-        if size is None:
-            raise InvalidInput("the call has no message; use a client of the same protocol")
-        limits.request(self._usage, size, time.monotonic())
-        outcome, message, data, large = Status.CANCELLED, "", None, None
+        limits.request(self._usage, 0, time.monotonic())  # also while its message does not come
+        outcome, message, data, large, held = Status.CANCELLED, "", None, None, 0
         try:
+            size = await call.announced()
+            if size is None:
+                raise InvalidInput("the call has no message; use a client of the same protocol")
+            limits.hold(self._usage, size)
+            held = size
             if size >= LARGE:
                 large = LargeMessage(self._guard.budget, self._context.peer, self._who)
                 await large.begin(size, is_patient=False)
@@ -104,7 +106,7 @@ class _RunningCall:
         finally:
             if large is not None:
                 large.end()
-            limits.end(self._usage, size)
+            limits.end(self._usage, held)
             self._end(outcome, message, data)
 
     async def stream(self) -> None:
