@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 
 from edged.api.http2.call import Message
-from edged.api.http2.headers import Head, Metadata
-from edged.api.http2.status import Status
+from edged.api.http2.headers import Head, Metadata, Status
 
 
 class FakeCall:

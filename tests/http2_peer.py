@@ -10,7 +10,8 @@ from typing import Any, cast
 import hpack
 
 from edged.api.http2.call import Call
-from edged.api.http2.connection import Connection, Limits
+from edged.api.http2.connection import Connection
+from edged.api.http2.limits import Limits
 from tests.fuzz import http2
 
 HEADERS = (

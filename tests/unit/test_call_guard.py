@@ -20,7 +20,7 @@ from edged.api.auth.limits import Bounds
 from edged.api.grpc.call_guard import CallGuard, end
 from edged.api.grpc.rpc import Context, Method, Service
 from edged.api.http2.call import Call, Message
-from edged.api.http2.status import Status
+from edged.api.http2.headers import Status
 from edged.config import Access, Tls
 from edged.errors import ClientLimited, InvalidInput
 from tests.fake_call import FakeCall

@@ -6,7 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from edged.device.watch import changes, library_folders
+from edged.engines.surveyor import changes, library_folders
 
 
 def test_changes_rename_is_reported_after_a_quiet_time(tmp_path: Path) -> None:

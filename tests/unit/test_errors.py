@@ -10,8 +10,7 @@ import pytest
 
 from edged import errors
 from edged.api.grpc.status import describe, error_code, trailing
-from edged.api.http2.headers import Metadata
-from edged.api.http2.status import Status
+from edged.api.http2.headers import Metadata, Status
 from edged.client.status import to_edged
 from edged.errors import EdgedError, ErrorCode
 from edged.proto import status_pb2

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.api.http2.call import Call
-from edged.api.http2.connection import Limits
 from edged.api.http2.frames import Code
-from edged.api.http2.status import Status
+from edged.api.http2.headers import Status
+from edged.api.http2.limits import Limits
 from tests.fuzz import http2
 from tests.http2_peer import Frame, Peer, messages
 from tests.waiting import asynchronous, run, until

@@ -18,7 +18,7 @@ from edged.api.http import exchange, handlers, routes
 from edged.api.http.exchange import HttpRequest, HttpResponse
 from edged.api.http.handlers import Calls
 from edged.api.http.routes import Route
-from edged.api.http2.status import Status
+from edged.api.http2.headers import Status
 from edged.errors import InvalidInput
 from edged.proto import model_config_pb2 as config_pb
 from edged.proto import open_inference_pb2 as pb

@@ -9,7 +9,7 @@ import pytest
 
 from edged.api.grpc.listener import Listener, most_connections, peer_of
 from edged.api.http2.call import Call
-from edged.api.http2.connection import Limits
+from edged.api.http2.limits import Limits
 from tests.waiting import asynchronous
 
 

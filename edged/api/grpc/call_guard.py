@@ -25,7 +25,7 @@ from edged.api.auth.policy import Caller
 from edged.api.grpc.rpc import Context, Method, Service
 from edged.api.grpc.status import describe, trailing
 from edged.api.http2.call import Call
-from edged.api.http2.status import Status
+from edged.api.http2.headers import Status
 from edged.errors import EdgedError, InvalidInput
 
 _LOG = logging.getLogger("edged.calls")  # logs only at verbose levels

@@ -15,8 +15,9 @@ from typing import Any
 from edged.api.endpoints.address import listening_sockets, make_way, settle, tcp_address, unix_path
 from edged.api.grpc.activation import Activation
 from edged.api.http2.call import Call
-from edged.api.http2.connection import Connection, Limits
-from edged.api.http2.status import Status
+from edged.api.http2.connection import Connection
+from edged.api.http2.headers import Status
+from edged.api.http2.limits import Limits
 from edged.errors import ConfigError
 from edged.files import NO_DESCRIPTORS
 

@@ -24,7 +24,7 @@ from edged.api.grpc.listener import Listener
 from edged.api.grpc.operations import OperationsService, Reload
 from edged.api.grpc.rpc import Context, Service
 from edged.api.http.handlers import Calls
-from edged.api.http2.connection import Limits
+from edged.api.http2.limits import Limits
 from edged.api.inference.service import InferenceService
 from edged.engines.controller import Controller
 from edged.metrics.sources import EventCounts

@@ -7,8 +7,7 @@ import math
 from http import HTTPStatus
 
 from edged import errors
-from edged.api.http2.headers import Metadata
-from edged.api.http2.status import Status
+from edged.api.http2.headers import Metadata, Status
 from edged.errors import EdgedError, ErrorCode
 from edged.proto import status_pb2
 

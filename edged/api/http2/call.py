@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from edged.api.http2 import frames, headers
-from edged.api.http2.frames import Code
-from edged.api.http2.headers import Head, Metadata
-from edged.api.http2.status import Status
+from edged.api.http2.frames import Code, ConnectionFault
+from edged.api.http2.headers import Head, Metadata, Status
 
 if TYPE_CHECKING:
     from edged.api.http2.connection import Connection
@@ -227,6 +226,12 @@ class Call:
         """Whether the client may send more."""
         return not self._received_all and not self.is_reset
 
+    def widen(self, more: int) -> None:
+        """Note that the client allows more bytes of answers. ConnectionFault beyond what HTTP/2 allows."""
+        self.send_window += more
+        if self.send_window > frames.LARGEST_WINDOW:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window that is too large")
+
     # -- answers -------------------------------------------------------------------------------------------------------
 
     async def write(self, data: bytes) -> None:
@@ -243,17 +248,17 @@ class Call:
         """Send a message, and `last` behind it, which ends the call if it is not empty."""
         if self.has_ended:
             return
-        connection, size = self._connection, len(data) + _PREFIX.size
+        sender, size = self._connection.sender, len(data) + _PREFIX.size
         begin = b"" if self._has_begun else self._begin()
         prefix = _PREFIX.pack(0, len(data))
-        if size <= self.send_window and connection.takes(size):
+        if size <= self.send_window and sender.takes(size):
             self.send_window -= size
             head = frames.head(frames.DATA, 0, self.stream, size)
-            connection.send_data(b"".join((begin, head, prefix, data, last)), size)
+            sender.send_data(b"".join((begin, head, prefix, data, last)), size)
         else:
-            connection.send(begin)
-            await connection.send_slowly(self, prefix, memoryview(data))
-            connection.send(b"" if self.is_reset else last)
+            sender.send(begin)
+            await sender.send_slowly(self, prefix, memoryview(data))
+            sender.send(b"" if self.is_reset else last)
         if last:
             self._ended()
 
@@ -273,7 +278,7 @@ class Call:
             self._send_last(headers.not_grpc(http))
 
     def _send_last(self, block: bytes) -> None:
-        self._connection.send_headers(self.stream, block, frames.END_STREAM)
+        self._connection.sender.send_headers(self.stream, block, frames.END_STREAM)
         self._ended()
 
     def _begin(self) -> bytes:
@@ -289,7 +294,7 @@ class Call:
         self.has_ended = True
         self._drop()
         if self.is_receiving:  # the client need not send the rest
-            self._connection.send(frames.reset(self.stream, Code.NO_ERROR))
+            self._connection.sender.send(frames.reset(self.stream, Code.NO_ERROR))
         self._connection.forget(self)
         self._wake()
 

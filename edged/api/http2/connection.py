@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
-import msgspec
-
 from edged.api.http2 import frames
+from edged.api.http2 import limits as costs
 from edged.api.http2.call import Call
 from edged.api.http2.frames import Code, ConnectionFault
-from edged.api.http2.headers import MOST_BLOCK, MOST_METADATA, Head, HeadDecoder, MalformedHead
-from edged.api.http2.status import Status
+from edged.api.http2.headers import MOST_BLOCK, MOST_METADATA, Head, HeadDecoder, MalformedHead, Status
+from edged.api.http2.limits import Allowance, Limits
+from edged.api.http2.sending import Sender
 
 _LOG = logging.getLogger("edged.api")
 
@@ -31,44 +31,12 @@ _REPLENISHED = 1 << 20  # bytes, after which the client may send as many again
 _ON_THEIR_WAY = 4  # messages of a stream
 _WIDEST = 4 << 20  # bytes, of the window of one call
 _POOL = 16 << 20  # bytes by which the windows of all calls of a connection may grow
-_COPIED = 64 << 10  # bytes of an answer that are joined with its headers
-_UNSENT = 1 << 20  # bytes that wait for the kernel, from which calls wait
 
 # Frames that are answered without waiting for room.
 _ANSWERED_AT_ONCE = frozenset({frames.HEADERS, frames.CONTINUATION, frames.PING, frames.SETTINGS})
 
 # Begin the task that answers a call.
 Begin: TypeAlias = "Callable[[Call], asyncio.Task[None]]"
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """Limits of one connection. Sizes in bytes, times in seconds.
-
-    `stream_window`: what a client may send of one call before it is read. The connection's window is as large for
-    all of its calls together, so that unread ones keep nothing from the others. A frame that carries no message takes
-    one of `allowance`, which grows by `allowance_second` a second. `keepalive`: without a sign of the client it is
-    pinged, and the connection is closed if it does not answer within `answer`."""
-
-    max_message: int = 32 << 20
-    streams: int = 1024
-    stream_window: int = 512 << 10
-    frame: int = 1 << 20
-    allowance: float = 4000.0
-    allowance_second: float = 1000.0
-    handshake: float = 10.0
-    keepalive: float = 30.0
-    answer: float = 10.0
-
-    @property
-    def window(self) -> int:
-        return self.streams * self.stream_window
-
-
-_RESET_COST = 4.0  # of the allowance: a call has begun
-_SETTINGS_COST = 16.0  # each running call has a window
-_BLOCK_COST = 512  # bytes of headers
-_TINY = 64  # bytes of a frame with a part of a message, below which it counts as one without
-_ANSWERED = 2.0  # back to the allowance for a message: clients allow more bytes, and acknowledge
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -82,6 +50,7 @@ class Connection(asyncio.BufferedProtocol):
         self._limits, self._begin_call, self._ended = limits, begin, ended
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
+        self.sender: Sender
         self.calls: dict[int, Call] = {}
         self._decoder = HeadDecoder()
         self._buffer = memoryview(bytearray(_BUFFER))
@@ -95,11 +64,8 @@ class Connection(asyncio.BufferedProtocol):
         self._block_stream = self._block_flags = 0
         self._last_stream = 0
         self._receive_window, self._consumed, self._pool = limits.window, 0, _POOL
-        self._send_window = self._peer_window = frames.DEFAULT_WINDOW  # the second: of each new call
-        self._max_frame = frames.DEFAULT_FRAME
-        self._is_writable, self._room = True, dict[asyncio.Future[None], None]()
         self._is_waiting = False  # for the client to read, before it may ask for more
-        self._allowance, self._allowed_at = limits.allowance, self._loop.time()
+        self._allowance = Allowance(limits, self._loop.time)
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._is_pinged = self._is_leaving = self._is_closed = False
@@ -119,7 +85,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(_UNSENT)
+        self.sender = Sender(self._transport, self._allowance)
         if (session := transport.get_extra_info("ssl_object")) is not None:
             self.certificate = session.getpeercert()
         limits = self._limits
@@ -129,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
             frames.MAX_FRAME: limits.frame,
             frames.MAX_HEADER_LIST: MOST_METADATA,
         }
-        self.send(frames.settings(announced) + frames.window_update(0, limits.window - frames.DEFAULT_WINDOW))
+        self.sender.send(frames.settings(announced) + frames.window_update(0, limits.window - frames.DEFAULT_WINDOW))
         self._timer = self._loop.call_later(limits.handshake, self._greeted)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -140,18 +106,17 @@ class Connection(asyncio.BufferedProtocol):
             self._next_turn.cancel()
         for call in list(self.calls.values()):
             call.abandon()
-        self._wake()
+        self.sender.wake()
         self._ended(self)
 
     def eof_received(self) -> bool:
         return False  # close: an HTTP/2 connection has no half
 
     def pause_writing(self) -> None:
-        self._is_writable = False
+        self.sender.pause()
 
     def resume_writing(self) -> None:
-        self._is_writable = True
-        self._wake()
+        self.sender.resume()
         if self._is_waiting and not self._is_closed:
             self._is_waiting = False
             self._next_turn = self._loop.call_soon(self._go_on)
@@ -214,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
             size, flags, stream = frames.HEADER.unpack_from(self._buffer, self._begin)
             size, kind, stream = size >> 8, size & 0xFF, stream & frames.LARGEST_WINDOW
-            if not self._is_writable and kind in _ANSWERED_AT_ONCE:
+            if not self.sender.is_writable and kind in _ANSWERED_AT_ONCE:
                 self._transport.pause_reading()
                 self._is_waiting = True
                 return
@@ -281,8 +246,8 @@ class Connection(asyncio.BufferedProtocol):
             self._credit(call, padding)
         if unread:
             self._replenish(unread)
-        if call is None or (size - padding < _TINY and not flags & frames.END_STREAM):
-            self._charge(1.0)
+        if call is None or (size - padding < costs.TINY_BYTES and not flags & frames.END_STREAM):
+            self._allowance.charge()
         self._begin = begin
         self._data, self._data_stream, self._data_flags = call, stream, flags
         self._data_rest, self._padding_rest = size - padding, max(0, padding - 1)
@@ -322,7 +287,7 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == frames.CONTINUATION:
             self._go_on_with_block(flags, payload)
         elif kind == frames.WINDOW_UPDATE:
-            self._charge(1.0)
+            self._allowance.charge()
             self._widen(stream, frames.read_word(payload))
         elif kind == frames.RST_STREAM:
             frames.read_word(payload)
@@ -332,56 +297,50 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == frames.PING:
             if len(payload) != 8:
                 raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a ping of a wrong size")
-            self._charge(1.0)
+            self._allowance.charge()
             if not flags & frames.ACK:
-                self.send(frames.ping(payload, frames.ACK))
+                self.sender.send(frames.ping(payload, frames.ACK))
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a push of a client")
         elif kind == frames.GOAWAY:
             self._is_leaving = True
             self._close_if_done()
         else:  # priorities, and extensions of the protocol
-            self._charge(1.0)
+            self._allowance.charge()
 
     def _settings(self, flags: int, payload: bytes) -> None:
-        self._charge(_SETTINGS_COST)
+        self._allowance.charge(costs.SETTINGS)
         if flags & frames.ACK:
             return
         found = frames.read_settings(payload)
         self._has_settings = True
-        self._max_frame = found.get(frames.MAX_FRAME, self._max_frame)
+        self.sender.max_frame = found.get(frames.MAX_FRAME, self.sender.max_frame)
         if (window := found.get(frames.INITIAL_WINDOW)) is not None:
-            more, self._peer_window = window - self._peer_window, window
+            more, self.sender.call_window = window - self.sender.call_window, window
             for call in self.calls.values():
-                call.send_window += more
-                if call.send_window > frames.LARGEST_WINDOW:
-                    raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window that is too large")
-            self._wake()
-        self.send(frames.SETTINGS_ACK)
+                call.widen(more)
+            self.sender.wake()
+        self.sender.send(frames.SETTINGS_ACK)
 
     def _widen(self, stream: int, more: int) -> None:
         if not more:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a window that grows by nothing")
         if not stream:
-            self._send_window += more
-            window = self._send_window
+            self.sender.widen(more)
         elif (call := self.calls.get(stream)) is not None:
-            call.send_window += more
-            window = call.send_window
+            call.widen(more)
         else:
             self._require_begun(stream)
             return
-        if window > frames.LARGEST_WINDOW:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window that is too large")
-        self._wake()
+        self.sender.wake()
 
     def _reset(self, stream: int) -> None:
         call = self.calls.get(stream)
         if call is None:
             self._require_begun(stream)
-            self._charge(1.0)
+            self._allowance.charge()
             return
-        self._charge(_RESET_COST)
+        self._allowance.charge(costs.CALL)
         call.abandon()
 
     def _require_begun(self, stream: int) -> None:
@@ -401,7 +360,7 @@ class Connection(asyncio.BufferedProtocol):
     def _go_on_with_block(self, flags: int, more: bytes) -> None:
         if self._block is None:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a continuation of nothing")
-        self._charge(1.0)
+        self._allowance.charge()
         self._block += more
         if len(self._block) > MOST_BLOCK:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers that are too large")
@@ -412,10 +371,10 @@ class Connection(asyncio.BufferedProtocol):
     def _headers(self, stream: int, flags: int, block: bytes) -> None:
         """Begin a call, or end its messages: the client's trailers say nothing."""
         self._work += _HEADERS_WORK + len(block) // _BLOCK_WORK
-        if cost := len(block) // _BLOCK_COST:
-            self._charge(cost)
+        if cost := len(block) // costs.BLOCK_BYTES:
+            self._allowance.charge(cost)
         if stream <= self._last_stream:
-            self._charge(1.0)
+            self._allowance.charge()
             self._decoder.fields(block)
             if (call := self.calls.get(stream)) is not None:
                 if not flags & frames.END_STREAM or not call.is_receiving:
@@ -426,14 +385,14 @@ class Connection(asyncio.BufferedProtocol):
         try:
             head = self._decoder.decode(block)
         except MalformedHead:
-            self._charge(_RESET_COST)
-            self.send(frames.reset(stream, Code.PROTOCOL_ERROR))
+            self._allowance.charge(costs.CALL)
+            self.sender.send(frames.reset(stream, Code.PROTOCOL_ERROR))
             return
         if self.is_leaving or len(self.calls) >= self._limits.streams:
-            self._charge(1.0)
-            self.send(frames.reset(stream, Code.REFUSED_STREAM))
+            self._allowance.charge()
+            self.sender.send(frames.reset(stream, Code.REFUSED_STREAM))
             return
-        self._start(Call(self, stream, head, self._limits.stream_window, self._peer_window), flags)
+        self._start(Call(self, stream, head, self._limits.stream_window, self.sender.call_window), flags)
 
     def _start(self, call: Call, flags: int) -> None:
         self.calls[call.stream] = call
@@ -447,74 +406,11 @@ class Connection(asyncio.BufferedProtocol):
         else:
             call.task = self._begin_call(call)
 
-    # -- frames that go ------------------------------------------------------------------------------------------------
-
-    def send(self, data: bytes | memoryview) -> None:
-        """Send bytes of frames; dropped if the connection is closed or broken, which asyncio would log for each."""
-        if data and not self._is_closed and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def send_headers(self, stream: int, block: bytes, flags: int) -> None:
-        """Send a block of headers in as many frames as it needs."""
-        parts = [block[at : at + self._max_frame] for at in range(0, len(block), self._max_frame)]
-        kind = frames.HEADERS
-        for number, part in enumerate(parts, 1):
-            last = frames.END_HEADERS if number == len(parts) else 0
-            self.send(frames.head(kind, flags | last, stream, len(part)) + part)
-            kind, flags = frames.CONTINUATION, 0
-
-    def takes(self, size: int) -> bool:
-        """Whether it takes a frame of so many bytes of a message at once, and copying them is cheaper than pieces."""
-        return size <= self._send_window and size <= self._max_frame and size <= _COPIED and self._is_writable
-
-    def send_data(self, data: bytes, size: int) -> None:
-        """Send frames with `size` bytes of a message, which it takes."""
-        self._send_window -= size
-        self._allowance += _ANSWERED
-        self.send(data)
-
-    async def send_slowly(self, call: Call, prefix: bytes, data: memoryview) -> None:
-        """Send a message as its client lets it through. Ends early if the call does."""
-        position = -len(prefix)
-        while position < len(data) and not call.has_ended:
-            most = min(self._send_window, call.send_window, _UNSENT)
-            if most <= 0 or not self._is_writable:
-                await self._has_room()
-                continue
-            parts = list[bytes | memoryview]()
-            end = min(len(data), position + most)
-            self._send_window -= end - position
-            call.send_window -= end - position
-            while position < end:
-                last = min(end, position + self._max_frame)
-                parts.append(frames.head(frames.DATA, 0, call.stream, last - position))
-                if position < 0:
-                    parts.append(prefix[position : min(0, last) or None])
-                parts.append(data[max(0, position) : max(0, last)])
-                position = last
-            self._allowance += _ANSWERED * len(parts)
-            if not self._is_closed and not self._transport.is_closing():
-                self._transport.writelines(parts)
-
-    async def _has_room(self) -> None:
-        room = self._loop.create_future()
-        self._room[room] = None
-        try:
-            await room
-        finally:
-            self._room.pop(room, None)
-
-    def _wake(self) -> None:
-        waiting, self._room = self._room, {}
-        for room in waiting:
-            if not room.done():
-                room.set_result(None)
-
     # -- windows of the client -----------------------------------------------------------------------------------------
 
     def consumed(self, call: Call, size: int, more: bool) -> None:
         """A handler has read so many bytes of a call; `more`: its client may send more of it."""
-        self._allowance += _ANSWERED
+        self._allowance.answered()
         if size:
             self._replenish(size)
             if more and not call.has_ended:
@@ -539,32 +435,22 @@ class Connection(asyncio.BufferedProtocol):
         """Let the client send as many bytes of a call as were read of it."""
         if call.credit and not call.has_ended:
             call.receive_window += call.credit
-            self.send(frames.window_update(call.stream, call.credit))
+            self.sender.send(frames.window_update(call.stream, call.credit))
             call.credit = 0
 
     def grant(self, call: Call, size: int) -> None:
         """Let the client send so many bytes more, once."""
         call.receive_window += size
         self._receive_window += size
-        self.send(frames.window_update(call.stream, size) + frames.window_update(0, size))
+        self.sender.send(frames.window_update(call.stream, size) + frames.window_update(0, size))
 
     def _replenish(self, size: int) -> None:
         """Bytes that the connection no longer holds; the client may send as many again."""
         self._consumed += size
         if self._consumed >= min(_REPLENISHED, self._limits.window // 4):
             self._receive_window += self._consumed
-            self.send(frames.window_update(0, self._consumed))
+            self.sender.send(frames.window_update(0, self._consumed))
             self._consumed = 0
-
-    def _charge(self, cost: float) -> None:
-        """Take from the allowance of a client for frames without a message."""
-        self._allowance = min(self._allowance, self._limits.allowance) - cost
-        if self._allowance < 0:
-            now = self._loop.time()
-            grown = (now - self._allowed_at) * self._limits.allowance_second
-            self._allowed_at, self._allowance = now, min(self._limits.allowance, self._allowance + grown)
-            if self._allowance < 0:
-                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames without a message")
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -583,7 +469,7 @@ class Connection(asyncio.BufferedProtocol):
         """Take no new calls, and close once the running ones have ended."""
         if not self.is_leaving:
             self._is_leaving = True
-            self.send(frames.go_away(self._last_stream, Code.NO_ERROR))
+            self.sender.send(frames.go_away(self._last_stream, Code.NO_ERROR))
         self._close_if_done()
 
     def close(self) -> None:
@@ -615,7 +501,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.peer,
                 fault.why,
             )
-        self.send(frames.go_away(self._last_stream, fault.code, fault.why))
+        self.sender.send(frames.go_away(self._last_stream, fault.code, fault.why))
         for call in list(self.calls.values()):
             call.abandon()
         self._close()
@@ -638,5 +524,5 @@ class Connection(asyncio.BufferedProtocol):
         wait = limits.keepalive - silent
         if wait <= 0:
             self._is_pinged, wait = True, limits.answer
-            self.send(frames.ping(b"edged-up"))
+            self.sender.send(frames.ping(b"edged-up"))
         self._timer = self._loop.call_later(wait, self._look)

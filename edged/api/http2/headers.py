@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import TypeAlias
 from urllib.parse import quote
 
@@ -15,7 +16,6 @@ import hpack
 import msgspec
 
 from edged.api.http2.frames import Code, ConnectionFault
-from edged.api.http2.status import Status
 
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
@@ -30,6 +30,28 @@ _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _NOT_METADATA = frozenset(
     {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "grpc-message-type"}
 )
+
+
+class Status(IntEnum):
+    """How a call ends: https://github.com/grpc/grpc/blob/master/doc/statuscodes.md"""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
 
 
 class Head(msgspec.Struct, frozen=True):
