@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-newest test-oldest lock short lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
   test-perf-analyzer test-onnx-backend test-zoo fuzz soak attack kills \
-  resolve-arm64 docs release-check bench deb-trigger install uninstall test-systemd format clean
+  resolve-arm64 docs reference release-check bench deb-trigger install uninstall test-systemd format clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -169,6 +169,9 @@ test-tensorrt: $(VENV)/.dev  ## Has TensorRT 8.6 to 11 the calls that edged make
 	EDGED_TENSORRT_BINDINGS=$(subst $(empty) $(empty),:,$(addprefix $(CURDIR)/$(TENSORRT)/,$(BINDINGS))) \
 	  EDGED_OLDER_TENSORRT_RTX=$(CURDIR)/$(TENSORRT)/older-rtx \
 	  $(BIN)/python -m pytest tests/integration/test_tensorrt_*.py $(ARGS)
+
+reference: $(VENV)/.dev  ## Write systemd/edged.toml and the end of docs/configuration.md from the configuration's schema.
+	$(BIN)/python -m tools.reference
 
 docs: $(VENV)/.dev  ## Write the API reference into dist/reference; check its links and those of all pages.
 	@rm -rf $(DIST)/reference

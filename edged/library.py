@@ -27,7 +27,7 @@ from edged.backends.contract import ONE_INSTANCE
 from edged.client.frames import Picture, read_picture
 from edged.client.result import Result, Timings, classes_of, detections_of
 from edged.config import Engines
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.device.fingerprint import probe
 from edged.engines import views
 from edged.engines.builder import Builder, Reserve, Task

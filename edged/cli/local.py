@@ -17,7 +17,7 @@ from edged.api_types import EngineInfo, Explanation, ModelInfo
 from edged.backends import registry
 from edged.cli import common
 from edged.config import Engines, Health
-from edged.config.limits import AdmissionLimits, Limits, admission_limits
+from edged.config.child_limits import AdmissionLimits, Limits, admission_limits
 from edged.device.fingerprint import probe
 from edged.engines import offline, report
 from edged.engines.admission import Admission, admit, examine

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from edged.config import limits
+from edged.config import child_limits
 from edged.errors import InvalidInput
 from edged.models.repair import Record
 
@@ -44,7 +44,7 @@ Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        envvar=limits.ADMISSION_SECONDS,
+        envvar=child_limits.ADMISSION_SECONDS,
         help="Time limit for examining a model of up to 100 MiB; larger ones get more.",
     ),
 ]
@@ -52,7 +52,7 @@ MemoryMb = Annotated[
     int | None,
     typer.Option(
         "--memory-mb",
-        envvar=limits.ADMISSION_MEMORY_MB,
+        envvar=child_limits.ADMISSION_MEMORY_MB,
         help="Memory limit in MiB for examining a model, besides three times its size.",
     ),
 ]

@@ -161,6 +161,6 @@ def local_box(
     Imports the modules that read models and build engines here, since that takes long.
     """
     from edged.cli.local import LocalBox
-    from edged.config import limits
+    from edged.config import child_limits
 
-    return LocalBox(state, cache, limits.admission_limits(seconds, memory_mb))
+    return LocalBox(state, cache, child_limits.admission_limits(seconds, memory_mb))

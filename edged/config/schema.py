@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from edged.config.limits import AdmissionLimits, HostLimits, Limits
+from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
 from edged.confinement.rules import Mode
 from edged.logs.output import LogOptions
 

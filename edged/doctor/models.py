@@ -11,7 +11,7 @@ from edged.api_types import AlarmInfo, EngineInfo, ModelInfo
 from edged.backends import registry
 from edged.backends.contract import REFERENCE, UNOPTIMISED
 from edged.config import Engines
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.decoding import ready
 from edged.device.fingerprint import Fingerprint
 from edged.doctor.check import Check, Name, Step, ok, unknown, warning, wrong

@@ -9,7 +9,7 @@ import msgspec
 
 from edged import packages
 from edged.backends import registry
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.doctor.check import Check, Name, Step, ok, plain, unknown, warning, wrong
 from edged.engines.child import run
 from edged.errors import EdgedError

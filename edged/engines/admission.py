@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edged.backends.contract import REFERENCE, Order, Recipe
-from edged.config.limits import Limits, box_mb
+from edged.config.child_limits import Limits, box_mb
 from edged.engines import trials
 from edged.engines.child import run
 from edged.errors import InvalidInput

@@ -19,7 +19,7 @@ import msgspec
 from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import REFERENCE, Composition, Effort, Recipe
-from edged.config.limits import AdmissionLimits, Limits
+from edged.config.child_limits import AdmissionLimits, Limits
 from edged.engines import child_watch, trials
 from edged.engines.child import in_thread, run
 from edged.engines.child_watch import Patience
@@ -54,7 +54,7 @@ from edged.version import __version__
 _LOG = logging.getLogger("edged.engines")
 _DEFAULT_ADMISSION = AdmissionLimits()
 _LEAST = 1 << 20  # free bytes below which a disk counts as full
-_READ_FORMAT = 8  # of cached inspections
+_READ_FORMAT = 8  # of cached inspections; raise it when `edged.jobs.inspect`, or a check that it calls, changes
 _KEPT = 1000  # cached inspections; the oldest belong to models that were refused and removed
 
 OnProgress: TypeAlias = Callable[[jobs.Progress], None]

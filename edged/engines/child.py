@@ -26,7 +26,7 @@ import msgspec
 
 from edged import errors, process
 from edged.backends.contract import Order
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.confinement import rules
 from edged.confinement.rules import Reach
 from edged.decoding import ready

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from edged.backends.registry import TIMING_KERNELS
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.models.model import Model
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)

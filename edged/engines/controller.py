@@ -15,7 +15,7 @@ import msgspec
 from edged.backends import registry
 from edged.backends.contract import REFERENCE
 from edged.config import Engines, Health
-from edged.config.limits import HostLimits
+from edged.config.child_limits import HostLimits
 from edged.confinement import rules as confinement
 from edged.device.fingerprint import Change, Fingerprint
 from edged.device.load import LoadMonitor

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from edged.backends.contract import REFERENCE, Order
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.engines.child import run
 from edged.errors import BuildFailed, ConfigError, EdgedError, EngineUnusable, ModelRefused, Unsuitable, Unsupported
 from edged.ipc import job_messages as jobs

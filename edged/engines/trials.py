@@ -22,7 +22,7 @@ import msgspec
 
 from edged.backends import registry
 from edged.backends.registry import TITLES
-from edged.config.limits import AdmissionLimits, Limits
+from edged.config.child_limits import AdmissionLimits, Limits
 from edged.device import runtimes
 from edged.device.root import Root
 from edged.engines.child import ChildLost, run

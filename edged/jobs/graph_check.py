@@ -1,7 +1,8 @@
 """Checks whether a graph can be computed at all: every name is produced once, before it is read. Pure.
 
 Runtimes are not left to find out: some crash on such graphs, some never end, and none distinguishes an exporter's
-fault from its own.
+fault from its own. `edged.jobs.inspect` checks types and shapes of inputs and outputs; here `graph.input` may list
+weights.
 """
 
 from __future__ import annotations

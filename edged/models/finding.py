@@ -1,6 +1,7 @@
 """Findings of admission: the stages of checks that a model passes, and the closed set of categories why it is refused.
 
-Plain data; the checks are in `edged.jobs`. The names are part of the API: they do not change (docs/admission.md).
+Plain data; the checks are in `edged.jobs`. Clients get the error code MODEL_REJECTED, and the category. The names are
+part of the API: they do not change (docs/admission.md).
 """
 
 from __future__ import annotations

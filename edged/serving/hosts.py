@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from edged.backends import registry
-from edged.config.limits import HostLimits
+from edged.config.child_limits import HostLimits
 from edged.errors import NotReady, Superseded
 from edged.serving import memory
 from edged.serving.host_process import End

@@ -18,7 +18,7 @@ import msgspec
 
 from edged import errors, tasks
 from edged.backends.contract import Nodes, Order
-from edged.config.limits import HostLimits
+from edged.config.child_limits import HostLimits
 from edged.confinement import rules
 from edged.decoding import ready
 from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite

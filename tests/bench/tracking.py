@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from edged.backends.contract import Order, Recipe, Signature
-from edged.config.limits import HostLimits
+from edged.config.child_limits import HostLimits
 from edged.serving.link import HostLink
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edged.backends import registry
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint, probe
 from edged.engines.builder import Builder, Task
 from edged.engines.desired import DesiredEngine, desired

@@ -19,7 +19,7 @@ from edged.api.grpc.wire import Request
 from edged.api.inference.infer import Caller, Inference
 from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.config import Engines
-from edged.config.limits import HostLimits, Limits
+from edged.config.child_limits import HostLimits, Limits
 from edged.device.fingerprint import probe
 from edged.engines.builder import Builder
 from edged.engines.controller import Controller

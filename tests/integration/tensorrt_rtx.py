@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from edged.backends.trt import load
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.device import runtimes
 from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root

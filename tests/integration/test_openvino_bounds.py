@@ -16,7 +16,7 @@ from onnx import ModelProto
 from edged.backends import registry
 from edged.backends.artefact import Artefact, FileRecord
 from edged.backends.contract import Order, Recipe
-from edged.config.limits import HostLimits
+from edged.config.child_limits import HostLimits
 from edged.errors import DeadlineExceeded
 from edged.jobs.tasks import load_graphs
 from edged.models.limits import Bounds

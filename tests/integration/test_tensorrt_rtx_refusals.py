@@ -11,7 +11,7 @@ import pytest
 from edged.backends import registry
 from edged.backends.contract import Order, Recipe, Signature
 from edged.backends.trt import load
-from edged.config.limits import AdmissionLimits
+from edged.config.child_limits import AdmissionLimits
 from edged.device.fingerprint import Fingerprint
 from edged.engines import offline, trials
 from edged.engines.builder import Builder

@@ -13,7 +13,7 @@ import pytest
 
 from edged.backends import registry
 from edged.backends.contract import REFERENCE, Recipe, Session
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.builder import Builder, Task
 from edged.engines.eviction import EvictionClass, StoredEngine, choose

@@ -26,7 +26,7 @@ import msgspec
 
 from edged.backends.artefact import Artefact, FileRecord
 from edged.backends.contract import REFERENCE, Recipe
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.builder import Builder, Task
 from edged.models.entries import plain_entry

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from edged.backends import registry
 from edged.backends.contract import REFERENCE, Order
-from edged.config.limits import AdmissionLimits, Limits
+from edged.config.child_limits import AdmissionLimits, Limits
 from edged.engines import trials
 from edged.engines.admission import Proven, admit, examine, prove
 from edged.engines.builder import Builder
@@ -147,6 +149,14 @@ def refused_after(finding: Finding, tried: list[object]) -> Callable[..., object
         return Checked(RuntimeSupport("", 0, 0, 0), finding)
 
     return attempt
+
+
+def test_page_describes_every_category() -> None:
+    page = Path(__file__, "../../../docs/admission.md").resolve().read_text()
+    _, _, table = page.partition("| category | stages | meaning |")
+    rows = itertools.takewhile(lambda line: line.startswith("|"), table.splitlines()[2:])
+    named = [name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(category.value for category in Category)
 
 
 HANGS = Finding(Stage.INFERENCE, Category.TIMED_OUT, "running it did not end")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from edged.backends.contract import REFERENCE, Recipe
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.admission import admit, examine
 from edged.engines.builder import Builder, Task

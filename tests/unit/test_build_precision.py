@@ -12,7 +12,7 @@ import pytest
 
 from edged.backends import registry
 from edged.backends.contract import Recipe
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.builder import Builder, Task
 from edged.engines.desired import complete

@@ -22,7 +22,7 @@ from edged import process
 from edged.backends import registry
 from edged.backends.artefact import Artefact, FileRecord
 from edged.backends.contract import Order, Recipe, Signature
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.engines.child import ChildLost
 from edged.engines.child import run as do
 from edged.engines.child_watch import Patience
@@ -55,7 +55,7 @@ _PARENT = """
 import asyncio, sys
 import msgspec
 from edged.ipc import job_messages as jobs
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.engines.child import run
 job = msgspec.json.decode(sys.argv[1], type=jobs.Job)
 asyncio.run(run(job, jobs.Verified, Limits()))

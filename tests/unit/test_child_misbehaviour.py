@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from edged.backends.contract import Order, Recipe, Signature
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.confinement import rules
 from edged.engines import child
 from edged.errors import BuildFailed, EngineUnusable

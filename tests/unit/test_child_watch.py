@@ -12,7 +12,7 @@ import threading
 import msgspec
 import pytest
 
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.engines import child_watch as watch
 from edged.engines.child_watch import Family, Usage, Watch, patience, quiet_seconds
 from edged.models.model import Model

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,8 +12,8 @@ import pytest
 
 from edged.config import Access, Config, Engines, Frigate, Http, Zmq
 from edged.config.changes import RELOADS, Change, diff, value, with_value
+from edged.config.child_limits import Limits
 from edged.config.keys import all_keys
-from edged.config.limits import Limits
 
 DEFAULTS = Config()
 
@@ -20,6 +23,14 @@ def test_reloads_cover_every_key() -> None:
     for key in all_keys():
         (unit,) = (each for each in RELOADS if key.name == each or key.name.startswith(f"{each}."))
         assert key.reload is RELOADS[unit]
+
+
+def test_service_page_describes_the_reload_of_every_key() -> None:
+    page = Path(__file__, "../../../docs/service.md").resolve().read_text()
+    _, _, table = page.partition("| key | effect of a reload |")
+    rows = itertools.takewhile(lambda line: line.startswith("|"), table.splitlines()[2:])
+    named = [name for row in rows for name in re.findall(r"`([a-z_.]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(RELOADS)
 
 
 @pytest.mark.parametrize(

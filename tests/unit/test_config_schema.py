@@ -133,6 +133,6 @@ def test_template_without_comment_signs_has_every_key_in_order() -> None:
 
 
 def test_template_and_reference_are_what_is_stored() -> None:
-    assert (ROOT / "systemd" / "edged.toml").read_text() == template(), "edged config init > systemd/edged.toml"
+    assert (ROOT / "systemd" / "edged.toml").read_text() == template(), "run make reference"
     stored = (ROOT / "docs" / "configuration.md").read_text()
-    assert stored.endswith("\n".join(reference())), "put edged.config.template.reference() at the end of it"
+    assert stored.endswith("\n".join(reference())), "run make reference"

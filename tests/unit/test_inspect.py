@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from edged.client.upload import Package
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.engines.admission import admit, examine
 from edged.engines.builder import Builder
 from edged.errors import ModelRefused

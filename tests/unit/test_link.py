@@ -19,7 +19,7 @@ import pytest
 
 from edged.backends.artefact import Artefact, FileRecord
 from edged.backends.contract import Order, Recipe, Signature
-from edged.config.limits import HostLimits
+from edged.config.child_limits import HostLimits
 from edged.decoding import ready
 from edged.errors import (
     DeadlineExceeded,

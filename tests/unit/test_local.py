@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from edged.cli import local
 from edged.cli.app import app
-from edged.config.limits import AdmissionLimits
+from edged.config.child_limits import AdmissionLimits
 from edged.engines.admission import Admission
 from edged.engines.builder import Builder
 from edged.errors import Superseded

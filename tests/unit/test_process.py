@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from edged import process
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.engines.child import run as do
 from edged.ipc import job_messages as jobs
 from tests.unit.test_child import SLOW, verification

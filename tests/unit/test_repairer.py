@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.engines import repairer
 from edged.engines.child import run
 from edged.engines.repairer import Repaired, repair

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edged.backends import registry
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.device.fingerprint import probe
 from edged.engines.admission import admit
 from edged.engines.builder import Builder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.config.limits import AdmissionLimits, admission_limits
+from edged.config.child_limits import AdmissionLimits, admission_limits
 from edged.engines import trials
 from edged.engines.child import ChildLost, How
 from edged.engines.trials import Outcomes, Unread

@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from edged.backends.contract import Signature
-from edged.config.limits import Limits
+from edged.config.child_limits import Limits
 from edged.engines.admission import Admission, Proven, admit, examine, prove
 from edged.engines.builder import Builder
 from edged.errors import EngineUnusable, InvalidInput, ModelRefused, Superseded

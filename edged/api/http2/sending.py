@@ -1,0 +1,109 @@
+"""What a connection sends: frames at once, and messages as far as the client's windows and the kernel let them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from edged.api.http2 import frames
+from edged.api.http2.frames import Code, ConnectionFault
+from edged.api.http2.limits import Allowance
+
+if TYPE_CHECKING:
+    from edged.api.http2.call import Call
+
+_COPIED = 64 << 10  # bytes of an answer that are joined with its headers
+_UNSENT = 1 << 20  # bytes that wait for the kernel, from which calls wait
+
+
+class Sender:
+    """The outgoing half of a connection."""
+
+    def __init__(self, transport: asyncio.WriteTransport, allowance: Allowance) -> None:
+        self._transport, self._allowance = transport, allowance
+        transport.set_write_buffer_limits(_UNSENT)
+        self._window = frames.DEFAULT_WINDOW
+        self.call_window = frames.DEFAULT_WINDOW  # of each new call
+        self.max_frame = frames.DEFAULT_FRAME
+        self._is_writable = True
+        self._waiting = dict[asyncio.Future[None], None]()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the kernel takes more."""
+        return self._is_writable
+
+    def pause(self) -> None:
+        self._is_writable = False
+
+    def resume(self) -> None:
+        self._is_writable = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let calls that wait for room try again."""
+        waiting, self._waiting = self._waiting, {}
+        for room in waiting:
+            if not room.done():
+                room.set_result(None)
+
+    def widen(self, more: int) -> None:
+        """Note that the client allows more bytes of all calls together."""
+        self._window += more
+        if self._window > frames.LARGEST_WINDOW:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window that is too large")
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Send bytes of frames; dropped if the connection is closed or broken, which asyncio would log for each."""
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def send_headers(self, stream: int, block: bytes, flags: int) -> None:
+        """Send a block of headers in as many frames as it needs."""
+        parts = [block[at : at + self.max_frame] for at in range(0, len(block), self.max_frame)]
+        kind = frames.HEADERS
+        for number, part in enumerate(parts, 1):
+            last = frames.END_HEADERS if number == len(parts) else 0
+            self.send(frames.head(kind, flags | last, stream, len(part)) + part)
+            kind, flags = frames.CONTINUATION, 0
+
+    def takes(self, size: int) -> bool:
+        """Whether it takes a frame of so many bytes of a message at once, and copying them is cheaper than pieces."""
+        return size <= self._window and size <= self.max_frame and size <= _COPIED and self._is_writable
+
+    def send_data(self, data: bytes, size: int) -> None:
+        """Send frames with `size` bytes of a message, which it takes."""
+        self._window -= size
+        self._allowance.answered()
+        self.send(data)
+
+    async def send_slowly(self, call: Call, prefix: bytes, data: memoryview) -> None:
+        """Send a message as its client lets it through. Ends early if the call does."""
+        position = -len(prefix)
+        while position < len(data) and not call.has_ended:
+            most = min(self._window, call.send_window, _UNSENT)
+            if most <= 0 or not self._is_writable:
+                await self._has_room()
+                continue
+            parts = list[bytes | memoryview]()
+            end = min(len(data), position + most)
+            self._window -= end - position
+            call.send_window -= end - position
+            while position < end:
+                last = min(end, position + self.max_frame)
+                parts.append(frames.head(frames.DATA, 0, call.stream, last - position))
+                if position < 0:
+                    parts.append(prefix[position : min(0, last) or None])
+                parts.append(data[max(0, position) : max(0, last)])
+                position = last
+            self._allowance.answered(len(parts))
+            if not self._transport.is_closing():
+                self._transport.writelines(parts)
+
+    async def _has_room(self) -> None:
+        room = asyncio.get_running_loop().create_future()
+        self._waiting[room] = None
+        try:
+            await room
+        finally:
+            self._waiting.pop(room, None)

@@ -1,0 +1,72 @@
+"""Reloading: which part of the daemon applies each key of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, cast
+
+import pytest
+
+from edged.config import Access, Config, Engines, Frigate, Health, Http, Metrics, Tls, Zmq
+from edged.config.changes import RELOADS, value, with_value
+from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
+from edged.config.schema import Reload
+from edged.daemon.reload import Reloader
+from edged.logs.output import LogOptions
+
+DEFAULTS = Config(model_control="explicit")  # the only one with `startup_models`
+OTHER = Config(
+    listen=("localhost:1",),
+    state="/s",
+    cache="/c",
+    model_control="explicit",
+    startup_models=("m",),
+    max_message_mb=1,
+    allow_shared_memory_over_tcp=True,
+    confinement="off",
+    stop_seconds=1.0,
+    models={"m": "/m.onnx"},
+    engines=Engines(budget_mb=1),
+    admission=AdmissionLimits(seconds=1.0),
+    build=Limits(1.0),
+    hosts=HostLimits(1),
+    health=Health(probe_seconds=1.0),
+    frigate=Frigate(),
+    zmq=Zmq(frames="ipc:///f", publish="ipc:///p"),
+    http=Http(listen="localhost:2"),
+    metrics=Metrics(listen="localhost:3"),
+    tls=Tls(certificate="/c.pem", key="/k.pem"),
+    access=Access(tokens_file="/t"),
+    log=LogOptions(level="debug"),
+)
+
+
+class Recorder:
+    """Stands for any part of the daemon: every attribute can be called and awaited, and notes its name."""
+
+    def __init__(self, called: list[str]) -> None:
+        self._called = called
+
+    def __getattr__(self, name: str) -> Recorder:
+        self._called.append(name)
+        return self
+
+    def __call__(self, *arguments: object) -> Recorder:
+        return self
+
+    def __await__(self) -> Generator[Any, Any, Recorder]:
+        yield from ()
+        return self
+
+
+@pytest.mark.parametrize("key", RELOADS)
+async def test_reload_applies_every_key_or_asks_for_a_restart(key: str) -> None:
+    other = Config(model_control="none") if key == "model_control" else OTHER
+    wanted, called = with_value(DEFAULTS, other, key), list[str]()
+    assert value(wanted, key) != value(DEFAULTS, key), "give OTHER a value that differs from the default"
+    part = cast(Any, Recorder(called))
+    reloader = Reloader(DEFAULTS, lambda: wanted, part, part, part, part, part)
+    (change,) = await reloader.reload()
+    assert change.key == key
+    assert bool(change.problem) == (RELOADS[key] is Reload.RESTART)
+    assert (value(reloader.config, key) == value(wanted, key)) != bool(change.problem)
