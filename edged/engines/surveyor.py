@@ -26,7 +26,7 @@ logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every file
 _TICK_MS = 500
 _SETTLE_SECONDS = 2.0  # an installation is finished when facts are stable for so long
 _GONE_SECONDS = 15.0  # a package that is being replaced is missing for a while
-_SYSTEM = (
+SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu/nvidia",
@@ -86,7 +86,7 @@ class Surveyor:
 
 def library_folders() -> tuple[Path, ...]:
     """Return the folders of this box that hold its runtimes and drivers."""
-    wanted = [Path(entry) for entry in sys.path if entry] + [Path(folder) for folder in _SYSTEM]
+    wanted = [Path(entry) for entry in sys.path if entry] + [Path(folder) for folder in SYSTEM_FOLDERS]
     return tuple(dict.fromkeys(folder.resolve() for folder in wanted if folder.is_dir()))
 
 

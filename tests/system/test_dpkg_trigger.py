@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.device import watch
+from edged.engines import surveyor
 from tests.integration.daemon import Daemon
 
 _ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ def test_package_without_libraries_does_not_refresh(debian: Debian) -> None:
     assert debian.logged() == []
 
 
-@pytest.mark.parametrize("folder", watch._SYSTEM)
+@pytest.mark.parametrize("folder", surveyor.SYSTEM_FOLDERS)
 def test_watched_folder_is_a_trigger(debian: Debian, folder: str) -> None:
     # CUDA's packages know the folder by its version.
     file = folder.replace("/cuda/", "/cuda-12.6/").lstrip("/") + "/something"
@@ -205,4 +205,4 @@ def test_units_for_other_systems_pass_systemd_analyze() -> None:
     done = _run("systemd-analyze", "verify", _UNITS / "edged-refresh.path", _UNITS / "edged-refresh.service")
     assert "edged-refresh" not in done.stderr
     watched = (_UNITS / "edged-refresh.path").read_text()
-    assert all(f"PathChanged={folder}\n" in watched for folder in watch._SYSTEM)
+    assert all(f"PathChanged={folder}\n" in watched for folder in surveyor.SYSTEM_FOLDERS)
