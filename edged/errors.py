@@ -6,6 +6,7 @@ no protocol codes: `edged.api.grpc.status` chooses the gRPC status of each.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 
@@ -242,3 +243,17 @@ class Superseded(EdgedError, code=ErrorCode.SUPERSEDED):
 
 class Unsupported(EdgedError, code=ErrorCode.UNSUPPORTED):
     """Something this box or this build of edged cannot do."""
+
+
+_USER = re.compile(
+    r"//[^\s/?#]*@"  # as a URL should have it
+    r"|//[^\s/:@]+:(?!\d+/)\S*@"  # a password with a slash or the like in it, which people type
+)
+_QUERY = re.compile(
+    r"(?i)([?&](?:user(?:name)?|usr|login|pass(?:word|wd)?|pwd|token|auth|(?:api)?key|secret)=)[^&#\s'\"]*"
+)
+
+
+def redact(text: str) -> str:
+    """Return a text without the users, passwords and secret query values of the URLs in it."""
+    return _QUERY.sub(r"\1***", _USER.sub("//", text))

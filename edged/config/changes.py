@@ -8,6 +8,7 @@ import msgspec
 
 from edged.config.keys import reload_of
 from edged.config.schema import Config, Reload
+from edged.errors import redact
 
 
 def _reloads(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Reload]]:
@@ -72,16 +73,20 @@ def _described(key: str, old: object, new: object) -> Iterator[str]:
             yield f"{key}: in another order"
     elif isinstance(old, dict) and isinstance(new, dict):
         yield from (f"{key}: without {each}" for each in old if each not in new)
-        yield from (f"{key}: {each} is {_word(new[each])}" for each in new if old.get(each) != new[each])
+        for each in new:
+            if isinstance(new[each], msgspec.Struct) and each in old:
+                yield from _described(f"{key}.{each}", old[each], new[each])
+            elif old.get(each) != new[each]:
+                yield f"{key}: {each} is {_word(new[each])}"
     elif old != new:
         yield f"{key}: {_word(old)} → {_word(new)}"
 
 
 def _word(found: object) -> str:
     if isinstance(found, msgspec.Struct):
-        return "there"
+        return "new"
     if isinstance(found, bool):
         return "true" if found else "false"
     if isinstance(found, tuple):
         return ", ".join(map(str, found)) or "none"
-    return "none" if found is None or found == "" else str(found)
+    return "none" if found is None or found == "" else redact(str(found))

@@ -122,22 +122,33 @@ class Fault(msgspec.Struct, frozen=True):
 
 def faults(tree: Mapping[str, object], root: Table) -> Iterator[Fault]:
     """Yield the mistakes in one source."""
-    yield from _table(tree, root, root)
+    yield from _table(tree, root, (), root)
 
 
-def _table(tree: Mapping[str, object], table: Table, root: Table) -> Iterator[Fault]:
+def _table(tree: Mapping[str, object], table: Table, path: Path, root: Table) -> Iterator[Fault]:
+    """Yield the mistakes in a table that is at `path`, where the names that the user chose are in it."""
     keys = {key.path[-1]: key for key in table.keys}
-    inner = {each.path[-1]: each for each in table.tables}
+    inner = {each.field: each for each in table.tables}
     for name, value in tree.items():
-        path = (*table.path, name)
+        place = (*path, name)
         if name in keys:
-            yield from _value(value, keys[name].hint, path, keys[name].is_secret)
+            yield from _value(value, keys[name].hint, place, keys[name].is_secret)
         elif name not in inner:
-            yield Fault(path, f"unknown key; {advice(name, table, root)}")
-        elif isinstance(value, dict):
-            yield from _table(value, inner[name], root)
+            yield Fault(place, f"unknown key; {advice(name, table, root)}")
         else:
-            yield Fault(path, f"expected a table, got {shown(value)}")
+            for at, each in _instances(value, inner[name], place):
+                if isinstance(each, dict):
+                    yield from _table(each, inner[name], at, root)
+                else:
+                    yield Fault(at, f"expected a table, got {shown(each)}")
+
+
+def _instances(value: object, table: Table, path: Path) -> Iterator[tuple[Path, object]]:
+    """Yield what stands for a table: one value, or one for each name that the user chose."""
+    if table.is_named and isinstance(value, dict):
+        yield from (((*path, name), each) for name, each in value.items())
+    else:
+        yield path, value
 
 
 def _value(value: object, hint: object, path: Path, is_secret: bool) -> Iterator[Fault]:
@@ -157,21 +168,28 @@ def _value(value: object, hint: object, path: Path, is_secret: bool) -> Iterator
 
 
 def contradictions(tree: Mapping[str, object], root: Table) -> Iterator[Fault]:
-    """Yield contradictions between keys that are valid alone."""
-    found = [fault for table in root.tables for fault in _within(tree.get(table.path[-1]), table)]
-    yield from found or _converted(tree, root)
+    """Yield keys that are missing, and contradictions between keys that are valid alone."""
+    yield from _contradictions(tree, root, ())
 
 
-def _within(value: object, table: Table) -> Iterator[Fault]:
-    if isinstance(value, dict):
-        yield from contradictions(value, table)
+def _contradictions(tree: Mapping[str, object], table: Table, path: Path) -> Iterator[Fault]:
+    found = [fault for inner in table.tables for fault in _within(tree.get(inner.field), inner, (*path, inner.field))]
+    missing = [key.path[-1] for key in table.keys if key.is_required and key.path[-1] not in tree]
+    found += [Fault(path, f"{name} is missing; set it") for name in missing]
+    yield from found or _converted(tree, table, path)
 
 
-def _converted(tree: Mapping[str, object], table: Table) -> Iterator[Fault]:
+def _within(value: object, table: Table, path: Path) -> Iterator[Fault]:
+    for at, each in _instances(value, table, path):
+        if isinstance(each, dict):
+            yield from _contradictions(each, table, at)
+
+
+def _converted(tree: Mapping[str, object], table: Table, path: Path) -> Iterator[Fault]:
     try:
         msgspec.convert(tree, ready(table.kind))
     except msgspec.ValidationError as error:
         message = str(error).partition(" - at `$")[0]
         # Such an error begins with the key that it is about.
-        name = message.removeprefix(f"{dotted(table.path)}.").partition(" ")[0]
-        yield Fault((*table.path, name) if name in table.names else table.path, message)
+        name = message.removeprefix(f"{dotted(path)}.").partition(" ")[0]
+        yield Fault((*path, name) if name in table.names else path, message)

@@ -16,6 +16,7 @@ import msgspec
 import msgspec.inspect
 
 from edged.config.schema import Config, Reload
+from edged.errors import redact
 
 _SHOWN = 60  # characters of a wrong value that are repeated
 
@@ -53,7 +54,7 @@ def shown(value: object) -> str:
     if isinstance(value, dict):
         return "a table"
     try:
-        text = toml(value)
+        text = redact(toml(value))
     except RecursionError:  # dotted keys nest tables in a list as deep as one likes
         return "a list that is nested too deep"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
@@ -144,8 +145,9 @@ def _number(value: float) -> str:
 
 Path: TypeAlias = tuple[str, ...]  # of names, from the top of the file
 
+NAME = "NAME"  # in a path: the name that the user chose
 _PREFIX = "EDGED_"
-_INDEXED = re.compile(r"(.+)(\[\d+\])", re.DOTALL)
+_INDEXED = re.compile(r"(.+?)((?:\[\d+\])+)", re.DOTALL)
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -161,6 +163,7 @@ class Key(msgspec.Struct, frozen=True):
     example: object = None
     is_secret: bool = False
     reload: Reload = Reload.RESTART
+    is_required: bool = False
 
     @property
     def name(self) -> str:
@@ -185,13 +188,23 @@ class Key(msgspec.Struct, frozen=True):
 
 class Table(msgspec.Struct, frozen=True):
     """One table of the file; the one without a path is the file itself. An optional one is in force if it is named,
-    even if it is empty."""
+    even if it is empty. The user chooses the name of one whose path ends in `NAME`, and there may be several."""
 
     path: Path
     kind: type[msgspec.Struct]
     keys: tuple[Key, ...]
     tables: tuple[Table, ...]
     is_optional: bool = False
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the user chooses its name, as in `[cameras.hall]`."""
+        return self.path[-1:] == (NAME,)
+
+    @property
+    def field(self) -> str:
+        """The field of the table around it that holds it, or all of its kind by name."""
+        return self.path[-2] if self.is_named else self.path[-1]
 
     @property
     def meaning(self) -> str:
@@ -241,11 +254,14 @@ def tables(
     for field in msgspec.structs.fields(kind):
         place = (*path, field.name)
         struct, own = struct_of(field.type), reload_of(field.type) or reload
-        if struct is not None:
+        if (named := struct_of(value_of(field.type))) is not None:
+            inner.append(tables(named, (*place, NAME), False, own))
+        elif struct is not None:
             inner.append(tables(struct, place, field.default is None, own))
         else:
             default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-            keys.append(_key(place, field.type, None if default is msgspec.NODEFAULT else default, own))
+            is_required = default is msgspec.NODEFAULT
+            keys.append(_key(place, field.type, None if is_required else default, own, is_required))
     return Table(path, kind, tuple(keys), tuple(inner), is_optional)
 
 
@@ -259,9 +275,9 @@ def reload_of(hint: object) -> Reload | None:
     return next((each for each in typing.get_args(hint)[1:] if isinstance(each, Reload)), None)
 
 
-def _key(path: Path, hint: object, default: object, reload: Reload) -> Key:
+def _key(path: Path, hint: object, default: object, reload: Reload, is_required: bool) -> Key:
     metas = [each for each in typing.get_args(hint)[1:] if isinstance(each, msgspec.Meta)]
     meaning = next((meta.description for meta in metas if meta.description), "")
     examples = next((meta.examples for meta in metas if meta.examples), None)
     is_secret = any(bool((meta.extra or {}).get("secret")) for meta in metas)
-    return Key(path, hint, default, meaning, examples[0] if examples else None, is_secret, reload)
+    return Key(path, hint, default, meaning, examples[0] if examples else None, is_secret, reload, is_required)

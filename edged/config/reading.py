@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from edged.config.checking import DEFAULT, Fault, Origin, Problem, Source, contradictions, faults, nearest
-from edged.config.keys import Path, Table, choices, core, dotted, item_of, tables, variable, without_index
+from edged.config.keys import NAME, Path, Table, choices, core, dotted, item_of, tables, variable, without_index
 from edged.config.schema import Config
 from edged.decoding import ready
 from edged.errors import ConfigError
@@ -43,6 +43,12 @@ def variables(root: Table | None = None) -> dict[str, tuple[Path, object]]:
     """Return every variable with the path and type of the key or optional table that it sets."""
     names: dict[str, tuple[Path, object]] = {}
     for table in (root or tables()).walk():
+        *outer, last = table.path or ("",)
+        if NAME in outer:
+            continue  # set with the whole table around it
+        if last == NAME:
+            names[variable(tuple(outer))] = tuple(outer), dict[str, table.kind]  # type: ignore[name-defined]
+            continue
         if table.is_optional:
             names[variable(table.path)] = table.path, table.kind
         names.update({key.variable: (key.path, key.hint) for key in table.keys})
@@ -131,6 +137,9 @@ def _put(tree: dict[str, object], path: Path, value: object) -> None:
 def _prefixes(root: Table) -> Iterator[str]:
     """Yield the prefixes of tables' variables."""
     for table in root.walk():
+        if NAME in table.path:
+            yield variable(table.path[: table.path.index(NAME)])
+            continue
         if table.path:
             yield variable(table.path)
         yield from (key.variable for key in table.keys if key.is_table)

@@ -14,7 +14,9 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from edged.config.cameras import Camera, check_names
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
+from edged.config.table import Table
 from edged.confinement.rules import Mode
 from edged.logs.output import LogOptions
 
@@ -38,11 +40,7 @@ class Reload(enum.Enum):
     RESTART = "restart"  # it names folders, would unload models that clients loaded, or would end every running call
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
-
-
-class Engines(_Table, frozen=True):
+class Engines(Table, frozen=True):
     """Engines: when they are built, their space, and alarms."""
 
     build: Annotated[
@@ -73,7 +71,7 @@ class Engines(_Table, frozen=True):
     ] = 30.0
 
 
-class Health(_Table, frozen=True):
+class Health(Table, frozen=True):
     """When a model counts as ready."""
 
     probe_seconds: Annotated[
@@ -87,7 +85,7 @@ class Health(_Table, frozen=True):
     ] = True
 
 
-class Frigate(_Table, frozen=True):
+class Frigate(Table, frozen=True):
     """The endpoint for Frigate's ZMQ detector; the table opens it, even if it is empty."""
 
     endpoint: Annotated[
@@ -128,7 +126,7 @@ class Frigate(_Table, frozen=True):
     ] = 0
 
 
-class Zmq(_Table, frozen=True):
+class Zmq(Table, frozen=True):
     """Endpoints over ZeroMQ."""
 
     frames: Annotated[
@@ -154,7 +152,7 @@ class Zmq(_Table, frozen=True):
 _LOOPBACK = "HOST:PORT on this machine's loopback, or unix:PATH; empty for none."
 
 
-class Http(_Table, frozen=True):
+class Http(Table, frozen=True):
     """The Open Inference Protocol over HTTP."""
 
     listen: Annotated[str, Meta(description=_LOOPBACK, examples=["localhost:8000"])] = ""
@@ -164,13 +162,13 @@ class Http(_Table, frozen=True):
     ] = 64
 
 
-class Metrics(_Table, frozen=True):
+class Metrics(Table, frozen=True):
     """The endpoint that Prometheus scrapes."""
 
     listen: Annotated[str, Meta(description=_LOOPBACK, examples=["localhost:9301"])] = ""
 
 
-class Tls(_Table, frozen=True):
+class Tls(Table, frozen=True):
     """Encryption of TCP; files are read again when they change."""
 
     certificate: Annotated[
@@ -206,7 +204,7 @@ class Tls(_Table, frozen=True):
             raise ValueError("tls.client_ca needs tls.certificate and tls.key; give all three")
 
 
-class Access(_Table, frozen=True):
+class Access(Table, frozen=True):
     """Who may do what. Roles are "infer", "read" and "operate"; docs/security.md says what each may do."""
 
     unix: Annotated[
@@ -225,14 +223,14 @@ class Access(_Table, frozen=True):
             description="Roles by address of listen or http.listen, in place of those above.",
             examples=[{"localhost:8001": ["infer"]}],
         ),
-    ] = {}
+    ] = msgspec.field(default_factory=dict)
     certificates: Annotated[
         dict[str, Roles],
         Meta(
             description="Roles by a name in the client's certificate: its common name or an alternative one.",
             examples=[{"frigate.lan": ["infer", "read"]}],
         ),
-    ] = {}
+    ] = msgspec.field(default_factory=dict)
     tokens_file: Annotated[
         str,
         Meta(
@@ -255,7 +253,7 @@ class Access(_Table, frozen=True):
     ] = "refuse"
 
 
-class Config(_Table, frozen=True):
+class Config(Table, frozen=True):
     """The whole configuration."""
 
     listen: Annotated[
@@ -326,7 +324,7 @@ class Config(_Table, frozen=True):
             description="Model files by name, served from where they are.", examples=[{"door": "/srv/models/door.onnx"}]
         ),
         Reload.NOW,
-    ] = {}
+    ] = msgspec.field(default_factory=dict)
     engines: Annotated[Engines, Reload.NOW] = Engines()
     admission: Annotated[AdmissionLimits, Reload.NEXT_PROCESS] = AdmissionLimits()
     build: Annotated[Limits, Reload.NEXT_PROCESS] = Limits()
@@ -339,7 +337,9 @@ class Config(_Table, frozen=True):
     tls: Annotated[Tls, Reload.NEXT_CONNECTION] = Tls()
     access: Annotated[Access, Reload.NEXT_CALL] = Access()
     log: Annotated[LogOptions, Reload.NOW] = LogOptions()
+    cameras: Annotated[dict[str, Camera], Reload.NOW] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.startup_models and self.model_control != "explicit":
             raise ValueError('startup_models needs model_control = "explicit"; other modes load every model')
+        check_names("cameras", self.cameras)

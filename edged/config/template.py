@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import msgspec
 
 from edged.config.checking import Origin
-from edged.config.keys import Key, Path, Table, choices, core, dotted, tables, toml
+from edged.config.keys import NAME, Key, Path, Table, choices, core, dotted, tables, toml, variable
 from edged.config.keys import key as toml_key
 from edged.config.reading import Reading
 from edged.config.schema import Reload
+from edged.errors import redact
 
 _WIDTH = 100
 _HEAD = (
@@ -41,7 +42,9 @@ def _inside(table: Table) -> Iterator[str]:
 
 def _table(table: Table) -> Iterator[str]:
     header = f"[{dotted(table.path)}]"
-    if table.is_optional:
+    if NAME in table.path:
+        yield f"{_comment(table.meaning)}\n#{header}"
+    elif table.is_optional:
         yield f"{_comment(f'{table.meaning} Uncomment {header} as well.')}\n#{header}"
     else:
         yield f"{_comment(table.meaning)}\n{header}"
@@ -64,13 +67,14 @@ def describe(key: Key) -> str:
     """Return what a key means and takes."""
     takes = f" {key.allowed[0].upper()}{key.allowed[1:]}." if _needs_range(key) else ""
     example = "" if key.example is None or key.is_table else f" Such as {toml(key.example)}."
-    unset = " Unset by default." if key.default is None else ""
+    unset = " Required." if key.is_required else " Unset by default." if key.default is None else ""
     return f"{key.meaning}{takes}{example}{unset}"
 
 
 def _described(key: Key) -> str:
     restart = " Needs a restart." if key.reload is Reload.RESTART else ""
-    return f"{describe(key)}{restart} [{key.variable}]"
+    named = "" if NAME in key.path else f" [{key.variable}]"
+    return f"{describe(key)}{restart}{named}"
 
 
 def _needs_range(key: Key) -> bool:
@@ -103,39 +107,56 @@ class Row(msgspec.Struct, frozen=True):
 
 def rows(reading: Reading) -> Iterator[Row]:
     """Yield every key in the order of the schema; keys of an optional table only if it is set."""
-    for table in tables().walk():
-        inner = value_at(reading.config, table.path)
+    for place, table, inner in present(reading.config):
         for key in table.keys if inner is not None else ():
-            value = getattr(inner, key.path[-1])
-            entries = {(*key.path, name): each for name, each in value.items()} if key.is_table else {key.path: value}
-            for path, each in entries.items():
-                yield Row(path, disclosed(key, each), reading.origin(path), key.variable)
+            value, path = getattr(inner, key.path[-1]), (*place, key.path[-1])
+            entries = {(*path, name): each for name, each in value.items()} if key.is_table else {path: value}
+            for each, found in entries.items():
+                yield Row(each, disclosed(key, found), reading.origin(each), _variable(key))
+
+
+def _variable(key: Key) -> str:
+    """The variable that sets a key, or the tables around it whose names the user chooses."""
+    return variable(key.path[: key.path.index(NAME)]) if NAME in key.path else key.variable
 
 
 def disclosed(key: Key, value: object) -> object:
-    """Return what may be shown of a value: of a secret, only whether it is set."""
-    return _HIDDEN if key.is_secret and value else value
+    """Return what may be shown of a value: of a secret, only whether it is set; of an address, no password."""
+    if key.is_secret and value:
+        return _HIDDEN
+    return redact(value) if isinstance(value, str) else value
 
 
-def value_at(config: msgspec.Struct, path: Path) -> object:
-    """Return the value at a path; None below an optional table that is absent."""
-    found: object = config
-    for name in path:
-        found = None if found is None else getattr(found, name)
-    return found
+def present(config: msgspec.Struct) -> Iterator[tuple[Path, Table, msgspec.Struct | None]]:
+    """Yield each table with its path and value: None for an optional one that is absent, one for each name that the
+    user chose."""
+    yield from _present(config, tables(), ())
+
+
+def _present(
+    value: msgspec.Struct | None, table: Table, path: Path
+) -> Iterator[tuple[Path, Table, msgspec.Struct | None]]:
+    yield path, table, value
+    for inner in table.tables:
+        found = None if value is None else getattr(value, inner.field)
+        if not inner.is_named:
+            yield from _present(found, inner, (*path, inner.field))
+        else:
+            for name, each in (found or {}).items():
+                yield from _present(each, inner, (*path, inner.field, name))
 
 
 def lines(reading: Reading, with_origin: bool) -> Iterator[str]:
     """Yield the lines of a file that sets every key; `with_origin` adds the origin of each value."""
     known = list(rows(reading))
-    for table in tables().walk():
-        if table.path:
-            is_set = value_at(reading.config, table.path) is not None
-            yield f"\n[{dotted(table.path)}]" if is_set else f"\n# [{dotted(table.path)}] is not there"
+    for place, table, value in present(reading.config):
+        if place:
+            yield f"\n[{dotted(place)}]" if value is not None else f"\n# [{dotted(place)}] is not there"
         for key in sorted(table.keys, key=lambda key: key.is_table):
+            path = (*place, key.path[-1])
             if key.is_table:
-                yield f"\n[{key.name}]"
-            yield from (_line(row, with_origin) for row in known if row.path[: len(key.path)] == key.path)
+                yield f"\n[{dotted(path)}]"
+            yield from (_line(row, with_origin) for row in known if row.path[: len(path)] == path)
 
 
 def _line(row: Row, with_origin: bool) -> str:

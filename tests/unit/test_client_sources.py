@@ -17,9 +17,9 @@ import pytest
 
 from edged.client import Captured, Client
 from edged.client.backoff import Backoff
-from edged.client.sources import open_source, redact
+from edged.client.sources import open_source
 from edged.client.sources.source import InOrder, Live, Newest, Shot
-from edged.errors import InvalidInput, NotFound, Unsupported
+from edged.errors import InvalidInput, NotFound, Unsupported, redact
 from tests.unit.client_daemon import Running
 from tests.unit.client_rtsp import RtspCamera
 from tests.unit.media import shade, video

@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from edged.config import Access, Config, Engines, Frigate, Http, Zmq
+from edged.config.cameras import Camera
 from edged.config.changes import RELOADS, Change, diff, value, with_value
 from edged.config.child_limits import Limits
 from edged.config.keys import all_keys
 
 DEFAULTS = Config()
+HALL = Camera(source="rtsp://user:password@hall/main", model="m")
 
 
 def test_reloads_cover_every_key() -> None:
@@ -45,9 +47,16 @@ def test_service_page_describes_the_reload_of_every_key() -> None:
             {"engines": Engines(budget_mb=5), "build": Limits(5.0)},
             ["engines.budget_mb: 0 → 5", "build.seconds: 3600.0 → 5.0"],
         ),
-        ({}, {"frigate": Frigate()}, ["frigate: none → there"]),
+        ({}, {"frigate": Frigate()}, ["frigate: none → new"]),
         ({}, {"zmq": Zmq(frames="ipc:///f")}, ["zmq.frames: none → ipc:///f"]),
         ({}, {"http": Http(body_mb=5)}, ["http.body_mb: 64 → 5"]),
+        ({}, {"cameras": {"hall": HALL}}, ["cameras: hall is new"]),
+        ({"cameras": {"hall": HALL}}, {}, ["cameras: without hall"]),
+        (
+            {"cameras": {"hall": HALL}},
+            {"cameras": {"hall": Camera(source="rtsp://user:secret@hall/sub", model="m", max_fps=5.0)}},
+            ["cameras.hall.source: rtsp://hall/main → rtsp://hall/sub; cameras.hall.max_fps: 0.0 → 5.0"],
+        ),
         ({}, {"allow_shared_memory_over_tcp": True}, ["allow_shared_memory_over_tcp: false → true"]),
         ({"listen": ("a", "b")}, {"listen": ("b", "a")}, ["listen: in another order"]),
         (
@@ -74,8 +83,9 @@ def test_diff_in_lines(old: dict[str, Any], new: dict[str, Any], expected: list[
 
 @pytest.mark.parametrize("key", RELOADS)
 def test_with_value_takes_one_key(key: str) -> None:
-    unset = {name: msgspec.UNSET for name in Config.__struct_fields__ if name != "zmq"}
-    other = msgspec.structs.replace(DEFAULTS, **unset, zmq=Zmq(frames="ipc:///f", publish="ipc:///p"))
+    unset = {name: msgspec.UNSET for name in Config.__struct_fields__ if name not in ("zmq", "cameras")}
+    zmq, cameras = Zmq(frames="ipc:///f", publish="ipc:///p"), {"hall": HALL}
+    other = msgspec.structs.replace(DEFAULTS, **unset, zmq=zmq, cameras=cameras)
     taken = with_value(DEFAULTS, other, key)
     assert value(taken, key) == value(other, key)
     assert all(value(taken, each) == value(DEFAULTS, each) for each in RELOADS if each != key)

@@ -12,13 +12,15 @@ import pytest
 from msgspec import Meta
 
 from edged.config import Frigate, load
-from edged.config.keys import Key, all_keys, allowed, tables, toml
+from edged.config.keys import NAME, Key, all_keys, allowed, tables, toml
 from edged.config.reading import OTHERS, variables
 from edged.config.schema import Config
 from edged.config.template import reference, template
 from edged.errors import ConfigError
 
 KEYS = all_keys()
+_ZONE = {"points": [[0, 0], [1, 0], [1, 1]]}
+_LINE = {"points": [[0, 0.5], [1, 0.5]]}
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,7 +37,7 @@ def test_tables_have_a_meaning_and_their_keys_first() -> None:
     for table in tables().walk():
         assert table.meaning.endswith(".")
     top = tables()
-    inner = {each.path[-1] for each in top.tables} | {key.path[-1] for key in top.keys if key.is_table}
+    inner = {each.field for each in top.tables} | {key.path[-1] for key in top.keys if key.is_table}
     first = min(top.names.index(name) for name in inner)
     assert set(top.names[first:]) == inner, "a key after a table's header would belong to that table"
 
@@ -45,14 +47,18 @@ def test_keys_are_the_fields_of_the_configuration() -> None:
         found = set()
         for name in struct.__struct_fields__:
             value = getattr(struct, name)
-            found |= names(value, f"{prefix}{name}.") if isinstance(value, msgspec.Struct) else {prefix + name}
+            if isinstance(value, dict) and all(isinstance(each, msgspec.Struct) for each in value.values()) and value:
+                found |= names(value["NAME"], f"{prefix}{name}.NAME.")
+            else:
+                found |= names(value, f"{prefix}{name}.") if isinstance(value, msgspec.Struct) else {prefix + name}
         return found
 
-    assert {key.name for key in KEYS} == names(msgspec.convert({"frigate": {}}, Config))
+    camera = {"source": "s", "model": "m", "zones": {"NAME": _ZONE}, "lines": {"NAME": _LINE}}
+    assert {key.name for key in KEYS} == names(msgspec.convert({"frigate": {}, "cameras": {"NAME": camera}}, Config))
 
 
 def test_variables_are_unique_and_known_to_the_sources() -> None:
-    named = [key.variable for key in KEYS] + ["EDGED_FRIGATE"]
+    named = [key.variable for key in KEYS if NAME not in key.path] + ["EDGED_FRIGATE", "EDGED_CAMERAS"]
     assert len(named) == len(set(named))
     assert set(named) == set(variables())
     assert not set(named) & OTHERS

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from edged.config import Access, Config, Engines, Frigate, Health, Http, Metrics, Tls, Zmq
+from edged.config.cameras import Camera
 from edged.config.changes import RELOADS, value, with_value
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
 from edged.config.schema import Reload
@@ -38,6 +39,7 @@ OTHER = Config(
     tls=Tls(certificate="/c.pem", key="/k.pem"),
     access=Access(tokens_file="/t"),
     log=LogOptions(level="debug"),
+    cameras={"hall": Camera(source="hall.mp4", model="m")},
 )
 
 

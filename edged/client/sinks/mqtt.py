@@ -26,9 +26,9 @@ import msgspec
 from edged import packages
 from edged.client.result import Result
 from edged.client.sinks.sink import Answered, Sink, encode
-from edged.client.sources.address import query_settings, redact
+from edged.client.sources.address import query_settings
 from edged.client.sources.source import RateLimit
-from edged.errors import InvalidInput, NotFound, Unsupported
+from edged.errors import InvalidInput, NotFound, Unsupported, redact
 from edged.version import __version__
 
 _IN_FLIGHT = 16  # messages that the broker has not taken

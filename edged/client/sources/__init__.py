@@ -6,8 +6,7 @@ camera, which is connected again, and `Recording` a video. A `Source` hands out 
 
 from __future__ import annotations
 
-from edged.client.sources.address import redact
 from edged.client.sources.opening import PICTURE_SUFFIXES, open_source
 from edged.client.sources.source import Source
 
-__all__ = ["PICTURE_SUFFIXES", "Source", "open_source", "redact"]
+__all__ = ["PICTURE_SUFFIXES", "Source", "open_source"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from edged.decoding import explain, ready
-from edged.errors import InvalidInput
+from edged.errors import InvalidInput, redact
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
@@ -40,17 +39,3 @@ def camera_address(text: str) -> tuple[str, CameraSettings]:
     if min(settings.width, settings.height) < 0 or settings.fps < 0 or bool(settings.width) != bool(settings.height):
         raise InvalidInput(f"{text!r} has an invalid size; give width and height, such as ?width=1280&height=720")
     return parts.netloc + parts.path, settings
-
-
-_USER = re.compile(
-    r"//[^\s/?#]*@"  # as a URL should have it
-    r"|//[^\s/:@]+:(?!\d+/)\S*@"  # a password with a slash or the like in it, which people type
-)
-_QUERY = re.compile(
-    r"(?i)([?&](?:user(?:name)?|usr|login|pass(?:word|wd)?|pwd|token|auth|(?:api)?key|secret)=)[^&#\s'\"]*"
-)
-
-
-def redact(text: str) -> str:
-    """Return a text without the users, passwords and secret query values of the URLs in it."""
-    return _QUERY.sub(r"\1***", _USER.sub("//", text))

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 from edged.client.frames import Captured
 from edged.client.sources import gstreamer, pyav
-from edged.client.sources.address import CameraSettings, camera_address, redact
+from edged.client.sources.address import CameraSettings, camera_address
 from edged.client.sources.shared import shared_camera
 from edged.client.sources.source import InOrder, Live, Newest, Playback, Reader, Shot, Source
-from edged.errors import InvalidInput, NotFound
+from edged.errors import InvalidInput, NotFound, redact
 from edged.vision.image import read_header
 
 

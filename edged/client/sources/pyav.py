@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from edged import packages
 from edged.client.sources import jpeg
-from edged.client.sources.address import CameraSettings, redact
+from edged.client.sources.address import CameraSettings
 from edged.client.sources.source import Live, Playback, Shot
-from edged.errors import InvalidInput, NotFound, Unsupported
+from edged.errors import InvalidInput, NotFound, Unsupported, redact
 
 _HOPELESS = 100  # reads in a row that fail
 _IN_DECODER = 64  # more packets than any decoder keeps before it gives a frame

@@ -14,8 +14,7 @@ import msgspec
 
 from edged.client.backoff import Backoff
 from edged.client.frames import Captured, Picture
-from edged.client.sources.address import redact
-from edged.errors import Unsupported
+from edged.errors import Unsupported, redact
 
 _log = logging.getLogger("edged.client")
 

@@ -1,0 +1,225 @@
+"""Keys of `[cameras.NAME]`: where its pictures come from, what is looked for in them, where results go.
+
+Points are fractions of the width and height of the picture as it is shown, after `rotation`, so that they hold at any
+resolution.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from edged.config.table import Table
+
+_Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Point: TypeAlias = tuple[_Share, _Share]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=3600)]
+_Address: TypeAlias = Annotated[str, Meta(extra={"address": True})]  # shown without its user and password
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Zone(Table, frozen=True):
+    """A part of the picture: who and what is in it, and for how long."""
+
+    points: Annotated[
+        tuple[Point, ...],
+        Meta(
+            description="Corners of a polygon: x and y, each a fraction of the picture.",
+            examples=[[[0.1, 0.2], [0.6, 0.2], [0.6, 0.9], [0.1, 0.9]]],
+        ),
+    ]
+    classes: Annotated[
+        tuple[str, ...], Meta(description="Classes that count; empty for all.", examples=[["person"]])
+    ] = ()
+    on_seconds: Annotated[
+        _Seconds, Meta(description="The zone is occupied once something was in it for so many seconds.")
+    ] = 0.5
+    off_seconds: Annotated[
+        _Seconds, Meta(description="It is free again once nothing was in it for so many seconds.")
+    ] = 3.0
+
+    def __post_init__(self) -> None:
+        if len(self.points) < 3:
+            raise ValueError("points needs at least three corners")
+
+
+class Line(Table, frozen=True):
+    """A line that objects cross: counts those that go in and out. It turns tracking on."""
+
+    points: Annotated[
+        tuple[Point, Point],
+        Meta(
+            description="Its two ends, x and y as fractions of the picture. Seen from the first end, an object that"
+            " goes from the right to the left side goes in.",
+            examples=[[[0.1, 0.5], [0.9, 0.5]]],
+        ),
+    ]
+    classes: Annotated[
+        tuple[str, ...], Meta(description="Classes that count; empty for all.", examples=[["person"]])
+    ] = ()
+
+    def __post_init__(self) -> None:
+        if self.points[0] == self.points[1]:
+            raise ValueError("points needs two different ends")
+
+
+class Events(Table, frozen=True):
+    """What is kept when a zone becomes occupied; for a camera without zones, when anything is detected."""
+
+    snapshots: Annotated[bool, Meta(description="Whether to keep a picture, with its detections drawn.")] = False
+    clips: Annotated[bool, Meta(description="Whether to keep a video (MP4); it needs edged[media].")] = False
+    before_seconds: Annotated[_Seconds, Meta(description="Seconds of video before the event.")] = 5.0
+    after_seconds: Annotated[_Seconds, Meta(description="Seconds of video after its end.")] = 5.0
+    folder: Annotated[
+        str,
+        Meta(
+            description="Directory for them; empty for events/NAME in the state directory.", examples=["/data/events"]
+        ),
+    ] = ""
+    keep_days: Annotated[float, Meta(gt=0, le=3650, description="Files older than so many days are deleted.")] = 7.0
+    keep_mb: Annotated[int, Meta(ge=1, le=1 << 30, description="Beyond so many MiB the oldest files are deleted.")] = (
+        1024
+    )
+
+
+class Sinks(Table, frozen=True):
+    """Where results go, besides clients that ask for them."""
+
+    mqtt: Annotated[
+        _Address,
+        Meta(
+            description="Broker for results and Home Assistant discovery.",
+            examples=["mqtt://edged@homeassistant.local/edged?rate=2"],
+        ),
+    ] = ""
+    mqtt_password_file: Annotated[
+        str, Meta(description="File with the broker's password.", examples=["/etc/edged/mqtt-password"])
+    ] = ""
+    webhook: Annotated[
+        _Address,
+        Meta(
+            description="URL that gets a POST with JSON for each event of a zone or line.",
+            examples=["http://localhost:1880/edged"],
+        ),
+    ] = ""
+    zmq: Annotated[
+        str,
+        Meta(
+            description="ZeroMQ address to publish each result at, as JSON: ipc:///PATH or tcp://127.0.0.1:PORT.",
+            examples=["ipc:///run/edged/hall"],
+        ),
+    ] = ""
+    preview: Annotated[
+        str,
+        Meta(
+            description="[HOST:]PORT of a page with the live picture only, without access control; see also [page].",
+            examples=["8090"],
+        ),
+    ] = ""
+    lines: Annotated[
+        str,
+        Meta(description="File to append each result to, one JSON object a line.", examples=["/data/hall.jsonl"]),
+    ] = ""
+
+
+class Camera(Table, frozen=True):
+    """A camera that the daemon opens itself, in a process of its own."""
+
+    source: Annotated[
+        _Address,
+        Meta(
+            description="rtsp://, http://, /dev/video0, v4l2://, csi://, gst:, shm://, a video file or a folder of"
+            " pictures.",
+            examples=["rtsp://user:password@192.168.1.20/main"],
+        ),
+    ]
+    model: Annotated[str, Meta(description="The model that looks at it.", examples=["doors"])]
+    enabled: Annotated[bool, Meta(description="Whether it runs.")] = True
+    mode: Annotated[
+        Literal["freshest", "every_frame"],
+        Meta(description="Which frames are answered: the newest, or all in order."),
+    ] = "freshest"
+    max_fps: Annotated[float, Meta(ge=0, le=1000, description="Answer at most so many frames a second; 0 is all.")] = (
+        0.0
+    )
+    max_staleness: Annotated[
+        _Seconds, Meta(description="Skip frames that are older than so many seconds; 0 is none.")
+    ] = 0.0
+    weight: Annotated[
+        float, Meta(ge=0.01, le=100, description="Share of the engine against other cameras of the model.")
+    ] = 1.0
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Cameras with a higher priority always go first.")] = 0
+    track: Annotated[bool, Meta(description="Whether objects get ids that follow them from frame to frame.")] = False
+    score: Annotated[
+        _Share | None, Meta(description="Score threshold in place of the model's own.", examples=[0.4])
+    ] = None
+    class_agnostic: Annotated[bool, Meta(description="Whether boxes of different classes suppress each other.")] = False
+    region: Annotated[
+        tuple[Annotated[int, Meta(ge=0)], ...],
+        Meta(
+            description="Use only this part of the picture: x, y, width, height in pixels; a size of 0 goes to the"
+            " edge. Empty for all of it.",
+            examples=[[0, 200, 640, 0]],
+        ),
+    ] = ()
+    rotation: Annotated[
+        Literal[0, 90, 180, 270], Meta(description="Degrees to turn the picture clockwise before that.")
+    ] = 0
+    hardware: Annotated[bool, Meta(description="Whether to decode video in hardware if possible.")] = True
+    loop: Annotated[bool, Meta(description="Whether to repeat a file or folder.")] = True
+    lost_seconds: Annotated[
+        _Seconds, Meta(description="Raise an alarm if no frame came for so many seconds; 0 is never.")
+    ] = 15.0
+    dark_seconds: Annotated[
+        _Seconds, Meta(description="Raise an alarm if the picture was black for so many seconds; 0 is never.")
+    ] = 60.0
+    frozen_seconds: Annotated[
+        _Seconds, Meta(description="Raise an alarm if the picture did not change for so many seconds; 0 is never.")
+    ] = 60.0
+    zones: dict[str, Zone] = msgspec.field(default_factory=dict)
+    lines: dict[str, Line] = msgspec.field(default_factory=dict)
+    events: Events = Events()
+    sinks: Sinks = Sinks()
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            raise ValueError("source is empty; name the camera's address")
+        if not self.model:
+            raise ValueError("model is empty; name the model that looks at it")
+        if len(self.region) not in (0, 4):
+            raise ValueError("region needs four numbers: x, y, width, height")
+        check_names("zones", self.zones)
+        check_names("lines", self.lines)
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether objects get ids: asked for, or needed by a line."""
+        return self.track or bool(self.lines)
+
+
+def check_names(field: str, names: Iterable[str]) -> None:
+    """ValueError if a camera, zone or line cannot be called so: names become parts of topics, files and labels."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            rule = "use 1 to 64 letters, digits, dots, hyphens and underscores"
+            raise ValueError(f"{field} has an invalid name, {name[:70]!r}; {rule}")
+
+
+def settings(table: msgspec.Struct) -> dict[str, object]:
+    """Return the keys of a table that differ from their defaults, nested as in TOML."""
+    found: dict[str, object] = {}
+    for field in msgspec.structs.fields(table):
+        value = getattr(table, field.name)
+        usual = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if value == usual:
+            continue
+        if isinstance(value, dict):
+            found[field.name] = {name: settings(each) for name, each in value.items()}
+        else:
+            found[field.name] = settings(value) if isinstance(value, msgspec.Struct) else msgspec.to_builtins(value)
+    return found
