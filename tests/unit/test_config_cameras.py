@@ -61,7 +61,7 @@ def test_read_cameras_with_zones_and_lines(tmp_path: Path) -> None:
         ('model = "doors"\nmax', "max", "cameras.hall", 2, "model is missing; set it"),
         ("[0.1, 0.2], ", "", "cameras.hall.zones.door.points", 7, "points needs at least three corners"),
         ("0.5], [1", "0.5], [0", "cameras.hall.lines.way.points", 10, "points needs two different ends"),
-        ("[cameras.yard]", "[cameras.'a b']", "cameras", 2, "cameras has an invalid name"),
+        ("[cameras.yard]", "[cameras.'a b']", "cameras", 0, "cameras has an invalid name"),
         ("[0, 0.5]", "[0, 50]", "cameras.hall.lines.way.points[0][1]", 10, "expected a number from 0 to 1, got 50"),
         ("[cameras.hall.sinks]", "[cameras.hall.sinsk]", "cameras.hall.sinsk", 13, "did you mean `sinks`?"),
     ],
