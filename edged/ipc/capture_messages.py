@@ -1,18 +1,16 @@
-"""Messages between the daemon and the process of a configured camera: MessagePack, after four bytes of length.
+"""Messages between the daemon and the process of a configured camera, on two pipes (`edged.ipc.pipe_messages`).
 
-Two pipes carry them: standard input and output of the process. Neither waits for an answer.
+Neither end waits for an answer.
 """
 
 from __future__ import annotations
 
 import enum
-import struct
 
 import msgspec
 
 from edged.config.cameras import Camera
 
-HEADER = struct.Struct("<I")
 LARGEST = 8 << 20
 """Bytes of a message: a JPEG picture of any camera."""
 
@@ -106,12 +104,3 @@ class Happened(msgspec.Struct, frozen=True, tag=True):
 
 
 FromCapture = Report | Picture | Happened
-# Errors of decoding any bytes.
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def pack(message: ToCapture | FromCapture) -> bytes:
-    payload = _encoder.encode(message)
-    return HEADER.pack(len(payload)) + payload

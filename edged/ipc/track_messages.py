@@ -1,17 +1,14 @@
-"""Messages between the daemon and the tracker's process: MessagePack, after four bytes of length.
+"""Messages between the daemon and the tracker's process, on two pipes (`edged.ipc.pipe_messages`).
 
-Two pipes carry them. Answers come in the order of the requests.
+Answers come in the order of the requests.
 """
 
 from __future__ import annotations
-
-import struct
 
 import msgspec
 
 from edged import packages
 
-HEADER = struct.Struct("<I")
 LARGEST = 16 << 20
 """Bytes of a message: hundreds of thousands of detections."""
 
@@ -59,15 +56,6 @@ class NotFollowed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 FromTracker = Ready | Unfit | Followed | NotFollowed
-# Errors of decoding any bytes.
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def pack(message: ToTracker | FromTracker) -> bytes:
-    payload = _encoder.encode(message)
-    return HEADER.pack(len(payload)) + payload
 
 
 def not_installed(module: str) -> str:

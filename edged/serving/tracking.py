@@ -8,24 +8,21 @@ slow, and if too many wait.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
-import signal
 import sys
 import time
-from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import msgspec
 
-from edged import packages, process, tasks
+from edged import packages, tasks
 from edged.confinement import rules
 from edged.decoding import ready
 from edged.ipc import track_messages as m
-from edged.logs.child_output import ChildLogForwarder, Pipe
+from edged.ipc.piped_process import PipedProcess, ProtocolError
 
 _IN_FLIGHT = 8  # frames at the tracker: enough to keep it busy. Those that wait here can still be dropped
 _WAITING = 64  # of all cameras
@@ -75,7 +72,7 @@ class Tracking:
     @property
     def pid(self) -> int:
         """Process id of the tracker; 0 if it does not run."""
-        return self._child.pid if self._child is not None else 0
+        return self._child.process.pid if self._child is not None else 0
 
     @property
     def missing(self) -> str:
@@ -189,14 +186,14 @@ class Tracking:
             for frame in (*child.in_flight, *self._waiting):
                 frame.settle()
             self._waiting.clear()
-        status = await child.gone()
-        if time.monotonic() - child.started > _PROVEN_SECONDS:
+        status = await child.process.gone()
+        if time.monotonic() - child.process.started > _PROVEN_SECONDS:
             self._failures = 0
         self._unfit = child.unfit
         if child.unfit:
             self._pause(child.unfit, self._limits.longest_pause)
-        elif child.ended != _IDLE and not self._closed:
-            self._fail(child.ended or f"died (exit status {status})")
+        elif child.process.ended != _IDLE and not self._closed:
+            self._fail(child.process.ended or f"died (exit status {status})")
 
     async def _watch(self, child: TrackerProcess) -> None:
         """Settle frames that have waited too long; end a process that hangs or is not needed."""
@@ -265,42 +262,20 @@ class Frame:
             self.answer.set_result(ids)
 
 
-class ProtocolError(Exception):
-    """The tracker sent something else than an answer; the message describes it."""
-
-
 class TrackerProcess:
     """A tracker's process. `ready`: it takes frames. `has_spoken`: since the watcher's last look."""
 
-    def __init__(self, started: Process, printed: Pipe) -> None:
-        self.pid = started.pid
-        self.started = time.monotonic()
+    def __init__(self, started: PipedProcess[m.FromTracker]) -> None:
         self.ready = self.has_spoken = False
         self.in_flight: deque[Frame] = deque()
         self.unfit = ""  # why it cannot work, in its own words
-        self.ended = ""  # why the daemon ended it, if it did
-        assert started.stdin is not None
-        assert started.stdout is not None
-        self._process, self._input, self._output = started, started.stdin, started.stdout
-        self._printed = printed
+        self.process = started
 
     @classmethod
     async def start(cls, command: list[str]) -> TrackerProcess:
         """OSError if the box has no process or descriptor left for it."""
-        printed = Pipe(ChildLogForwarder("tracker"))
-        try:
-            started = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=printed.child,
-                **process.ISOLATED,
-            )
-        except OSError:
-            printed.close()
-            raise
-        printed.started()
-        return cls(started, printed)
+        decoder = msgspec.msgpack.Decoder(ready(m.FromTracker))
+        return cls(await PipedProcess.start(command, "tracker", decoder, m.LARGEST))
 
     def ask(self, frame: Frame) -> None:
         """Send a frame; `listen` passes on the answer."""
@@ -308,21 +283,11 @@ class TrackerProcess:
         self.send(m.Follow(frame.number, frame.camera.number, frame.camera.last, frame.captured, frame.found))
 
     def send(self, message: m.ToTracker) -> None:
-        self._input.write(m.pack(message))
+        self.process.send(message)
 
     async def listen(self, take: Callable[[Frame, m.Followed | m.NotFollowed], None]) -> None:
         """Pass on answers until the process closes its end. ProtocolError for anything else than the next answer."""
-        decoder = msgspec.msgpack.Decoder(ready(m.FromTracker))
-        while True:
-            try:
-                (size,) = m.HEADER.unpack(await self._output.readexactly(m.HEADER.size))
-                if size > m.LARGEST:
-                    raise ProtocolError(f"a message of {size} bytes; at most {m.LARGEST} are allowed")
-                message = decoder.decode(await self._output.readexactly(size))
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return
-            except m.UNREADABLE as error:
-                raise ProtocolError(f"a message that cannot be read: {error}") from None
+        async for message in self.process.messages():
             self.has_spoken = True
             if isinstance(message, m.Unfit | m.Ready):
                 if self.ready or self.unfit:
@@ -336,16 +301,4 @@ class TrackerProcess:
 
     def end(self, why: str = "") -> None:
         """Kill the process, if it runs."""
-        self.ended = self.ended or why
-        # Not by the process object: it would reap a process that has just died, and hide its status.
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-
-    async def gone(self) -> int:
-        """Wait for the end of the process and of its output; return the exit status."""
-        self._input.close()
-        await self._process.communicate()
-        status = await self._process.wait()
-        self._printed.close()
-        return status
+        self.process.end(why)

@@ -44,10 +44,11 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     import msgspec
 
     from edged.decoding import ready
+    from edged.ipc import pipe_messages
     from edged.ipc import track_messages as m
 
     def send(message: FromTracker) -> None:
-        answers.write(m.pack(message))
+        answers.write(pipe_messages.pack(message))
         answers.flush()
 
     try:
@@ -58,7 +59,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     send(m.Ready())
     decoder = msgspec.msgpack.Decoder(ready(m.ToTracker))
     cameras: dict[int, ByteTracker] = {}
-    while (payload := _read(requests)) is not None:
+    while (payload := pipe_messages.read(requests, m.LARGEST)) is not None:
         request: ToTracker = decoder.decode(payload)
         if isinstance(request, m.Forget):
             cameras.pop(request.camera, None)
@@ -83,20 +84,6 @@ def follow(tracker: ByteTracker, request: Follow) -> Followed | NotFollowed:
     except Exception as error:
         return m.NotFollowed(request.number, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return m.Followed(request.number, tuple(ids.tolist()))
-
-
-def _read(pipe: BinaryIO) -> bytes | None:
-    """Return the bytes of the next message; None if the daemon has closed the pipe."""
-    from edged.ipc import track_messages as m
-
-    header = pipe.read(m.HEADER.size)
-    if len(header) < m.HEADER.size:
-        return None
-    (size,) = m.HEADER.unpack(header)
-    if size > m.LARGEST:
-        raise ValueError(f"a request of {size} bytes; at most {m.LARGEST} are allowed")
-    payload = pipe.read(size)
-    return payload if len(payload) == size else None
 
 
 def _missing(error: ImportError) -> str:

@@ -21,6 +21,7 @@ import uvloop
 
 from edged import packages
 from edged.confinement import rules
+from edged.ipc import pipe_messages
 from edged.ipc import track_messages as m
 from edged.serving.tracking import Tracking, TrackingLimits
 from edged.vision.detections import Detections
@@ -387,11 +388,11 @@ async def test_library_that_prints_does_not_disturb_the_answers(tracking: Tracki
 
 # -- the wire ----------------------------------------------------------------------------------------------------------
 
-READY = m.pack(m.Ready())
+READY = pipe_messages.pack(m.Ready())
 
 
 def frame(payload: bytes) -> bytes:
-    return m.HEADER.pack(len(payload)) + payload
+    return pipe_messages.HEADER.pack(len(payload)) + payload
 
 
 @pytest.mark.parametrize(
@@ -402,11 +403,11 @@ def frame(payload: bytes) -> bytes:
         (frame(b"\xc1\xc1\xc1"), "cannot be read"),
         (frame(b""), "cannot be read"),
         (frame(b"\x94" * 5), "cannot be read"),
-        (m.pack(m.Forget(1)), "cannot be read"),
+        (pipe_messages.pack(m.Forget(1)), "cannot be read"),
         (READY + frame(msgspec.msgpack.encode(["Followed", 2, "nonsense"])), "cannot be read"),
-        (READY + m.pack(m.Followed(77, (1,))), "an answer without a request"),
+        (READY + pipe_messages.pack(m.Followed(77, (1,))), "an answer without a request"),
         (READY * 100_000, "its first message twice"),
-        (READY + m.pack(m.Followed(1, (2,)))[:-1], "died"),
+        (READY + pipe_messages.pack(m.Followed(1, (2,)))[:-1], "died"),
     ],
     ids=[
         *("long", "traceback", "not MessagePack", "empty", "not a message", "from the daemon", "wrong type"),
@@ -427,8 +428,8 @@ async def test_garbage_from_the_tracker_ends_it(sent: bytes, reported: str, tmp_
     ("sent", "status"),
     [
         (b"", 0),
-        (m.pack(m.Forget(1)), 0),
-        (m.pack(m.Follow(1, 1, 0, 0.0, BOX))[:-5], 0),  # the daemon died while it wrote
+        (pipe_messages.pack(m.Forget(1)), 0),
+        (pipe_messages.pack(m.Follow(1, 1, 0, 0.0, BOX))[:-5], 0),  # the daemon died while it wrote
         (b"\xff" * 64, 1),
         (frame(b"\xc1" * 4), 1),
     ],
