@@ -35,14 +35,15 @@ class TensorInfo(Info, frozen=True):
 
 class AlarmInfo(Info, frozen=True):
     """Something that is wrong now, since `since_unix_s`. `kind` is slow, quarantined, builds_paused, state_unwritable,
-    reboot_pending, unserved, untracked, fallback, not_finite or no_candidate; `model` and `engine`, a key, are empty
-    if it is not about one."""
+    reboot_pending, unserved, untracked, fallback, not_finite, no_candidate, camera_lost, camera_dark or camera_frozen;
+    `model`, `engine` (a key) and `camera` are empty if it is not about one."""
 
     kind: str
     message: str
     model: str
     engine: str
     since_unix_s: float
+    camera: str = ""
 
 
 class ShapeRange(Info, frozen=True):
@@ -225,6 +226,23 @@ class ReloadedKey(Info, frozen=True):
     problem: str
 
 
+class ZoneInfo(Info, frozen=True):
+    """A part of a camera's picture: how many objects of each class are in it now, whether it is occupied and since
+    when, in seconds since the epoch, and how often it became so since the camera started."""
+
+    occupied: bool
+    since_unix_s: float
+    counts: dict[str, int]
+    visits: int
+
+
+class LineInfo(Info, frozen=True):
+    """Objects of each class that crossed a line since the camera started."""
+
+    entered: dict[str, int]
+    left: dict[str, int]
+
+
 class CameraInfo(Info, frozen=True):
     """One camera with one model.
 
@@ -232,7 +250,11 @@ class CameraInfo(Info, frozen=True):
     flight; `skipped` is by reason, `dropped` are those whose connection ended first. `fps_in`, `fps_answered` are of
     the last seconds; ages are milliseconds from capture to answer, of the latest answers, None before the first. Times
     are seconds since the epoch, 0 for never. `mode` is freshest or every_frame, `protocol` is
-    grpc or zeromq."""
+    grpc or zeromq.
+
+    `configured`: the daemon opens it itself; `removable`: commands change it. `state` is off, starting, connecting,
+    streaming, lost or failed, and `reason` says why it does not stream. `source` and `settings` have no passwords.
+    `sinks` has problems by sink."""
 
     camera: str
     model: str
@@ -254,6 +276,16 @@ class CameraInfo(Info, frozen=True):
     last_error: str
     last_error_unix_s: float
     last_frame_unix_s: float
+    configured: bool = False
+    removable: bool = False
+    state: str = ""
+    reason: str = ""
+    source: str = ""
+    reconnections: int = 0
+    zones: dict[str, ZoneInfo] = {}
+    lines: dict[str, LineInfo] = {}
+    sinks: dict[str, str] = {}
+    settings: dict[str, str] = {}
 
 
 class ModelLoad(Info, frozen=True):

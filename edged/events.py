@@ -111,6 +111,23 @@ class AlarmCleared(msgspec.Struct, frozen=True, tag="alarm_cleared"):
     message: str
 
 
+class CameraMoved(msgspec.Struct, frozen=True, tag="camera_state"):
+    """A configured camera changed its state: streaming, lost or failed."""
+
+    camera: str
+    state: str
+    reason: str
+
+
+class ZoneChanged(msgspec.Struct, frozen=True, tag="zone_changed"):
+    """A zone of a camera became occupied or free. `file`: the picture or video that was kept, empty for none."""
+
+    camera: str
+    zone: str
+    occupied: bool
+    file: str
+
+
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):
     """An operator gave a command."""
 
@@ -130,6 +147,8 @@ What: TypeAlias = (
     | DeviceChanged
     | AlarmRaised
     | AlarmCleared
+    | CameraMoved
+    | ZoneChanged
     | Commanded
 )
 

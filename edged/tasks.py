@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
+from edged.backoff import Backoff
+
 _LOG = logging.getLogger("edged")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds until a task is started again
+_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30.0)  # seconds until a task is started again
 _PROVEN_SECONDS = 60.0  # after which a failure counts as the first one again
 
 FAILURES: Counter[str] = Counter()  # unexpected ends of tasks of this process, by the task's name
@@ -50,16 +52,14 @@ def count_callbacks() -> None:
 
 
 async def _kept(name: str, work: Work) -> None:
-    loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
+    loop, backoff = asyncio.get_running_loop(), Backoff(_PAUSES, _PROVEN_SECONDS)
     while True:
         began = loop.time()
         try:
             return await work()
         except Exception as error:
             failed(name, error)
-        pause = _FIRST_PAUSE if loop.time() - began > _PROVEN_SECONDS else pause
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        await asyncio.sleep(backoff.after(loop.time() - began))
 
 
 class TaskGroup:

@@ -52,6 +52,13 @@ def _models() -> typer.Typer:
     return _group("List, show, add and remove models.", models.add, models.list_, models.show, models.remove)
 
 
+def _cameras() -> typer.Typer:
+    from edged.cli import cameras
+
+    subcommands = (cameras.add, cameras.set_, cameras.show, cameras.enable, cameras.disable, cameras.remove)
+    return _group(cameras.cameras.__doc__, *subcommands, callback=cameras.cameras)
+
+
 def _engines() -> typer.Typer:
     from edged.cli import engine_commands, engines
 
@@ -87,7 +94,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "inspect": _function("inspect", "inspect"),
     "infer": _function("infer", "infer"),
     "stream": _function("stream", "stream"),
-    "cameras": _function("status", "cameras"),
+    "cameras": _cameras,
     "status": _function("status", "status"),
     "top": _function("top", "top"),
     "engines": _engines,

@@ -116,6 +116,11 @@ def sentence(event: EventInfo) -> str:
             return f"alarm {what.alarm}: {what.message}"
         case happened.AlarmCleared():
             return f"alarm {what.alarm} cleared: {what.message}"
+        case happened.CameraMoved():
+            return _because(f"camera {what.camera} is {what.state}", what.reason)
+        case happened.ZoneChanged():
+            kept = f", kept in {what.file}" if what.file else ""
+            return f"zone {what.zone} of camera {what.camera} is {'occupied' if what.occupied else 'free'}{kept}"
         case happened.Commanded():
             return f"operator command: {what.verb} {_about(event) or 'all'}"
         case None:

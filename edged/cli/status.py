@@ -1,8 +1,7 @@
-"""`edged status`, `edged cameras`, `edged device`: what a daemon is doing, and the facts of its box."""
+"""`edged status`, `edged device`: what a daemon is doing, and the facts of its box."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ import typer
 from rich.filesize import decimal
 from rich.table import Table
 
-from edged.api_types import AlarmInfo, CameraInfo, StatusInfo
+from edged.api_types import AlarmInfo, StatusInfo
 from edged.cli import common, formatting, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import DEFAULT_TARGETS, Targets
@@ -77,62 +76,9 @@ def _engines(found: StatusInfo) -> str:
 
 
 def _alarm(alarm: AlarmInfo) -> str:
-    about = " ".join(filter(None, (alarm.model, alarm.engine[:12])))
+    about = " ".join(filter(None, (alarm.model, alarm.engine[:12]))) if not alarm.camera else ""
     text = f"{about}: {alarm.message}" if about else alarm.message
     return f"{alarm.kind} since {formatting.moment(alarm.since_unix_s)}: {text}"
-
-
-def cameras(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
-    """Show each camera: rates, latency, skipped frames and why.
-
-    A camera that stopped sending is shown for a while.
-
-    AGE is from capture to answer: median / 99th percentile of the latest answers. A camera that reconnects keeps its
-    row.
-    """
-    command = remote.list_command(
-        lambda client: list(client.cameras()),
-        _CAMERA_COLUMNS,
-        lambda found: [each.json() for each in found],
-        empty="no active cameras; see: edged stream --help",
-    )
-    remote.run(command, targets, json)
-
-
-def _camera_state(each: CameraInfo) -> str:
-    mode = "" if each.mode == "freshest" else ", every frame"
-    tracked = ", tracked" if each.tracked else ""
-    if not each.connections:
-        return f"gone {_ago(each.last_frame_unix_s)}"
-    several = f" x{each.connections}" if each.connections > 1 else ""
-    return f"{each.protocol}{several}{mode}{tracked}"
-
-
-def _last_error(each: CameraInfo) -> str:
-    return f"{each.last_error} ({_ago(each.last_error_unix_s)})" if each.last_error else ""
-
-
-def _ago(unix_s: float) -> str:
-    return f"{formatting.span(max(0.0, time.time() - unix_s))} ago"
-
-
-def _ages(each: CameraInfo) -> str:
-    if each.age_p50_ms is None or each.age_p99_ms is None:
-        return ""
-    return f"{each.age_p50_ms:.0f} / {each.age_p99_ms:.0f} ms"
-
-
-_CAMERA_COLUMNS: tuple[remote.Column[CameraInfo], ...] = (
-    remote.Column("CAMERA", lambda each: each.camera or "-", is_whole=True),
-    remote.Column("MODEL", lambda each: each.model, is_whole=True),
-    remote.Column("STATE", _camera_state),
-    remote.Column("FPS IN", lambda each: f"{each.fps_in:.1f}"),
-    remote.Column("ANSWERED", lambda each: f"{each.fps_answered:.1f}"),
-    remote.Column("AGE", _ages),
-    remote.Column("SKIPPED", lambda each: formatting.skipped(each.skipped, each.received)),
-    remote.Column("FAILED", lambda each: str(each.failed) if each.failed else ""),
-    remote.Column("LAST ERROR", _last_error),
-)
 
 
 def refresh(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:

@@ -29,7 +29,7 @@ from edged.api_types import (
     ReloadedKey,
     StatusInfo,
 )
-from edged.client.backoff import Backoff
+from edged.backoff import Backoff
 from edged.client.frames import Captured, FrameOptions, Picture, Region, frame_options, single, stream_options
 from edged.client.result import Result, from_proto
 from edged.client.upload import Package, Samples, Upload
@@ -225,9 +225,29 @@ class DaemonCalls:
 
     @unary
     def cameras(self) -> Call[list[CameraInfo]]:
-        """Return every camera that sends frames or did lately."""
+        """Return every camera that is configured, sends frames, or did so lately."""
         parse = _list_of("cameras", CameraInfo)
         return Call(_OPERATIONS + "ListCameras", pb.ListCamerasRequest(), pb.ListCamerasResponse, parse)
+
+    @unary
+    def add_camera(self, name: str, settings: Mapping[str, str]) -> Call[CameraInfo]:
+        """Add a camera that the daemon opens itself, with the keys below `[cameras.NAME]`: `source` and `model` at
+        least. Values are written as in TOML, texts without quotes. Raises AlreadyExists or InvalidInput."""
+        request = pb.AddCameraRequest(name=name, settings=dict(settings))
+        return Call(_OPERATIONS + "AddCamera", request, pb.CameraStatus, _one(CameraInfo))
+
+    @unary
+    def set_camera(self, name: str, settings: Mapping[str, str]) -> Call[CameraInfo]:
+        """Change settings of a camera that was added; an empty value resets one. It starts again. Raises NotFound, or
+        InvalidInput, also for a camera of the daemon's configuration file."""
+        request = pb.SetCameraRequest(name=name, settings=dict(settings))
+        return Call(_OPERATIONS + "SetCamera", request, pb.CameraStatus, _one(CameraInfo))
+
+    @unary
+    def remove_camera(self, name: str) -> Call[None]:
+        """Remove a camera that was added. Raises NotFound, or InvalidInput for one of the configuration file."""
+        request = pb.RemoveCameraRequest(name=name)
+        return Call(_OPERATIONS + "RemoveCamera", request, pb.RemoveCameraResponse, lambda answer: None)
 
     @unary
     def device(self) -> Call[DeviceInfo]:

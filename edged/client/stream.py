@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from edged.client.backoff import Backoff
+from edged.backoff import Backoff
 from edged.client.requests import FrameCounts, FrameRequests
 from edged.client.result import Result, from_proto, skips_of
 from edged.client.status import from_rpc_error, late

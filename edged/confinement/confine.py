@@ -43,7 +43,7 @@ def confine_files(reach: Reach) -> None:
     abi = landlock.version()
     try:
         if abi:
-            landlock.restrict(abi, allowed(reach))
+            landlock.restrict(abi, allowed(reach), tcp=reach.network)
     except OSError as error:
         _failed(reach, "Landlock", error)
         abi = 0

@@ -43,14 +43,15 @@ def missing(abi: int) -> tuple[str, ...]:
     return tuple(what for first, what in since if abi < first)
 
 
-def restrict(abi: int, allowed: Iterable[tuple[str, int]]) -> None:
-    """Restrict the calling thread, and what it starts later, to these paths, with the rights at and below each.
+def restrict(abi: int, allowed: Iterable[tuple[str, int]], *, tcp: bool = False) -> None:
+    """Restrict the calling thread, and what it starts later, to these paths, with the rights at and below each; and,
+    unless `tcp`, to no TCP.
 
     Skips paths that do not exist. Needs no-new-privileges or a privilege. OSError if the kernel refuses.
     """
     handled = _EXECUTE | _WRITE_FILE | _READ_FILE | _READ_DIR | _CHANGES
     handled |= (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0) | (_IOCTL_DEV if abi >= 5 else 0)
-    attributes = struct.pack("=QQQ", handled, _TCP if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)
+    attributes = struct.pack("=QQQ", handled, _TCP if abi >= 4 and not tcp else 0, _SCOPES if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24  # older kernels refuse what they do not know
     ruleset = _call(_CREATE_RULESET, attributes[:size], size, 0)
     try:

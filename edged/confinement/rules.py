@@ -34,6 +34,12 @@ _ACCELERATORS = (
     *("nvidia*", "nvhost*", "nvgpu*", "nvmap", "nvsciipc", "nvsciipc*", "tegra*", "host1x*"),
     *("dri", "accel", "dma_heap", "kfd"),
 )
+# Names of hosts, and certificates of servers.
+_NETWORK = (
+    *("/etc/resolv.conf", "/etc/hosts", "/etc/host.conf", "/etc/gai.conf", "/etc/services", "/etc/protocols"),
+    *("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/run/systemd/resolve", "/run/resolvconf"),
+)
+CAMERAS = ("video*", "media*", "v4l*", "i2c-*")  # devices of cameras, below /dev
 # Folders that libraries are loaded from, files that are loaded into every process, folders of CUDA.
 _FOLDERS_BY_VARIABLE = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "TENSORRT_LIBRARY_PATH", "OCL_ICD_VENDORS")
 _FILES_BY_VARIABLE = ("LD_PRELOAD", "SSL_CERT_FILE")
@@ -46,6 +52,8 @@ class Reach(NamedTuple):
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     scratch: str = ""  # one of the folders that it may write in, for temporary files
+    network: bool = False  # whether it may use TCP, and the files that names and certificates need
+    devices: tuple[str, ...] = ()  # of cameras
 
     def argument(self) -> str:
         """Encode as one argument of a command."""
@@ -53,8 +61,8 @@ class Reach(NamedTuple):
 
     @classmethod
     def parsed(cls, argument: str) -> Reach:
-        mode, reads, writes, scratch = json.loads(argument)
-        return cls(mode, tuple(reads), tuple(writes), scratch)
+        mode, reads, writes, scratch, network, devices = json.loads(argument)
+        return cls(mode, tuple(reads), tuple(writes), scratch, network, tuple(devices))
 
 
 def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
@@ -66,6 +74,11 @@ def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
     for pattern in _ACCELERATORS:
         for path in glob.glob(f"/dev/{pattern}"):
             yield path, USE
+    for pattern in reach.devices:
+        for path in glob.glob(f"/dev/{pattern}"):
+            yield path, USE
+    for path in _NETWORK if reach.network else ():
+        yield path, READ
     for path in reach.writes:
         yield path, WRITE
 
@@ -115,10 +128,17 @@ def mode() -> Mode:
     return _mode
 
 
-def reach(reads: Iterable[str] = (), writes: Iterable[str] = (), scratch: str = "") -> Reach:
+def reach(
+    reads: Iterable[str] = (),
+    writes: Iterable[str] = (),
+    scratch: str = "",
+    *,
+    network: bool = False,
+    devices: Iterable[str] = (),
+) -> Reach:
     """Return the reach of a job that reads and writes these files and folders; `scratch` is for temporary files."""
     written = (*writes, scratch) if scratch else writes
-    return Reach(_mode, tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(written)), scratch)
+    return Reach(_mode, tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(written)), scratch, network, tuple(devices))
 
 
 def around(model: str | os.PathLike[str]) -> tuple[str, ...]:

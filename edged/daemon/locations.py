@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edged import paths
 from edged.api.auth.guard import Guard
+from edged.cameras.definitions import Definitions
 from edged.config import Config
 from edged.models.entries import check_name
 from edged.models.repository import Repository
@@ -26,6 +27,11 @@ def repository(config: Config) -> Repository:
     return Repository(state_dir(config) / "models", accepts_foreign(config))
 
 
+def cameras(config: Config) -> Definitions:
+    """Return the cameras of the configuration and those below the state directory."""
+    return Definitions(state_dir(config) / "cameras", config.cameras)
+
+
 def accepts_foreign(config: Config) -> bool:
     """Whether the daemon uses models and engines that other users may have written."""
     return config.access.foreign_files == "accept"
@@ -37,7 +43,7 @@ def private(config: Config) -> tuple[Path, ...]:
     named = (tls.certificate, tls.key, tls.client_ca, config.access.tokens_file)
     files = (Path(each).expanduser().absolute() for each in named if each)
     state = state_dir(config)
-    return (state / "access", state / "audit", state / "lock", *files)
+    return (state / "access", state / "audit", state / "lock", state / "cameras", *files)
 
 
 def addresses(config: Config) -> tuple[str, ...]:

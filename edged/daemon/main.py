@@ -12,7 +12,9 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,6 +26,7 @@ from edged.api.endpoints.publisher import Publisher
 from edged.api.grpc.activation import Activation
 from edged.api.grpc.listener import raise_descriptor_limit
 from edged.api.grpc.server import GrpcServers
+from edged.cameras.supervisor import CameraSupervisor
 from edged.config import Config
 from edged.confinement import confine, rules
 from edged.daemon import locations, malloc_trimmer
@@ -97,11 +100,13 @@ async def _serve(
     )
     controller.overrides.sweep()
     cameras, publisher = Cameras(), Publisher(controller.events)
+    supervisor = CameraSupervisor(locations.cameras(config), controller.events, locations.state_dir(config) / "events")
     tracing = Tracing(locations.state_dir(config) / "traces")
     servers = GrpcServers(
         controller,
         locations.addresses(config),
         cameras,
+        supervisor,
         tracing,
         controller.tracking,
         config.max_message_mb,
@@ -111,9 +116,10 @@ async def _serve(
         activation=activation,
     )
     endpoints = Endpoints(controller, cameras, config, publisher, servers)
-    reloader = Reloader(config, read, controller, builder, servers, endpoints, notifier)
+    reloader = Reloader(config, read, controller, builder, servers, endpoints, supervisor, notifier)
     servers.offer_reload(reloader.reload)
     heartbeat = Heartbeat(notifier, watchdog_seconds(os.environ, os.getpid()), controller, reloader)
+    cleanup = contextlib.ExitStack()
     # The first request must already find the models.
     await controller.catalogue.look_aside()
     kept = [
@@ -133,6 +139,7 @@ async def _serve(
         _LOG.info("edged %s answers on %s", __version__, ", ".join(addresses))
         tell_confinement()
         notifier.ready()
+        await supervisor.start(partial(_listen_for_cameras, servers, cleanup))
         if ready is not None:
             ready(addresses)
         await signals.stop.wait()
@@ -141,7 +148,9 @@ async def _serve(
         grace = reloader.config.stop_seconds
         notifier.stopping(grace + 2 * _CLOSING_SECONDS)
         end_within(grace + _CLOSING_SECONDS, _leave_behind)
+        await supervisor.stop()
         await asyncio.gather(endpoints.stop(grace), servers.stop(grace))
+        cleanup.close()
         await endpoints.publish.stop(grace)
         await tracing.close()
         await asyncio.to_thread(guard.audit.close)
@@ -149,6 +158,13 @@ async def _serve(
             task.cancel()
         await asyncio.gather(*kept, return_exceptions=True)
         await controller.stop()
+
+
+async def _listen_for_cameras(servers: GrpcServers, cleanup: contextlib.ExitStack) -> str:
+    """Open a socket that only this user reaches, for the processes of configured cameras."""
+    folder = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
+    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+    return await servers.open(f"unix:{folder}/cameras.sock")
 
 
 def _confine(config: Config) -> Callable[[], None]:

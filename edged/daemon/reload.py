@@ -11,6 +11,7 @@ import msgspec
 from edged import logs
 from edged.api.endpoints.endpoints import Endpoints
 from edged.api.grpc.server import GrpcServers
+from edged.cameras.supervisor import CameraSupervisor
 from edged.config import Config
 from edged.config.changes import RELOADS, Change, diff, with_value
 from edged.config.schema import Reload
@@ -35,12 +36,14 @@ class Reloader:
         builder: Builder,
         servers: GrpcServers,
         endpoints: Endpoints,
+        supervisor: CameraSupervisor,
         notifier: Notifier,
     ) -> None:
         self.config = config
         self.problem = ""  # why the last configuration is not in force, or not all of it
         self._read, self._controller, self._builder = read, controller, builder
-        self._servers, self._endpoints, self._notifier = servers, endpoints, notifier
+        self._servers, self._endpoints, self._supervisor = servers, endpoints, supervisor
+        self._notifier = notifier
         self._turn = asyncio.Lock()
 
     async def run(self, wanted: asyncio.Event) -> None:
@@ -127,6 +130,8 @@ class Reloader:
                 await self._endpoints.http.change(wanted.http, grace)
             case "metrics":
                 await self._endpoints.metrics.change(wanted.metrics, grace)
+            case "cameras":
+                await self._supervisor.reconfigure(wanted.cameras)
             case _:
                 raise AssertionError(key)
 

@@ -6,6 +6,7 @@ import enum
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 import msgspec
 
@@ -42,22 +43,29 @@ class AlarmKind(str, enum.Enum):
     CERTIFICATE = "certificate"  # the daemon's certificate cannot be used, or not for long
     TOKENS = "tokens"  # the file of tokens cannot be used
     AUDIT = "audit"  # what operators do cannot be written down
+    CAMERA_LOST = "camera_lost"  # a configured camera gives no frames
+    CAMERA_DARK = "camera_dark"  # its picture is black
+    CAMERA_FROZEN = "camera_frozen"  # its picture does not change
     FALLBACK = "fallback"  # a part of a model runs elsewhere than on the device that it is meant for
 
 
+Subject: TypeAlias = tuple[AlarmKind, str, str, str]
+
+
 class Alarm(msgspec.Struct, frozen=True):
-    """One alarm, with the model and the engine's key that it concerns, if any."""
+    """One alarm, with the model, the engine's key and the camera that it concerns, if any."""
 
     kind: AlarmKind
     message: str
     model: str = ""
     engine: str = ""
     since_unix_s: float = 0.0
+    camera: str = ""
 
     @property
-    def subject(self) -> tuple[AlarmKind, str, str]:
+    def subject(self) -> Subject:
         """Identifies an alarm while it lasts; its message may change."""
-        return self.kind, self.model, self.engine
+        return self.kind, self.model, self.engine, self.camera
 
 
 class Alarms:
@@ -65,7 +73,7 @@ class Alarms:
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
-        self._active: dict[tuple[AlarmKind, str, str], Alarm] = {}
+        self._active: dict[Subject, Alarm] = {}
 
     def active(self) -> tuple[Alarm, ...]:
         """Return the alarms that are raised, the oldest first."""

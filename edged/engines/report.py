@@ -83,7 +83,7 @@ def _tensors(specs: tuple[TensorSpec, ...]) -> tuple[TensorInfo, ...]:
 
 
 def _alarm(raised: Alarm) -> AlarmInfo:
-    return AlarmInfo(raised.kind.value, raised.message, raised.model, raised.engine, raised.since_unix_s)
+    return AlarmInfo(raised.kind.value, raised.message, raised.model, raised.engine, raised.since_unix_s, raised.camera)
 
 
 def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_command: bool = False) -> list[EngineInfo]:

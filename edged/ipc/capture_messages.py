@@ -45,6 +45,7 @@ class State(str, enum.Enum):
     CONNECTING = "connecting"  # its source is not open, or gives no frames yet
     STREAMING = "streaming"
     LOST = "lost"  # no frame came for `lost_seconds`
+    ENDED = "ended"  # its file was played to the end
     FAILED = "failed"  # it cannot work as configured; `error` says why
 
 

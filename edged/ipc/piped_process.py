@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -66,7 +66,7 @@ class PipedProcess(Generic[Message]):
         """Send a message; it is lost if the process has ended."""
         self._input.write(pack(message))
 
-    async def messages(self) -> AsyncIterator[Message]:
+    async def messages(self) -> AsyncGenerator[Message, None]:
         """Yield its messages until it closes its end. ProtocolError for anything else."""
         while True:
             try:

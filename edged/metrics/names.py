@@ -73,6 +73,21 @@ CAMERA_DROPPED = _counter(
 CAMERA_SKIPPED = _counter("edged_camera_frames_skipped_total", "Frames that were skipped.", "camera", "model", "reason")
 CAMERA_AGE = _histogram("edged_camera_age_seconds", "From capture to answer.", "camera", "model")
 
+CAMERA_STATE = _gauge(
+    "edged_camera_state", "1 for the state that a configured camera is in.", "camera", "model", "state"
+)
+CAMERA_RECONNECTIONS = _counter(
+    "edged_camera_reconnections_total", "How often a configured camera was connected again.", "camera", "model"
+)
+ZONE_OCCUPIED = _gauge("edged_zone_occupied", "1 while something is in a zone of a camera.", "camera", "zone")
+ZONE_OBJECTS = _gauge("edged_zone_objects", "Objects in a zone of a camera.", "camera", "zone", "label")
+ZONE_VISITS = _counter("edged_zone_visits_total", "How often a zone became occupied.", "camera", "zone")
+LINE_CROSSINGS = _counter(
+    "edged_line_crossings_total",
+    "Objects that crossed a line of a camera; direction is in or out.",
+    *("camera", "line", "direction", "label"),
+)
+
 ENGINE_STATE = _gauge(
     "edged_engine_state", "1 for the state that an engine is in.", "model", "engine", "backend", "state"
 )

@@ -11,7 +11,7 @@ import re
 import resource
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -21,10 +21,12 @@ from prometheus_client.metrics_core import Metric as Family
 from edged import tasks
 from edged.api.auth.guard import Guard
 from edged.api.auth.limits import Kind
+from edged.cameras.supervisor import CameraStatus, CameraSupervisor
 from edged.engines.alarms import Alarm, AlarmKind
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, all_ready, readiness
+from edged.ipc.capture_messages import State
 from edged.ipc.finite import watched
 from edged.metrics import names
 from edged.metrics.names import ALL, Metric
@@ -91,9 +93,11 @@ class Scraper:
         cameras: Cameras,
         counts: EventCounts,
         guard: Guard,
+        supervisor: CameraSupervisor,
         sensors: Sensors | None = None,
     ) -> None:
         self._controller, self._cameras, self._counts, self._guard = controller, cameras, counts, guard
+        self._supervisor = supervisor
         self._sensors = sensors or Sensors()
         self._lock = asyncio.Lock()
 
@@ -127,6 +131,7 @@ class Scraper:
             model(samples, name, planned, readiness(planned, controller.health), raised)
             engines(samples, name, planned)
         cameras(samples, self._cameras)
+        configured_cameras(samples, self._supervisor.status())
         builds(samples, controller, self._counts)
         access(samples, self._guard)
         alarms(samples, raised, self._counts)
@@ -193,6 +198,24 @@ def cameras(samples: Samples, known: Cameras) -> None:
         for reason, count in record.skipped.items():
             samples.put(names.CAMERA_SKIPPED, count, *labels, reason)
         samples.put_histogram(names.CAMERA_AGE, record.age_seconds, *labels)
+
+
+def configured_cameras(samples: Samples, known: Mapping[str, CameraStatus]) -> None:
+    """Collect the state of cameras that the daemon opens itself, their zones and lines."""
+    for camera, status in known.items():
+        model, report = status.definition.camera.model, status.report
+        for state in State:
+            samples.put(names.CAMERA_STATE, state is report.state, camera, model, state.value)
+        samples.put(names.CAMERA_RECONNECTIONS, report.reconnections, camera, model)
+        for zone, found in report.zones.items():
+            samples.put(names.ZONE_OCCUPIED, found.occupied, camera, zone)
+            samples.put(names.ZONE_VISITS, found.visits, camera, zone)
+            for label, count in found.counts.items():
+                samples.put(names.ZONE_OBJECTS, count, camera, zone, label)
+        for line, crossed in report.lines.items():
+            for direction, counts in (("in", crossed.entered), ("out", crossed.left)):
+                for label, count in counts.items():
+                    samples.put(names.LINE_CROSSINGS, count, camera, line, direction, label)
 
 
 def builds(samples: Samples, controller: Controller, counts: EventCounts) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
@@ -287,17 +288,18 @@ class TrackerProcess:
 
     async def listen(self, take: Callable[[Frame, m.Followed | m.NotFollowed], None]) -> None:
         """Pass on answers until the process closes its end. ProtocolError for anything else than the next answer."""
-        async for message in self.process.messages():
-            self.has_spoken = True
-            if isinstance(message, m.Unfit | m.Ready):
-                if self.ready or self.unfit:
-                    raise ProtocolError("its first message twice")
-                self.ready = isinstance(message, m.Ready)
-                self.unfit = message.message if isinstance(message, m.Unfit) else ""
-            elif not self.in_flight or self.in_flight[0].number != message.number:
-                raise ProtocolError("an answer without a request")
-            else:
-                take(self.in_flight.popleft(), message)
+        async with aclosing(self.process.messages()) as messages:
+            async for message in messages:
+                self.has_spoken = True
+                if isinstance(message, m.Unfit | m.Ready):
+                    if self.ready or self.unfit:
+                        raise ProtocolError("its first message twice")
+                    self.ready = isinstance(message, m.Ready)
+                    self.unfit = message.message if isinstance(message, m.Unfit) else ""
+                elif not self.in_flight or self.in_flight[0].number != message.number:
+                    raise ProtocolError("an answer without a request")
+                else:
+                    take(self.in_flight.popleft(), message)
 
     def end(self, why: str = "") -> None:
         """Kill the process, if it runs."""

@@ -15,8 +15,8 @@ import cv2
 import numpy as np
 import pytest
 
+from edged.backoff import Backoff
 from edged.client import Captured, Client
-from edged.client.backoff import Backoff
 from edged.client.sources import open_source
 from edged.client.sources.source import InOrder, Live, Newest, Shot
 from edged.errors import InvalidInput, NotFound, Unsupported, redact

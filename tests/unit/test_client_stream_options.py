@@ -14,8 +14,8 @@ import grpc
 import numpy as np
 import pytest
 
+from edged.backoff import Backoff
 from edged.client import Captured, Client, Result
-from edged.client.backoff import Backoff
 from edged.client.frames import stream_options
 from edged.client.result import Classification, Skips, from_proto
 from edged.errors import DaemonUnavailable, InvalidInput, NotFound

@@ -18,6 +18,7 @@ from edged.proto import operations_pb2 as pb
 TYPES: tuple[type[msgspec.Struct], ...] = typing.get_args(events.What)
 _VALUES: dict[object, object] = {
     str: "words",
+    bool: True,
     int: 1 << 40,
     float: 2.5,
     float | None: 0.25,

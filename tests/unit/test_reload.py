@@ -67,7 +67,7 @@ async def test_reload_applies_every_key_or_asks_for_a_restart(key: str) -> None:
     wanted, called = with_value(DEFAULTS, other, key), list[str]()
     assert value(wanted, key) != value(DEFAULTS, key), "give OTHER a value that differs from the default"
     part = cast(Any, Recorder(called))
-    reloader = Reloader(DEFAULTS, lambda: wanted, part, part, part, part, part)
+    reloader = Reloader(DEFAULTS, lambda: wanted, part, part, part, part, part, part)
     (change,) = await reloader.reload()
     assert change.key == key
     assert bool(change.problem) == (RELOADS[key] is Reload.RESTART)

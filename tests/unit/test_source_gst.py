@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edged.client.backoff import Backoff
+from edged.backoff import Backoff
 from edged.client.frames import Captured
 from edged.client.sources import gstreamer, open_source
 from edged.client.sources.gstreamer import pixels

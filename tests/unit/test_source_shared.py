@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edged.client.backoff import Backoff
+from edged.backoff import Backoff
 from edged.client.shared import SharedRing
 from edged.client.sources.shared import shared_camera
 from edged.client.sources.source import InOrder, Newest

@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edged.client.backoff import Backoff
+from edged.backoff import Backoff
 from edged.client.sources import open_source, pyav
 from edged.client.sources.address import CameraSettings, camera_address
 from edged.client.sources.jpeg import complete, length

@@ -153,6 +153,7 @@ class Endpoints:
             return None
         from edged.metrics.scrape import Scraper  # imports Prometheus' client library
 
-        scraper = Scraper(self._controller, self._cameras, self._ingress.event_counts, self._ingress.guard)
+        counts, guard = self._ingress.event_counts, self._ingress.guard
+        scraper = Scraper(self._controller, self._cameras, counts, guard, self._ingress.supervisor)
         endpoint = MetricsEndpoint(metrics.listen, scraper.scrape)
         return Opened((await endpoint.start(),), endpoint.stop)

@@ -15,6 +15,8 @@ from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.upload import receive_upload, repair_upload, upload_folder
 from edged.api_types import ModelInfo
 from edged.backends import registry
+from edged.cameras.report import camera_info, camera_infos
+from edged.cameras.supervisor import CameraSupervisor
 from edged.config import Health
 from edged.config.changes import Change
 from edged.device import system
@@ -43,9 +45,12 @@ _READ_SECONDS = 10.0  # that the answer to an upload waits for the model to be r
 class OperationsService:
     """Reads the controller's plans; changes go through its commands and the repository, which it then sees."""
 
-    def __init__(self, controller: Controller, cameras: Cameras, counts: EventCounts) -> None:
+    def __init__(
+        self, controller: Controller, cameras: Cameras, supervisor: CameraSupervisor, counts: EventCounts
+    ) -> None:
         self._controller, self._commands = controller, controller.commands
-        self._cameras, self._counts, self._sensors = cameras, counts, Sensors()
+        self._cameras, self._supervisor = cameras, supervisor
+        self._counts, self._sensors = counts, Sensors()
         self.reloads: Reload | None = None  # reloads the configuration, if that is possible
         self.service = Service(pb.DESCRIPTOR.services_by_name["Operations"], self)
 
@@ -88,6 +93,18 @@ class OperationsService:
 
     async def list_cameras(self, request: pb.ListCamerasRequest, context: Context) -> pb.ListCamerasResponse:
         return pb.ListCamerasResponse(cameras=self._camera_statuses())
+
+    async def add_camera(self, request: pb.AddCameraRequest, context: Context) -> pb.CameraStatus:
+        await self._supervisor.add(request.name, dict(request.settings))
+        return self._camera(request.name)
+
+    async def set_camera(self, request: pb.SetCameraRequest, context: Context) -> pb.CameraStatus:
+        await self._supervisor.change(request.name, dict(request.settings))
+        return self._camera(request.name)
+
+    async def remove_camera(self, request: pb.RemoveCameraRequest, context: Context) -> pb.RemoveCameraResponse:
+        await self._supervisor.remove(request.name)
+        return pb.RemoveCameraResponse()
 
     async def refresh_device(self, request: pb.RefreshDeviceRequest, context: Context) -> pb.RefreshDeviceResponse:
         changed = await self._controller.refresh()
@@ -193,7 +210,10 @@ class OperationsService:
         return report.model(planned, controller.alarms.active(), controller.health, shapes)
 
     def _camera_statuses(self) -> list[pb.CameraStatus]:
-        return [to_message(each, pb.CameraStatus) for each in self._cameras.reports()]
+        return [to_message(each, pb.CameraStatus) for each in camera_infos(self._cameras, self._supervisor)]
+
+    def _camera(self, name: str) -> pb.CameraStatus:
+        return to_message(camera_info(name, self._cameras, self._supervisor), pb.CameraStatus)
 
 
 def _selection(selector: pb.Selector) -> Selection:

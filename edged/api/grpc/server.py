@@ -26,6 +26,7 @@ from edged.api.grpc.rpc import Context, Service
 from edged.api.http.handlers import Calls
 from edged.api.http2.limits import Limits
 from edged.api.inference.service import InferenceService
+from edged.cameras.supervisor import CameraSupervisor
 from edged.engines.controller import Controller
 from edged.metrics.sources import EventCounts
 from edged.proto import POOL
@@ -44,6 +45,7 @@ class GrpcServers:
         controller: Controller,
         listen: Iterable[str],
         cameras: Cameras,
+        supervisor: CameraSupervisor,
         tracing: Tracing,
         tracking: Tracking | None = None,
         max_message_mb: int = 32,
@@ -55,19 +57,19 @@ class GrpcServers:
     ) -> None:
         """`activation` has the sockets that systemd listens on already."""
         self._limits = Limits(max_message=max_message_mb << 20)
-        self.guard = guard
+        self.guard, self.supervisor = guard, supervisor
         self._activation = activation or Activation()
         self.event_counts = EventCounts(controller.events)
         self.cameras = CameraService(controller, cameras, tracking, publisher)
         self.inference = InferenceService(controller, tracing, shared_memory_over_tcp)
         self._streaming = (self.cameras, self.inference)
         self.calls = Calls(self.inference.service, self.inference.inference, self.cameras)
-        self._operations = OperationsService(controller, cameras, self.event_counts)
+        self._operations = OperationsService(controller, cameras, supervisor, self.event_counts)
         self.services = [self.cameras.service, self.inference.service, self._operations.service]
         self._health = HealthService(controller, [service.name for service in self.services])
         self.services.append(self._health.service)
         controller.observers.append(self._health.look)
-        controller.concerns.append(guard.alarms)
+        controller.concerns += [guard.alarms, supervisor.alarms]
         for service in self.services:
             guard.register(service.requests)
         self.services.append(reflection_service(service.name for service in self.services))

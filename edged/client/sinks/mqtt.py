@@ -66,6 +66,8 @@ class Mqtt(Sink):
         self._known: dict[str, None] = {}  # classes that have an entity, in the order they came
         self._counts: Counter[str] | None = None
         self._published: Counter[str] | None = None
+        self._places: dict[tuple[str, str], Place | Crossings] = {}
+        self._published_places: dict[tuple[str, str], Place | Crossings] = {}
         self._sent: deque[Any] = deque()
         self._publishing = threading.Lock()
         self._client: Any = paho.Client(paho.CallbackAPIVersion.VERSION2, clean_session=True)
@@ -82,6 +84,21 @@ class Mqtt(Sink):
         self._client.on_connect_fail = lambda *_: _log.warning("%s does not answer; trying again", self.name)
         self._client.connect_async(broker.host, broker.port)
         self._client.loop_start()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker takes messages now."""
+        return bool(self._client.is_connected())
+
+    def publish_places(self, zones: Mapping[str, Place], lines: Mapping[str, Crossings]) -> None:
+        """Publish the state of zones and lines if it changed; each has entities of its own."""
+        with self._publishing:
+            self._places = {
+                **{("zone", name): zone for name, zone in zones.items()},
+                **{("line", name): line for name, line in lines.items()},
+            }
+            if self._client.is_connected():
+                self._publish_places()
 
     def on_answer(self, answered: Answered) -> None:
         result = answered.result
@@ -119,6 +136,15 @@ class Mqtt(Sink):
         self._publish(*self._topics.state(self._counts))
         self._published = self._counts
 
+    def _publish_places(self) -> None:
+        for key, state in self._places.items():
+            if self._published_places.get(key) == state:
+                continue
+            if key not in self._published_places:
+                self._publish(*self._topics.place_entities(*key))
+            self._publish(self._topics.place(*key, state))
+            self._published_places[key] = state
+
     def _publish(self, *messages: Message, qos: int = _AT_LEAST_ONCE) -> None:
         for each in messages:
             self._sent.append(self._client.publish(each.topic, each.payload, qos=qos, retain=each.retain))
@@ -139,6 +165,8 @@ class Mqtt(Sink):
             for label in self._known:
                 self._publish(*self._topics.class_entity(label))
             self._publish(self._topics.available(True))
+            self._published_places = {}
+            self._publish_places()
             self._sent.clear()
             self._published = None
 
@@ -239,6 +267,20 @@ class Message(msgspec.Struct, frozen=True):
     retain: bool = False
 
 
+class Place(msgspec.Struct, frozen=True):
+    """A zone: whether something is in it, and how many objects of each class."""
+
+    occupied: bool
+    counts: dict[str, int]
+
+
+class Crossings(msgspec.Struct, frozen=True):
+    """A line: how many objects crossed it so far, in each direction."""
+
+    entered: int
+    left: int
+
+
 class Topics:
     """The topics and messages of one camera; `node` distinguishes the cameras of several machines. No IO."""
 
@@ -252,7 +294,7 @@ class Topics:
             "manufacturer": "edged",
             "sw_version": __version__,
         }
-        base = f"{prefix}/{slug(camera)}"
+        base = self._base = f"{prefix}/{slug(camera)}"
         self.availability, self.result = f"{base}/availability", f"{base}/result"
         self.detected, self.counts = f"{base}/detected", f"{base}/counts"
 
@@ -279,6 +321,48 @@ class Topics:
         """The number of objects of a class that was seen; no entity if discovery is off."""
         name = msgspec.json.encode(label).decode()
         return self._count(f"count_{slug(label)}", label, f"{{{{ value_json.get({name}, 0) }}}}")
+
+    def place(self, kind: str, name: str, state: Place | Crossings) -> Message:
+        """The state of a zone or line."""
+        plain = msgspec.to_builtins(state)
+        if isinstance(state, Place):
+            plain["occupied"] = "ON" if state.occupied else "OFF"
+        return Message(self._place_topic(kind, name), _json(plain), retain=True)
+
+    def place_entities(self, kind: str, name: str) -> tuple[Message, ...]:
+        """The entities of a zone (occupancy, number of objects) or a line (totals); none if discovery is off."""
+        topic, what = self._place_topic(kind, name), f"{kind}_{slug(name)}"
+        if kind == "line":
+            return tuple(
+                message
+                for field, word in (("entered", "in"), ("left", "out"))
+                for message in self._entity(
+                    "sensor",
+                    f"{what}_{word}",
+                    {
+                        "name": f"{name} {word}",
+                        "state_topic": topic,
+                        "value_template": f"{{{{ value_json.{field} }}}}",
+                        "state_class": "total_increasing",
+                        "unit_of_measurement": "objects",
+                    },
+                )
+            )
+        occupancy = {"name": name, "state_topic": topic, "device_class": "occupancy"}
+        count = {
+            "name": f"{name} objects",
+            "state_topic": topic,
+            "value_template": "{{ value_json.counts.values() | sum }}",
+            "state_class": "measurement",
+            "unit_of_measurement": "objects",
+        }
+        return (
+            *self._entity("binary_sensor", what, {**occupancy, "value_template": "{{ value_json.occupied }}"}),
+            *self._entity("sensor", f"{what}_objects", count),
+        )
+
+    def _place_topic(self, kind: str, name: str) -> str:
+        return f"{self._base}/{kind}/{slug(name)}"
 
     def _count(self, what: str, name: str, template: str) -> tuple[Message, ...]:
         unit = {"state_class": "measurement", "unit_of_measurement": "objects"}

@@ -52,6 +52,11 @@ class Answered:
         self.result = result
         self.image = image
 
+    @property
+    def size(self) -> int:
+        """Bytes of the picture; 0 without one."""
+        return 0 if self.image is None else _size(self.image)
+
     @functools.cached_property
     def painted(self) -> Image | None:
         """The annotated picture, BGR uint8 [height, width, 3]; None without a picture. InvalidInput if it cannot be

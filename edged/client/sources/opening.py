@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from edged.client.frames import Captured
 from edged.client.sources import gstreamer, pyav
 from edged.client.sources.address import CameraSettings, camera_address
+from edged.client.sources.scene import scene_camera
 from edged.client.sources.shared import shared_camera
 from edged.client.sources.source import InOrder, Live, Newest, Playback, Reader, Shot, Source
 from edged.errors import InvalidInput, NotFound, redact
@@ -106,7 +107,7 @@ class Pictures(Source):
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".ts")
-_KINDS = "rtsp://, http://, v4l2://, csi://, gst:, shm:// or a file"
+_KINDS = "rtsp://, http://, v4l2://, csi://, gst:, shm://, scene: or a file"
 
 
 def open_source(
@@ -126,6 +127,7 @@ def open_source(
     - `csi://0`, a camera of a Jetson, also with width, height and fps
     - `gst:PIPELINE`, what GStreamer makes of it
     - `shm://NAME`, the frames of another process's `SharedRing`
+    - `scene:SEED`, drawn shapes that move, as the embedded model knows them
 
     A video plays at its own speed; without `pace`, as fast as frames are taken. `latest` keeps only the newest frame,
     the default for cameras; False gives every frame, the default for files. `max_fps` leaves out frames that come
@@ -154,6 +156,8 @@ def _open_camera(name: str, hardware: bool) -> Live | None:
         return pyav.v4l2_camera(name, CameraSettings())
     if scheme == "gst" and separator:
         return gstreamer.pipeline_camera(rest)
+    if scheme == "scene" and separator:
+        return scene_camera(rest)
     if scheme == "webcam" and separator:
         if not (rest or "0").isdecimal():
             raise InvalidInput(f"{name!r} is not a webcam; write webcam:0 for /dev/video0")

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from edged.client.backoff import Backoff
+from edged.backoff import Backoff
 from edged.client.frames import Captured, Picture
 from edged.errors import Unsupported, redact
 
@@ -100,7 +100,8 @@ class Playback:
 
 class Reader(ABC):
     """Reads shots. `name` has no secrets in it. `paced`: shots come in real time, so that a late one is worthless.
-    `damaged` counts shots that could not be read, `missed` those that were gone before they could be."""
+    `damaged` counts shots that could not be read, `missed` those that were gone before they could be. `problem`: why no
+    shots come now, empty while they do."""
 
     paced = False
 
@@ -108,6 +109,8 @@ class Reader(ABC):
         self.name = name
         self.damaged = 0
         self.missed = 0
+        self.problem = ""
+        self.reconnections = 0
         self.stopped = threading.Event()
 
     @abstractmethod
@@ -153,6 +156,8 @@ class Live(Reader):
             reason = yield from self._session()
             if self.stopped.is_set():
                 return
+            self.problem = reason
+            self.reconnections += 1
             pause = self.backoff.after(0.0 if self._working_since is None else self._clock() - self._working_since)
             _log.warning("camera %s: %s; trying again in %g s", self.name, reason, pause)
             self._wait(pause)
@@ -163,7 +168,7 @@ class Live(Reader):
             with self._connect(self) as shots:
                 for shot in shots:
                     if self._working_since is None:
-                        self._working_since = self._clock()
+                        self._working_since, self.problem = self._clock(), ""
                     yield shot
                     if self.stopped.is_set():
                         break
@@ -179,7 +184,8 @@ class Source(Iterator[Captured], AbstractContextManager["Source"]):
 
     `paced`: frames come in real time, so that a late one is worthless: a camera, or a video at its own speed. Otherwise
     none should be skipped. `damaged` counts frames that could not be read; `skipped` those that never left the source,
-    since a newer one came first or they exceeded `max_fps`.
+    since a newer one came first or they exceeded `max_fps`. `problem`: why a camera gives no frames now, empty while it
+    does; `reconnections`: how often it was connected again.
     """
 
     paced = False
@@ -188,6 +194,14 @@ class Source(Iterator[Captured], AbstractContextManager["Source"]):
         self.name = name
         self.damaged = 0
         self.skipped = 0
+
+    @property
+    def problem(self) -> str:
+        return ""
+
+    @property
+    def reconnections(self) -> int:
+        return 0
 
     def interrupt(self) -> None:
         """End the iteration, from any thread, also while another waits for a frame."""
@@ -211,6 +225,14 @@ class _Read(Source):
 
     def _count(self) -> None:
         self.damaged, self.skipped = self.reader.damaged, self._dropped + self.reader.missed
+
+    @property
+    def problem(self) -> str:
+        return self.reader.problem
+
+    @property
+    def reconnections(self) -> int:
+        return self.reader.reconnections
 
     def _developed(self, shot: Shot) -> Captured | None:
         """Convert a shot; None if it is damaged."""

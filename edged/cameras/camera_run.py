@@ -1,0 +1,179 @@
+"""One enabled camera: its process, started again after pauses if it ends, and what it reported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+
+from edged import tasks
+from edged.backoff import Backoff
+from edged.cameras.files import capture_reach
+from edged.config.cameras import Camera
+from edged.decoding import ready
+from edged.errors import redact
+from edged.events import CameraMoved, EventLog, ZoneChanged
+from edged.ipc import capture_messages as m
+from edged.ipc.piped_process import PipedProcess, ProtocolError
+
+_LOG = logging.getLogger("edged.cameras")
+_SETTLED = (m.State.STREAMING, m.State.LOST, m.State.FAILED)
+
+
+class RunLimits(msgspec.Struct, frozen=True):
+    """Limits of a camera's process, in seconds; tests use shorter ones."""
+
+    start: float = 60.0  # until its first message
+    silent: float = 30.0  # without a message, after which it hangs
+    stop: float = 5.0  # to end by itself
+    proven: float = 60.0  # a failure after so long counts as the first one again
+    pauses: tuple[float, ...] = (1.0, 5.0, 10.0, 60.0)  # before it is started again
+    command: tuple[str, ...] = (sys.executable, "-m", "edged.capture.main")
+
+
+class CameraRun:
+    """A camera from when it is enabled until it is changed or removed. `report` is what its process said last."""
+
+    def __init__(
+        self, name: str, camera: Camera, target: str, folder: Path, events: EventLog, limits: RunLimits
+    ) -> None:
+        self.name, self.camera = name, camera
+        self.report = m.Report(m.State.STARTING)
+        self._begin = m.Begin(name, camera, target, camera.events.folder or str(folder))
+        self._events, self._limits = events, limits
+        self._process: PipedProcess[m.FromCapture] | None = None
+        self._heard: float | None = None  # when the process said something; None before its first message
+        self._newest: m.Picture | None = None
+        self._news = asyncio.Condition()
+        self._watchers: list[m.Watch] = []
+        self._ending = asyncio.Event()
+        self._is_asked = False  # whether the process was asked to end by itself
+        self._task = tasks.keep(f"camera {name}", self._run)
+
+    async def stop(self) -> None:
+        """End the process, first by asking it."""
+        self._ending.set()
+        if self._process is not None:
+            self._is_asked = True
+            self._process.ask_to_stop()
+            await asyncio.wait({self._task}, timeout=self._limits.stop)
+        if self._process is not None:
+            self._process.end()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        async with self._news:
+            self._news.notify_all()
+
+    async def pictures(self, fps: float, width: int) -> AsyncGenerator[m.Picture, None]:
+        """Yield pictures as they come, the newest only, until the camera ends."""
+        watcher = m.Watch(fps, width)
+        self._watchers.append(watcher)
+        self._tell()
+        try:
+            async with self._news:
+                picture = self._newest
+            while not self._ending.is_set():
+                if picture is not None:
+                    yield picture
+                picture = await self._after(picture)
+        finally:
+            self._watchers.remove(watcher)
+            if not self._watchers:
+                self._newest = None
+            self._tell()
+
+    async def _after(self, shown: m.Picture | None) -> m.Picture | None:
+        """Wait for another picture than the one that was shown; None at the end."""
+        async with self._news:
+            await self._news.wait_for(lambda: self._newest is not shown or self._ending.is_set())
+            return self._newest
+
+    def _tell(self) -> None:
+        """Tell the process how many pictures are wanted: as the most demanding viewer does."""
+        if self._process is None:
+            return
+        fps = max((each.fps for each in self._watchers), default=0.0)
+        width = max((each.width for each in self._watchers), default=0)
+        self._process.send(m.Watch(fps, width))
+
+    async def _run(self) -> None:
+        """Run one process after the other, until `stop`."""
+        backoff = Backoff(self._limits.pauses, self._limits.proven)
+        while not self._ending.is_set():
+            began = time.monotonic()
+            problem = await self._live()
+            if self._ending.is_set():
+                return
+            pause = backoff.after(time.monotonic() - began)
+            _LOG.warning("camera %s: %s; starting it again in %g s", self.name, problem, pause)
+            self._take(msgspec.structs.replace(self.report, state=m.State.FAILED, error=problem))
+            await asyncio.sleep(pause)
+
+    async def _live(self) -> str:
+        """Run one process from its start to its end; return why it ended."""
+        reach = capture_reach(self._begin)
+        command = [*self._limits.command, str(os.getpid()), reach.argument()]
+        decoder = msgspec.msgpack.Decoder(ready(m.FromCapture))
+        try:
+            child = await PipedProcess.start(command, "camera", decoder, m.LARGEST, camera=self.name)
+        except OSError as error:
+            return f"its process could not be started: {error.strerror or error}"
+        self._process, self._heard = child, None
+        watch = tasks.keep(f"watch of camera {self.name}", lambda: self._watch(child))
+        try:
+            child.send(self._begin)
+            self._tell()
+            async with aclosing(child.messages()) as messages:
+                async for message in messages:
+                    self._heard = time.monotonic()
+                    await self._receive(message)
+        except ProtocolError as error:
+            child.end(f"its process sent {error}")
+        finally:
+            watch.cancel()
+            if not self._is_asked:
+                child.end()
+            status = await child.gone()
+            self._process = None
+        return child.ended or self.report.error or f"its process ended with status {status}"
+
+    async def _watch(self, child: PipedProcess[m.FromCapture]) -> None:
+        """End a process that says nothing."""
+        period, silence, then = self._limits.silent / 10, 0.0, time.monotonic()
+        while True:
+            await asyncio.sleep(period)
+            now = time.monotonic()
+            # A long pause was this process's own and does not count against the camera.
+            silence = silence + min(now - then, 4 * period) if self._heard is None or self._heard < then else 0.0
+            limit = self._limits.start if self._heard is None else self._limits.silent
+            then = now
+            if silence > limit:
+                child.end(f"its process said nothing for {limit:g} s")
+
+    async def _receive(self, message: m.FromCapture) -> None:
+        if isinstance(message, m.Report):
+            self._take(message)
+        elif isinstance(message, m.Picture):
+            if self._watchers:
+                async with self._news:
+                    self._newest = message
+                    self._news.notify_all()
+        elif message.kind in ("occupied", "free"):
+            what = ZoneChanged(self.name, message.place, message.kind == "occupied", message.file)
+            self._events.emit(what, self.camera.model)
+
+    def _take(self, report: m.Report) -> None:
+        """Keep a report; log and announce a change of state."""
+        before, self.report = self.report, msgspec.structs.replace(report, error=redact(report.error))
+        if report.state is before.state or (report.state not in _SETTLED and before.state is not m.State.STREAMING):
+            return
+        level = logging.INFO if report.state is m.State.STREAMING else logging.WARNING
+        _LOG.log(level, "camera %s is %s%s", self.name, report.state.value, f": {report.error}" * bool(report.error))
+        self._events.emit(CameraMoved(self.name, report.state.value, self.report.error), self.camera.model)

@@ -1,0 +1,161 @@
+"""Runs a process for each enabled camera, starts it again if it ends, and keeps what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from edged.cameras.camera_run import CameraRun, RunLimits
+from edged.cameras.definitions import Definition, Definitions
+from edged.config.camera_settings import camera_of
+from edged.config.cameras import Camera
+from edged.engines.alarms import Alarm, AlarmKind
+from edged.errors import InvalidInput, NotReady
+from edged.events import EventLog
+from edged.ipc.capture_messages import Picture, Report, State
+
+# Keys that name files of the box or run any program: only its owner sets them, in the configuration.
+_OWNERS = ("events.folder", "sinks.lines", "sinks.mqtt_password_file", "sinks.zmq", "sinks.preview")
+
+
+# Open an address for the processes; return it.
+Listen: TypeAlias = Callable[[], Awaitable[str]]
+
+
+class CameraStatus(NamedTuple):
+    """A camera with what its process reported last."""
+
+    definition: Definition
+    report: Report
+
+
+class CameraSupervisor:
+    """Used from one event loop."""
+
+    def __init__(
+        self, definitions: Definitions, events: EventLog, folder: Path, limits: RunLimits | None = None
+    ) -> None:
+        """`folder`: for files of cameras that name no folder of their own."""
+        self._definitions, self._events, self._folder = definitions, events, folder
+        self._limits = limits or RunLimits()
+        self._runs: dict[str, CameraRun] = {}
+        self._listen: Listen | None = None
+        self._target = ""  # where the processes reach the daemon
+        self._changing = asyncio.Lock()
+
+    async def start(self, listen: Listen) -> None:
+        """Start the processes. `listen` opens the address at which they reach the daemon, when the first one starts."""
+        self._listen = listen
+        async with self._changing:
+            await self._apply()
+
+    async def stop(self) -> None:
+        """End all processes; clips are completed if they can be within a few seconds."""
+        async with self._changing:
+            self._listen = None
+            await self._apply()
+
+    async def reconfigure(self, configured: Mapping[str, Camera]) -> None:
+        """Take the cameras of another configuration; unchanged ones continue."""
+        async with self._changing:
+            self._definitions.configure(configured)
+            await self._apply()
+
+    async def add(self, name: str, settings: Mapping[str, str]) -> None:
+        """Add a camera. AlreadyExists, InvalidInput, or an error of the disk."""
+        _require_allowed(settings)
+        camera = camera_of(name, settings)
+        async with self._changing:
+            await asyncio.to_thread(self._definitions.add, name, camera)
+            await self._apply()
+
+    async def change(self, name: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a camera that was added; its process starts again. NotFound, InvalidInput."""
+        _require_allowed(settings)
+        async with self._changing:
+            camera = camera_of(name, settings, self._definitions.find(name).camera)
+            await asyncio.to_thread(self._definitions.replace, name, camera)
+            await self._apply()
+
+    async def remove(self, name: str) -> None:
+        """Remove a camera that was added. NotFound, InvalidInput."""
+        async with self._changing:
+            await asyncio.to_thread(self._definitions.remove, name)
+            await self._apply()
+
+    def status(self) -> dict[str, CameraStatus]:
+        """Return all cameras by name."""
+        return {
+            name: CameraStatus(definition, self._report(name, definition))
+            for name, definition in self._definitions.all().items()
+        }
+
+    def find(self, name: str) -> CameraStatus:
+        """Return one camera. NotFound."""
+        definition = self._definitions.find(name)
+        return CameraStatus(definition, self._report(name, definition))
+
+    async def pictures(self, name: str, fps: float, width: int) -> AsyncGenerator[Picture, None]:
+        """Yield the newest annotated picture, at most `fps` a second and `width` pixels wide, while the caller wants.
+
+        NotFound; NotReady if the camera does not run. Ends if the camera is changed or removed.
+        """
+        self._definitions.find(name)
+        run = self._runs.get(name)
+        if run is None:
+            raise NotReady(f"camera {name!r} is not enabled; run: edged cameras enable {name}")
+        async with contextlib.aclosing(run.pictures(fps, width)) as pictures:
+            async for picture in pictures:
+                yield picture
+
+    def alarms(self) -> Iterator[Alarm]:
+        """Yield what is wrong with cameras now."""
+        for name, run in self._runs.items():
+            yield from camera_alarms(name, run.camera, run.report)
+
+    def _report(self, name: str, definition: Definition) -> Report:
+        run = self._runs.get(name)
+        if run is not None:
+            return run.report
+        return Report(State.STARTING if definition.camera.enabled and self._listen else State.OFF)
+
+    async def _apply(self) -> None:
+        """Start and stop processes until they are as defined."""
+        wanted = {name: each.camera for name, each in self._definitions.all().items() if each.camera.enabled}
+        wanted = wanted if self._listen else {}
+        if wanted and not self._target and self._listen:
+            self._target = await self._listen()
+        ended = [name for name, run in self._runs.items() if wanted.get(name) != run.camera]
+        await asyncio.gather(*(self._runs.pop(name).stop() for name in ended))
+        for name, camera in wanted.items():
+            if name not in self._runs:
+                self._runs[name] = CameraRun(
+                    name, camera, self._target, self._folder / name, self._events, self._limits
+                )
+
+
+def camera_alarms(name: str, camera: Camera, report: Report) -> Iterator[Alarm]:
+    """Yield what is wrong with one camera. Pure."""
+    why = f": {report.error}" if report.error else ""
+    if report.state in (State.LOST, State.FAILED):
+        message = f"camera {name} gives no frames{why}; see: edged cameras show {name}"
+        yield Alarm(AlarmKind.CAMERA_LOST, message, camera.model, camera=name)
+        return
+    if camera.dark_seconds and report.dark_s >= camera.dark_seconds:
+        message = f"the picture of camera {name} has been black for {report.dark_s:.0f} s; is its lens covered?"
+        yield Alarm(AlarmKind.CAMERA_DARK, message, camera.model, camera=name)
+    elif camera.frozen_seconds and report.frozen_s >= camera.frozen_seconds:
+        message = f"the picture of camera {name} has not changed for {report.frozen_s:.0f} s; restart the camera"
+        yield Alarm(AlarmKind.CAMERA_FROZEN, message, camera.model, camera=name)
+
+
+def _require_allowed(settings: Mapping[str, str]) -> None:
+    """InvalidInput for what only the owner of the box may set."""
+    for key, text in settings.items():
+        if text and key in _OWNERS:
+            raise InvalidInput(f"{key} names a file or address of the box; set it in the daemon's configuration")
+        if key == "source" and text.startswith("gst:"):
+            raise InvalidInput("a gst: pipeline may run anything; set it in the daemon's configuration")

@@ -1,0 +1,191 @@
+"""Opens the source of a camera, streams it to the daemon, and gives the results to its outputs, until stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from edged.backoff import Backoff
+from edged.capture.health import CameraHealth
+from edged.capture.outputs import Outputs
+from edged.client.client import Client
+from edged.client.frames import Captured, Picture, Region
+from edged.client.result import Result
+from edged.client.sources import PICTURE_SUFFIXES, Source, open_source
+from edged.config.cameras import Camera
+from edged.errors import EdgedError, redact
+from edged.ipc.capture_messages import Begin, FromCapture, Report, State, Watch
+
+_PERIOD = 1.0  # seconds between two reports
+_PICTURES_FPS = 2.0  # of a folder of pictures
+_JOIN_SECONDS = 4.0  # for a source that is stuck in the kernel; the daemon waits a little longer
+
+
+class Capture:
+    """One camera. A thread streams, another one reports."""
+
+    def __init__(self, begin: Begin, send: Callable[[FromCapture], None]) -> None:
+        self._begin, self._camera, self._send = begin, begin.camera, send
+        self._health = CameraHealth(begin.camera.lost_seconds, time.monotonic())
+        self._outputs = Outputs(begin, send)
+        self._source: Source | None = None
+        self._size = (0, 0)
+        self._stopped = threading.Event()
+        self._news = threading.Event()
+        self._streaming = threading.Thread(target=self._stream_again, name="edged-stream", daemon=True)
+        self._reporting = threading.Thread(target=self._report, name="edged-report", daemon=True)
+
+    def start(self) -> None:
+        self._streaming.start()
+        self._reporting.start()
+
+    def watch(self, watch: Watch) -> None:
+        """Change how many pictures the daemon wants."""
+        self._outputs.viewer.watch(watch)
+
+    def stop(self) -> None:
+        """End the stream and complete the outputs."""
+        self._stopped.set()
+        self._news.set()
+        if (source := self._source) is not None:
+            source.interrupt()
+        self._streaming.join(_JOIN_SECONDS)
+        self._outputs.close()
+
+    def _stream_again(self) -> None:
+        """Stream until stopped; try again after failures."""
+        backoff = Backoff()
+        while not self._stopped.is_set():
+            began = time.monotonic()
+            try:
+                self._stream()
+                if not self._stopped.is_set() and not self._camera.loop:
+                    self._health.ended()
+                    self._news.set()
+                    return
+                continue
+            except EdgedError as error:
+                self._health.failed(redact(str(error)))
+            except Exception as error:  # of a driver or a library, of any class
+                self._health.failed(redact(f"{type(error).__name__}: {error}"))
+            self._news.set()
+            self._stopped.wait(backoff.after(time.monotonic() - began))
+
+    def _stream(self) -> None:
+        """Stream to the end of the source. Raises what the source or the daemon raises."""
+        camera, begin = self._camera, self._begin
+        newest = camera.mode == "freshest"
+        with (
+            open_source(
+                camera.source,
+                latest=newest and not _is_file(camera.source),
+                max_fps=_fps(camera),
+                loop=camera.loop,
+                hardware=camera.hardware,
+            ) as source,
+            Client(begin.target) as client,
+        ):
+            self._source = source
+            if self._stopped.is_set():
+                return
+            results = client.stream(
+                camera.model,
+                _Counted(self._outputs.tap(source), source, self._on_frame),
+                camera=begin.name,
+                score=camera.score,
+                every_frame=camera.mode == "every_frame",
+                max_fps=camera.max_fps,
+                max_staleness=camera.max_staleness,
+                weight=camera.weight,
+                priority=camera.priority,
+                track=camera.is_tracked,
+                region=_region(camera),
+                rotation=camera.rotation,
+                class_agnostic=camera.class_agnostic or None,
+                reconnect=True,
+            )
+            with results:
+                for result in results:
+                    self._on_result(result)
+
+    def _on_frame(self) -> None:
+        first = self._health.frames == 0
+        self._health.frame(time.monotonic())
+        if first:
+            self._news.set()
+
+    def _on_result(self, result: Result) -> None:
+        if result.error is None:
+            self._health.works()
+            self._size = result.width, result.height
+        else:
+            self._health.error = result.error[1]
+        self._outputs.on_result(result)
+
+    def _report(self) -> None:
+        """Report about once a second, and at once if the state changes."""
+        while not self._stopped.is_set():
+            self._send_report()
+            self._news.wait(_PERIOD)
+            self._news.clear()
+
+    def _send_report(self) -> None:
+        now, source, outputs = time.monotonic(), self._source, self._outputs
+        state, error = self._health.state(now, "" if source is None else redact(source.problem))
+        outputs.pass_time(now, is_streaming=state is State.STREAMING)
+        with contextlib.suppress(BrokenPipeError):  # the daemon has gone, and this process ends with it
+            self._send(
+                Report(
+                    state,
+                    error,
+                    frames=self._health.frames,
+                    damaged=0 if source is None else source.damaged,
+                    reconnections=0 if source is None else source.reconnections,
+                    width=self._size[0],
+                    height=self._size[1],
+                    dark_s=outputs.scene.dark_s,
+                    frozen_s=outputs.scene.frozen_s,
+                    zones=outputs.zones(),
+                    lines=outputs.lines(),
+                    sinks=outputs.problems(),
+                )
+            )
+
+
+class _Counted(Iterator[Picture | Captured]):
+    """Frames on their way to a stream, each reported."""
+
+    def __init__(self, frames: Iterator[Picture | Captured], source: Source, on_frame: Callable[[], None]) -> None:
+        self._frames, self._source, self._on_frame = frames, source, on_frame
+
+    def __next__(self) -> Picture | Captured:
+        frame = next(self._frames)
+        self._on_frame()
+        return frame
+
+    def interrupt(self) -> None:
+        self._source.interrupt()
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def _is_file(source: str) -> bool:
+    return "://" not in source and not source.startswith(("/dev/", "webcam:", "gst:"))
+
+
+def _fps(camera: Camera) -> float:
+    """Return the most frames a second that leave the source. Pictures have no times of their own."""
+    source = Path(camera.source)
+    is_picture = _is_file(camera.source) and (source.is_dir() or source.suffix.lower() in PICTURE_SUFFIXES)
+    return camera.max_fps or (_PICTURES_FPS if is_picture else 0.0)
+
+
+def _region(camera: Camera) -> Region | None:
+    if not camera.region:
+        return None
+    x, y, width, height = camera.region
+    return x, y, width, height

@@ -1,0 +1,200 @@
+"""Pictures and videos of events, in a folder of bounded age and size."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import queue
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from edged.client.frames import Picture
+from edged.client.sinks.mp4 import Mp4
+from edged.client.sinks.sink import Answered
+from edged.config.cameras import Events
+from edged.errors import EdgedError
+from edged.store import atomic
+from edged.vision.draw import encode_jpeg
+
+_MINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:-\d{1,3})?_[A-Za-z0-9._-]{1,64}\.(?:jpg|mp4)(?:\.part)?")
+_MOST_BYTES = 128 << 20  # of pictures that are kept for the seconds before an event
+_LONGEST_S = 600.0  # of a clip
+_WAITING = 256  # pictures and events
+_CLOSE_S = 3.0
+
+_log = logging.getLogger("edged.capture")
+
+
+class EventFolder:
+    """The files of one camera's events. Only files that carry its names are ever removed."""
+
+    def __init__(self, folder: Path, keep_days: float, keep_mb: int) -> None:
+        self.folder = folder
+        self._keep_s, self._keep_bytes = keep_days * 86400, keep_mb << 20
+
+    def path(self, place: str, suffix: str, unix_s: float) -> Path:
+        """Return a name for a file of an event that is not taken. OSError if the folder cannot be made."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        stem = f"{datetime.fromtimestamp(unix_s).astimezone():%Y-%m-%dT%H-%M-%S}"
+        for number in range(1000):
+            path = self.folder / f"{stem}{f'-{number}' if number else ''}_{place}{suffix}"
+            if not path.exists() and not Path(f"{path}.part").exists():
+                return path
+        raise FileExistsError(17, "a thousand events in one second", str(self.folder))
+
+    def prune(self, unix_s: float) -> None:
+        """Remove files that are too old, then the oldest ones until the rest is small enough."""
+        files: list[tuple[float, int, Path]] = []
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.folder):
+                if _MINE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    files.append((status.st_mtime, status.st_size, Path(entry.path)))
+        total = sum(size for _, size, _ in files)
+        for modified, size, path in sorted(files):
+            if unix_s - modified <= self._keep_s and total <= self._keep_bytes:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= size
+
+
+class _Clip:
+    """A video that is being written, as `NAME.part` until it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        """EdgedError or OSError if it cannot be written."""
+        self.path, self._part = path, Path(f"{path}.part")
+        self._video = Mp4(self._part, lossless=True)
+
+    def add(self, answered: Answered) -> None:
+        self._video.on_answer(answered)
+
+    def close(self) -> None:
+        try:
+            self._video.close()
+        finally:
+            with contextlib.suppress(OSError):
+                if self._part.stat().st_size:
+                    self._part.replace(self.path)
+                else:
+                    self._part.unlink()
+
+
+class EventRecorder:
+    """Keeps a snapshot, a clip, or both of each event, in a thread of its own.
+
+    A clip begins some seconds before its event and ends some seconds after it. `problem`: why the last file could not
+    be kept, empty if it was. `dropped` counts pictures that came faster than they could be written.
+    """
+
+    def __init__(self, events: Events, folder: Path) -> None:
+        self.problem, self.dropped = "", 0
+        self._events = events
+        self._folder = EventFolder(folder, events.keep_days, events.keep_mb)
+        self._recent: deque[tuple[float, Answered]] = deque()
+        self._bytes = 0
+        self._clip: _Clip | None = None
+        self._clip_began, self._until = 0.0, -math.inf
+        self._active: set[str] = set()
+        self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
+        self._thread = threading.Thread(target=self._run, name="edged-events", daemon=True)
+        self._thread.start()
+
+    def on_answer(self, answered: Answered, now: float) -> None:
+        """Take an answered picture that came at a monotonic time."""
+        if self._events.clips and answered.image is not None:
+            self._put(lambda: self._take(answered, now))
+
+    def begin(self, place: str, answered: Answered | None, now: float, unix_s: float) -> str:
+        """Note the beginning of an event; return the file that will be kept of it, empty for none."""
+        try:
+            picture = self._folder.path(place, ".jpg", unix_s) if self._events.snapshots and answered else None
+            video = self._folder.path(place, ".mp4", unix_s) if self._events.clips else None
+        except OSError as error:
+            self._fail(error)
+            return ""
+        self._put(lambda: self._begin(place, picture, video, answered, now, unix_s))
+        return str(picture or video or "")
+
+    def end(self, place: str, now: float) -> None:
+        """Note the end of an event."""
+        self._put(lambda: self._end(place, now))
+
+    def close(self) -> None:
+        """Complete the clip that is being written, within a few seconds."""
+        with contextlib.suppress(queue.Full):
+            self._work.put(None, timeout=_CLOSE_S)
+        self._thread.join(_CLOSE_S)
+
+    def _put(self, work: Callable[[], None]) -> None:
+        try:
+            self._work.put_nowait(work)
+        except queue.Full:
+            self.dropped += 1
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            self._attempt(work)
+        self._attempt(self._complete)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (OSError, EdgedError) as error:
+            self._clip = None
+            self._fail(error)
+
+    def _begin(
+        self, place: str, picture: Path | None, video: Path | None, answered: Answered | None, now: float, unix_s: float
+    ) -> None:
+        self._active.add(place)
+        if picture is not None and answered is not None and answered.jpeg is not None:
+            atomic.write_file(picture, answered.jpeg)
+        if video is not None and self._clip is None:
+            self._clip, self._clip_began = _Clip(video), now
+            for _, earlier in self._recent:
+                self._clip.add(earlier)
+        self.problem = ""
+        self._folder.prune(unix_s)
+
+    def _end(self, place: str, now: float) -> None:
+        self._active.discard(place)
+        self._until = now + self._events.after_seconds
+
+    def _take(self, answered: Answered, now: float) -> None:
+        kept = Answered(answered.result, _compressed(answered.image))
+        self._recent.append((now, kept))
+        self._bytes += kept.size
+        while now - self._recent[0][0] > self._events.before_seconds or self._bytes > _MOST_BYTES:
+            self._bytes -= self._recent.popleft()[1].size
+            if not self._recent:
+                break
+        if self._clip is not None:
+            self._clip.add(kept)
+            if now - self._clip_began > _LONGEST_S or (not self._active and now > self._until):
+                self._complete()
+
+    def _complete(self) -> None:
+        clip, self._clip = self._clip, None
+        if clip is not None:
+            clip.close()
+
+    def _fail(self, error: Exception) -> None:
+        problem = str(getattr(error, "strerror", None) or error)
+        if problem != self.problem:
+            _log.warning("events cannot be kept: %s", problem)
+        self.problem = problem
+
+
+def _compressed(picture: Picture | None) -> Picture | None:
+    """Return a picture as JPEG: seconds of raw pictures would fill the memory."""
+    return encode_jpeg(picture) if isinstance(picture, np.ndarray) and picture.ndim == 3 else picture

@@ -1,0 +1,71 @@
+"""The process of one configured camera: `python -m edged.capture.main PARENT_PID REACH`.
+
+Messages come on standard input and go to standard output (`edged.ipc.capture_messages`). The process ends when its
+input ends.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from typing import BinaryIO
+
+from edged import process
+from edged.confinement import confine
+from edged.confinement.rules import Reach
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which ends its children
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries may print
+    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
+    if not process.die_with_parent(int(sys.argv[1])):
+        return 1
+    # Decoders and OpenCV would start a thread for each processor, in each camera's process.
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ[name] = "1"
+    confine.confine_files(Reach.parsed(sys.argv[2]))
+    return run(sys.stdin.buffer, output)
+
+
+def run(requests: BinaryIO, output: BinaryIO) -> int:
+    """Run the camera until the daemon closes the pipe."""
+    # Not before the files are confined and the environment is set.
+    import msgspec
+
+    from edged.capture.capture import Capture
+    from edged.decoding import ready
+    from edged.ipc import capture_messages as m
+    from edged.ipc import pipe_messages
+
+    writing = threading.Lock()
+
+    def send(message: m.FromCapture) -> None:
+        with writing:
+            output.write(pipe_messages.pack(message))
+            output.flush()
+
+    decoder = msgspec.msgpack.Decoder(ready(m.ToCapture))
+    first = pipe_messages.read(requests, m.LARGEST)
+    begin = None if first is None else decoder.decode(first)
+    if not isinstance(begin, m.Begin):
+        return 0
+    capture = Capture(begin, send)
+    capture.start()
+    while (payload := pipe_messages.read(requests, m.LARGEST)) is not None:
+        message = decoder.decode(payload)
+        if isinstance(message, m.Watch):
+            capture.watch(message)
+    capture.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    # Threads of libraries may hang in the kernel; the daemon waits for the end of this process.
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,188 @@
+"""Everything that gets the results of a camera: its zones and lines, sinks, files of events, and viewers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import cast
+
+from edged.backoff import Backoff
+from edged.capture.events import EventRecorder
+from edged.capture.scene import SceneMonitor
+from edged.capture.viewer import Viewer
+from edged.capture.webhook import Webhook
+from edged.capture.zmq_sink import ZmqPublisher
+from edged.capture.zones import Presence, Watch
+from edged.client.frames import Captured, Picture
+from edged.client.result import Result
+from edged.client.sinks import JsonLines, Mqtt, Preview
+from edged.client.sinks.mqtt import Crossings, Place, broker
+from edged.client.sinks.sink import Answered, PendingFrames, Sink
+from edged.client.sources import Source
+from edged.errors import EdgedError, InvalidInput, redact
+from edged.ipc.capture_messages import Begin, FromCapture, Happened, LineState, ZoneState
+
+_ANYTHING = "any"  # the place of events of a camera without zones
+_ON_SECONDS, _OFF_SECONDS = 0.5, 3.0  # for these
+
+
+class Outputs:
+    """`on_result` comes from the thread that streams, everything else from others."""
+
+    def __init__(self, begin: Begin, send: Callable[[FromCapture], None]) -> None:
+        camera = begin.camera
+        self._send, self._events_wanted = send, camera.events.snapshots or camera.events.clips
+        self._watch = Watch(camera.zones, camera.lines, camera.rotation)
+        self._anything = None if camera.zones or not self._events_wanted else Presence(_ON_SECONDS, _OFF_SECONDS)
+        self._busy = threading.Lock()
+        self._pending: PendingFrames | None = None
+        self.scene = SceneMonitor()
+        self.viewer = Viewer(send)
+        self._recorder = EventRecorder(camera.events, Path(begin.folder)) if self._events_wanted else None
+        self._managed = {name: _Managed(name, open_one) for name, open_one in _wanted(begin).items()}
+        self._webhook: Webhook | None = None
+        self._webhook_problem = ""
+        if camera.sinks.webhook:
+            try:
+                self._webhook = Webhook(camera.sinks.webhook, begin.name, camera.model)
+            except InvalidInput as error:
+                self._webhook_problem = str(error)
+
+    def tap(self, source: Source) -> Iterator[Picture | Captured]:
+        """Return what to stream in place of a source, so that pictures are kept until their results come."""
+        self._pending = PendingFrames(cast("Iterator[Picture | Captured]", source))
+        return self._pending
+
+    def on_result(self, result: Result) -> None:
+        """Give a result to everything that wants it. Never raises."""
+        now, unix_s = time.monotonic(), time.time()
+        picture = None if self._pending is None else self._pending.take(result.sequence)
+        answered = Answered(result, picture)
+        if picture is not None:
+            self.scene.look(picture, now)
+        if self._recorder is not None:
+            self._recorder.on_answer(answered, now)
+        if result.error is None:
+            with self._busy:
+                happened = self._watch.update(result, now, unix_s)
+                self._report(happened, answered, now, unix_s)
+                self._note_anything(bool(result.detections), answered, now, unix_s)
+        for each in self._managed.values():
+            each.on_answer(answered, now)
+        self.viewer.on_answer(answered)
+
+    def pass_time(self, now: float, *, is_streaming: bool) -> None:
+        """Note the time, about once a second: zones of a camera that gives no frames become free."""
+        if not is_streaming:
+            with self._busy:
+                self._report(self._watch.pass_time(now, time.time()), None, now, time.time())
+                self._note_anything(False, None, now, time.time())
+        zones = {name: Place(each.occupied, each.counts) for name, each in self.zones().items()}
+        lines = {
+            name: Crossings(sum(each.entered.values()), sum(each.left.values())) for name, each in self.lines().items()
+        }
+        mqtt = self._managed.get("mqtt")
+        if mqtt is not None and isinstance(mqtt.sink, Mqtt):
+            mqtt.sink.publish_places(zones, lines)
+
+    def zones(self) -> dict[str, ZoneState]:
+        return self._watch.zones()
+
+    def lines(self) -> dict[str, LineState]:
+        return self._watch.lines()
+
+    def problems(self) -> dict[str, str]:
+        """Return what does not work, by output."""
+        found = {name: each.problem for name, each in self._managed.items()}
+        found["webhook"] = self._webhook_problem or (self._webhook.problem if self._webhook is not None else "")
+        found["events"] = self._recorder.problem if self._recorder is not None else ""
+        return {name: redact(problem) for name, problem in found.items() if problem}
+
+    def close(self) -> None:
+        """Complete everything, within a few seconds."""
+        if self._recorder is not None:
+            self._recorder.close()
+        for each in self._managed.values():
+            each.close()
+        if self._webhook is not None:
+            self._webhook.close()
+
+    def _note_anything(self, is_there: bool, answered: Answered | None, now: float, unix_s: float) -> None:
+        if self._anything is not None and self._anything.update(is_there, now):
+            kind = "occupied" if self._anything.is_on else "free"
+            self._report((Happened(kind, _ANYTHING, "", unix_s),), answered, now, unix_s)
+
+    def _report(self, happened: Iterable[Happened], answered: Answered | None, now: float, unix_s: float) -> None:
+        for each in happened:
+            file = ""
+            if self._recorder is not None and each.kind == "occupied":
+                file = self._recorder.begin(each.place, answered, now, unix_s)
+            elif self._recorder is not None and each.kind == "free":
+                self._recorder.end(each.place, now)
+            told = Happened(each.kind, each.place, each.label, each.unix_s, file)
+            if self._webhook is not None:
+                self._webhook.put(told)
+            with contextlib.suppress(BrokenPipeError):  # the daemon has gone, and this process ends with it
+                self._send(told)
+
+
+class _Managed:
+    """A sink that is opened when the first result comes, and again some time after it failed."""
+
+    def __init__(self, name: str, open_one: Callable[[], Sink]) -> None:
+        self.sink: Sink | None = None
+        self._name, self._open = name, open_one
+        self._problem = ""
+        self._backoff, self._due = Backoff(), 0.0
+
+    @property
+    def problem(self) -> str:
+        if isinstance(self.sink, Mqtt) and not self.sink.is_connected:
+            return f"{self.sink.name} is not connected"
+        return self._problem
+
+    def on_answer(self, answered: Answered, now: float) -> None:
+        if self.sink is None and now < self._due:
+            return
+        try:
+            if self.sink is None:
+                self.sink = self._open()
+            self.sink.on_answer(answered)
+            self._problem = ""
+        except (OSError, EdgedError) as error:
+            self._problem = str(getattr(error, "strerror", None) or error)
+            self._due = now + self._backoff.after(0.0)
+            self.close()
+
+    def close(self) -> None:
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            with contextlib.suppress(OSError, EdgedError):  # it failed already
+                sink.close()
+
+
+def _wanted(begin: Begin) -> dict[str, Callable[[], Sink]]:
+    """Return how to open each sink of the configuration."""
+    sinks, name = begin.camera.sinks, begin.name
+    found: dict[str, Callable[[], Sink]] = {}
+    if sinks.mqtt:
+        environment = {"EDGED_MQTT_PASSWORD_FILE": sinks.mqtt_password_file} if sinks.mqtt_password_file else {}
+        found["mqtt"] = lambda: Mqtt(broker(sinks.mqtt, environment), name)
+    if sinks.zmq:
+        found["zmq"] = lambda: ZmqPublisher(sinks.zmq, name)
+    if sinks.preview:
+        found["preview"] = lambda: Preview(*_listening(sinks.preview), name)
+    if sinks.lines:
+        found["lines"] = lambda: JsonLines(sinks.lines)
+    return found
+
+
+def _listening(text: str) -> tuple[int, str]:
+    """Parse `[HOST:]PORT`. InvalidInput for anything else."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise InvalidInput(f"{text!r} is not an address for a preview; give a port, such as 8090, or 0.0.0.0:8090")
+    return int(port), host.strip("[]") or "127.0.0.1"

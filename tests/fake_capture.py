@@ -1,0 +1,49 @@
+"""Stands for the process of a configured camera: does what the words of the camera's source say.
+
+`streaming`, `lost`, `failed` report that state; `occupied` reports that of a zone; `die` ends the process; `hang` says
+nothing any more; `noise` sends bytes that are no message.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import msgspec
+
+from edged.decoding import ready
+from edged.ipc import capture_messages as m
+from edged.ipc import pipe_messages
+
+
+def main() -> None:
+    requests, output = sys.stdin.buffer, sys.stdout.buffer
+    decoder = msgspec.msgpack.Decoder(ready(m.ToCapture))
+
+    def send(message: m.FromCapture) -> None:
+        output.write(pipe_messages.pack(message))
+        output.flush()
+
+    begin = decoder.decode(pipe_messages.read(requests, m.LARGEST) or b"")
+    assert isinstance(begin, m.Begin)
+    for word in begin.camera.source.split():
+        if word == "die":
+            sys.exit(3)
+        elif word == "hang":
+            time.sleep(600)
+        elif word == "noise":
+            output.write(b"\xff" * 64)
+            output.flush()
+        elif word == "occupied":
+            send(m.Happened("occupied", "door", file="door.jpg"))
+        else:
+            error = "" if word == "streaming" else "rtsp://user:secret@hall/ does not answer"
+            send(m.Report(m.State(word), error, width=640, height=480))
+    while (payload := pipe_messages.read(requests, m.LARGEST)) is not None:
+        message = decoder.decode(payload)
+        if isinstance(message, m.Watch) and message.fps:
+            send(m.Picture(f"{message.fps:g} {message.width}".encode(), 1.0))
+
+
+if __name__ == "__main__":
+    main()

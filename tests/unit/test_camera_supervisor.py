@@ -1,0 +1,183 @@
+"""Configured cameras in the daemon: their processes start, end, and are started again; what they report is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edged.cameras.camera_run import RunLimits
+from edged.cameras.definitions import Definitions
+from edged.cameras.supervisor import CameraSupervisor, camera_alarms
+from edged.config.cameras import Camera
+from edged.engines.alarms import AlarmKind
+from edged.errors import AlreadyExists, InvalidInput, NotFound, NotReady
+from edged.events import CameraMoved, EventLog, ZoneChanged
+from edged.ipc.capture_messages import Report, State
+from tests.waiting import children, until
+
+ROOT = Path(__file__).parents[2]
+_FAKE = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import tests.fake_capture as fake; fake.main()"
+LIMITS = RunLimits(
+    silent=20.0,
+    stop=10.0,
+    pauses=(0.05,),
+    command=(sys.executable, "-c", _FAKE),
+)
+HURRIED = msgspec.structs.replace(LIMITS, silent=0.5, stop=0.1)
+
+
+def camera(words: str, **more: object) -> Camera:
+    return msgspec.convert({"source": words, "model": "m", **more}, Camera)
+
+
+@asynccontextmanager
+async def supervised(
+    folder: Path, limits: RunLimits = LIMITS, **configured: Camera
+) -> AsyncIterator[tuple[CameraSupervisor, EventLog]]:
+    events = EventLog()
+    supervisor = CameraSupervisor(Definitions(folder / "cameras", configured), events, folder / "events", limits)
+
+    async def listen() -> str:
+        return "unix:/run/edged/cameras.sock"
+
+    await supervisor.start(listen)
+    try:
+        yield supervisor, events
+    finally:
+        await supervisor.stop()
+
+
+async def reaches(supervisor: CameraSupervisor, name: str, state: State) -> Report:
+    await until(lambda: supervisor.find(name).report.state is state)
+    return supervisor.find(name).report
+
+
+def moves(events: EventLog) -> Callable[[], list[str]]:
+    seen: list[str] = []
+    events.hearers.append(lambda event: seen.append(event.what.state) if isinstance(event.what, CameraMoved) else None)
+    return lambda: seen
+
+
+async def test_start_camera_reports_its_state_without_passwords(tmp_path: Path) -> None:
+    async with supervised(tmp_path, hall=camera("streaming"), yard=camera("lost")) as (supervisor, _):
+        assert (await reaches(supervisor, "hall", State.STREAMING)).width == 640
+        report = await reaches(supervisor, "yard", State.LOST)
+        assert report.error == "rtsp://hall/ does not answer"
+        (alarm,) = supervisor.alarms()
+        assert (alarm.kind, alarm.camera) == (AlarmKind.CAMERA_LOST, "yard")
+
+
+async def test_process_that_dies_is_started_again(tmp_path: Path) -> None:
+    async with supervised(tmp_path, hall=camera("streaming die")) as (_, events):
+        seen = moves(events)
+        await until(lambda: seen().count("failed") >= 2)
+        assert seen().count("streaming") >= 2
+
+
+@pytest.mark.parametrize(
+    ("words", "limits"),
+    [("streaming noise", LIMITS), ("streaming hang", HURRIED)],
+)
+async def test_process_that_misbehaves_is_started_again(tmp_path: Path, words: str, limits: RunLimits) -> None:
+    async with supervised(tmp_path, limits, hall=camera(words)) as (_, events):
+        seen = moves(events)
+        await until(lambda: "failed" in seen())
+        await until(lambda: "streaming" in seen()[seen().index("failed") :])
+
+
+async def test_reconfigure_touches_only_what_changed(tmp_path: Path) -> None:
+    hall, yard = camera("streaming"), camera("streaming")
+    others = set(children())
+    async with supervised(tmp_path, hall=hall, yard=yard) as (supervisor, _):
+        await reaches(supervisor, "hall", State.STREAMING)
+        await reaches(supervisor, "yard", State.STREAMING)
+        before = set(children()) - others
+        await supervisor.reconfigure({"hall": hall, "gate": camera("streaming")})
+        await reaches(supervisor, "gate", State.STREAMING)
+        assert set(supervisor.status()) == {"hall", "gate"}
+        assert len(before & set(children())) == 1
+
+
+async def test_added_camera_is_kept_changed_and_removed(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as (supervisor, _):
+        await supervisor.add("hall", {"source": "streaming", "model": "m"})
+        await reaches(supervisor, "hall", State.STREAMING)
+        with pytest.raises(AlreadyExists):
+            await supervisor.add("hall", {"source": "streaming", "model": "m"})
+    async with supervised(tmp_path) as (supervisor, _):
+        await reaches(supervisor, "hall", State.STREAMING)
+        await supervisor.change("hall", {"enabled": "false"})
+        assert supervisor.find("hall").report.state is State.OFF
+        await supervisor.remove("hall")
+        assert not supervisor.status()
+        with pytest.raises(NotFound):
+            await supervisor.remove("hall")
+
+
+async def test_configured_camera_is_changed_only_in_the_configuration(tmp_path: Path) -> None:
+    async with supervised(tmp_path, hall=camera("streaming")) as (supervisor, _):
+        for attempt in (supervisor.change("hall", {"max_fps": "5"}), supervisor.remove("hall")):
+            with pytest.raises(InvalidInput):
+                await attempt
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"source": "gst:filesrc location=/etc/shadow ! fakesink"},
+        {"sinks.lines": "/tmp/x"},
+        {"events.folder": "/tmp"},
+        {"sinks.mqtt_password_file": "/etc/shadow"},
+        {"sinks.zmq": "ipc:///tmp/x"},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+async def test_command_cannot_set_what_names_files_of_the_box(tmp_path: Path, settings: dict[str, str]) -> None:
+    async with supervised(tmp_path) as (supervisor, _):
+        with pytest.raises(InvalidInput):
+            await supervisor.add("hall", {"source": "streaming", "model": "m", **settings})
+        assert not supervisor.status()
+
+
+async def test_pictures_come_while_somebody_looks(tmp_path: Path) -> None:
+    async with supervised(tmp_path, hall=camera("streaming"), yard=camera("streaming", enabled=False)) as (
+        supervisor,
+        _,
+    ):
+        await reaches(supervisor, "hall", State.STREAMING)
+        async with aclosing(supervisor.pictures("hall", 5.0, 320)) as pictures:
+            first = await asyncio.wait_for(anext(pictures), 20)
+            assert first.jpeg == b"5 320"
+            async with aclosing(supervisor.pictures("hall", 2.0, 640)) as others:
+                assert (await asyncio.wait_for(anext(others), 20)).jpeg in (b"5 320", b"5 640")
+        with pytest.raises(NotReady):
+            await anext(supervisor.pictures("yard", 5.0, 320))
+        with pytest.raises(NotFound):
+            await anext(supervisor.pictures("gate", 5.0, 320))
+
+
+async def test_zone_that_becomes_occupied_is_an_event(tmp_path: Path) -> None:
+    seen: list[ZoneChanged] = []
+    async with supervised(tmp_path) as (supervisor, events):
+        events.hearers.append(lambda event: seen.append(event.what) if isinstance(event.what, ZoneChanged) else None)
+        await supervisor.add("hall", {"source": "occupied", "model": "m"})
+        await until(lambda: bool(seen))
+    assert seen == [ZoneChanged("hall", "door", True, "door.jpg")]
+
+
+def test_alarms_of_a_picture_that_is_black_or_frozen() -> None:
+    hall = camera("x", dark_seconds=10, frozen_seconds=20)
+
+    def kinds(report: Report) -> list[AlarmKind]:
+        return [alarm.kind for alarm in camera_alarms("hall", hall, report)]
+
+    assert kinds(Report(State.STREAMING, dark_s=9.0, frozen_s=19.0)) == []
+    assert kinds(Report(State.STREAMING, dark_s=10.0, frozen_s=30.0)) == [AlarmKind.CAMERA_DARK]
+    assert kinds(Report(State.STREAMING, frozen_s=20.0)) == [AlarmKind.CAMERA_FROZEN]
+    assert kinds(Report(State.FAILED, dark_s=99.0)) == [AlarmKind.CAMERA_LOST]

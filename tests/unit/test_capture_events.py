@@ -1,0 +1,119 @@
+"""Files of events: pictures, videos with the seconds before and after, and which are removed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edged.capture.events import EventFolder, EventRecorder
+from edged.client.result import Detection, Result, Timings
+from edged.client.sinks.sink import Answered
+from edged.config.cameras import Events
+from edged.vision.draw import encode_jpeg
+from tests.waiting import wait
+
+with_av = pytest.mark.skipif(importlib.util.find_spec("av") is None, reason="edged[media] is not installed")
+UNIX = 1_790_000_000.0
+
+
+def answered(number: int, *, raw: bool = False) -> Answered:
+    picture = np.full((48, 64, 3), number % 200, np.uint8)
+    box = Detection(4, 4, 40, 40, 0.9, 0, "person")
+    mono = 1_000_000_000 + number * 100_000_000
+    result = Result("hall", number, "m", 64, 48, (box,), {}, 1.0, Timings(), "", "", 0, None, mono, mono)
+    return Answered(result, picture if raw else encode_jpeg(picture))
+
+
+def files(folder: Path, suffix: str) -> list[Path]:
+    return sorted(folder.glob(f"*{suffix}"))
+
+
+def test_snapshot_is_kept_with_its_detections(tmp_path: Path) -> None:
+    recorder = EventRecorder(Events(snapshots=True), tmp_path / "hall")
+    name = recorder.begin("door", answered(1), 1.0, UNIX)
+    recorder.close()
+    (kept,) = files(tmp_path / "hall", ".jpg")
+    assert str(kept) == name
+    assert kept.name.endswith("_door.jpg")
+    assert kept.read_bytes()[:2] == b"\xff\xd8"
+    assert not recorder.problem
+
+
+@with_av
+@pytest.mark.parametrize("raw", [False, True])
+def test_clip_has_the_seconds_before_and_after(tmp_path: Path, raw: bool) -> None:
+    import av
+
+    recorder = EventRecorder(Events(clips=True, before_seconds=1.0, after_seconds=0.5), tmp_path)
+    for number in range(100):
+        now = number / 10
+        recorder.on_answer(answered(number, raw=raw), now)
+        if number == 40:
+            recorder.begin("door", None, now, UNIX)
+        if number == 60:
+            recorder.end("door", now)
+    recorder.close()
+    (clip,) = files(tmp_path, ".mp4")
+    with av.open(str(clip)) as container:
+        frames = sum(1 for _ in container.decode(video=0))
+    assert frames == 11 + 25 + 1  # 3.0 to 4.0 s, to 6.5 s, and the one that ends it
+    assert not files(tmp_path, ".part")
+
+
+@with_av
+def test_clip_that_is_interrupted_is_completed(tmp_path: Path) -> None:
+    recorder = EventRecorder(Events(clips=True), tmp_path)
+    recorder.begin("door", None, 0.0, UNIX)
+    for number in range(20):
+        recorder.on_answer(answered(number), number / 10)
+    recorder.close()
+    assert len(files(tmp_path, ".mp4")) == 1
+
+
+def test_folder_that_cannot_be_written_is_a_problem_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "hall").write_text("a file")
+    recorder = EventRecorder(Events(snapshots=True), tmp_path / "hall")
+    assert recorder.begin("door", answered(1), 1.0, UNIX) == ""
+    assert recorder.problem
+    recorder.close()
+
+
+def test_folder_that_comes_back_ends_the_problem(tmp_path: Path) -> None:
+    folder = tmp_path / "hall"
+    recorder = EventRecorder(Events(snapshots=True), folder)
+    folder.write_text("a file")
+    recorder.begin("door", answered(1), 1.0, UNIX)
+    assert recorder.problem
+    folder.unlink()
+    kept = Path(recorder.begin("door", answered(2), 2.0, UNIX))
+    wait(kept.exists)
+    wait(lambda: not recorder.problem)
+    recorder.close()
+
+
+def test_names_are_not_taken_twice(tmp_path: Path) -> None:
+    folder = EventFolder(tmp_path, 7, 1)
+    first = folder.path("door", ".jpg", UNIX)
+    first.touch()
+    second = folder.path("door", ".jpg", UNIX)
+    assert first != second
+    assert second.parent == first.parent
+
+
+def test_prune_removes_its_own_old_files_and_then_the_oldest(tmp_path: Path) -> None:
+    folder = EventFolder(tmp_path, keep_days=1, keep_mb=1)
+    ages = {"old": 90000, "first": 300, "second": 200, "third": 100}
+    for name, age in ages.items():
+        path = folder.path(name, ".jpg", UNIX - age)
+        path.write_bytes(bytes(400 << 10))
+        os.utime(path, (UNIX - age, UNIX - age))
+    other = tmp_path / "holiday.jpg"
+    other.write_bytes(bytes(2 << 20))
+    os.utime(other, (1.0, 1.0))
+    folder.prune(UNIX)
+    assert other.exists()
+    assert [path.name.partition("_")[2] for path in files(tmp_path, "_*.jpg")] == ["second.jpg", "third.jpg"]

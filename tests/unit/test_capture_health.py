@@ -1,0 +1,42 @@
+"""The state of a camera, from its frames, its source's problem and what the daemon answers."""
+
+from __future__ import annotations
+
+from edged.capture.health import CameraHealth
+from edged.ipc.capture_messages import State
+
+
+def test_camera_connects_streams_and_is_lost() -> None:
+    health = CameraHealth(15.0, 100.0)
+    assert health.state(101.0, "") == (State.CONNECTING, "")
+    assert health.state(101.0, "refused") == (State.CONNECTING, "refused")
+    health.frame(102.0)
+    assert health.state(102.0, "")[0] is State.CONNECTING  # no frame was answered yet
+    health.works()
+    assert health.state(103.0, "") == (State.STREAMING, "")
+    assert health.state(108.0, "")[0] is State.CONNECTING
+    assert health.state(117.0, "refused") == (State.LOST, "refused")
+    health.frame(118.0)
+    assert health.state(118.0, "")[0] is State.STREAMING
+
+
+def test_camera_that_never_gives_a_frame_is_lost() -> None:
+    state, why = CameraHealth(15.0, 100.0).state(115.0, "")
+    assert state is State.LOST
+    assert why
+    assert CameraHealth(0.0, 100.0).state(1000.0, "")[0] is State.CONNECTING
+
+
+def test_camera_that_the_daemon_refuses_fails_until_it_works() -> None:
+    health = CameraHealth(15.0, 100.0)
+    health.frame(101.0)
+    health.failed("no model")
+    assert health.state(102.0, "") == (State.FAILED, "no model")
+    health.works()
+    assert health.state(102.0, "") == (State.STREAMING, "")
+
+
+def test_file_ends() -> None:
+    health = CameraHealth(15.0, 100.0)
+    health.ended()
+    assert health.state(1000.0, "")[0] is State.ENDED
