@@ -201,7 +201,8 @@ class EngineProgress(Info, frozen=True):
 class StatusInfo(Info, frozen=True):
     """The whole box: `serving` of its `models` answer; `engines` are in the store and take `engine_bytes` of the
     `budget_bytes` that they may take, 0 for no limit, while `free_bytes` of the disk are free. `paused` says why
-    nothing is built now, `building` what is being made, `alarms` what is wrong."""
+    nothing is built now, `building` what is being made, `alarms` what is wrong. `page` is the
+    URL of its page, empty if it has none."""
 
     version: str
     epoch: str
@@ -215,6 +216,7 @@ class StatusInfo(Info, frozen=True):
     paused: str
     building: tuple[EngineProgress, ...]
     alarms: tuple[AlarmInfo, ...]
+    page: str = ""
 
 
 class ReloadedKey(Info, frozen=True):

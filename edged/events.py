@@ -7,6 +7,7 @@ identifies the run of the daemon that they belong to.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections import deque
@@ -177,6 +178,10 @@ class EventLog:
     def last(self) -> int:
         """The number of the newest event, 0 before the first."""
         return self._last
+
+    def recent(self, count: int) -> list[Event]:
+        """Return the newest events, at most so many, the oldest first."""
+        return list(itertools.islice(reversed(self._events), count))[::-1]
 
     def emit(self, what: What, model: str = "", engine: str = "") -> None:
         """Append an event, about a model or an engine if they are given."""

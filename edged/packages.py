@@ -14,7 +14,6 @@ import sys
 # As in `pyproject.toml` for these extras; a test compares them.
 EXTRAS = {
     "convert": ("onnxslim>=0.1.90",),
-    "http": ("uvicorn>=0.34", "h11>=0.16"),
     "media": ("av>=12",),
     "mqtt": ("paho-mqtt>=2",),
     "tensorrt-rtx": (

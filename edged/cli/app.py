@@ -97,6 +97,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "cameras": _cameras,
     "status": _function("status", "status"),
     "top": _function("top", "top"),
+    "page": _function("page", "page"),
     "engines": _engines,
     "events": _function("events", "events"),
     "inventory": _inventory,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edged import formatting
 from edged.api_types import CameraInfo, LineInfo, ZoneInfo
-from edged.cli import common, formatting, remote
+from edged.cli import common, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.errors import InvalidInput, NotFound

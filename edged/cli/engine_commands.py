@@ -12,8 +12,9 @@ import msgspec
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
+from edged import formatting
 from edged.api_types import EngineProgress
-from edged.cli import common, formatting, remote
+from edged.cli import common, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.errors import EdgedError, InvalidInput

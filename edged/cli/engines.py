@@ -11,9 +11,9 @@ import msgspec
 import typer
 from rich.table import Table
 
-from edged import packages
+from edged import formatting, packages
 from edged.api_types import Composition, EngineInfo, Explanation
-from edged.cli import common, formatting, remote
+from edged.cli import common, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import (
     DEFAULT_TARGETS,

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.filesize import decimal
 
-from edged import events as happened
+from edged import formatting
 from edged.api_types import EventInfo
-from edged.cli import common, formatting, remote
+from edged.cli import common, remote
 from edged.cli.inventory import Box
 from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.errors import InvalidInput
+from edged.event_text import sentence
 
 if TYPE_CHECKING:
     from edged.client.client import Client
@@ -77,7 +77,7 @@ def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
 
 
 def _line(event: EventInfo) -> str:
-    return f"{event.sequence}  {formatting.clock(event.unix_s)}  {sentence(event)}"
+    return f"{event.sequence}  {formatting.clock(event.unix_s)}  {sentence(event.what, event.model, event.engine)}"
 
 
 def position(text: str) -> tuple[str, int]:
@@ -86,58 +86,3 @@ def position(text: str) -> tuple[str, int]:
     if not (number.isascii() and number.isdecimal()) or len(number) > _LONGEST or (colon and not epoch):
         raise InvalidInput(f"{text!r} is not an event number; give N or EPOCH:N, as in --json")
     return epoch, int(number)
-
-
-def sentence(event: EventInfo) -> str:
-    """Describe an event in a sentence."""
-    what, engine = event.what, _engine(event)
-    match what:
-        case happened.ModelRead():
-            return f"model {event.model} was read, digest {what.digest[:12]}"
-        case happened.ModelRefused():
-            return f"model {event.model} cannot be served: {what.reason}"
-        case happened.ModelRemoved():
-            return f"model {event.model} was removed"
-        case happened.ModelRepaired():
-            return f"model {event.model} was repaired from {what.original[:12]} and added: {what.steps}"
-        case happened.EngineMoved():
-            return _because(f"{engine} ({what.backend}) is {what.state}", what.reason)
-        case happened.EngineProgress():
-            return f"{engine}: {formatting.far(what.phase, what.fraction, what.elapsed_s, what.estimate_s)}"
-        case happened.EngineServes():
-            return f"{engine} ({what.backend}) serves"
-        case happened.EngineEvicted():
-            return f"{engine} was evicted {what.reason}, {decimal(what.bytes)}"
-        case happened.HostLost():
-            return _because(f"the engine host of {what.backend} was lost", what.reason)
-        case happened.DeviceChanged():
-            return f"the device changed: {'; '.join(_change(change) for change in what.changes)}"
-        case happened.AlarmRaised():
-            return f"alarm {what.alarm}: {what.message}"
-        case happened.AlarmCleared():
-            return f"alarm {what.alarm} cleared: {what.message}"
-        case happened.CameraMoved():
-            return _because(f"camera {what.camera} is {what.state}", what.reason)
-        case happened.ZoneChanged():
-            kept = f", kept in {what.file}" if what.file else ""
-            return f"zone {what.zone} of camera {what.camera} is {'occupied' if what.occupied else 'free'}{kept}"
-        case happened.Commanded():
-            return f"operator command: {what.verb} {_about(event) or 'all'}"
-        case None:
-            return " ".join(filter(None, ("event unknown to this version of edged", _about(event))))
-
-
-def _about(event: EventInfo) -> str:
-    return _engine(event) if event.engine else f"model {event.model}" if event.model else ""
-
-
-def _engine(event: EventInfo) -> str:
-    return f"engine {event.engine[:12]}{f' of {event.model}' if event.model else ''}"
-
-
-def _because(text: str, reason: str) -> str:
-    return f"{text}: {reason}" if reason else text
-
-
-def _change(change: happened.FactChange) -> str:
-    return f"{change.name} {change.old or 'absent'} → {change.new or 'absent'}"

@@ -10,7 +10,8 @@ import msgspec
 import typer
 from rich.table import Table
 
-from edged.cli import common, formatting, model_options
+from edged import formatting
+from edged.cli import common, model_options
 from edged.cli.targets import local_box
 from edged.errors import EdgedError, InvalidInput
 from edged.models.finding import Category, Finding, Stage

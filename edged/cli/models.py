@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from edged import formatting
 from edged.api_types import ModelInfo, ShapeRange, Shapes, TensorInfo
-from edged.cli import common, formatting, model_options, remote
+from edged.cli import common, model_options, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import (
     DEFAULT_TARGETS,

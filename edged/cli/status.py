@@ -11,8 +11,9 @@ import typer
 from rich.filesize import decimal
 from rich.table import Table
 
+from edged import formatting
 from edged.api_types import AlarmInfo, StatusInfo
-from edged.cli import common, formatting, remote
+from edged.cli import common, remote
 from edged.cli.remote import RemoteCommand
 from edged.cli.targets import DEFAULT_TARGETS, Targets
 from edged.errors import InvalidInput, NotFound
@@ -65,6 +66,7 @@ def _summary(found: StatusInfo) -> Table:
         "engines": _engines(found),
         **({"paused": found.paused} if found.paused else {}),
         "making": "\n".join(formatting.line(engine) for engine in found.building) or "none",
+        **({"page": found.page} if found.page else {}),
         "alarms": "\n".join(_alarm(alarm) for alarm in found.alarms) or "none",
     }
     return common.fact_table(rows)

@@ -16,5 +16,6 @@ from edged.config.schema import Health as Health
 from edged.config.schema import Http as Http
 from edged.config.schema import Metrics as Metrics
 from edged.config.schema import ModelControl as ModelControl
+from edged.config.schema import Page as Page
 from edged.config.schema import Tls as Tls
 from edged.config.schema import Zmq as Zmq

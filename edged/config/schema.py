@@ -162,6 +162,19 @@ class Http(Table, frozen=True):
     ] = 64
 
 
+class Page(Table, frozen=True):
+    """The page that shows the box in a browser."""
+
+    listen: Annotated[
+        str,
+        Meta(
+            description="HOST:PORT, beyond this machine only with [tls], where browsers sign in with a token; empty for"
+            " none.",
+            examples=["localhost:8080"],
+        ),
+    ] = ""
+
+
 class Metrics(Table, frozen=True):
     """The endpoint that Prometheus scrapes."""
 
@@ -220,7 +233,7 @@ class Access(Table, frozen=True):
     grants: Annotated[
         dict[str, Roles],
         Meta(
-            description="Roles by address of listen or http.listen, in place of those above.",
+            description="Roles by address of listen, http.listen or page.listen, in place of those above.",
             examples=[{"localhost:8001": ["infer"]}],
         ),
     ] = msgspec.field(default_factory=dict)
@@ -333,6 +346,7 @@ class Config(Table, frozen=True):
     frigate: Annotated[Frigate | None, Reload.REOPEN] = None
     zmq: Zmq = Zmq()
     http: Annotated[Http, Reload.REOPEN] = Http()
+    page: Annotated[Page, Reload.REOPEN] = Page()
     metrics: Annotated[Metrics, Reload.REOPEN] = Metrics()
     tls: Annotated[Tls, Reload.NEXT_CONNECTION] = Tls()
     access: Annotated[Access, Reload.NEXT_CALL] = Access()

@@ -53,7 +53,7 @@ def addresses(config: Config) -> tuple[str, ...]:
 
 def guarded_http(config: Config) -> tuple[str, ...]:
     """Return the other addresses that check who may call."""
-    return (config.http.listen,) if config.http.listen else ()
+    return tuple(filter(None, (config.http.listen, config.page.listen)))
 
 
 def guard_of(config: Config) -> Guard:

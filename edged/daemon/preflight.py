@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path as File
 from typing import TypeAlias
 
-from edged import packages
 from edged.api.auth import policy, tls
 from edged.api.auth.tokens import TokenFile
 from edged.api.endpoints.address import tcp_address, unix_path
@@ -39,8 +38,6 @@ def preflight(config: Config) -> Iterator[Finding]:
     yield from _models(config)
     yield from _listeners(config)
     yield from _access(config)
-    if config.http.listen and not packages.is_installed("uvicorn"):
-        yield ("http", "listen"), f"HTTP needs uvicorn, which is not installed: {packages.install_extra('http')}"
 
 
 def _folders(config: Config) -> Iterator[Finding]:

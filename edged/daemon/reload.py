@@ -128,6 +128,8 @@ class Reloader:
                 await self._endpoints.publish.change(wanted.zmq.publish, grace)
             case "http":
                 await self._endpoints.http.change(wanted.http, grace)
+            case "page":
+                await self._endpoints.page.change(wanted.page, grace)
             case "metrics":
                 await self._endpoints.metrics.change(wanted.metrics, grace)
             case "cameras":

@@ -40,7 +40,6 @@ class Extra(msgspec.Struct, frozen=True):
 EXTRAS = (
     Extra("media", ("av",), "video files and network cameras"),
     Extra("mqtt", ("paho.mqtt.client",), "results over MQTT"),
-    Extra("http", ("uvicorn", "h11"), "clients that speak HTTP"),
     Extra("tracking", ("supervision", "trackers"), "tracker ids"),
 )
 

@@ -111,6 +111,17 @@ async def admit(
     return admission
 
 
+async def ask_picture(builder: Builder, admission: Admission, path: Path, picture: Path | None) -> jobs.AskedPicture:
+    """Run a model that was examined, and is of a known family, on a picture; None for one that edged draws.
+
+    InvalidInput for a picture that cannot be read, BuildFailed if the child is lost.
+    """
+    assert admission.model is not None
+    job = _job(path, admission.inspection, admission.model, REFERENCE.backend, is_whole=True)
+    asked = jobs.AskPicture(job.order, admission.model.recognition, str(picture.absolute()) if picture else "")
+    return await run(asked, jobs.AskedPicture, builder.admission.of_runtime(_size_mb(admission.inspection)))
+
+
 class Proven(msgspec.Struct, frozen=True):
     """What a trial of a model found: warnings, and what batches gain, as `Model.batch_gain`."""
 

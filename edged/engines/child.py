@@ -142,7 +142,7 @@ class OneShotChild:
         self._starved = 0.0  # seconds spent waiting for a processor
         self._granted = 0.0  # extra seconds for phases that it began
         self._extra_seconds = 0.0  # for reporting a fraction
-        niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check)) else process.BUILD
+        niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check, jobs.AskPicture)) else process.BUILD
         if isinstance(job, jobs.Time):
             niceness = process.MEASURE
         numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
@@ -390,6 +390,8 @@ def _reads(job: jobs.Job) -> Iterator[str]:
         yield from job.samples
     if isinstance(job, jobs.Check):
         yield from job.given.values()
+    if isinstance(job, jobs.AskPicture) and job.picture:
+        yield job.picture
     if isinstance(job, jobs.Verify):
         yield job.golden
 
@@ -403,10 +405,13 @@ def _writes(job: jobs.Job) -> Iterator[str]:
         yield str(Path(job.out).parent)
 
 
+_ON_A_MODEL = (jobs.Check, jobs.AskPicture, jobs.MakeGolden, jobs.Build, jobs.Verify, jobs.CompareLevels, FreeDims)
+
+
 def _orders(job: jobs.Job) -> Iterator[Order]:
     if isinstance(job, Prove):
         yield from (job.original, job.repaired)
-    if isinstance(job, (jobs.Check, jobs.MakeGolden, jobs.Build, jobs.Verify, jobs.CompareLevels, FreeDims)):
+    if isinstance(job, _ON_A_MODEL):
         yield job.order
     if isinstance(job, jobs.Verify):
         yield job.reference

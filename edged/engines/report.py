@@ -54,8 +54,8 @@ def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shap
         family=(read.recognition.family or "") if read else "",
         engine=slot.current.engine.key if slot.current else "",
         backend=slot.current.engine.backend if slot.current else "",
-        inputs=_tensors(read.inspection.signature.inputs) if read else (),
-        outputs=_tensors(read.inspection.signature.outputs) if read else (),
+        inputs=tensors(read.inspection.signature.inputs) if read else (),
+        outputs=tensors(read.inspection.signature.outputs) if read else (),
         settings=planned.entry.settings,
         swaps=slot.swaps,
         alarms=tuple(_alarm(each) for each in alarms if each.model == planned.entry.name),
@@ -78,7 +78,8 @@ def public_readiness(planned: PlannedModel, asking: Health) -> Readiness:
     return Readiness(ready.state, held_up(planned)) if ready.state is ReadyState.LOADING else ready
 
 
-def _tensors(specs: tuple[TensorSpec, ...]) -> tuple[TensorInfo, ...]:
+def tensors(specs: tuple[TensorSpec, ...]) -> tuple[TensorInfo, ...]:
+    """Return inputs or outputs as operators read them."""
     return tuple(TensorInfo(spec.name, spec.datatype, spec.dims) for spec in specs)
 
 

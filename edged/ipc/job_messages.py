@@ -137,6 +137,15 @@ class CheckSamples(msgspec.Struct, frozen=True, tag=True):
     signature: Signature
 
 
+class AskPicture(msgspec.Struct, frozen=True, tag=True):
+    """Run a model of a known family, as it was written, on a picture: a path, or empty for one that edged draws.
+    Answered by `AskedPicture`."""
+
+    order: Order
+    recognition: Recognition
+    picture: str = ""
+
+
 class MakeGolden(msgspec.Struct, frozen=True, tag=True):
     """Run the reference on golden inputs and store both in the file `out`. Answered by `MadeGolden`."""
 
@@ -223,6 +232,27 @@ class Checked(msgspec.Struct, frozen=True):
     batch_gain: float = 0.0  # as `jobs.batch_check.batch_gain`; 0 if not asked for
 
 
+class FoundBox(msgspec.Struct, frozen=True):
+    """A detection, in pixels of the picture."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    score: float
+    label: str
+
+
+class AskedPicture(msgspec.Struct, frozen=True):
+    """What a model found, the best first; `classes` are labels and scores. `picture` is a JPEG if edged drew it."""
+
+    width: int
+    height: int
+    boxes: tuple[FoundBox, ...] = ()
+    classes: tuple[tuple[str, float], ...] = ()
+    picture: bytes = b""
+
+
 class Done(msgspec.Struct, frozen=True):
     """The job is done."""
 
@@ -281,6 +311,7 @@ Job = (
     Inspect
     | Check
     | CheckSamples
+    | AskPicture
     | MakeGolden
     | Build
     | Verify

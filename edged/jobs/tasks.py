@@ -52,6 +52,11 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
             else:
                 read_sample(sample)
         return jobs.Done()
+    if isinstance(job, jobs.AskPicture):
+        from edged.jobs.picture import ask  # brings the code that draws
+
+        require_same(job.order)
+        return ask(job)
     if isinstance(job, jobs.LoadRuntime):
         return runtimes.load(job)
     if isinstance(job, jobs.TryProvider):

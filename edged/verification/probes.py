@@ -103,14 +103,15 @@ class Pictures:
     def drawn(self, seed: int = pictures.TO_JUDGE) -> Iterator[Probe]:
         """The pictures that edged draws itself."""
         for number, pixels in enumerate(pictures.draw(seed), 1):
-            yield self._question(f"drawn picture {number}", pixels)
+            yield self.of(f"drawn picture {number}", pixels)
 
     def sample(self, path: Path, content: str = "") -> Probe:
         """A picture of the user's. InvalidInput, with the file's name, if it cannot be read. Superseded if its
         SHA-256 is not `content`."""
-        return self._question(path.name, read_sample(path, content))
+        return self.of(path.name, read_sample(path, content))
 
-    def _question(self, name: str, pixels: Image) -> Probe:
+    def of(self, name: str, pixels: Image) -> Probe:
+        """A picture, BGR uint8 [height, width, 3]."""
         # As in serving: with a fixed batch the picture is the first and the rest stay zero.
         tensor = np.zeros(self._shape, self._dtype)
         placement = self._preparer.prepare(pixels, tensor[0])

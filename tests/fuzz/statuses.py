@@ -60,6 +60,8 @@ ALLOWED: Final[dict[str, Codes]] = {
     _OPERATIONS + "AddCamera": _COMMAND | {_S.ALREADY_EXISTS, _S.RESOURCE_EXHAUSTED},
     _OPERATIONS + "SetCamera": _COMMAND | {_S.RESOURCE_EXHAUSTED},
     _OPERATIONS + "RemoveCamera": _COMMAND,
+    _OPERATIONS + "WatchPictures": _NAMED | {_S.UNAVAILABLE},
+    _OPERATIONS + "TryModel": _COMMAND | {_S.RESOURCE_EXHAUSTED},
     _OPERATIONS + "WatchEvents": _WRONG,
     _HEALTH + "Check": _NAMED,
     _HEALTH + "Watch": _WRONG,

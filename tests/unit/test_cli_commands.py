@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from edged import formatting
 from edged.api_types import AlarmInfo, ModelInfo
-from edged.cli import formatting
 from edged.cli.app import app
 from edged.cli.events import position
 from edged.client.client import Client

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.table import Table
 
-from edged.cli import common, formatting
+from edged import formatting
+from edged.cli import common
 from edged.cli.common import DataConsole
 
 _EVIL = "door\x1b[2J\x07\x9b1m\u2028\udcff"

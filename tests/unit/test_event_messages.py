@@ -10,8 +10,8 @@ import pytest
 from edged import events
 from edged.api.grpc.operations import event_message
 from edged.api_types import EventInfo
-from edged.cli.events import sentence
 from edged.client.calls import event_info
+from edged.event_text import sentence
 from edged.events import Event, FactChange
 from edged.proto import operations_pb2 as pb
 
@@ -67,7 +67,7 @@ def test_event_json_is_flat(kind: type[msgspec.Struct]) -> None:
 @every_type
 def test_event_every_type_has_words(kind: type[msgspec.Struct]) -> None:
     for info in (across(example(kind)), across(example(kind), model="", engine="")):
-        words = sentence(info)
+        words = sentence(info.what, info.model, info.engine)
         assert words
         assert "\n" not in words
         assert "too old to know" not in words
@@ -83,4 +83,4 @@ def test_event_of_unknown_kind_is_no_error() -> None:
     info = event_info(pb.Event(sequence=3, epoch="e1", model="doors", engine="k" * 64))
     assert (info.kind, info.what) == ("unknown", None)
     assert info.json()["sequence"] == 3
-    assert "unknown to this version" in sentence(info)
+    assert "unknown to this version" in sentence(info.what, info.model, info.engine)

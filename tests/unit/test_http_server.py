@@ -7,7 +7,6 @@ import contextlib
 import gzip
 import json
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -306,10 +305,3 @@ def test_start_at_an_unusable_address_is_refused(address: str) -> None:
         listener = app.HttpListener(Http(listen=address.format(taken=taken.getsockname()[1])), None, None)  # type: ignore[arg-type]
         with pytest.raises(ConfigError):
             run(listener.start())
-
-
-def test_start_without_the_server_library_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "edged.api.http.server")
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(ConfigError, match="pip install 'uvicorn"):
-        run(app.HttpListener(Http(listen="127.0.0.1:0"), None, None).start())  # type: ignore[arg-type]

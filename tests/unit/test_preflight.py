@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged import packages
 from edged.config import Config
 from edged.daemon.preflight import preflight
 from tests.certificates import Authority
@@ -109,13 +108,6 @@ def test_certificates_are_read_and_an_address_of_other_machines_is_fine_with_the
     other = Authority(tmp_path, "other").sign("another")[1]
     config["tls"]["key"] = str(other)
     assert "does not match tls.certificate" in found(config)["tls.key"]
-
-
-def test_http_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "is_installed", lambda name: False)
-    assert found({"http": {"listen": "localhost:1"}}) == {
-        "http.listen": f"HTTP needs uvicorn, which is not installed: {packages.install_extra('http')}"
-    }
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from edged.config import Access, Config, Engines, Frigate, Health, Http, Metrics, Tls, Zmq
+from edged.config import Access, Config, Engines, Frigate, Health, Http, Metrics, Page, Tls, Zmq
 from edged.config.cameras import Camera
 from edged.config.changes import RELOADS, value, with_value
 from edged.config.child_limits import AdmissionLimits, HostLimits, Limits
@@ -36,6 +36,7 @@ OTHER = Config(
     zmq=Zmq(frames="ipc:///f", publish="ipc:///p"),
     http=Http(listen="localhost:2"),
     metrics=Metrics(listen="localhost:3"),
+    page=Page(listen="localhost:4"),
     tls=Tls(certificate="/c.pem", key="/k.pem"),
     access=Access(tokens_file="/t"),
     log=LogOptions(level="debug"),

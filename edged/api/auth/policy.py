@@ -252,7 +252,8 @@ METHODS: Final[dict[str, Roles | None]] = {
         (OPERATE, INFERENCE, "TraceSetting LogSettings"),  # which read and change
         (READ, _OPERATIONS, "ListModels ListEngines ExplainEngine ListCameras GetStatus GetLoad GetDevice WatchEvents"),
         (OPERATE, _OPERATIONS, "AddModel RemoveModel Rebuild Verify Cancel Pin Unpin Evict RefreshDevice Reload"),
-        (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera"),
+        (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera TryModel"),
+        (READ, _OPERATIONS, "WatchPictures"),
     )
     for name in names.split()
 }

@@ -1,4 +1,4 @@
-"""The endpoints besides gRPC: HTTP, Frigate, frames over ZeroMQ, published results, and metrics.
+"""The endpoints besides gRPC: HTTP, the page, Frigate, frames over ZeroMQ, published results, and metrics.
 
 Each has its own settings, and is opened again when these change while everything else goes on.
 """
@@ -14,8 +14,7 @@ from edged.api.endpoints.frigate import FrigateEndpoint
 from edged.api.endpoints.publisher import Publisher
 from edged.api.endpoints.zmq_frames import FrameEndpoint
 from edged.api.grpc.server import GrpcServers
-from edged.api.http.app import HttpListener
-from edged.config import Config, Frigate, Http, Metrics
+from edged.config import Config, Frigate, Http, Metrics, Page
 from edged.engines.controller import Controller
 from edged.errors import ConfigError
 from edged.metrics.endpoint import Endpoint as MetricsEndpoint
@@ -95,11 +94,12 @@ class Endpoints:
         self.frames = Endpoint(config.zmq.frames, self._open_frames)
         self.frigate = Endpoint(config.frigate, self._open_frigate)
         self.http = Endpoint(config.http, self._open_http)
+        self.page = Endpoint(config.page, self._open_page)
         self.metrics = Endpoint(config.metrics, self._open_metrics)
 
     @property
     def _all(self) -> tuple[Endpoint[Any], ...]:
-        return self.publish, self.frames, self.frigate, self.http, self.metrics
+        return self.publish, self.frames, self.frigate, self.http, self.page, self.metrics
 
     @property
     def addresses(self) -> list[str]:
@@ -140,6 +140,8 @@ class Endpoints:
     async def _open_http(self, http: Http) -> Opened | None:
         if not http.listen:
             return None
+        from edged.api.http.app import HttpListener  # imports uvicorn, which many boxes do without
+
         listener = HttpListener(http, self._ingress.calls, self._ingress.guard)
         try:
             await listener.start()
@@ -147,6 +149,22 @@ class Endpoints:
             await listener.stop(0.0)
             raise
         return Opened((listener.address,), listener.stop)
+
+    async def _open_page(self, page: Page) -> Opened | None:
+        if not page.listen:
+            return None
+        from edged.api.page.listener import PageListener  # likewise
+
+        operations = self._ingress.operations
+        listener = PageListener(page, self._controller, operations, self._ingress.guard)
+        await listener.start()
+        operations.page = listener.address
+
+        async def close(grace: float) -> None:
+            operations.page = ""
+            await listener.stop(grace)
+
+        return Opened((listener.address,), close)
 
     async def _open_metrics(self, metrics: Metrics) -> Opened | None:
         if not metrics.listen:

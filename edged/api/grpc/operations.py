@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.upload import receive_upload, repair_upload, upload_folder
-from edged.api_types import ModelInfo
+from edged.api_types import CameraInfo, DeviceLoad, EngineInfo, ModelInfo, StatusInfo
 from edged.backends import registry
 from edged.cameras.report import camera_info, camera_infos
 from edged.cameras.supervisor import CameraSupervisor
@@ -22,16 +23,17 @@ from edged.config.changes import Change
 from edged.device import system
 from edged.device.root import Root
 from edged.engines import report
-from edged.engines.admission import admit
+from edged.engines.admission import admit, ask_picture, examine
 from edged.engines.alarms import Alarm
 from edged.engines.commands import Ordered, Selection
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
-from edged.errors import InvalidInput, Refused
+from edged.errors import InvalidInput, ModelRefused, Refused
 from edged.events import Event, ModelRepaired
 from edged.files import not_stored
 from edged.message_mapper import to_message
 from edged.metrics.sources import EventCounts, Sensors, resident_bytes
+from edged.models.finding import Finding
 from edged.models.repair import short
 from edged.proto import operations_pb2 as pb
 from edged.serving.camera import Cameras
@@ -39,6 +41,7 @@ from edged.serving.link import HostLink
 
 Reload: TypeAlias = Callable[[], Awaitable[Sequence[Change]]]
 
+_PICTURES_FPS, _MOST_PICTURES_FPS = 5.0, 60.0
 _READ_SECONDS = 10.0  # that the answer to an upload waits for the model to be read
 
 
@@ -52,39 +55,31 @@ class OperationsService:
         self._cameras, self._supervisor = cameras, supervisor
         self._counts, self._sensors = counts, Sensors()
         self.reloads: Reload | None = None  # reloads the configuration, if that is possible
+        self.page = ""  # the URL of the page, if it is open
         self.service = Service(pb.DESCRIPTOR.services_by_name["Operations"], self)
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        infos = [self._info(planned) for _, planned in sorted(self._controller.models.items())]
-        return pb.ListModelsResponse(models=[to_message(info, pb.ModelStatus) for info in infos])
+        return pb.ListModelsResponse(models=[to_message(info, pb.ModelStatus) for info in self.models()])
 
     async def get_status(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return to_message(report.status(self._controller), pb.GetStatusResponse)
+        return to_message(self.status(), pb.GetStatusResponse)
 
     async def get_load(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
-        """The load as of now. Sensors may be slow, so a thread reads them."""
-        readings, box = await asyncio.to_thread(lambda: (self._sensors.read(), system.read_memory(Root())))
+        """The load as of now."""
+        device = await self.device()
         controller, now = self._controller, time.monotonic()
         alarms = controller.alarms.active()
         models = [
             model_load(name, planned, alarms, controller.health, now)
             for name, planned in sorted(controller.models.items())
         ]
-        device = pb.DeviceLoad(
-            cpu_busy=controller.load.busy,
-            memory_bytes=box.total,
-            memory_free_bytes=box.free,
-            temperatures=readings.temperatures,
-            power_mode=controller.fingerprint.facts.get("jetson.power_mode", ""),
-            daemon_bytes=resident_bytes(os.getpid()) or 0,
-        )
         return pb.GetLoadResponse(
-            status=to_message(report.status(controller), pb.GetStatusResponse),
+            status=to_message(self.status(), pb.GetStatusResponse),
             mono_s=now,
             models=models,
             cameras=self._camera_statuses(),
             hosts=host_loads(controller.links(), self._counts),
-            device=device,
+            device=to_message(device, pb.DeviceLoad),
         )
 
     async def get_device(self, request: pb.GetDeviceRequest, context: Context) -> pb.GetDeviceResponse:
@@ -105,6 +100,16 @@ class OperationsService:
     async def remove_camera(self, request: pb.RemoveCameraRequest, context: Context) -> pb.RemoveCameraResponse:
         await self._supervisor.remove(request.name)
         return pb.RemoveCameraResponse()
+
+    async def watch_pictures(
+        self, request: pb.WatchPicturesRequest, context: Context
+    ) -> AsyncGenerator[pb.CameraPicture, None]:
+        fps = min(request.fps or _PICTURES_FPS, _MOST_PICTURES_FPS)
+        if not fps > 0:
+            raise InvalidInput(f"fps is {request.fps:g}; send a positive number, or 0 for {_PICTURES_FPS:g}")
+        async with aclosing(self._supervisor.pictures(request.camera, fps, request.width)) as pictures:
+            async for picture in pictures:
+                yield pb.CameraPicture(jpeg=picture.jpeg, unix_s=picture.unix_s)
 
     async def refresh_device(self, request: pb.RefreshDeviceRequest, context: Context) -> pb.RefreshDeviceResponse:
         changed = await self._controller.refresh()
@@ -151,6 +156,44 @@ class OperationsService:
             info = msgspec.structs.replace(info, repair=record)
         return to_message(info, pb.ModelStatus)
 
+    async def try_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.TryModelResponse:
+        """Receive the model and its picture, examine it, and run it once."""
+        async with upload_folder(self._controller.repository, "the upload") as folder:
+            try:
+                header, upload = await receive_upload(parts, folder, {})
+            except OSError as error:
+                raise not_stored("the upload", error) from error
+            model = next(iter(upload.files.values()))
+            return await self.try_file(model, dict(header.settings), next(iter(upload.samples.values()), None))
+
+    async def try_file(self, model: Path, settings: Mapping[str, str], picture: Path | None) -> pb.TryModelResponse:
+        """Examine a file, and run it on a picture; None for one that edged draws. InvalidInput for the picture."""
+        builder = self._controller.builder
+        installed = registry.usable(self._controller.fingerprint.facts)
+        try:
+            admission = await examine(builder, model, settings, installed)
+        except ModelRefused as error:
+            finding = Finding.of(error)
+            if finding is None:
+                raise
+            return _refused(finding)
+        answer = pb.TryModelResponse() if admission.finding is None else _refused(admission.finding)
+        signature, examined = admission.inspection.signature, admission.model
+        answer.backends.update(admission.backends)
+        answer.warnings.extend(each.line() for each in admission.warnings)
+        answer.inputs.extend(to_message(each, pb.TensorInfo) for each in report.tensors(signature.inputs))
+        answer.outputs.extend(to_message(each, pb.TensorInfo) for each in report.tensors(signature.outputs))
+        if examined is None:
+            return answer
+        answer.family, answer.family_reason = examined.recognition.family or "", examined.recognition.reason
+        answer.score = examined.recognition.thresholds.score
+        if admission.finding is None and examined.recognition.family is not None:
+            asked = await ask_picture(builder, admission, model, picture)
+            answer.width, answer.height, answer.picture = asked.width, asked.height, asked.picture
+            answer.detections.extend(to_message(each, pb.TriedDetection) for each in asked.boxes)
+            answer.classes.extend(pb.TriedClass(label=label, score=score) for label, score in asked.classes)
+        return answer
+
     async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         if self._controller.is_configured(request.name):
             raise InvalidInput(f"model {request.name!r} is in the daemon's configuration; remove it there")
@@ -161,13 +204,7 @@ class OperationsService:
     async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
         if request.model:
             self._controller.find(request.model)
-        found = report.engines(
-            self._controller.models,
-            self._controller.store,
-            request.model,
-            by_command=self._controller.settings.build == "command",
-        )
-        return pb.ListEnginesResponse(engines=[to_message(engine, pb.Engine) for engine in found])
+        return pb.ListEnginesResponse(engines=[to_message(each, pb.Engine) for each in self.engines(request.model)])
 
     async def explain_engine(self, request: pb.ExplainEngineRequest, context: Context) -> pb.ExplainEngineResponse:
         found = report.explain(self._controller.find(request.model), self._controller.store)
@@ -204,16 +241,52 @@ class OperationsService:
                 if not unreported and not follow:
                     return
 
+    def status(self) -> StatusInfo:
+        """Report the whole box."""
+        return msgspec.structs.replace(report.status(self._controller), page=self.page)
+
+    def models(self) -> list[ModelInfo]:
+        """Report all models by name."""
+        return [self._info(planned) for _, planned in sorted(self._controller.models.items())]
+
+    def engines(self, model: str = "") -> list[EngineInfo]:
+        """Report the engines of a model, or of all."""
+        controller = self._controller
+        by_command = controller.settings.build == "command"
+        return report.engines(controller.models, controller.store, model, by_command=by_command)
+
+    def cameras(self) -> list[CameraInfo]:
+        """Report all cameras by name."""
+        return camera_infos(self._cameras, self._supervisor)
+
+    async def device(self) -> DeviceLoad:
+        """Report the load of the box. Sensors may be slow, so a thread reads them."""
+        readings, box = await asyncio.to_thread(lambda: (self._sensors.read(), system.read_memory(Root())))
+        return DeviceLoad(
+            cpu_busy=self._controller.load.busy,
+            memory_bytes=box.total,
+            memory_free_bytes=box.free,
+            temperatures=readings.temperatures,
+            power_mode=self._controller.fingerprint.facts.get("jetson.power_mode", ""),
+            daemon_bytes=resident_bytes(os.getpid()) or 0,
+        )
+
     def _info(self, planned: PlannedModel) -> ModelInfo:
         controller = self._controller
         shapes = report.shape_report(planned, controller.learning.state(planned.entry.name))
         return report.model(planned, controller.alarms.active(), controller.health, shapes)
 
     def _camera_statuses(self) -> list[pb.CameraStatus]:
-        return [to_message(each, pb.CameraStatus) for each in camera_infos(self._cameras, self._supervisor)]
+        return [to_message(each, pb.CameraStatus) for each in self.cameras()]
 
     def _camera(self, name: str) -> pb.CameraStatus:
         return to_message(camera_info(name, self._cameras, self._supervisor), pb.CameraStatus)
+
+
+def _refused(finding: Finding) -> pb.TryModelResponse:
+    return pb.TryModelResponse(
+        problem=finding.message, remedy=finding.remedy, stage=finding.stage.value, category=finding.category.value
+    )
 
 
 def _selection(selector: pb.Selector) -> Selection:

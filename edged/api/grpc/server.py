@@ -64,8 +64,8 @@ class GrpcServers:
         self.inference = InferenceService(controller, tracing, shared_memory_over_tcp)
         self._streaming = (self.cameras, self.inference)
         self.calls = Calls(self.inference.service, self.inference.inference, self.cameras)
-        self._operations = OperationsService(controller, cameras, supervisor, self.event_counts)
-        self.services = [self.cameras.service, self.inference.service, self._operations.service]
+        self.operations = OperationsService(controller, cameras, supervisor, self.event_counts)
+        self.services = [self.cameras.service, self.inference.service, self.operations.service]
         self._health = HealthService(controller, [service.name for service in self.services])
         self.services.append(self._health.service)
         controller.observers.append(self._health.look)
@@ -83,7 +83,7 @@ class GrpcServers:
 
     def offer_reload(self, reload: Reload) -> None:
         """Set how operators reload the configuration."""
-        self._operations.reloads = reload
+        self.operations.reloads = reload
 
     async def start(self) -> None:
         """Serve from now on."""

@@ -9,12 +9,11 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from edged import packages
 from edged.api.auth.guard import Guard
 from edged.api.endpoints.address import make_way, tcp_address, unix_path
 from edged.api.http import bodies
@@ -22,13 +21,13 @@ from edged.api.http.bodies import Bodies, Gone, Held, Receive, TooSlow
 from edged.api.http.exchange import HttpRequest, HttpResponse, error_response, offload
 from edged.api.http.handlers import Calls
 from edged.api.http.routes import Dispatcher, failure_response
+from edged.api.http.server import LONGEST_HEAD, Server
 from edged.config import Http
 from edged.errors import ConfigError, ErrorCode, InvalidInput
 
 Scope: TypeAlias = "Mapping[str, Any]"
 Send: TypeAlias = "Callable[[Any], Awaitable[None]]"
 
-LONGEST_HEAD = 16 << 10  # bytes
 _MOST_QUERIES = 32
 _WORTH_PACKING = 1 << 10  # bytes
 _STOPPING = "the daemon is stopping; ask again when it is back"
@@ -134,9 +133,6 @@ async def _send(send: Send, answer: HttpResponse, asked: Mapping[bytes, bytes]) 
     await send({"type": "http.response.body"})
 
 
-if TYPE_CHECKING:
-    from edged.api.http.server import Server
-
 _MIB = 1 << 20
 _BODIES_AT_ONCE = 4  # of the largest; many more of the usual ones
 _BACKLOG = 128
@@ -156,7 +152,7 @@ class HttpListener:
         """Answer from now on. After a ConfigError `stop` closes the sockets that are open."""
         is_unix = self._listen.startswith("unix:")
         app = App(self._dispatcher, Bodies(self._limit, self._limit * _BODIES_AT_ONCE), is_unix)
-        server = _server(app)
+        server = Server(app)
         if is_unix:
             path = unix_path(self._listen)
             sockets, self.address = [_unix(path)], f"http+unix:{path}"
@@ -191,15 +187,6 @@ def _unix(path: Path) -> socket.socket:
             raise ConfigError(f"[http] cannot listen on {path}: {error.strerror or error}; choose another") from error
         undo.pop_all()
     return listening
-
-
-def _server(app: App) -> Server:
-    try:
-        from edged.api.http.server import Server
-    except ModuleNotFoundError as error:
-        remedy = packages.install_extra("http")
-        raise ConfigError(f"[http] listens only with {error.name} installed: {remedy}") from error
-    return Server(app)
 
 
 def _tcp(address: str) -> list[socket.socket]:

@@ -127,14 +127,14 @@ async def offload(size: int, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
-def web_page_refusal(headers: Mapping[str, str], peer: str) -> str | None:
+def web_page_refusal(headers: Mapping[str, str], peer: str, any_host: bool = False) -> str | None:
     """Why a request that a browser sends for a web page is refused, in one line; None if it is not. `peer` as in gRPC.
 
     A browser on this machine carries requests of any web page. Such a page says where it is from (`Origin`), or has its
-    own name resolve to this machine (`Host`).
+    own name resolve to this machine (`Host`). `any_host`: other machines may ask, by names that are not loopback's.
     """
     host = headers.get("host", "")
-    if not peer.startswith("unix:") and host and not _is_here(host):
+    if not any_host and not peer.startswith("unix:") and host and not _is_here(host):
         return f"host {host[:80]!r} is not a name of this machine's loopback; use localhost"
     origin = headers.get("origin")
     if origin is not None and (not host or origin.partition("://")[2] != host):

@@ -5,22 +5,20 @@ Roles, tokens and limits are those of gRPC, since every path stands for one of i
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-import time
 from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
 
-from edged.api.auth import identity, policy
+from edged.api.auth import policy
 from edged.api.auth.guard import Guard
-from edged.api.auth.limits import LARGE, LargeMessage
 from edged.api.auth.policy import Caller
 from edged.api.grpc.status import describe, error_code, http_of
 from edged.api.http import handlers
+from edged.api.http.call_scope import call_scope
 from edged.api.http.exchange import Headers, HttpRequest, HttpResponse, error_response, web_page_refusal
 from edged.api.http.handlers import Calls
 from edged.errors import ClientLimited, EdgedError, ErrorCode, Unauthenticated
@@ -134,31 +132,12 @@ class Dispatcher:
     async def _call(self, route: Route, request: HttpRequest) -> HttpResponse:
         """Run the handler within the client's limits, and record it if it is a command. ClientLimited, and what
         `_admit` and the handler raise."""
-        who, guard = self._admit(route, request), self._guard
-        identity.CURRENT.set(who)
-        usage, size = guard.limits.usage(who.key, who.name, time.monotonic()), len(request.body)
-        guard.limits.request(usage, size, time.monotonic())
-        began, outcome, message = time.perf_counter(), "CANCELLED", ""
-        large = LargeMessage(guard.budget, request.peer, who)
-        try:
-            if size >= LARGE:
-                await large.begin(size)
-            with guard.under_way(who) if who.has_shown else contextlib.nullcontext():
-                answer = await self._handle(route, request)
-            outcome = "OK"
-            return answer
-        except Exception as error:
-            code, message = describe(error)
-            outcome = code.name
-            raise
-        finally:
-            large.end()
-            guard.limits.end(usage, size)
-            if policy.is_audited(route.rpc):
-                names = {name: value[:_LONGEST_NAME] for name, value in route.names.items()}
-                guard.record(
-                    route.rpc, who, request.peer, names | _settings(route, request.body), outcome, message, began
-                )
+        who, about = self._admit(route, request), {}
+        if policy.is_audited(route.rpc):
+            about = {name: value[:_LONGEST_NAME] for name, value in route.names.items()}
+            about |= _settings(route, request.body)
+        async with call_scope(self._guard, route.rpc, who, request.peer, len(request.body), about):
+            return await self._handle(route, request)
 
     async def _handle(self, route: Route, request: HttpRequest) -> HttpResponse:
         if route.method == "ModelInfer":

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Generator, Sequence
-from typing import Any, cast
+import ssl
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, TypeAlias, cast
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edged.api.http.app import LONGEST_HEAD, App
+# An ASGI application: https://asgi.readthedocs.io/en/latest/specs/www.html
+Application: TypeAlias = "Callable[[Any, Any, Any], Awaitable[None]]"
 
+LONGEST_HEAD = 16 << 10  # bytes
 _IDLE_SECONDS = 30  # that a connection may stay between requests
 _FULL = b'{"error":"too many connections; close some and ask again","code":"OVERLOADED"}'
 _FULL_HEAD = (
@@ -103,7 +106,8 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """Serves an application on bound sockets, until it is stopped."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: Application, secure: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """`secure` returns what TLS uses; None for no TLS."""
         super().__init__(
             uvicorn.Config(
                 cast(Any, app),
@@ -120,6 +124,9 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=LONGEST_HEAD,
             )
         )
+        if secure is not None:
+            self.config.load()  # which would replace the next line
+            self.config.ssl = secure()
         self._task: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()
 

@@ -10,8 +10,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.filesize import decimal
 from rich.text import Text
 
+from edged import formatting
 from edged.api_types import DeviceLoad, HostLoad, LoadInfo, ModelLoad
-from edged.cli import formatting
 from edged.cli.top.watch import BoxState
 
 _GAP = 2

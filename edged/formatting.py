@@ -32,6 +32,16 @@ def span(seconds: float) -> str:
     return f"{whole // 86400} d {whole // 3600 % 24} h"
 
 
+def size(count: int) -> str:
+    """Format a number of bytes with a decimal unit: `5 bytes`, `1.4 MB`."""
+    value = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{count} {'byte' if count == 1 else 'bytes'}" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
 def far(phase: str, fraction: float | None, elapsed_s: float, estimate_s: float | None) -> str:
     """Format progress: phase, share, time so far and estimate."""
     share = "" if fraction is None else f" {fraction:.0%}"

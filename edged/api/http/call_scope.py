@@ -1,0 +1,43 @@
+"""What surrounds every call over HTTP: its client's limits, the end of its credentials, and the audit log."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Mapping
+
+from edged.api.auth import identity, policy
+from edged.api.auth.guard import Guard
+from edged.api.auth.limits import LARGE, LargeMessage
+from edged.api.auth.policy import Caller
+from edged.api.grpc.status import describe
+
+
+@contextlib.asynccontextmanager
+async def call_scope(
+    guard: Guard, rpc: str, who: Caller, peer: str, size: int, about: Mapping[str, str]
+) -> AsyncGenerator[None, None]:
+    """The context of a call of `rpc`, a gRPC path, with a body of `size` bytes; a command is recorded with `about`.
+
+    ClientLimited. Cancels the call when its client's credentials are no longer valid.
+    """
+    identity.CURRENT.set(who)
+    usage = guard.limits.usage(who.key, who.name, time.monotonic())
+    guard.limits.request(usage, size, time.monotonic())
+    began, outcome, message = time.perf_counter(), "CANCELLED", ""
+    large = LargeMessage(guard.budget, peer, who)
+    try:
+        if size >= LARGE:
+            await large.begin(size)
+        with guard.under_way(who) if who.has_shown else contextlib.nullcontext():
+            yield
+        outcome = "OK"
+    except Exception as error:
+        code, message = describe(error)
+        outcome = code.name
+        raise
+    finally:
+        large.end()
+        guard.limits.end(usage, size)
+        if policy.is_audited(rpc):
+            guard.record(rpc, who, peer, dict(about), outcome, message, began)

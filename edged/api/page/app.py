@@ -1,0 +1,341 @@
+"""The page's listener, an ASGI application: its files, what it shows, pictures, and what its user commands.
+
+Each call stands for a method of `edged.v1.Operations` and needs the same role. A browser sends a token in a cookie that
+scripts cannot read and that other sites cannot use (HttpOnly, SameSite=Strict).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from edged.api.auth.guard import Guard
+from edged.api.auth.policy import Caller
+from edged.api.grpc.operations import OperationsService
+from edged.api.grpc.rpc import Context
+from edged.api.http.app import Scope, Send, request_of
+from edged.api.http.bodies import Bodies, Gone, Receive, TooSlow
+from edged.api.http.call_scope import call_scope
+from edged.api.http.exchange import (
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    error_response,
+    json_response,
+    message_fields,
+    parse_json,
+    web_page_refusal,
+)
+from edged.api.http.routes import failure_response
+from edged.api.page.feed import Feed
+from edged.api.page.files import PageFiles
+from edged.errors import ErrorCode, InvalidInput, NotFound, Unauthenticated
+from edged.proto import operations_pb2 as pb
+
+OPERATIONS: Final = "/edged.v1.Operations/"
+COOKIE: Final = "edged-token"
+_COOKIE_SECONDS = 30 * 86400
+_BOUNDARY = b"edged-picture"
+_STILL_SECONDS = 5.0  # for which one picture of a camera may take
+_MOST_BODY = 1 << 20  # bytes of a request that is not a file
+_MOST_WIDTH = 3840
+_IDLE_SECONDS = 20.0  # for the next piece of a file
+
+# Commands of one small message each.
+COMMANDS: Final[dict[str, tuple[type[Message], type[Message]]]] = {
+    "AddCamera": (pb.AddCameraRequest, pb.CameraStatus),
+    "SetCamera": (pb.SetCameraRequest, pb.CameraStatus),
+    "RemoveCamera": (pb.RemoveCameraRequest, pb.RemoveCameraResponse),
+    "RemoveModel": (pb.RemoveModelRequest, pb.RemoveModelResponse),
+}
+_CALL = re.compile(r"/call/([A-Za-z]+)")
+_STILL = re.compile(r"/cameras/([^/]+)/still")
+_VIDEO = re.compile(r"/cameras/([^/]+)/video")
+_MODEL = re.compile(r"/(models|try)/([^/]+)")
+
+_ALWAYS: Headers = (
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+
+
+class PageApp:
+    """Answers the requests of the page's listener at `address`."""
+
+    def __init__(self, guard: Guard, address: str, feed: Feed, operations: OperationsService, files: PageFiles) -> None:
+        self._guard, self._address, self._feed, self._operations = guard, address, feed, operations
+        self._files, self._bodies = files, Bodies(_MOST_BODY, 16 * _MOST_BODY)
+        self._is_secure = guard.listener(address).has_tls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            request = request_of(scope, False)
+            answer = await self._answer(request, receive, send)
+        except Gone:
+            return
+        except TooSlow as slow:
+            answer = error_response(HTTPStatus.REQUEST_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED, str(slow))
+        except Exception as error:
+            answer = failure_response(error)
+        if answer is not None:
+            await _send(send, answer)
+
+    async def _answer(self, request: HttpRequest, receive: Receive, send: Send) -> HttpResponse | None:
+        """The response; None if it was sent already, part by part."""
+        why = self._refusal(request)
+        if why:
+            return error_response(HTTPStatus.FORBIDDEN, ErrorCode.PERMISSION_DENIED, why)
+        if request.method in ("GET", "HEAD"):
+            file = self._files.find(request.path, request.headers.get("if-none-match", ""))
+            return file if file is not None else await self._get(request, receive, send)
+        if request.method != "POST":
+            header = (("allow", "GET, HEAD, POST"),)
+            return error_response(HTTPStatus.METHOD_NOT_ALLOWED, ErrorCode.UNSUPPORTED, "use GET or POST", header)
+        return await self._post(request, receive)
+
+    def _refusal(self, request: HttpRequest) -> str:
+        """Why a request of another site's page is refused; empty if it is not."""
+        why = web_page_refusal(request.headers, request.peer, any_host=self._is_secure)
+        if why is None and request.method == "POST" and "origin" not in request.headers:
+            return "a command without Origin is refused; send one that is this page's address"
+        return why or ""
+
+    def _caller(self, request: HttpRequest) -> Caller:
+        """Who calls, by the header or the cookie."""
+        shown = request.headers.get("authorization") or _bearer(request.headers.get("cookie", ""))
+        return self._guard.caller(self._guard.listener(self._address), shown, request.peer)
+
+    @contextlib.asynccontextmanager
+    async def _call(self, method: str, request: HttpRequest, size: int = 0, **about: str) -> AsyncGenerator[None, None]:
+        """The context of a call of a method of Operations. Unauthenticated, Forbidden, ClientLimited."""
+        who, rpc = self._caller(request), OPERATIONS + method
+        self._guard.require_allowed(rpc, who, request.peer)
+        async with call_scope(self._guard, rpc, who, request.peer, size, about):
+            yield
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def _get(self, request: HttpRequest, receive: Receive, send: Send) -> HttpResponse | None:
+        if request.path == "/session":
+            return self._session(request)
+        if request.path == "/events":
+            async with self._call("GetLoad", request):
+                return await self._stream(receive, send, "text/event-stream", self._events())
+        if match := _STILL.fullmatch(request.path):
+            async with self._call("WatchPictures", request):
+                return await self._still(unquote(match[1]), request)
+        if match := _VIDEO.fullmatch(request.path):
+            async with self._call("WatchPictures", request):
+                pictures = _pictures(unquote(match[1]), request)
+                kind = f"multipart/x-mixed-replace; boundary={_BOUNDARY.decode()}"
+                return await self._stream(receive, send, kind, self._video(pictures))
+        raise NotFound(f"the page has no {request.path[:100]!r}; open /")
+
+    def _session(self, request: HttpRequest) -> HttpResponse:
+        """Who the browser is, and what it may do."""
+        who = self._caller(request)
+        roles = [] if who.problem else sorted(who.roles)
+        return json_response({"name": who.name if who.has_shown else "", "roles": roles, "problem": who.problem})
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        """Parts of the page as server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+        yield b"retry: 2000\n\n"
+        async with aclosing(self._feed.follow()) as rounds:
+            async for changed in rounds:
+                parts = (b"event: %s\ndata: %s\n\n" % (name.encode(), part) for name, part in changed.items())
+                yield b"".join(parts) or b":\n\n"  # a comment, which finds out whether the browser is still there
+
+    async def _still(self, camera: str, request: HttpRequest) -> HttpResponse:
+        wanted = _pictures(camera, request)
+        async with aclosing(self._operations.watch_pictures(wanted, Context(request.peer))) as pictures:
+            try:
+                picture = await asyncio.wait_for(anext(pictures, None), _STILL_SECONDS)
+            except asyncio.TimeoutError:
+                picture = None
+        if picture is None:
+            return HttpResponse(HTTPStatus.NO_CONTENT)  # an ordinary answer: it is lost, or slower than that
+        headers = (("content-type", "image/jpeg"), ("cache-control", "no-store"))
+        return HttpResponse(parts=(picture.jpeg,), headers=headers)
+
+    async def _video(self, wanted: pb.WatchPicturesRequest) -> AsyncGenerator[bytes, None]:
+        head = b"--" + _BOUNDARY + b"\r\ncontent-type: image/jpeg\r\ncontent-length: %d\r\n\r\n"
+        async with aclosing(self._operations.watch_pictures(wanted, Context("page"))) as pictures:
+            async for picture in pictures:
+                yield b"".join((head % len(picture.jpeg), picture.jpeg, b"\r\n"))
+
+    async def _stream(
+        self, receive: Receive, send: Send, kind: str, parts: AsyncGenerator[bytes, None]
+    ) -> HttpResponse | None:
+        """Send parts until they end or the client disconnects. An error before the first part is a response."""
+        async with aclosing(parts):
+            first = await anext(parts)
+            headers = ((b"content-type", kind.encode()), (b"cache-control", b"no-store"), *_encoded(_ALWAYS))
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+            async def rest() -> None:
+                await send({"type": "http.response.body", "body": first, "more_body": True})
+                async for part in parts:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body"})
+
+            sending, gone = asyncio.ensure_future(rest()), asyncio.ensure_future(_until_gone(receive))
+            try:
+                await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sending.cancel()
+                gone.cancel()
+                await asyncio.gather(sending, gone, return_exceptions=True)
+        return None
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    async def _post(self, request: HttpRequest, receive: Receive) -> HttpResponse:
+        if match := _MODEL.fullmatch(request.path):
+            return await self._upload(match[1], unquote(match[2]), request, receive)
+        with self._bodies.held() as held:
+            body = await held.read(receive, request.headers)
+            request = msgspec.structs.replace(request, body=body)
+            if request.path == "/session":
+                return self._sign_in(request)
+            if match := _CALL.fullmatch(request.path):
+                return await self._command(match[1], request)
+        raise NotFound(f"the page has no {request.path[:100]!r}; open /")
+
+    def _sign_in(self, request: HttpRequest) -> HttpResponse:
+        """Keep a token in the browser; an empty one signs out. Unauthenticated."""
+        token = parse_json(request.body, dict[str, str], "the request").get("token", "").strip()
+        if token:
+            who = self._guard.caller(self._guard.listener(self._address), f"Bearer {token}", request.peer)
+            if who.problem:
+                error = Unauthenticated(who.problem)
+                self._guard.refuse(OPERATIONS + "GetStatus", who, request.peer, error)
+                raise error
+            if not re.fullmatch(r"[\w.~+/=-]+", token):  # such tokens cannot exist
+                raise InvalidInput("a token has letters, digits and -._~+/= only")
+        age = _COOKIE_SECONDS if token else 0
+        secure = "; Secure" if self._is_secure else ""
+        cookie = f"{COOKIE}={token}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
+        return json_response({}, headers=(("set-cookie", cookie), ("cache-control", "no-store")))
+
+    async def _command(self, name: str, request: HttpRequest) -> HttpResponse:
+        if name not in COMMANDS:
+            raise NotFound(f"the page has no command {name!r}")
+        kind, response = COMMANDS[name]
+        message = _message(request.body, kind)
+        about = {"name": str(getattr(message, "name", ""))[:200]}
+        async with self._call(name, request, len(request.body), **about):
+            answer = await self._operations.service.call(name, message, response, Context(request.peer))
+        return json_response(message_fields(answer))
+
+    async def _upload(self, verb: str, name: str, request: HttpRequest, receive: Receive) -> HttpResponse:
+        """Add or try a model: the body is its file, followed by `picture` bytes of a picture; the rest of the query are
+        its settings."""
+        settings = dict(request.query)
+        picture = _number(settings.pop("picture", "0"), "picture")
+        size = _number(request.headers.get("content-length", ""), "content-length") - picture
+        if size <= 0:
+            raise InvalidInput("the upload is empty; send the model's file")
+        parts = _parts(name, settings, size, picture, receive)
+        operations = self._operations
+        method = "TryModel" if verb == "try" else "AddModel"
+        work: Callable[[AsyncIterator[pb.AddModelRequest], Context], Awaitable[Message]]
+        work = operations.try_model if verb == "try" else operations.add_model
+        async with self._call(method, request, name=name[:200]), aclosing(parts):
+            return json_response(message_fields(await work(parts, Context(request.peer))))
+
+
+async def _parts(
+    name: str, settings: Mapping[str, str], size: int, picture: int, receive: Receive
+) -> AsyncGenerator[pb.AddModelRequest, None]:
+    """A body as the parts of an upload, as they come."""
+    yield pb.AddModelRequest(header=pb.ModelHeader(name=name, settings=settings))
+    yield pb.AddModelRequest(file=pb.ModelFile(path="model.onnx", size=size))
+    left = size  # of the model; the picture follows it, often in the same piece
+    async for piece in _pieces(receive):
+        of_model, rest = piece[:left], piece[left:]
+        if of_model:
+            yield pb.AddModelRequest(chunk=of_model)
+        if of_model and len(of_model) == left and picture:
+            yield pb.AddModelRequest(file=pb.ModelFile(path="picture.jpg", size=picture, sample=True))
+        left -= len(of_model)
+        if rest:
+            yield pb.AddModelRequest(chunk=rest)
+
+
+async def _pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
+    """The pieces of a body. TooSlow, Gone."""
+    while True:
+        try:
+            event = await asyncio.wait_for(receive(), _IDLE_SECONDS)
+        except asyncio.TimeoutError:
+            raise TooSlow("the file came too slowly; send it again") from None
+        if event["type"] == "http.disconnect":
+            raise Gone
+        if event.get("body"):
+            yield event["body"]
+        if not event.get("more_body", False):
+            return
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _pictures(camera: str, request: HttpRequest) -> pb.WatchPicturesRequest:
+    """The pictures that a request wants. InvalidInput."""
+    width = _number(request.query.get("width", "0"), "width")
+    fps = _number(request.query.get("fps", "0"), "fps")
+    return pb.WatchPicturesRequest(camera=camera, fps=min(fps, 60), width=min(width, _MOST_WIDTH))
+
+
+def _number(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 15:
+        raise InvalidInput(f"{what} is not a whole number: {text[:20]!r}")
+    return int(text)
+
+
+def _message(body: bytes, kind: type[Message]) -> Message:
+    """A message of its JSON. InvalidInput."""
+    try:
+        return json_format.Parse(body or b"{}", kind(), max_recursion_depth=10)
+    except (json_format.ParseError, UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
+        raise InvalidInput(f"cannot parse the request: {' '.join(str(error).split())[:200]}") from None
+
+
+def _bearer(cookies: str) -> str | None:
+    """The cookie's token as the header `authorization` would have it."""
+    try:
+        found = SimpleCookie(cookies).get(COOKIE)
+    except CookieError:
+        return None
+    return f"Bearer {found.value}" if found is not None and found.value else None
+
+
+def _encoded(headers: Headers) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple((name.encode(), value.encode("latin-1", "replace")) for name, value in headers)
+
+
+async def _send(send: Send, answer: HttpResponse) -> None:
+    headers: list[Any] = [*_encoded((*_ALWAYS, *answer.headers))]
+    if answer.status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+        headers.append((b"content-length", str(answer.size).encode()))
+    await send({"type": "http.response.start", "status": int(answer.status), "headers": headers})
+    for part in answer.parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body"})

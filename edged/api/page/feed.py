@@ -1,0 +1,89 @@
+"""What the page shows: made once a second for all viewers together, and not at all without a viewer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from edged.api.grpc.operations import OperationsService
+from edged.api.page import view
+from edged.backends import registry
+from edged.engines.controller import Controller
+
+_SECONDS = 1.0
+_LOG_LINES = 300  # at most; some events have none
+_ENGINES_EVERY = 3  # rounds: the list of engines takes the longest
+
+_encoder = msgspec.json.Encoder()
+
+
+class Feed:
+    """The parts of the page as JSON, by name. Used from one event loop."""
+
+    def __init__(self, controller: Controller, operations: OperationsService, seconds: float = _SECONDS) -> None:
+        """`seconds`: between two looks at the box."""
+        self._controller, self._operations, self._seconds = controller, operations, seconds
+        self._parts: dict[str, bytes] = {}
+        self._viewers = 0
+        self._round = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+        self._rows: list[view.ModelRow] = []
+
+    @property
+    def viewers(self) -> int:
+        """How many follow it now."""
+        return self._viewers
+
+    async def follow(self) -> AsyncGenerator[dict[str, bytes], None]:
+        """Yield all parts, then those that changed, by name; an empty one if nothing did for a while."""
+        self._viewers += 1
+        if self._task is None:
+            await self._look(0)
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            sent: dict[str, bytes] = {}
+            while True:
+                changed = {name: part for name, part in self._parts.items() if sent.get(name) != part}
+                sent |= changed
+                yield changed
+                async with self._round:
+                    await self._round.wait()
+                if self._task is None or self._task.done():
+                    return
+        finally:
+            self._viewers -= 1
+            if not self._viewers and self._task is not None:
+                self._task.cancel()
+                self._task, self._parts = None, {}
+
+    async def _run(self) -> None:
+        count = 0
+        try:
+            while True:
+                await asyncio.sleep(self._seconds)
+                count += 1
+                await self._look(count)
+                async with self._round:
+                    self._round.notify_all()
+        finally:
+            async with self._round:
+                self._round.notify_all()
+
+    async def _look(self, count: int) -> None:
+        controller, operations = self._controller, self._operations
+        status, models, cameras = operations.status(), operations.models(), operations.cameras()
+        device = await operations.device()
+        if count % _ENGINES_EVERY == 0:
+            configured = frozenset(model.name for model in models if controller.is_configured(model.name))
+            self._rows = view.rows(models, operations.engines(), status.building, registry.TITLES, configured)
+        lines = [line for each in controller.events.recent(_LOG_LINES) if (line := view.log_line(each)) is not None]
+        self._parts = {
+            "summary": _encoder.encode(view.summary(status, models, cameras)),
+            "cameras": _encoder.encode([view.card(each) for each in cameras]),
+            "models": _encoder.encode(self._rows),
+            "alarms": _encoder.encode([view.alarm(each) for each in status.alarms]),
+            "device": _encoder.encode(view.device(device, controller.fingerprint.facts, status.free_bytes)),
+            "log": _encoder.encode(lines),
+        }

@@ -1,0 +1,48 @@
+"""`edged page`: where a box shows itself in a browser."""
+
+from __future__ import annotations
+
+import webbrowser
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edged.cli import common, remote
+from edged.cli.remote import RemoteCommand
+from edged.cli.targets import DEFAULT_TARGETS, Targets
+from edged.errors import InvalidInput, Refused
+
+if TYPE_CHECKING:
+    from edged.client.client import Client
+
+
+def page(
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser of this desktop.")] = False,
+    targets: Targets = DEFAULT_TARGETS,
+    json: common.Json = False,
+) -> None:
+    """Print the address of the page that shows the box in a browser.
+
+    The page has the live picture of each camera, models, alarms and events. It is off by default; to turn it on, set
+    listen of [page] in the daemon's configuration. See docs/page.md.
+
+    edged page --open
+    """
+    command = RemoteCommand(call=_address, render=lambda found: [found], to_json=lambda found: {"page": found})
+    if open_ and targets.is_fleet:
+        raise InvalidInput("--open opens the page of one box; name one with --target")
+    remote.run(command, targets, json)
+    if not open_:
+        return
+    with targets.client() as client:
+        if not webbrowser.open(_address(client)):
+            raise Refused("no browser was found here; open the address by hand")
+
+
+def _address(client: Client) -> str:
+    address = client.status().page
+    if not address:
+        raise Refused(
+            'this box has no page; set listen = "localhost:8080" below [page] in its configuration, then: edged reload'
+        )
+    return address

@@ -1,0 +1,54 @@
+"""Events as sentences for people: the command line and the page print the same."""
+
+from __future__ import annotations
+
+from edged import events as happened
+from edged import formatting
+
+
+def sentence(what: happened.What | None, model: str, engine: str) -> str:
+    """Describe what happened to a model or an engine (a key); None for an event of a newer version. Pure."""
+    subject = f"engine {engine[:12]}{f' of {model}' if model else ''}"
+    about = subject if engine else f"model {model}" if model else ""
+    match what:
+        case happened.ModelRead():
+            return f"model {model} was read, digest {what.digest[:12]}"
+        case happened.ModelRefused():
+            return f"model {model} cannot be served: {what.reason}"
+        case happened.ModelRemoved():
+            return f"model {model} was removed"
+        case happened.ModelRepaired():
+            return f"model {model} was repaired from {what.original[:12]} and added: {what.steps}"
+        case happened.EngineMoved():
+            return _because(f"{subject} ({what.backend}) is {what.state}", what.reason)
+        case happened.EngineProgress():
+            return f"{subject}: {formatting.far(what.phase, what.fraction, what.elapsed_s, what.estimate_s)}"
+        case happened.EngineServes():
+            return f"{subject} ({what.backend}) serves"
+        case happened.EngineEvicted():
+            return f"{subject} was evicted {what.reason}, {formatting.size(what.bytes)}"
+        case happened.HostLost():
+            return _because(f"the engine host of {what.backend} was lost", what.reason)
+        case happened.DeviceChanged():
+            return f"the device changed: {'; '.join(_change(change) for change in what.changes)}"
+        case happened.AlarmRaised():
+            return f"alarm {what.alarm}: {what.message}"
+        case happened.AlarmCleared():
+            return f"alarm {what.alarm} cleared: {what.message}"
+        case happened.CameraMoved():
+            return _because(f"camera {what.camera} is {what.state}", what.reason)
+        case happened.ZoneChanged():
+            kept = f", kept in {what.file}" if what.file else ""
+            return f"zone {what.zone} of camera {what.camera} is {'occupied' if what.occupied else 'free'}{kept}"
+        case happened.Commanded():
+            return f"operator command: {what.verb} {about or 'all'}"
+        case None:
+            return " ".join(filter(None, ("event unknown to this version of edged", about)))
+
+
+def _because(text: str, reason: str) -> str:
+    return f"{text}: {reason}" if reason else text
+
+
+def _change(change: happened.FactChange) -> str:
+    return f"{change.name} {change.old or 'absent'} → {change.new or 'absent'}"

@@ -1,0 +1,50 @@
+"""Runs a model once on a picture, as it was written, to show whether edged understands its answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from edged.backends import registry
+from edged.errors import EngineUnusable
+from edged.ipc import job_messages as jobs
+from edged.shapes import Scene
+from edged.verification.probes import Pictures, read_sample
+from edged.vision.draw import encode_jpeg
+from edged.vision.family import Classifier, open_family
+
+_LEAST_SCORE = 0.05  # a user who looks for a threshold sees what lower ones would show
+_SEED = 3  # of the drawn picture
+
+
+def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
+    """Answer with what the model finds, whatever its score from `_LEAST_SCORE` on.
+
+    InvalidInput for a picture that cannot be read, or a model that takes none; EngineUnusable if the runtime refuses.
+    """
+    pixels = read_sample(Path(job.picture)) if job.picture else Scene(_SEED).frame(0)[0]
+    height, width = pixels.shape[:2]
+    drawn = b"" if job.picture else encode_jpeg(pixels)
+    question = Pictures(job.order.signature, job.recognition).of(Path(job.picture).name, pixels)
+    session = registry.load(job.order.recipe.backend).trial(job.order)
+    if session is None or question.placement is None:
+        raise EngineUnusable("this runtime runs no model before an engine is built")
+    outputs = session.infer(question.inputs)
+    names, family = job.recognition.names, open_family(job.recognition)
+
+    def label(class_id: int) -> str:
+        return names[class_id] if 0 <= class_id < len(names) else str(class_id)
+
+    if isinstance(family, Classifier):
+        best = family.classify(outputs, 0, job.recognition.thresholds)
+        classes = tuple((label(int(i)), float(score)) for i, score in zip(best.class_ids, best.scores, strict=True))
+        return jobs.AskedPicture(width, height, classes=classes, picture=drawn)
+    own = job.recognition.thresholds
+    low = msgspec.structs.replace(own, score=min(own.score, _LEAST_SCORE))
+    found = family.decode(outputs, 0, question.placement, low)
+    boxes = tuple(
+        jobs.FoundBox(x1, y1, x2, y2, float(score), label(int(class_id)))
+        for (x1, y1, x2, y2), score, class_id in zip(found.boxes.tolist(), found.scores, found.class_ids, strict=True)
+    )
+    return jobs.AskedPicture(width, height, boxes, picture=drawn)

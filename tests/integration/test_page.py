@@ -1,0 +1,324 @@
+"""The page through a real daemon: files, sign-in, events, pictures, trying and adding a model, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from edged.api.page.app import COOKIE
+from edged.api_types import CameraInfo
+from edged.client import Client
+from edged.errors import ErrorCode
+from edged.shapes import MODEL_PATH, Scene
+from edged.vision.image import decode
+from tests.certificates import Authority
+from tests.integration.daemon import wait_for
+
+pytestmark = pytest.mark.timeout(180)
+
+_CONFIG = """
+listen = ["unix:{folder}/edged.sock"]
+state = "{folder}/state"
+cache = "{folder}/cache"
+[engines]
+build = "command"
+[models]
+shapes = "{model}"
+[page]
+listen = "{listen}"
+[cameras.hall]
+source = "scene:7"
+model = "shapes"
+max_fps = 10
+[cameras.off]
+source = "scene:8"
+model = "shapes"
+enabled = false
+{more}
+"""
+
+
+class Box:
+    """A daemon with a page."""
+
+    def __init__(self, folder: Path, listen: str = "127.0.0.1:0", more: str = "") -> None:
+        self.state = folder / "state"
+        config = folder / "edged.toml"
+        config.write_text(_CONFIG.format(folder=folder, model=MODEL_PATH, listen=listen, more=more))
+        command = [sys.executable, "-m", "edged", "serve", "--config", str(config)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+        assert self.process.stdout is not None
+        self.url = next(line.split()[-1] for line in self.process.stdout if "http" in line)
+        self.client = Client(f"unix:{folder}/edged.sock")
+        wait_for("the model", lambda: [each for each in self.client.models() if each.state == "ready"])
+
+    def close(self) -> None:
+        self.client.close()
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(30) == 0
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def token(self, name: str, *roles: str) -> str:
+        words = [word for role in roles for word in ("--role", role)]
+        command = [sys.executable, "-m", "edged", "tokens", "new", name, *words, "--state", str(self.state)]
+        secret = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+        time.sleep(1.0)  # a running daemon sees it within a second
+        return secret
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.url.partition("//")[2], timeout=30)
+
+    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if method == "POST":
+            named.setdefault("origin", self.url)
+        with contextlib.closing(self.connection()) as connection:
+            connection.request(method, path, body, named)
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+    def streaming(self) -> CameraInfo:
+        end = time.monotonic() + 60
+        while True:
+            found = next(each for each in self.client.cameras() if each.camera == "hall")
+            if found.state == "streaming" and found.width:
+                return found
+            assert time.monotonic() < end, found
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    found = Box(tmp_path_factory.mktemp("page"))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def operator(box: Box) -> str:
+    return f"{COOKIE}={box.token('operator', 'read', 'operate')}"
+
+
+def told(answer: tuple[int, dict[str, str], bytes]) -> Any:
+    status, _, body = answer
+    assert status == 200, body
+    return json.loads(body)
+
+
+def events(box: Box, rounds: int, **headers: str) -> dict[str, Any]:
+    """The newest parts of the page after so many rounds."""
+    parts: dict[str, Any] = {}
+    with contextlib.closing(box.connection()) as connection:
+        connection.request("GET", "/events", headers=headers)
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        name = ""
+        while rounds:
+            line = answer.readline().decode().strip()
+            kind, _, value = line.partition(": ")
+            if kind == "event":
+                name = value
+            elif kind == "data":
+                parts[name] = json.loads(value)
+            elif not line and name == "log":
+                rounds -= 1
+                name = ""
+    return parts
+
+
+def test_files_come_with_a_strict_policy_and_only_once(box: Box) -> None:
+    for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+        status, headers, body = box.ask("GET", path)
+        assert (status, headers["content-type"].partition(";")[0]) == (200, kind)
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert int(headers["content-length"]) == len(body)
+        assert box.ask("GET", path, if_none_match=headers["etag"])[0] == 304
+    assert box.ask("HEAD", "/")[2] == b""
+
+
+def test_events_show_the_box(box: Box) -> None:
+    box.streaming()
+    parts = events(box, 1)
+    assert set(parts) == {"summary", "cameras", "models", "alarms", "device", "log"}
+    assert parts["summary"]["level"] in ("good", "busy")
+    assert [(each["name"], each["state"]) for each in parts["cameras"]] == [("hall", "streaming"), ("off", "off")]
+    assert parts["models"][0]["serves"].startswith("ONNX Runtime")
+    assert any("shapes was read" in line["text"] for line in parts["log"])
+
+
+def test_pictures_are_stills_and_video(box: Box) -> None:
+    found = box.streaming()
+    status, headers, still = box.ask("GET", "/cameras/hall/still?fps=20&width=320")
+    assert (status, headers["content-type"]) == (200, "image/jpeg")
+    assert decode(still).shape == (320 * found.height // found.width, 320, 3)
+    with contextlib.closing(box.connection()) as connection:
+        connection.request("GET", "/cameras/hall/video?fps=20")
+        answer = connection.getresponse()
+        assert answer.headers.get_content_type() == "multipart/x-mixed-replace"
+        for _ in range(3):
+            assert answer.readline() == b"--edged-picture\r\n"
+            assert answer.readline() == b"content-type: image/jpeg\r\n"
+            size = int(answer.readline().split()[1])
+            assert answer.readline() == b"\r\n"
+            assert decode(answer.read(size)).shape == (found.height, found.width, 3)
+            assert answer.readline() == b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/cameras/nothing/still", 404),
+        ("/cameras/off/still", 503),
+        ("/cameras/off/video", 503),
+        ("/cameras/hall/still?fps=-1", 400),
+        ("/cameras/hall/still?width=1e9", 400),
+        ("/page.py", 404),
+        ("/../edged.toml", 404),
+    ],
+)
+def test_wrong_paths_are_refused_with_a_line(box: Box, path: str, status: int) -> None:
+    found, _, body = box.ask("GET", path)
+    assert found == status
+    assert "\n" not in json.loads(body)["error"]
+
+
+def test_commands_need_the_role_and_the_page_of_this_origin(box: Box, operator: str) -> None:
+    command = json.dumps({"name": "nothing"}).encode()
+    status, _, body = box.ask("POST", "/call/RemoveCamera", command)
+    assert (status, json.loads(body)["code"]) == (403, ErrorCode.PERMISSION_DENIED.value)
+    status, _, body = box.ask("POST", "/call/RemoveCamera", command, cookie=operator)
+    assert (status, json.loads(body)["code"]) == (404, ErrorCode.NOT_FOUND.value)
+    assert box.ask("POST", "/call/RemoveCamera", command, cookie=operator, origin="http://elsewhere")[0] == 403
+    assert box.ask("POST", "/call/RemoveCamera", command, cookie=operator, host="elsewhere")[0] == 403
+    assert box.ask("POST", "/call/Evict", b"{}", cookie=operator)[0] == 404
+    assert box.ask("POST", "/call/AddCamera", b'{"name": 7', cookie=operator)[0] == 400
+    assert box.ask("PUT", "/call/AddCamera", b"{}", cookie=operator)[0] == 405
+
+
+def test_sign_in_keeps_the_token_where_scripts_cannot_read_it(box: Box) -> None:
+    token = box.token("reader", "read")
+    status, headers, _ = box.ask("POST", "/session", json.dumps({"token": token}).encode())
+    cookie = headers["set-cookie"]
+    assert status == 200
+    assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
+    who = told(box.ask("GET", "/session", cookie=cookie.partition(";")[0]))
+    assert (who["name"], "operate" in who["roles"]) == ("token reader", False)
+    assert box.ask("POST", "/session", b'{"token": "edged_wrong"}')[0] == 401
+    assert "Max-Age=0" in box.ask("POST", "/session", b'{"token": ""}')[1]["set-cookie"]
+    assert told(box.ask("GET", "/session", cookie=f"{COOKIE}=edged_wrong"))["problem"]
+
+
+def test_model_is_tried_on_a_picture_and_added(box: Box, operator: str) -> None:
+    model = MODEL_PATH.read_bytes()
+    scene = Scene(11).frame(0)[0]
+    picture = cv2.imencode(".jpg", scene)[1].tobytes()
+    tried = told(box.ask("POST", f"/try/doors?picture={len(picture)}", model + picture, cookie=operator))
+    assert (tried["problem"], tried["width"], tried["height"], tried["picture"]) == ("", *scene.shape[1::-1], "")
+    strong = [each for each in tried["detections"] if each["score"] >= tried["score"]]
+    expected = box.client.infer("shapes", picture)
+    assert sorted(each["label"] for each in strong) == sorted(each.label for each in expected.detections)
+    boxes = np.array([[each["x1"], each["y1"], each["x2"], each["y2"]] for each in strong])
+    np.testing.assert_allclose(boxes, expected.boxes().boxes, atol=2.0)
+
+    drawn = told(box.ask("POST", "/try/doors", model, cookie=operator))
+    assert decode(base64.b64decode(drawn["picture"])).shape[:2] == (drawn["height"], drawn["width"])
+    assert "doors" not in {each.name for each in box.client.models()}  # nothing is kept
+
+    added = told(box.ask("POST", "/models/doors?thresholds.score=0.4", model, cookie=operator))
+    assert added["name"] == "doors"
+    found = next(each for each in box.client.models() if each.name == "doors")
+    assert found.settings == {"thresholds.score": "0.4"}
+    assert box.ask("POST", "/models/doors", model, cookie=operator)[0] == 409
+    told(box.ask("POST", "/call/RemoveModel", b'{"name": "doors"}', cookie=operator))
+    assert "doors" not in {each.name for each in box.client.models()}
+
+
+def test_file_that_is_no_model_is_a_verdict(box: Box, operator: str) -> None:
+    tried = told(box.ask("POST", "/try/doors", os.urandom(5000), cookie=operator))
+    assert tried["problem"]
+    assert tried["stage"] in ("file", "parse")
+    assert box.ask("POST", "/models/doors", os.urandom(5000), cookie=operator)[0] == 400
+    assert box.ask("POST", "/try/doors?picture=99999", b"short", cookie=operator)[0] == 400
+    assert box.ask("POST", "/try/bad%2Fname", b"short", cookie=operator)[0] == 400
+    bad_picture = told(box.ask("POST", "/try/doors", MODEL_PATH.read_bytes(), cookie=operator))
+    assert not bad_picture["problem"]
+    assert box.ask("POST", "/try/doors?picture=4", MODEL_PATH.read_bytes() + b"1234", cookie=operator)[0] == 400
+
+
+def test_camera_is_added_changed_and_removed(box: Box, operator: str) -> None:
+    add = {"name": "gate", "settings": {"source": "scene:9", "model": "shapes", "enabled": "false"}}
+    told(box.ask("POST", "/call/AddCamera", json.dumps(add).encode(), cookie=operator))
+    zone = {"name": "gate", "settings": {"zones.door.points": "[[0,0],[1,0],[1,1]]"}}
+    told(box.ask("POST", "/call/SetCamera", json.dumps(zone).encode(), cookie=operator))
+    found = next(each for each in box.client.cameras() if each.camera == "gate")
+    assert set(found.zones) == {"door"}
+    assert box.ask("POST", "/call/SetCamera", b'{"name": "hall"}', cookie=operator)[0] == 400  # of the configuration
+    told(box.ask("POST", "/call/RemoveCamera", b'{"name": "gate"}', cookie=operator))
+    assert "gate" not in {each.camera for each in box.client.cameras()}
+
+
+def test_browsers_that_vanish_leave_nothing_behind(box: Box, operator: str) -> None:
+    box.streaming()
+    host, _, port = box.url.partition("//")[2].rpartition(":")
+    before = len(os.listdir(f"/proc/{box.process.pid}/fd"))
+    head = f"HTTP/1.1\r\nHost: {host}:{port}\r\nOrigin: {box.url}\r\nCookie: {operator}\r\n"
+    asked = [f"GET {path} {head}\r\n" for path in ("/events", "/cameras/hall/video", "/cameras/hall/still")]
+    asked += [f"POST /{verb}/doors {head}Content-Length: 1000000\r\n\r\nstart" for verb in ("models", "try")]
+    for _ in range(5):
+        open_ = [socket.create_connection((host, int(port)), 10) for _ in asked]
+        for each, text in zip(open_, asked, strict=True):
+            each.sendall(text.encode())
+        time.sleep(0.3)
+        for each in open_:
+            each.close()
+    end = time.monotonic() + 20
+    while len(os.listdir(f"/proc/{box.process.pid}/fd")) > before + 1:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert not list((box.state / "models").glob(".adding-*"))
+    assert events(box, 1)["summary"]
+
+
+def test_page_of_other_machines_has_tls_and_needs_a_token(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("localhost", "DNS:localhost,IP:127.0.0.1")
+    tls = f'[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n'
+    box = Box(tmp_path, more=tls)
+    try:
+        assert box.url.startswith("https://")
+        context = ssl.create_default_context(cafile=authority.ca)
+
+        def ask(path: str, **headers: str) -> tuple[int, bytes]:
+            place = box.url.partition("//")[2]
+            with contextlib.closing(http.client.HTTPSConnection(place, timeout=30, context=context)) as connection:
+                connection.request("GET", path, headers=headers)
+                answer = connection.getresponse()
+                return answer.status, answer.read()
+
+        assert ask("/")[0] == 200
+        assert ask("/cameras/hall/still")[0] == 401
+        assert ask("/events")[0] == 401
+        token = box.token("reader", "read")
+        assert json.loads(ask("/session", cookie=f"{COOKIE}={token}")[1])["name"] == "token reader"
+    finally:
+        box.close()
