@@ -37,6 +37,7 @@ _CODES: tuple[tuple[type[EdgedError], Status], ...] = (
     (errors.OutOfMemory, Status.RESOURCE_EXHAUSTED),
     (errors.DeadlineExceeded, Status.DEADLINE_EXCEEDED),
     (errors.Unsupported, Status.UNIMPLEMENTED),
+    (errors.Superseded, Status.ABORTED),  # what it was about changed meanwhile; a retry meets the new state
     (errors.FrameSkipped, Status.ABORTED),  # one picture alone, whose place its client used again meanwhile
     # A runtime that cannot run these inputs: nearly always the values (an index out of range, a division by zero).
     (errors.EngineUnusable, Status.INVALID_ARGUMENT),
