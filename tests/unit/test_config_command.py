@@ -119,7 +119,7 @@ yard = 5
         f"{file}:2: listen[1]: listen address 'nonsense' is neither unix:PATH nor HOST:PORT",
         f'{file}:5: engines.budget_mb: expected a whole number from 0 to 1073741824, got "lots"',
         f"{file}:6: engines.listen: unknown key;"
-        " it is a key of [http], [metrics] or the top of the file, before any table",
+        " it is a key of [http], [page], [metrics] or the top of the file, before any table",
         f"{file}:7: engines.attempts: expected a whole number from 1 to 1000, got 0",
         f"{file}:8: engine: unknown key; did you mean `engines`?",
         f"{file}:10: models.door: /nowhere/door.onnx cannot be read: No such file or directory; correct the path",

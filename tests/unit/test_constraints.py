@@ -26,7 +26,7 @@ def _requirements(name: str) -> list[Requirement]:
 
 def _direct() -> list[Requirement]:
     extras = _PROJECT["project"]["optional-dependencies"]
-    names = ("openvino", "cuda", "media", "mqtt", "http", "convert", "tracking", "dev")
+    names = ("openvino", "cuda", "media", "mqtt", "convert", "tracking", "dev")
     written = [*_PROJECT["project"]["dependencies"], *(each for name in names for each in extras[name])]
     return [each for each in map(Requirement, written) if each.name != "edged"]
 

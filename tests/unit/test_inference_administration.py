@@ -55,6 +55,7 @@ def log() -> Iterator[Log]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
     root.handlers = [handler]
     root.setLevel(logging.INFO)
+    ours.setLevel(logging.NOTSET)
     yield found
     root.handlers = before[0]
     root.setLevel(before[1])

@@ -27,6 +27,7 @@ _OTHERS = {
     "api/grpc/listener.py": "one connection or call",
     "api/http/app.py": "one request",
     "api/http/bodies.py": "one request",
+    "api/page/app.py": "one request",
     "api/http/server.py": "awaited by the listener",
     "api/grpc/server.py": "closing of a listener, gathered at the stop",
     "api/endpoints/zmq_frames.py": "one peer; logs what nobody expected",

@@ -266,15 +266,16 @@ async def _parts(
     yield pb.AddModelRequest(header=pb.ModelHeader(name=name, settings=settings))
     yield pb.AddModelRequest(file=pb.ModelFile(path="model.onnx", size=size))
     left = size  # of the model; the picture follows it, often in the same piece
-    async for piece in _pieces(receive):
-        of_model, rest = piece[:left], piece[left:]
-        if of_model:
-            yield pb.AddModelRequest(chunk=of_model)
-        if of_model and len(of_model) == left and picture:
-            yield pb.AddModelRequest(file=pb.ModelFile(path="picture.jpg", size=picture, sample=True))
-        left -= len(of_model)
-        if rest:
-            yield pb.AddModelRequest(chunk=rest)
+    async with aclosing(_pieces(receive)) as pieces:
+        async for piece in pieces:
+            of_model, rest = piece[:left], piece[left:]
+            if of_model:
+                yield pb.AddModelRequest(chunk=of_model)
+            if of_model and len(of_model) == left and picture:
+                yield pb.AddModelRequest(file=pb.ModelFile(path="picture.jpg", size=picture, sample=True))
+            left -= len(of_model)
+            if rest:
+                yield pb.AddModelRequest(chunk=rest)
 
 
 async def _pieces(receive: Receive) -> AsyncGenerator[bytes, None]:

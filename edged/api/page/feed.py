@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from edged import tasks
 from edged.api.grpc.operations import OperationsService
 from edged.api.page import view
 from edged.backends import registry
@@ -39,10 +40,11 @@ class Feed:
     async def follow(self) -> AsyncGenerator[dict[str, bytes], None]:
         """Yield all parts, then those that changed, by name; an empty one if nothing did for a while."""
         self._viewers += 1
-        if self._task is None:
-            await self._look(0)
-            self._task = asyncio.get_running_loop().create_task(self._run())
         try:
+            if not self._parts:
+                await self._look(0)
+            if self._task is None:
+                self._task = tasks.keep("the page", self._run)
             sent: dict[str, bytes] = {}
             while True:
                 changed = {name: part for name, part in self._parts.items() if sent.get(name) != part}
@@ -50,8 +52,6 @@ class Feed:
                 yield changed
                 async with self._round:
                     await self._round.wait()
-                if self._task is None or self._task.done():
-                    return
         finally:
             self._viewers -= 1
             if not self._viewers and self._task is not None:
@@ -60,14 +60,10 @@ class Feed:
 
     async def _run(self) -> None:
         count = 0
-        try:
-            while True:
-                await asyncio.sleep(self._seconds)
-                count += 1
-                await self._look(count)
-                async with self._round:
-                    self._round.notify_all()
-        finally:
+        while True:
+            await asyncio.sleep(self._seconds)
+            count += 1
+            await self._look(count)
             async with self._round:
                 self._round.notify_all()
 
