@@ -24,7 +24,7 @@ from edged.tensors import Array, TensorSpec
 # every other engine is compared with.
 UNOPTIMISED = "none"
 
-# Numbers of a model's nodes by operator, for each execution provider that runs them; without operators where a runtime
+# Numbers of a model's nodes by operator, for each execution provider that runs them; without operators if a runtime
 # only tells the provider.
 Nodes: TypeAlias = dict[str, dict[str, int]]
 
@@ -101,7 +101,7 @@ ONE_INSTANCE = Parallelism()
 class Order(msgspec.Struct, frozen=True):
     """One engine of one model. `artefact` is None before it is built, and for a reference engine always.
 
-    For builders that can use them: `capability` is the compute capability ("8.6") to build for where that is not the
+    For builders that can use them: `capability` is the compute capability ("8.6") to build for if that is not the
     device's own, `timings` the path of a file that keeps what was measured of this device between builds; it need not
     exist.
     """
@@ -146,7 +146,7 @@ class Placed(Protocol):
     """A session that tells where its nodes run, as it was opened: to compare with what was recorded of the build."""
 
     def nodes(self) -> Nodes:
-        """Empty where the runtime does not report it."""
+        """Empty if the runtime does not report it."""
 
 
 @runtime_checkable

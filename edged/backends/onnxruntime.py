@@ -118,7 +118,7 @@ def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSessio
 
 
 def _composition(placed: Placement, precision: str, saved: Path, graphs: Callable[[], Graphs]) -> Composition:
-    """What the optimiser made of the model. The saved graph is read only where it knows more than the runtime tells:
+    """What the optimiser made of the model. The saved graph is read only if it knows more than the runtime tells:
     the precision of its layers, and before ONNX Runtime 1.24 its operators."""
     is_named = all(node.operator for node in placed)
     if is_named and precision not in _OnnxRuntime.in_graph:

@@ -254,7 +254,7 @@ def kinds(compiled: Any) -> frozenset[str] | None:
 def nodes(compiled: Any) -> Nodes:
     """Its operators by kind, under the device that runs them; nothing if OpenVINO does not say which that is.
 
-    A compiled model is on one device: plugins that share one out, AUTO and HETERO, are never asked for.
+    A compiled model is on one device: edged never asks for AUTO or HETERO, which spread a model over several.
     """
     devices = _devices(compiled)
     layers = _layers(compiled) or ()
@@ -263,7 +263,7 @@ def nodes(compiled: Any) -> Nodes:
 
 
 def composition(compiled: Any, recipe: Recipe, device: str) -> Composition:
-    """How many layers compute in which precision; with a note where it is another than was asked for."""
+    """How many layers compute in which precision; with a note if it is not the one that was asked for."""
     layers = _layers(compiled)
     if layers is None:
         note = f"OpenVINO's {device} device does not tell what it made of the model"

@@ -123,7 +123,7 @@ def _fields(row: Row) -> dict[str, object]:
 
 def _write(path: Path, data: bytes, force: bool) -> None:
     """For its owner and group to read. AlreadyExists for a file that is there, without `force`; InvalidInput for what
-    is there and no file; EdgedError where the system refuses."""
+    is there and no file; EdgedError if the system refuses."""
     from edged.store import atomic
 
     try:

@@ -168,7 +168,7 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
 
 
 def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
-    """The nodes of a cycle, each after the one that it waits for: following what waits leads into it."""
+    """The nodes of one cycle, each after a node that it depends on. The walk from any waiting node ends in a cycle."""
     at = next(index for index, count in enumerate(missing) if count)
     place: dict[int, int] = {}
     way: list[int] = []

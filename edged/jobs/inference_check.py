@@ -42,14 +42,14 @@ def take_weights_out(walk: Walk) -> None:
 
 
 def infer(walk: Walk) -> tuple[onnx.ModelProto, Finding | None]:
-    """The model with every shape worked out that follows from it, as it is where that fails; and the first thing that
-    the package finds wrong, None as well where it cannot cope with what it is given."""
+    """The model with every shape worked out that follows from it, unchanged if that fails; and the first thing that
+    the package finds wrong, None as well if it cannot cope with what it is given."""
     versions = [walk.proto.ir_version, *(entry.version for entry in walk.proto.opset_import)]
     finding = None
     if all(0 <= version <= _MOST for version in versions):  # it counts them in 32 bits; runtimes are asked in any case
         finding = next(_nodes(walk), None)
         if finding is None:
-            try:  # where nothing is wrong, what is worked out is the same as below
+            try:  # if nothing is wrong, what is worked out is the same as below
                 return _inferred(walk.proto, is_strict=True), None
             except Exception as error:  # of several kinds without a base of their own
                 finding = _parsed(" ".join(str(error).split()), walk)
@@ -135,7 +135,7 @@ def _category(why: str) -> Category:
 
 
 def _found(operator: str, name: str, walk: Walk) -> onnx.NodeProto | None:
-    """The node that is meant, where it has a name or is the only one of its operator."""
+    """The node that an error names: by its name, or as the only one of its operator."""
     kin = [node for node in walk.nodes if text(node.op_type) == operator]
     if name:
         return next((node for node in kin if text(node.name) == name), None)

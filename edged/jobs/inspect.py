@@ -158,7 +158,7 @@ def _is_open(value: onnx.ValueInfoProto) -> bool:
 
 
 def _value(value: onnx.ValueInfoProto, remedy: str = "") -> _Value:
-    """`remedy` is for one that is no tensor, where its maker is known."""
+    """`remedy` is for one that is no tensor, if its maker is known."""
     name = onnx_walk.text(value.name)
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":

@@ -1,6 +1,6 @@
 """A model in half precision: layers and what lies between them compute in float16, everything else as it was.
 
-Every value has one producer, which makes it in one form; where it is wanted in the other as well, one Cast follows. So
+Every value has one producer, which makes it in one form; if it is wanted in the other as well, one Cast follows. So
 casts lie only where precision changes, inputs and outputs stay as declared, and no operator is given what its
 definition in the model's own opset does not allow.
 """

@@ -32,7 +32,7 @@ def domain(name: str | bytes) -> str:
 
 
 def operator(node: onnx.NodeProto) -> str:
-    """With its domain where that is not ONNX's own."""
+    """With its domain if that is not ONNX's own."""
     return operator_name(node.domain, node.op_type)
 
 

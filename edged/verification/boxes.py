@@ -96,7 +96,7 @@ class Matcher:
 
     def scores(self, outputs: Mapping[str, Array]) -> npt.NDArray[np.float32] | None:
         """Of every detection in the lists of the first picture, best first and filled up with zeros; None if a list
-        is missing, or where they are no measure. In which row a detection is makes no difference to it."""
+        is missing, or if they are no measure. In which row a detection is makes no difference to it."""
         if not self.ranks or not set(self._read) <= set(outputs):
             return None
         found = self._decode(outputs, 0, self._whole, self._all).scores

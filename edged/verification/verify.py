@@ -30,7 +30,7 @@ _DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", "top1", "
 class Pair(msgspec.Struct, frozen=True):
     """What the reference and an engine answered to one probe.
 
-    `picture` is the probe's name where it was one, `placement` where the picture lay in the input. `extreme` marks
+    `picture` is the probe's name if it was one, `placement` where the picture lay in the input. `extreme` marks
     inputs that a model is not made for: who wins there says nothing. `noise` is what of a difference means nothing.
     """
 

@@ -69,7 +69,7 @@ def prepare(device: str) -> None:
     if PROVIDER not in ort.get_available_providers():
         raise Unsuitable(f"this onnxruntime cannot use {device}; install onnxruntime-gpu instead of onnxruntime")
     _preload()
-    # Without cuDNN newer providers (1.31 is one) go on in silence, with their own kernels where they have any.
+    # Without cuDNN newer providers (1.31 is one) go on without a message, with their own kernels if they have any.
     library = _not_loadable(_CUDNN)
     if library is not None:
         raise _missing(device, library)
@@ -91,7 +91,7 @@ def refusal(device: str, text: str) -> EngineUnusable:
 
 
 def failure(device: str, text: str) -> EngineUnusable | None:
-    """What a message of the runtime means, where it is about libraries or the device and not about the model."""
+    """What a message of the runtime means, if it is about libraries or the device and not about the model."""
     library = _absent(text)
     if library is not None:
         return _missing(device, library)

@@ -134,7 +134,7 @@ def create(source: str | bytes, options: ort.SessionOptions, where: Provider = C
 
 @functools.cache
 def _is_arena_shared() -> bool:
-    """Whether the sessions of this process share an arena, which they do where its memory is limited.
+    """Whether the sessions of this process share an arena, which they do if its memory is limited.
 
     An arena that has grown asks for twice as much each time, and when it did not get that for all that is left: one
     request that is too large would leave nothing for anything else. This one knows how much there is.
@@ -164,7 +164,7 @@ def available_providers() -> tuple[str, ...]:
 
 def try_provider(name: str) -> None:
     """Opens a session of one node with the provider alone and runs it; EngineUnusable with the reason, which names the
-    library that is missing where it is that."""
+    library that is missing if that is the reason."""
     if name not in ort.get_available_providers():
         raise EngineUnusable(f"this ONNX Runtime was built without {name}")
     options = session_options(UNOPTIMISED, 1)

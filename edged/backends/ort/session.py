@@ -155,8 +155,8 @@ def _from_value(value: ort.OrtValue) -> Array:
 def _to_text(name: str, array: Array) -> Array:
     """An array that the runtime reads as the same bytes: of `str` if all is UTF-8, else of numpy's bytes.
 
-    The runtime takes an element of dtype V as long as it is, one of dtype S up to its first zero byte, and beyond the
-    element where it has none. Elements of `bytes` in an array of objects it takes as their repr().
+    The runtime reads an element of dtype V in its full length. It reads one of dtype S up to the first zero byte, past
+    the element's end if it has none. It reads elements of `bytes` in an array of objects as their repr().
     """
     elements: list[bytes] = array.ravel().tolist()
     try:

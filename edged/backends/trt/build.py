@@ -255,7 +255,7 @@ class _Layer(msgspec.Struct, frozen=True):
 
 
 class _Report(msgspec.Struct, frozen=True):
-    """The inspector's JSON; a layer is only its name where no more was asked for when the engine was built."""
+    """The inspector's JSON; a layer is only its name if no more was asked for when the engine was built."""
 
     layers: list[_Layer | str] = msgspec.field(name="Layers", default_factory=list)
 

@@ -8,7 +8,7 @@ There are two buffer sets for each profile, so at most one inference is staged w
 again. On a device that shares the host's memory the engine reads and writes that memory, and there are no copies.
 
 Where a profile takes one shape only, the engine's work is captured as a CUDA graph after its first run, once for each
-combination of buffers; where that fails the engine goes on without, and `why_no_graphs` says why.
+combination of buffers; if that fails the engine goes on without, and `why_no_graphs` says why.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Lane:
         self.free: queue.SimpleQueue[BufferSet] = queue.SimpleQueue()
         context = engine.create_execution_context()
         if context is None:
-            raise EngineUnusable("TensorRT makes no execution context; the device may be short of memory")
+            raise EngineUnusable("TensorRT cannot create an execution context; the device may be short of memory")
         self.context: Context = context
         _silence(context)
         several = engine.num_optimization_profiles > 1

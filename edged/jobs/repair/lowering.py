@@ -1,8 +1,8 @@
 """Writes a model in an older version of ONNX's operators, one version after the other. Runs in the child.
 
 A node whose definition did not change stays. One that did is, in this order: kept, where only the types that it takes
-became more; rewritten here, where the converter of the onnx package keeps quiet about a change of meaning or knows no
-way; converted by that; kept, where it does not use what is new; written out as what it is defined to be made of. Which
+became more; rewritten here, if the converter of the onnx package keeps quiet about a change of meaning or knows no
+way; converted by that; kept, if it does not use what is new; written out as what it is defined to be made of. Which
 of these it was decides how the result has to be proven: see `LoweredGraph.by_definition`.
 """
 
@@ -87,7 +87,7 @@ def newest_known() -> int:
 
 def lower(model: ModelProto, target: int) -> LoweredGraph:
     """Writes a model, which has no functions of its own, in version `target`; Unsuitable, with the operator and its
-    version, where there is no way. The model is of no use then."""
+    version, if there is no way. The model is of no use then."""
     source, lowered = opset_of(model), LoweredGraph()
     if source > newest_known():
         raise Unsuitable(

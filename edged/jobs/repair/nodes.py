@@ -155,7 +155,7 @@ def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def likeness(node: NodeProto, scope: Scope, new: onnx.defs.OpSchema, old: onnx.defs.OpSchema) -> tuple[Likeness, str]:
-    """Whether a node that is written for `new` can stay for `old`; where it cannot, why."""
+    """Whether a node that is written for `new` can stay for `old`; if it cannot, why."""
     if len(node.input) > old.max_input or len(node.output) > old.max_output:
         return Likeness.OTHER, "it has inputs or outputs that the older version lacks"
     if len(node.input) < old.min_input:
