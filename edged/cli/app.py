@@ -87,6 +87,7 @@ def _tokens() -> typer.Typer:
 
 # As one meets them: try it, run it, give it models, use them, look beneath.
 _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
+    "up": _function("up", "up"),
     "demo": _function("demo", "demo"),
     "serve": _function("serve", "serve"),
     "config": _config,

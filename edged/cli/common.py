@@ -150,11 +150,11 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def working(on: str) -> Iterator[Callable[[str], None]]:
+def working(on: str, console: Console = err) -> Iterator[Callable[[str], None]]:
     """Show a spinner on a terminal while something takes its time; nothing in a log or pipe. Yield a function that
-    changes its text."""
+    changes its text. Lines that are printed meanwhile go above it if they go to the same `console`."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         shown = progress.add_task(on)
         yield lambda text: progress.update(shown, description=text)
 

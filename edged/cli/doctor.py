@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from edged import paths
 from edged.cli import common
@@ -32,6 +35,7 @@ def doctor(
     root: Annotated[Path | None, typer.Option("--root", help="Check a recorded device below this directory.")] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="Time limit for all checks.")] = 300.0,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List all checks, not only problems.")] = False,
     target: common.Target = None,
     json: common.Json = False,
 ) -> None:
@@ -40,10 +44,14 @@ def doctor(
     It looks at what makes deployments fail: runtimes that do not load, drivers that do not fit, folders,
     memory, clock, heat; models that are refused, engines that are stale or drift. Each finding has a remedy.
 
-    It changes nothing, and works with or without a daemon. With MODEL it also compares every optimisation level with
-    the unoptimised model.
+    It changes nothing, and works with or without a daemon. Without -v it lists problems only. With MODEL it also
+    compares every optimisation level with the unoptimised model.
 
     Exit status: 0 no problems, 1 problems, 2 bad arguments.
+
+    \b
+    edged doctor
+    edged doctor doors -v
     """
     from edged import config as configuration
     from edged.client import address
@@ -76,16 +84,44 @@ def doctor(
     if json:
         common.print_json(msgspec.json.encode({"ok": is_ok, "checks": report.checks, "left_out": report.left_out}))
     else:
-        common.show(_table(report.checks))
-        for line in report.left_out:
-            common.show(f"left out: {line}")
-        common.show(_summary(report))
+        for part in render(report, verbose=verbose):
+            common.show(part)
     if not is_ok:
         raise typer.Exit(common.FAILED)
 
 
 def _folder(named: str, default: Path) -> Path:
     return Path(named).expanduser().absolute() if named else default
+
+
+def render(report: Report, *, verbose: bool) -> Iterator[RenderableType]:
+    """Problems, the worst first, and how many checks ended how; then all checks if `verbose`."""
+    order = (Result.WRONG, Result.WARNING, Result.UNKNOWN)
+    problems = [
+        check
+        for result in order
+        for check in report.checks
+        if check.result is result and (check.remedy or result is not Result.UNKNOWN)
+    ]
+    if problems or report.left_out:
+        yield _problems(problems, report.left_out)
+    counts = report.counts()
+    tally = ", ".join(f"{counts[result.value]} {result.value}" for result in Result)
+    yield f"{tally}; edged doctor -v lists all" if not verbose else tally
+    if verbose:
+        yield ""
+        yield _table(report.checks)
+
+
+def _problems(problems: Sequence[Check], left_out: Sequence[str]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for check in problems:
+        about = f"{check.name.value} {check.subject}".strip()
+        remedy = f"\n→ {check.remedy}" if check.remedy else ""
+        table.add_row(Text(check.result.value, _STYLES[check.result]), f"{about}: {check.message}{remedy}")
+    for line in left_out:
+        table.add_row(Text("left out", "dim"), line)
+    return table
 
 
 def _table(checks: tuple[Check, ...]) -> Table:
@@ -95,8 +131,3 @@ def _table(checks: tuple[Check, ...]) -> Table:
         style = _STYLES[check.result]
         table.add_row(check.result.value, check.name.value, check.subject, found, style=style)
     return table
-
-
-def _summary(report: Report) -> str:
-    counts = report.counts()
-    return ", ".join(f"{counts[result.value]} {result.value}" for result in Result)

@@ -189,6 +189,8 @@ class Camera(Table, frozen=True):
     def __post_init__(self) -> None:
         if not self.source:
             raise ValueError("source is empty; name the camera's address")
+        if re.match(r"(?:rtsps?|https?|udp|tcp|srt|rtmp)://(?:[^/]*@)?(?:[:/]|$)", self.source):
+            raise ValueError("source has no host; write such as rtsp://camera.local/stream")
         if not self.model:
             raise ValueError("model is empty; name the model that looks at it")
         if len(self.region) not in (0, 4):

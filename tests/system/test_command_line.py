@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(120)
 
 NOWHERE = "/proc/nowhere"  # where not even root can make a folder
 COMMANDS = [
-    *("demo", "serve", "config", "models", "inspect", "infer", "stream", "cameras", "status", "top", "engines"),
-    *("events", "inventory", "device", "doctor", "reload", "tokens"),
+    *("up", "demo", "serve", "config", "models", "inspect", "infer", "stream", "cameras", "status", "top", "page"),
+    *("engines", "events", "inventory", "device", "doctor", "reload", "tokens"),
 ]
 
 

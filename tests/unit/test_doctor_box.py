@@ -71,14 +71,21 @@ def test_doctor_recorded_box_is_checked_without_this_one(name: str) -> None:
     assert (found["ok"], ran.exit_code) == (not is_pending, int(is_pending))
 
 
-def test_doctor_table_shows_every_check_with_its_remedy() -> None:
-    ran = doctor("--root", BOXES / "desktop-reboot-pending")
-    shown = ran.stdout.splitlines()
-    place = next(index for index, line in enumerate(shown) if line.startswith("wrong"))
-    assert shown[place].split()[1] == "driver"
-    assert shown[place + 1].strip() == "→ restart the box"
-    assert "left out: " in ran.stdout
-    assert shown[-1].split(", ")[2] == "1 wrong"
+def test_doctor_shows_problems_with_their_remedies_then_a_tally() -> None:
+    shown = doctor("--root", BOXES / "desktop-reboot-pending").stdout.splitlines()
+    assert shown[0].split()[:2] == ["wrong", "driver"]
+    assert shown[1].strip() == "→ restart the box"
+    assert any(line.startswith("left out") for line in shown)
+    assert not any(line.split()[0] == "ok" for line in shown)
+    assert shown[-1].split(", ")[2].startswith("1 wrong")
+
+
+def test_doctor_verbose_lists_every_check_after_the_tally() -> None:
+    shown = doctor("--root", BOXES / "desktop-reboot-pending", "-v").stdout.splitlines()
+    heading = next(index for index, line in enumerate(shown) if line.startswith("result"))
+    assert "1 wrong" in shown[heading - 2]
+    assert sum(line.startswith("ok ") for line in shown[heading:]) == 3
+    assert sum(line.startswith("wrong") for line in shown[heading:]) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
-import re
-import select
 import signal
-import struct
-import subprocess
-import sys
-import termios
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from edged.cli.app import app
+from tests.terminal import Terminal
 from tests.unit.client_daemon import Running
 from tests.unit.programs import program
 from tests.waiting import wait
@@ -35,67 +25,9 @@ def call(*line: str) -> Result:
     return CliRunner().invoke(app, ["top", *line], env={"EDGED_TARGET": ""})
 
 
-class Terminal:
-    """The program at a terminal of its own, and everything that it has written."""
-
-    def __init__(self, *targets: str, columns: int = 90, lines: int = 12) -> None:
-        self._ours, self._its = pty.openpty()
-        fcntl.ioctl(self._its, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self.before = termios.tcgetattr(self._its)
-        self.written = b""
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        environment["TERM"] = "xterm-256color"
-        command = [sys.executable, "-m", "edged", "top", "--interval", "0.2"]
-        command += [word for target in targets for word in ("--target", target)]
-        self.process = subprocess.Popen(
-            command, stdin=self._its, stdout=self._its, stderr=self._its, env=environment, start_new_session=True
-        )
-
-    def shows(self, text: str, seconds: float = 30.0) -> None:
-        """Waits until it is written from now on, whatever colours it has."""
-        start, end = len(self.written), time.monotonic() + seconds
-        while text not in _plain(self.written[start:]):
-            assert time.monotonic() < end, _plain(self.written[start:])[-2000:]
-            self._read(0.2)
-
-    def press(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    def ended(self) -> int:
-        """Its exit status."""
-        end = time.monotonic() + 30
-        while self._read(0.1) or self.process.poll() is None:
-            assert time.monotonic() < end
-        return self.process.wait()
-
-    def picture(self) -> str:
-        """The last that it has drawn wholly, each of which begins at the top left."""
-        self._read(0.2)
-        return _plain(self.written.split(b"\x1b[H")[-2])
-
-    @property
-    def modes(self) -> list[Any]:
-        return termios.tcgetattr(self._its)
-
-    def _read(self, seconds: float) -> bool:
-        """Whether it wrote anything."""
-        if not select.select([self._ours], [], [], seconds)[0]:
-            return False
-        self.written += os.read(self._ours, 65536)
-        return True
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-        os.close(self._its)
-
-
-def _plain(written: bytes) -> str:
-    return re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9])", "", written.decode(errors="replace"))
+def top(*targets: str, columns: int = 90, lines: int = 12) -> Terminal:
+    words = [word for target in targets for word in ("--target", target)]
+    return Terminal("top", "--interval", "0.2", *words, columns=columns, lines=lines)
 
 
 def is_restored(terminal: Terminal) -> bool:
@@ -161,7 +93,7 @@ def test_top_json_goes_on_until_interrupted(running: Running) -> None:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_screen_of_one_box_has_a_line_for_each_row(running: Running, columns: int) -> None:
-    with Terminal(running.target, columns=columns, lines=30) as terminal:
+    with top(running.target, columns=columns, lines=30) as terminal:
         terminal.shows("doors  ready")
         wait(lambda: "doors  ready" in terminal.picture(), "a whole picture")
         lines = terminal.picture().splitlines()
@@ -170,7 +102,7 @@ def test_screen_of_one_box_has_a_line_for_each_row(running: Running, columns: in
 
 
 def test_screen_of_several_boxes_has_a_line_for_each_box(running: Running, tmp_path: Path) -> None:
-    with Terminal(running.target, f"unix:{tmp_path}/away", columns=80, lines=30) as terminal:
+    with top(running.target, f"unix:{tmp_path}/away", columns=80, lines=30) as terminal:
         terminal.shows("silent")
         wait(lambda: "here" in terminal.picture(), "both were asked")
         lines = terminal.picture().splitlines()
@@ -180,7 +112,7 @@ def test_screen_of_several_boxes_has_a_line_for_each_box(running: Running, tmp_p
 
 
 def test_screen_keys_sort_and_quit(running: Running) -> None:
-    with Terminal(running.target) as terminal:
+    with top(running.target) as terminal:
         terminal.shows("s sort: name")
         terminal.shows("doors  ready")
         terminal.press("s")
@@ -196,7 +128,7 @@ def test_screen_keys_sort_and_quit(running: Running) -> None:
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGHUP, 129)]
 )
 def test_screen_signal_restores_the_terminal(running: Running, number: int, status: int) -> None:
-    with Terminal(running.target) as terminal:
+    with top(running.target) as terminal:
         terminal.shows("doors  ready")
         terminal.process.send_signal(number)
         assert terminal.ended() == status
@@ -205,7 +137,7 @@ def test_screen_signal_restores_the_terminal(running: Running, number: int, stat
 
 def test_screen_missing_daemon_is_awaited(tmp_path: Path) -> None:
     target = f"unix:{tmp_path}/s"
-    with Terminal(target) as terminal:
+    with top(target) as terminal:
         with Running(target):
             terminal.shows("doors  ready")
         terminal.shows("no answer since")

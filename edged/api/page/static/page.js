@@ -603,4 +603,10 @@ for (const button of document.querySelectorAll("[data-close]")) button.addEventL
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) { if (source) source.close(); source = null; for (const card of cards.values()) pictures.update(card); } else start();
 });
-start();
+
+// An address with #token=... signs in. Servers never get that part, and it does not stay in the history.
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (given) {
+  history.replaceState(null, "", location.pathname);
+  ask("/session", { token: given }).catch(() => null).finally(start);
+} else start();

@@ -1,0 +1,84 @@
+"""`edged up`: from nothing to detections with one command."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+import webbrowser
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from edged.cli import common
+
+if TYPE_CHECKING:
+    from edged.demo.up import Plan
+
+_PLAIN_S = 10.0  # between two lines about the camera if the output is no terminal
+
+
+def up(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="[MODEL]", help="An ONNX file, or a model of the box; default: the embedded one."),
+    ] = "",
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="[SOURCE]", help="rtsp://..., /dev/video0, a video or a folder of pictures; default: drawn shapes."
+        ),
+    ] = "",
+    name: Annotated[str, typer.Option("--name", help="The camera's name; default: after its source.")] = "",
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser of this desktop.")] = False,
+) -> None:
+    """Serve a model to a camera: starts a daemon if none runs.
+
+    It adds the model and the camera, prints the address of the page with the live picture, and shows what happens
+    until Ctrl-C. The model, its engines and the camera are kept; a daemon that runs already is used and goes on.
+
+    \b
+    edged up
+    edged up yolo11n.onnx rtsp://user:password@camera/main
+    """
+    from edged.demo.up import Plan
+
+    if asyncio.run(_run(Plan(model, source, name), open_)):
+        say("stopped; models, engines and cameras are kept, and go on with: edged up, or edged serve")
+
+
+def say(line: str) -> None:
+    """Print a line, broken between words where the terminal ends."""
+    common.show(Text(line))
+
+
+async def _run(plan: Plan, is_opened: bool) -> bool:
+    """Run until Ctrl-C or a signal; return whether a daemon was stopped with it."""
+    from edged.demo.up import Output, up
+
+    shown_at = 0.0
+
+    def page(address: str) -> None:
+        common.show(f"page     {address}")
+        if is_opened:
+            webbrowser.open(address)
+
+    with common.working("", common.out) as spin:
+
+        def show(line: str) -> None:
+            nonlocal shown_at
+            spin(line)
+            if not common.out.is_terminal and time.monotonic() - shown_at > _PLAIN_S:
+                shown_at = time.monotonic()
+                say(f"         {line}")
+
+        output = Output(say, show, page)
+        work = asyncio.ensure_future(up(plan, output))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+        try:
+            await work
+        except asyncio.CancelledError:
+            return output.has_started
+    return False

@@ -1,0 +1,95 @@
+"""A daemon in a child process, for programs that need one while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+from edged.errors import EdgedError
+
+_START_S, _STOP_S = 300.0, 60.0  # seconds for a busy box
+_POLL_S = 0.02
+
+
+class DaemonProcess:
+    """A running daemon, which is killed if this process dies. `launched` is when it was started, in monotonic
+    seconds, and `address` where it listens; `log` is the file of its messages."""
+
+    def __init__(
+        self, address: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start `edged serve` with more arguments. What it prints goes to files in `folder`."""
+        self.address = address
+        self._out, self.log = folder / "stdout", folder / "stderr"
+        self.launched = time.monotonic()
+        with self._out.open("wb") as out, self.log.open("wb") as err:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "edged.demo.run_with_parent", "serve", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                # Ctrl-C goes to all processes of a terminal, but streams have to end before their daemon.
+                start_new_session=True,
+            )
+
+    async def wait_until_listening(self) -> None:
+        """EdgedError if it ends, or does not answer within five minutes."""
+        while b"listening on" not in self._out.read_bytes():
+            self.check()
+            if time.monotonic() - self.launched > _START_S:
+                raise EdgedError(f"the daemon did not answer within {_START_S:g} s{self._last_line()}")
+            await asyncio.sleep(_POLL_S)
+
+    def check(self) -> None:
+        """EdgedError, with its last line, if it has ended by itself."""
+        code = self._child.poll()
+        if code is not None:
+            raise EdgedError(f"the daemon ended by itself with status {code}{self._last_line()}")
+
+    async def stop(self) -> None:
+        """Ask it to stop and wait; kill it with all its children after a minute. EdgedError if it failed."""
+        code = self._child.poll()
+        if code is None:
+            self._child.terminate()
+            code = await asyncio.to_thread(self._wait, _STOP_S)
+        self._sweep()
+        if code is None:
+            raise EdgedError(f"the daemon did not stop within {_STOP_S:g} s and was killed{self._last_line()}")
+        if code != 0:
+            raise EdgedError(f"the daemon ended with status {code}{self._last_line()}")
+
+    def _wait(self, limit_s: float) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._child.wait(limit_s)
+        return None
+
+    def _sweep(self) -> None:
+        """Kill the rest of its session, itself included."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+
+    def _last_line(self) -> str:
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return f": {lines[-1][:300]}" if lines else ""
+
+
+@contextlib.asynccontextmanager
+async def running(daemon: DaemonProcess) -> AsyncIterator[DaemonProcess]:
+    """Wait until a daemon answers; it is stopped at the end."""
+    try:
+        await daemon.wait_until_listening()
+        yield daemon
+    except BaseException:
+        with contextlib.suppress(EdgedError):  # the first error is the one to raise
+            await daemon.stop()
+        raise
+    await daemon.stop()

@@ -1,0 +1,133 @@
+"""`edged up` as a newcomer runs it, and other commands at terminals of 80 and 120 columns."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from tests.terminal import Terminal
+
+pytestmark = pytest.mark.timeout(240)  # a busy machine may take long to start a daemon
+
+
+class Home:
+    """A user without a daemon, models or configuration."""
+
+    def __init__(self, place: Path) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("EDGED_", "XDG_"))}
+        folders = {"RUNTIME_DIRECTORY": "r", "STATE_DIRECTORY": "s", "CACHE_DIRECTORY": "c", "HOME": "h"}
+        for name in folders.values():
+            (place / name).mkdir()
+        self.place, self.state = place, place / "s"
+        self.environment = inherited | {name: str(place / folder) for name, folder in folders.items()}
+        self.environment |= {"CONFIGURATION_DIRECTORY": str(place / "h"), "TMPDIR": str(place)}
+        self.environment["EDGED_PAGE_LISTEN"] = "localhost:0"  # tests run side by side
+
+    def edged(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "edged", *words]
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=120, check=False, cwd=self.place
+        )
+
+    def terminal(self, *words: str, columns: int = 80) -> Terminal:
+        return Terminal(*words, columns=columns, lines=30, environment=self.environment)
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with tempfile.TemporaryDirectory(prefix="edu-", dir="/tmp") as place:
+        yield Home(Path(place))
+
+
+def is_served(home: Home) -> bool:
+    """Whether a daemon of this user answers."""
+    return home.edged("status").returncode == 0
+
+
+def too_wide(terminal: Terminal, columns: int) -> list[str]:
+    """Lines that were wider than the terminal; addresses and folders are not broken."""
+    lines = re.split(r"[\r\n]+", terminal.text)
+    return [line for line in lines if len(line.rstrip()) > columns and "/" not in line]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_up_with_nothing_starts_a_daemon_and_a_camera_and_stops_with_ctrl_c(home: Home, columns: int) -> None:
+    with home.terminal("up", columns=columns) as terminal:
+        terminal.shows("page     http://localhost:", 90)
+        terminal.shows("frames a second answered", 90)
+        address, token = re.findall(r"(http://localhost:\d+)/#token=(\S+)", terminal.text)[0]
+        with urllib.request.urlopen(address, timeout=10) as page:
+            assert page.status == 200
+        request = urllib.request.Request(f"{address}/session", headers={"Cookie": f"edged-token={token}"})
+        with urllib.request.urlopen(request, timeout=10) as session:
+            assert b'"operate"' in session.read()
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.ended(60) == 0
+        assert "stopped; models, engines and cameras are kept" in terminal.text
+        assert too_wide(terminal, columns) == []
+    assert "up" not in home.edged("tokens", "list", "--state", str(home.state)).stdout
+    assert not list(home.place.glob("edged-up-*"))
+    assert not is_served(home)
+
+
+def test_up_again_uses_the_model_and_the_camera_that_it_kept(home: Home) -> None:
+    for _ in range(2):
+        with home.terminal("up") as terminal:
+            terminal.shows("frames a second answered", 90)
+            terminal.process.send_signal(signal.SIGINT)
+            assert terminal.ended(60) == 0
+    assert "model    shapes, which this box has already" in terminal.text
+
+
+def test_up_with_a_running_daemon_uses_it_and_leaves_it(home: Home) -> None:
+    with home.terminal("up") as first:
+        first.shows("frames a second answered", 90)
+        with home.terminal("up", "shapes", "scene:9", "--name", "second") as second:
+            second.shows("one runs already", 60)
+            second.shows("frames a second answered", 60)
+            second.process.send_signal(signal.SIGINT)
+            assert second.ended() == 0
+            assert "stopped" not in second.text
+        listed = home.edged("cameras").stdout
+        assert re.search(r"^scene +shapes +streaming", listed, re.M)
+        assert re.search(r"^second +shapes", listed, re.M)
+
+
+def test_up_names_what_is_wrong_and_leaves_no_daemon(home: Home) -> None:
+    (home.place / "no.onnx").write_text("this is not a model")
+    models.save(models.conv(), home.place / "conv.onnx")
+    for words, why in (
+        (["missing.onnx"], "model file 'missing.onnx' does not exist"),
+        (["nothing"], "'nothing' is neither a file nor a model of this box; its models: none"),
+        (["no.onnx"], "no.onnx"),
+        (["conv.onnx", "rtsp://"], "source has no host"),
+    ):
+        done = home.edged("up", *words)
+        assert done.returncode in (1, 2), done.stderr
+        assert why in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not is_served(home)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_stream_and_doctor_fit_the_terminal(home: Home, columns: int) -> None:
+    with home.terminal("up", columns=columns) as up:
+        up.shows("frames a second answered", 90)
+        with home.terminal("stream", "shapes", "scene:3", "--seconds", "3", columns=columns) as stream:
+            assert stream.ended(60) == 0
+            assert "frames" in stream.text
+            assert too_wide(stream, columns) == []
+        with home.terminal("doctor", columns=columns) as doctor:
+            doctor.ended(90)
+            assert "shapes" in doctor.text
+            assert too_wide(doctor, columns) == []
