@@ -270,7 +270,7 @@ def test_a_tensor_that_tells_a_shape_is_unsuitable(device: Device, control: Cont
 def test_no_context_is_told_with_the_runtimes_reason(device: Device, control: Control) -> None:
     engine = FakeEngine(control, FIXED)
     engine.makes_contexts = False
-    with pytest.raises(EngineUnusable, match=r"no execution context.*: out of everything"):
+    with pytest.raises(EngineUnusable, match=r"cannot create an execution context.*: out of everything"):
         TensorRtSession(engine, signature(engine), device, lambda: "out of everything")
 
 
