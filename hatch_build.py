@@ -30,8 +30,10 @@ class ProtoBuildHook(BuildHookInterface):
                 raise RuntimeError("protoc failed on protos/: see its message above")
         for path in Path(self.root, _PACKAGE).glob("*_pb2.py"):
             path.write_text(_in_own_pool(path.read_text()))
-        # Generated files are ignored by git; without this line the wheel would leave them out.
-        build_data["artifacts"] += [f"{_PACKAGE}/*_pb2.py", f"{_PACKAGE}/*_pb2.pyi"]
+        for path in Path(self.root, "protos").glob("*.proto"):
+            shutil.copy(path, Path(self.root, _PACKAGE))  # for clients in other languages
+        # These files are ignored by git; without this line the wheel would leave them out.
+        build_data["artifacts"] += [f"{_PACKAGE}/*_pb2.py", f"{_PACKAGE}/*_pb2.pyi", f"{_PACKAGE}/*.proto"]
 
 
 def _in_own_pool(code: str) -> str:

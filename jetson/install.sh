@@ -78,7 +78,7 @@ echo "${model:-Jetson}: JetPack $jetpack (L4T $l4t), Python $python"
 run "/usr/bin/python$python" -m venv --system-site-packages "$PREFIX"
 run "$PREFIX/bin/python" -m pip install --quiet --upgrade 'pip>=25'
 # TensorRT engines use the GPU through cuda-bindings, in the release for the driver's CUDA.
-run "$PREFIX/bin/python" -m pip install --quiet "$source[cuda,media,mqtt,http,tracking]" "cuda-bindings$cuda"
+run "$PREFIX/bin/python" -m pip install --quiet "$source[cuda,media,mqtt,tracking]" "cuda-bindings$cuda"
 # Its dependencies would bring an OpenCV that needs a display.
 run "$PREFIX/bin/python" -m pip install --quiet --no-deps 'trackers>=2.6,<3'
 run ln -sf "$PREFIX/bin/edged" /usr/local/bin/edged

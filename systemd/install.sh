@@ -6,12 +6,12 @@
 #   DESTDIR  a tree that stands for the box's root; nothing outside it is touched, and no service is told
 #   PYTHON   the interpreter that the environment is made with: python3, 3.10 or newer
 #   WHEELS   a folder of wheels, edged's among them, to install from without any network
-#   EXTRAS   what to install beside the runtime that every box gets: openvino,media,mqtt,http,tracking
+#   EXTRAS   what to install beside the runtime that every box gets: openvino,media,mqtt,tracking
 #   PURGE    1: uninstall removes models, engines, configuration and the user as well
 set -eu
 
 PREFIX=${PREFIX:-/usr} APP=${APP:-/opt/edged} DESTDIR=${DESTDIR:-} PYTHON=${PYTHON:-python3}
-WHEELS=${WHEELS:-} EXTRAS=${EXTRAS-openvino,media,mqtt,http,tracking} PURGE=${PURGE:-}
+WHEELS=${WHEELS:-} EXTRAS=${EXTRAS-openvino,media,mqtt,tracking} PURGE=${PURGE:-}
 here=$(dirname "$(realpath "$0")")
 units=$PREFIX/lib/systemd/system
 all="edged.service edged.socket edged-operate.socket edged-refresh.service edged-refresh.path"

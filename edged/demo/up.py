@@ -141,7 +141,7 @@ async def _daemon(output: Output) -> AsyncIterator[tuple[str, str]]:
         output.show("starting a daemon")
         async with running(DaemonProcess(address, (), Path(folder), environment)):
             output.has_started = True
-            output.say(f"daemon   started for you, until Ctrl-C; it keeps models in {state}")
+            output.say("daemon   started for you; it runs until Ctrl-C")
             with _token(settings, state) as token:
                 yield f"unix:{paths.client_socket()}", token
 

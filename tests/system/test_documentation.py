@@ -44,6 +44,8 @@ NOT_RUN = {
     r"nft ": "needs root and nftables",
     r"make (demo|test)": "a target of the Makefile, which runs this test",
     r"jetson/|docker|rsync|cp -r|chown": "needs a Jetson, a container or another machine",
+    r"edged up|edged cameras set camera": "runs until Ctrl-C; tests/system/test_up.py runs it",
+    r"npm|node|python docs/samples": "tests/integration/test_sample_clients.py runs them",
     r"pip install|protoc": "needs the network; tests/unit/test_package.py and test_packages.py look at it",
     r"edged serve$": "the daemon of this test is one",
     r"edged doctor": "takes a minute; tests/integration/test_doctor.py runs it",

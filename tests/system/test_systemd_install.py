@@ -142,5 +142,5 @@ def test_default_install_has_the_media_mqtt_http_and_tracking_extras(tmp_path: P
     script = str(CHECKOUT / "systemd" / "install.sh")
     subprocess.run(["sh", script, "install"], env=os.environ | settings, check=True, timeout=60)
     package, trackers = asked.read_text().splitlines()
-    assert package.endswith("[openvino,media,mqtt,http,tracking]")
+    assert package.endswith("[openvino,media,mqtt,tracking]")
     assert trackers.endswith("--no-deps trackers>=2.6,<3")
