@@ -110,7 +110,8 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
 
 
 def _typer(**options: Any) -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
+    options = {"add_completion": False} | options
+    return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, **options)
 
 
 class _Commands(TyperGroup):
@@ -139,6 +140,7 @@ class _Commands(TyperGroup):
 app = _typer(
     name="edged",
     cls=_Commands,
+    add_completion=True,
     no_args_is_help=True,
     help="Serve ONNX models to cameras from verified engines that fit the box as it is now.",
 )
@@ -155,5 +157,13 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", "-t", metavar="ADDRESS", help="As after the command: the daemon to talk to."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As after the command: print JSON.")] = False,
 ) -> None:
     """Options of edged itself."""
+    from edged.cli import common
+
+    common.root_options.targets, common.root_options.json = tuple(target or ()), json

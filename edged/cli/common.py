@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, ParamSpec
 
 import msgspec
@@ -36,6 +37,31 @@ FAILED, USAGE = 1, 2
 _INTERRUPTED = 128 + signal.SIGINT
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 _UNFOLDED = 1 << 20  # columns: wider than anything printed
+
+
+@dataclass
+class RootOptions:
+    """Options that were given before the command, as in `edged --target tls:dock status`."""
+
+    targets: tuple[str, ...] = ()
+    json: bool = False
+
+    def apply(self, command: dict[str, Any]) -> None:
+        """Fill in options of a command that were not given after it. InvalidInput if it has no such option."""
+        if self.json:
+            if not isinstance(command.get("json"), bool):
+                raise InvalidInput("--json does not apply to this command")
+            command["json"] = True
+        if self.targets:
+            if "target" not in command:
+                raise InvalidInput("--target does not apply to this command")
+            is_repeatable = "inventory" in command
+            if len(self.targets) > 1 and not is_repeatable:
+                raise InvalidInput("this command talks to one daemon; give one --target")
+            command["target"] = command["target"] or (list(self.targets) if is_repeatable else self.targets[0])
+
+
+root_options = RootOptions()
 
 
 # Control characters and line separators, except tab and line feed.
@@ -75,6 +101,7 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         _unwind_on_sigterm()
         try:
+            root_options.apply(kwargs)
             function(*args, **kwargs)
             sys.stdout.flush()  # a closed pipe fails here, not while the interpreter exits
         except EdgedError as error:
