@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-EXTRAS = r"\[cuda\,media\,mqtt\,http\,tracking\]"
+EXTRAS = r"\[cuda\,media\,mqtt\,tracking\]"
 HOUSE = Path(__file__).parents[2]
 SCRIPT = HOUSE / "jetson" / "install.sh"
 BOXES = HOUSE / "tests" / "fixtures" / "devices"
