@@ -209,7 +209,7 @@ class Slot:
         """Whether the session takes another batch. Work that may have killed its host is retried alone: if it
         does so again, no other work is lost."""
         again = self._schedule.first_again
-        most = 1 if again is not None and again.retried else session.most_in_flight
+        most = 1 if again is not None and again.is_suspect else session.most_in_flight
         return session.in_flight < most and not session.is_on_trial and not session.link.lost
 
     def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> bool:
@@ -243,7 +243,7 @@ class Slot:
                     self._fail(work, error)
             return
         session.in_flight += 1
-        session.is_on_trial = batch.works[0].retried
+        session.is_on_trial = batch.works[0].is_suspect
         session.idle.clear()
         future.add_done_callback(partial(self._finish, session, batch))
 
@@ -363,8 +363,8 @@ class Slot:
         if isinstance(error, HostLost) and error.is_outside and work.losses < _LOSSES:
             work.losses += 1
             self._retry(work)
-        elif isinstance(error, HostLost | OutOfMemory) and not work.retried:
-            work.retried = True
+        elif isinstance(error, HostLost | OutOfMemory) and not work.is_suspect:
+            work.is_suspect = True
             self._retry(work)
         else:
             self._answer_error(work, error)

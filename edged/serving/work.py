@@ -116,14 +116,14 @@ class Work(ABC):
     The future ends with an Answered or an EdgedError; cancelling it drops the work.
     """
 
-    __slots__ = ("expires", "future", "losses", "received", "retried")
+    __slots__ = ("expires", "future", "losses", "received", "is_suspect")
     is_frame = False
 
     def __init__(self, expires: float = math.inf) -> None:
         self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self.received = time.monotonic()
         self.expires = expires
-        self.retried = False  # it may have crashed its host or needed too much memory, so it goes alone
+        self.is_suspect = False  # it may have crashed its host or needed too much memory, so it goes alone
         self.losses = 0  # of hosts that were killed from outside
 
     @property

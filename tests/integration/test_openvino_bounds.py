@@ -123,7 +123,7 @@ def test_a_host_whose_runtime_never_stops_is_replaced_and_no_other_model_notices
         first, second = box.links
         assert "did not stop at its limit" in first.lost
         assert first.loss.suspects == ((EngineId("endless", "engine"), True),)
-        assert any(work.retried for work in done), "what the neighbour had in the host was done again"
+        assert any(work.is_suspect for work in done), "what the neighbour had in the host was done again"
         assert box.slots["good"].failed == 0
         assert second.lost == "was stopped"
 
