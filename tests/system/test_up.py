@@ -81,6 +81,7 @@ def test_up_with_nothing_starts_a_daemon_and_a_camera_and_stops_with_ctrl_c(home
     assert not is_served(home)
 
 
+@pytest.mark.long
 def test_up_again_uses_the_model_and_the_camera_that_it_kept(home: Home) -> None:
     for _ in range(2):
         with home.terminal("up") as terminal:
