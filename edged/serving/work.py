@@ -116,7 +116,7 @@ class Work(ABC):
     The future ends with an Answered or an EdgedError; cancelling it drops the work.
     """
 
-    __slots__ = ("expires", "future", "losses", "received", "is_suspect")
+    __slots__ = ("expires", "future", "is_suspect", "losses", "received")
     is_frame = False
 
     def __init__(self, expires: float = math.inf) -> None:
