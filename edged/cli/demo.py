@@ -44,8 +44,9 @@ def demo(
     Starts a daemon in a temporary folder, streams cameras through it, and prints what happens.
 
     The daemon answers at once, builds and verifies faster engines, swaps them in, is restarted, and finds its engine in
-    the store. The demo waits for engines that are still being built, up to 15 minutes longer than --seconds. Only the
-    files named by --json and --snapshot are kept. Exit status: 0 all checks passed, 1 one failed.
+    the store. A page in the browser shows it while it runs. The demo waits for engines that are still being built, up
+    to three minutes longer than --seconds. Only the files named by --json and --snapshot are kept. Exit status: 0 all
+    checks passed, or only time was too short; 1 one failed.
     """
     from edged.demo.runner import Plan
     from edged.demo.view import render

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from edged.errors import EdgedError
 
 _START_S, _STOP_S = 300.0, 60.0  # seconds for a busy box
 _POLL_S = 0.02
+_PORTS = range(8080, 8100)
 
 
 class DaemonProcess:
@@ -93,3 +95,15 @@ async def running(daemon: DaemonProcess) -> AsyncIterator[DaemonProcess]:
             await daemon.stop()
         raise
     await daemon.stop()
+
+
+def free_port() -> int:
+    """A port of 8080 and above that nothing on loopback listens on; 0 if all are taken."""
+    for port in _PORTS:
+        with contextlib.suppress(OSError):
+            for family, kind, _, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):
+                with socket.socket(family, kind) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+            return port
+    return 0

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from edged.api_types import EngineInfo, ModelInfo
 from edged.backends.contract import UNOPTIMISED
 
-_UNDER_WAY = ("absent", "queued", "building", "verifying")
+UNDER_WAY = ("absent", "queued", "building", "verifying")
 _SERVING = "serving"
 _GAIN = 0.95  # a faster engine takes over below this share of the cost: see `edged.engines.reconcile`
 _OPENING_S = 60.0  # an engine that is ready and faster is opened within this long; then what serves is final
@@ -53,7 +53,7 @@ class Life:
     def look(self, model: ModelInfo | None, engines: Iterable[EngineInfo], now: float) -> None:
         """Take what the daemon reports now."""
         self.model, self.engines = model, tuple(engines)
-        if not self.engines or any(engine.state in _UNDER_WAY for engine in self.engines):
+        if not self.engines or any(engine.state in UNDER_WAY for engine in self.engines):
             self._quiet_since = None
         elif self._quiet_since is None:
             self._quiet_since = now

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from edged.client.requests import FrameCounts as StreamCounts
-from edged.demo.life import Life, is_cache_hit, title
+from edged.demo.life import UNDER_WAY, Life, is_cache_hit, title
 from edged.shapes import Counts, Prediction, Truth, match
 
 IOU, SCORE = 0.5, 0.4
@@ -107,7 +107,8 @@ class Report(msgspec.Struct, frozen=True):
     that time. `p50_ms` and `p99_ms` are ages from capture to answer. `precision` and `recall` are None without a known
     truth. `first_answer_s` and `cold_start_s` count from the first launch to the first answer of any engine, and of
     the engine that served in the end; `warm_start_s` is the latter from the second launch. `swaps` counts both lives.
-    `problems` has a line for each thing that went wrong.
+    `unfinished` names an engine that was still being built at the end, because time was short; empty if there was
+    none. `problems` has a line for each thing that went wrong.
     """
 
     cameras: int
@@ -127,6 +128,7 @@ class Report(msgspec.Struct, frozen=True):
     cold_start_s: float | None
     warm_start_s: float | None
     cache_hit: bool
+    unfinished: str
     problems: tuple[str, ...]
 
 
@@ -162,6 +164,7 @@ def make_report(counts: FrameCounts, cold: Life, warm: Life, *, swap_due: bool) 
         cold_start_s=_rounded(cold.served_s),
         warm_start_s=_rounded(warm.served_s),
         cache_hit=is_cache_hit(cold, warm),
+        unfinished=_unfinished(cold),
         problems=tuple(_problems(counts, cold, warm, swap_due)),
     )
 
@@ -180,7 +183,7 @@ def _problems(counts: FrameCounts, cold: Life, warm: Life, swap_due: bool) -> li
         return found
     if swap_due and not cold.swaps and (why := _why_no_swap(cold)):
         found.append(f"no engine was swapped in: {why}")
-    if not warm.problem and not is_cache_hit(cold, warm):
+    if not warm.problem and not _unfinished(cold) and not is_cache_hit(cold, warm):
         found.append("after the restart the engine was not served from the store")
     if counts.recall is not None and counts.recall < _LEAST_RECALL:
         found.append(f"recall is {counts.recall:.3f}, below {_LEAST_RECALL:g}")
@@ -188,14 +191,15 @@ def _problems(counts: FrameCounts, cold: Life, warm: Life, swap_due: bool) -> li
 
 
 def _why_no_swap(cold: Life) -> str:
-    """Empty if every engine was timed and none is faster than the unoptimised model on this box as it is now."""
+    """Empty if the box only needs more time, or if every engine was timed and none is faster here than the unoptimised
+    model."""
     broken = [f"{title(e)} {e.state}: {e.reason}" for e in cold.engines if e.state in ("failed", "rejected")]
-    if broken:
-        return broken[0]
-    pending = [f"{title(e)} is {e.state}" for e in cold.engines if e.state not in ("ready", "serving")]
-    if pending:
-        return f"{pending[0]} still; give it longer with --seconds"
-    return ""
+    return "" if _unfinished(cold) or not broken else broken[0]
+
+
+def _unfinished(life: Life) -> str:
+    """What was being made when a life ended; empty if nothing was."""
+    return next((f"{title(each)}: {each.state}" for each in life.engines if each.state in UNDER_WAY), "")
 
 
 def _rounded(value: float | None, digits: int = 3) -> float | None:

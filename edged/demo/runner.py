@@ -15,7 +15,7 @@ from pathlib import Path
 from edged.client import AsyncClient
 from edged.client.result import Result
 from edged.demo.cameras import DemoCamera, open_camera
-from edged.demo.daemon_process import DaemonProcess, running
+from edged.demo.daemon_process import DaemonProcess, free_port, running
 from edged.demo.life import Life, Story
 from edged.demo.report import CameraCounts, FrameCounts, Outcome, make_report
 from edged.demo.view import MAX_TILES, View, paint_snapshot
@@ -35,8 +35,8 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _daemon(folder: Path, name: str, model: Path) -> DaemonProcess:
-    """A daemon with the model under a name. Models and engines that are in `folder` are found again."""
+def _daemon(folder: Path, name: str, model: Path, page: str) -> DaemonProcess:
+    """A daemon with the model under a name, and a page. Models and engines that are in `folder` are found again."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     address = f"unix:{folder / 'edged.sock'}"
@@ -49,13 +49,13 @@ def _daemon(folder: Path, name: str, model: Path) -> DaemonProcess:
         folder,
         # Leftovers of a killed daemon are removed with the scratch folder. The user's configuration is for another
         # daemon.
-        {**os.environ, "TMPDIR": str(temporary), "XDG_CONFIG_HOME": str(folder)},
+        {**os.environ, "TMPDIR": str(temporary), "XDG_CONFIG_HOME": str(folder), "EDGED_PAGE_LISTEN": page},
     )
 
 
 AFTER_RESTART_S = 4.0  # streaming in the second life
-# Beyond the time asked for: a demonstration waits for what it shows, which may take a busy box long or never happen.
-_PATIENCE_S = 900.0
+# Beyond the time asked for: a demonstration waits for what it shows, which may take a busy box too long.
+_PATIENCE_S = 180.0
 _DRAIN_S = 120.0
 _CALL_S = 180.0  # the first answer may wait for a large model to be read and opened
 _LOOK_S = 0.25
@@ -97,11 +97,12 @@ async def run(plan: Plan, view: View) -> Outcome:
     def is_back(_: float, streamed: float) -> bool:
         return streamed >= AFTER_RESTART_S and (warm.served_s is not None or streamed >= AFTER_RESTART_S + _PATIENCE_S)
 
+    page = f"localhost:{free_port()}"
     with scratch() as folder:
-        await _live(_Stage(plan, counts, cold, Story(cold), view), folder, is_shown)
+        await _live(_Stage(plan, counts, cold, Story(cold), view, page, is_first=True), folder, is_shown)
         if not cold.problem:
             view.heading("restart, with the engines in the store")
-            await _live(_Stage(plan, counts, warm, Story(warm, cold), view, plan.snapshot), folder, is_back)
+            await _live(_Stage(plan, counts, warm, Story(warm, cold), view, page, plan.snapshot), folder, is_back)
     return Outcome(make_report(counts, cold, warm, swap_due=plan.model is None), cold, warm)
 
 
@@ -110,7 +111,7 @@ async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
     model = stage.plan.model or MODEL_PATH
     try:
         async with (
-            running(_daemon(folder, stage.name, model.absolute())) as daemon,
+            running(_daemon(folder, stage.name, model.absolute(), stage.page)) as daemon,
             AsyncClient(daemon.address, timeout=_CALL_S) as client,
         ):
             await stage.stream(daemon, client, is_done)
@@ -129,7 +130,9 @@ class _Stage:
     life: Life
     story: Story
     view: View
+    page: str
     snapshot: Path | None = None
+    is_first: bool = False
 
     @property
     def name(self) -> str:
@@ -138,6 +141,8 @@ class _Stage:
     async def stream(self, daemon: DaemonProcess, client: AsyncClient, is_done: Done) -> None:
         """Stream all cameras until `is_done`, then wait for the last answers."""
         count = self.plan.cameras
+        if self.is_first:
+            await self._open_page(client)
         cameras = [await asyncio.to_thread(open_camera, n, count, self.plan.source) for n in range(1, count + 1)]
         started = time.monotonic()
         streams = [
@@ -157,6 +162,13 @@ class _Stage:
         finally:
             self.life.streamed_s = time.monotonic() - started
             await _end(cameras, streams)
+
+    async def _open_page(self, client: AsyncClient) -> None:
+        """Say where the page is. The daemon has pictures only of cameras that it opens itself, so one is added."""
+        if address := (await client.status()).page:
+            self.view.page(address)
+            if self.plan.is_judged:
+                await client.add_camera("scene", {"source": "scene:7", "model": self.name, "max_fps": "5"})
 
     async def _stream(self, client: AsyncClient, camera: DemoCamera, counts: CameraCounts, launched: float) -> None:
         """Stream one camera. Frames without an answer count as failed."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import re
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,7 +22,7 @@ from edged.api_types import CameraInfo, ModelInfo, StatusInfo
 from edged.client import AsyncClient
 from edged.client.upload import Package
 from edged.config import Config
-from edged.demo.daemon_process import DaemonProcess, running
+from edged.demo.daemon_process import DaemonProcess, free_port, running
 from edged.demo.life import Life, Story
 from edged.errors import DaemonUnavailable, EdgedError, InvalidInput, NotFound, redact
 from edged.models.identity import model_digest
@@ -32,7 +31,6 @@ from edged.shapes import MODEL_PATH
 SCENE = "scene:7"
 _EMBEDDED = "shapes"
 _TOKEN = "up"  # noqa: S105 (its name)
-_PORTS = range(8080, 8100)
 _LOOK_S = 1.0
 _CALL_S = 60.0
 
@@ -136,7 +134,7 @@ async def _daemon(output: Output) -> AsyncIterator[tuple[str, str]]:
     state = (Path(settings.state) if settings.state else paths.default_state_dir()).absolute()
     environment = dict(os.environ)
     if not settings.page.listen:
-        environment["EDGED_PAGE_LISTEN"] = f"localhost:{_free_port()}"
+        environment["EDGED_PAGE_LISTEN"] = f"localhost:{free_port()}"
     with tempfile.TemporaryDirectory(prefix="edged-up-", ignore_cleanup_errors=True) as folder:
         output.show("starting a daemon")
         async with running(DaemonProcess(address, (), Path(folder), environment)):
@@ -168,17 +166,6 @@ def _token(settings: Config, state: Path) -> Iterator[str]:
     finally:
         with contextlib.suppress(NotFound):
             file.revoke(_TOKEN)
-
-
-def _free_port() -> int:
-    for port in _PORTS:
-        with contextlib.suppress(OSError):
-            for family, kind, _, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):
-                with socket.socket(family, kind) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(address)
-            return port
-    return 0
 
 
 async def _add_model(client: AsyncClient, wanted: str, output: Output) -> str:

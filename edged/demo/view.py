@@ -17,7 +17,7 @@ from rich.text import Text
 from edged.api_types import EngineInfo
 from edged.client.frames import Picture, read_picture
 from edged.client.result import Result
-from edged.demo.life import Life, Line, answering, cosine, outcome, title
+from edged.demo.life import Life, Line, answering, cosine, is_reference, outcome, title
 from edged.demo.report import IOU, SCORE, FrameCounts, Outcome, Report
 from edged.vision.draw import annotate, encode_jpeg
 from edged.vision.image import Image, decode
@@ -48,6 +48,9 @@ class View:
     def heading(self, text: str) -> None:
         self._shown = 0.0
         self._console.print(Text(text, "bold"), soft_wrap=True)
+
+    def page(self, address: str) -> None:
+        self._console.print(Text.assemble("look at it: ", (address, "bold cyan")), soft_wrap=True)
 
     def event(self, line: Line) -> None:
         text = Text.assemble((f"{line.at_s:6.1f} s  ", "cyan"), line.text)
@@ -129,11 +132,12 @@ def _more(counts: FrameCounts) -> list[str]:
 
 
 def _engine_row(engine: EngineInfo) -> tuple[str, str, str]:
-    speed = "" if engine.speed is None else f"{engine.speed:.1f}x"
+    speed = "" if engine.speed is None or is_reference(engine) else f"{engine.speed:.1f}x"
     return title(engine), engine.state, speed
 
 
 _LABEL = 9  # characters
+_NEXT = "Now try your own model and camera: edged up MODEL.onnx rtsp://USER:PASSWORD@CAMERA"
 
 
 def render(result: Outcome, files: tuple[Path, ...]) -> Text:
@@ -147,7 +151,7 @@ def render(result: Outcome, files: tuple[Path, ...]) -> Text:
         *_others(result.warm if result.warm.engines else result.cold),
         *_figures(report),
         *(_line("wrote", str(path)) for path in files),
-        *([] if report.problems else [Text(), _verdict(report)]),
+        *([] if report.problems else [Text(), _verdict(report), Text(_NEXT)]),
     ]
     return Text("\n").join(lines)
 
@@ -182,6 +186,9 @@ def _figures(report: Report) -> Iterator[Text]:
 
 
 def _verdict(report: Report) -> Text:
+    if report.unfinished:
+        busy = f"No frame failed. Your box is busy: the faster engine is still being built ({report.unfinished})."
+        return Text(busy, "bold green")
     none = "no frame failed, no engine is faster here than the unoptimised one"
     swaps = f"{_many(report.swaps, 'swap')} without a failed frame" if report.swaps else none
     return Text(f"Everything held: {swaps}, and the restart built nothing.", "bold green")
