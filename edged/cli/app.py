@@ -49,7 +49,7 @@ def _config() -> typer.Typer:
 def _models() -> typer.Typer:
     from edged.cli import models
 
-    return _group("List, show, add and remove models.", models.add, models.list_, models.show, models.remove)
+    return _group("List, show, add, change and remove models.", *models.COMMANDS)
 
 
 def _cameras() -> typer.Typer:

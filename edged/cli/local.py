@@ -28,12 +28,12 @@ from edged.engines.plan import PlannedModel, Planner
 from edged.engines.repairer import Repaired, repair
 from edged.errors import AlreadyExists, EdgedError, ModelNotFound
 from edged.models import samples as model_samples
-from edged.models import settings
 from edged.models.entries import check_name, plain_entry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.repair import Record, RepairOptions
 from edged.models.repository import Repository
+from edged.models.settings import merge, parse_assignments, validate
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 
@@ -59,25 +59,51 @@ class LocalBox:
         settings: Mapping[str, str],
         samples: Sequence[Path] = (),
         options: RepairOptions | None = None,
+        *,
+        replace: bool = False,
     ) -> tuple[Inspection, Record | None]:
         """Examine a model, repair it if requested, and add it with its external data; return it and the repairs.
 
-        `samples` are pictures or folders of them. ModelRefused, or InvalidInput for a sample, leaves nothing behind.
+        `samples` are pictures or folders of them. With `replace`, one of the same name gives way, and its other
+        settings are kept. ModelRefused, or InvalidInput for a sample, leaves nothing behind.
         """
         pictures = model_samples.find(samples)
+        there = self.repository.entries().get(name) if replace else None
+        if there is not None:
+            settings = merge(there.settings, settings)
         if options is not None and options.is_any:
-            return self._add_repaired(name, file, settings, pictures, options)
+            return self._add_repaired(name, file, settings, pictures, options, replace)
         with self._examiner() as builder:
             admission = asyncio.run(admit(builder, file, settings, self.installed(), tuple(pictures.values())))
         files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
         with _using(self.repository.root.parent):
             # It is copied after the examination, so the digest proves that the same file is added.
             digest = admission.inspection.digest
-            self.repository.add(name, files, settings, samples=pictures, digest=digest)
+            self.repository.add(name, files, settings, samples=pictures, digest=digest, replace=replace)
         return admission.inspection, None
 
+    def change(self, name: str, changes: Mapping[str, str]) -> dict[str, str]:
+        """Change settings of a model; return all of them. The model is examined with them first. ModelNotFound."""
+        there = self.repository.entries().get(name)
+        if there is None:
+            raise ModelNotFound(f"no model {name!r} in {self.repository.root}")
+        settings = merge(there.settings, changes)
+        validate(settings)
+        with self._examiner() as builder:
+            samples = tuple(map(Path, there.samples))
+            asyncio.run(admit(builder, Path(there.path), settings, self.installed(), samples))
+        with _using(self.repository.root.parent):
+            self.repository.change(name, settings)
+        return settings
+
     def _add_repaired(
-        self, name: str, file: Path, settings: Mapping[str, str], pictures: Mapping[str, Path], options: RepairOptions
+        self,
+        name: str,
+        file: Path,
+        settings: Mapping[str, str],
+        pictures: Mapping[str, Path],
+        options: RepairOptions,
+        replace: bool,
     ) -> tuple[Inspection, Record]:
         check_name(name)
         root = self.repository.root
@@ -85,12 +111,15 @@ class LocalBox:
             root.mkdir(parents=True, exist_ok=True, mode=0o750)
             # In the folder of models, where it has to fit, and where the next start removes leftovers.
             with tempfile.TemporaryDirectory(prefix=".adding-", dir=root) as folder, self._examiner() as builder:
-                repaired = self._repaired(file, Path(folder), settings, options, tuple(pictures.values()), name)
+                unique = "" if replace else name
+                repaired = self._repaired(file, Path(folder), settings, options, tuple(pictures.values()), unique)
                 record = repaired.record
                 examined = admit(builder, repaired.path, settings, self.installed(), tuple(pictures.values()))
                 admission = asyncio.run(examined)
                 worthy = record if record.is_worth_keeping else None
-                self.repository.add(name, repaired.files, settings, samples=pictures, move=True, record=worthy)
+                self.repository.add(
+                    name, repaired.files, settings, samples=pictures, move=True, record=worthy, replace=replace
+                )
         return admission.inspection, record
 
     def _repaired(
@@ -166,8 +195,8 @@ class LocalBox:
         if entry is None and not Path(named).is_file():
             raise ModelNotFound(f"no model {named!r} in {self.repository.root}, and no such file")
         entry = entry or plain_entry(Path(named).stem, Path(named).absolute(), {})
-        given = settings.parse_assignments(assignments)
-        settings.validate(given)
+        given = parse_assignments(assignments)
+        validate(given)
         entry = msgspec.structs.replace(entry, settings={**entry.settings, **given})
         with self._examiner() as builder:
             return Model.of(entry, asyncio.run(builder.inspect(Path(entry.path))))

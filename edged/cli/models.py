@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +43,10 @@ def add(
     samples: model_options.Samples = None,
     convert: model_options.Convert = False,
     convert_steps: model_options.Steps = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Take the place of a model of this name while it serves; keeps its settings."),
+    ] = False,
     targets: Targets = DEFAULT_TARGETS,
     state: StateOption = None,
     cache: CacheOption = None,
@@ -60,6 +64,10 @@ def add(
     edged models add yolo yolo.onnx --convert
 
     edged models add yolo yolo.onnx --convert --convert-step simplify
+
+    --replace goes on serving the old model until the new one is ready; the old one is kept in models/.removed.
+
+    edged models add yolo yolo-v2.onnx --replace
 
     Settings: family, names, backends, threads, precisions, performance,
     thresholds.{score,iou,max_detections,class_agnostic},
@@ -88,7 +96,7 @@ def add(
         from edged.client.upload import Package
 
         with common.working(f"reading {file.name}"):
-            package = Package.of(name, file, settings, samples or (), options)
+            package = Package.of(name, file, settings, samples or (), options, replace=replace)
 
         def upload(client: Client) -> tuple[str, Record | None]:
             uploaded = client.upload(package, timeout=targets.timeout or _UPLOAD_S)
@@ -100,9 +108,42 @@ def add(
     else:
         with common.working(doing):
             box = local_box(state, cache, seconds, memory_mb)
-            inspection, record = box.add(name, file, settings, samples or (), options)
+            inspection, record = box.add(name, file, settings, samples or (), options, replace=replace)
         added = inspection.digest, record
         RemoteCommand(lambda _: added, lines_of, to_json).show(added, json)
+
+
+def set_(
+    name: Annotated[str, typer.Argument(help="The model's name.")],
+    setting: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="As --set of models add; KEY= removes a setting.")
+    ],
+    targets: Targets = DEFAULT_TARGETS,
+    state: StateOption = None,
+    json: common.Json = False,
+) -> None:
+    """Change settings of a model while it serves.
+
+    The model is examined with the new settings first, and goes on with the old ones until it is ready with the new.
+
+    edged models set doors thresholds.score=0.4
+
+    edged models set doors names=                # without the setting again
+    """
+    from edged.models.settings import parse_assignments
+
+    changes = parse_assignments(setting)
+    command: RemoteCommand[Mapping[str, str]] = RemoteCommand(
+        call=lambda client: client.set_model(name, changes).settings,
+        render=lambda settings: [f"model {name}: {_listed(settings)}"],
+        to_json=lambda settings: {"name": name, "settings": settings},
+    )
+    doing = f"examining {name} with these settings"
+    remote.run_or_read(command, targets, (state,), lambda: local_box(state).change(name, changes), json, doing)
+
+
+def _listed(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in sorted(settings.items())) or "no settings"
 
 
 def list_(targets: Targets = DEFAULT_TARGETS, state: StateOption = None, json: common.Json = False) -> None:
@@ -261,3 +302,6 @@ def _ranges(named: Iterable[tuple[str, ShapeRange | None]]) -> str:
 def _range(found: ShapeRange) -> str:
     least, usual, most = ("x".join(map(str, shape)) for shape in (found.minimum, found.usual, found.maximum))
     return least if least == usual == most else f"{least} to {most}, mostly {usual}"
+
+
+COMMANDS = (add, list_, show, set_, remove)

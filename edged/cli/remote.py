@@ -142,12 +142,15 @@ def run_or_read(
     folders: Sequence[Path | None],
     read: Callable[[], Answer],
     json: bool,
+    doing: str = "",
 ) -> None:
     """Call the daemon if one is addressed, otherwise `read` the answer from this box's folders."""
     if is_daemon_addressed(targets.named, *folders):
-        run(command, targets, json)
-    else:
-        command.show(read(), json)
+        run(command, targets, json, doing)
+        return
+    with common.working(doing) if doing else contextlib.nullcontext():
+        answer = read()
+    command.show(answer, json)
 
 
 @dataclass(frozen=True)

@@ -353,6 +353,7 @@ class DaemonCalls:
         *,
         samples: Samples = (),
         repairs: RepairOptions | None = None,
+        replace: bool = False,
         timeout: float = 600.0,
     ) -> Call[ModelInfo]:
         """Upload an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
@@ -360,8 +361,18 @@ class DaemonCalls:
         Engines are verified with `samples`: pictures as JPEG or PNG files, tensors as *.npz files with an array for
         each input, or folders of them, 32 at most. `repairs` are made first:
         `edged.models.repair.RepairOptions(needed=True)` for those without which the model cannot be served.
+
+        With `replace`, a model of the same name goes on serving until this one is ready; its other settings and its
+        samples are kept. AlreadyExists without.
         """
-        return _upload(Package.of(name, path, settings, samples, repairs), timeout)
+        return _upload(Package.of(name, path, settings, samples, repairs, replace=replace), timeout)
+
+    @unary
+    def set_model(self, name: str, settings: Mapping[str, str]) -> Call[ModelInfo]:
+        """Change settings of a model while it serves; an empty value removes one. The model is examined with them
+        first. ModelNotFound, InvalidInput, ModelRefused."""
+        request = pb.SetModelRequest(name=name, settings=dict(settings))
+        return Call(_OPERATIONS + "SetModel", request, pb.ModelStatus, _one(ModelInfo), timeout=600.0)
 
     @unary
     def upload(self, package: Package, *, timeout: float = 600.0) -> Call[ModelInfo]:

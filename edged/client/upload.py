@@ -35,13 +35,16 @@ class Package:
         settings: Mapping[str, str] | None,
         samples: Samples = (),
         repairs: RepairOptions | None = None,
+        *,
+        replace: bool = False,
     ) -> Package:
-        """Make a package; `samples` are files or folders, `repairs` are made by the daemon first.
+        """Make a package; `samples` are files or folders, `repairs` are made by the daemon first, `replace` is for a
+        name that another model may have.
 
         ModelRefused for a file that is not an ONNX model or lacks external data, InvalidInput for samples that are
         neither pictures nor tensors by their names, too many or too large.
         """
-        header = ModelHeader(name=name, settings=dict(settings or {}))
+        header = ModelHeader(name=name, settings=dict(settings or {}), replace=replace)
         files = _files(Path(path))
         if repairs is not None and repairs.is_any:
             header.repairs.CopyFrom(

@@ -186,7 +186,7 @@ async def _add_model(client: AsyncClient, wanted: str, output: Output) -> str:
     if name in known:
         digest = await asyncio.to_thread(model_digest, file, [relative for relative, _ in package.files[1:]])
         if known[name].digest != digest:
-            raise InvalidInput(f"this box has another model {name}; rename {file.name}, or: edged models remove {name}")
+            raise InvalidInput(f"this box has another model {name}; replace it: edged models add {name} {file} --replace")
         output.say(f"model    {name}, which this box has already")
         return name
     output.show(f"examining {file.name}")

@@ -57,7 +57,12 @@ class ModelEntry(msgspec.Struct, frozen=True):
         if digest and self.repair is not None and self.repair.original == digest:
             made = self.repair.made[:10]
             return f"model {self.name!r} is already there, repaired from this very file on {made}: nothing to do"
-        return f"model {self.name!r} is already there; remove it first: edged models remove {self.name}"
+        return taken(self.name)
+
+
+def taken(name: str) -> str:
+    """The error for adding a model under a name that another one has."""
+    return f"model {name!r} is already there; replace it while it serves with --replace, or choose another name"
 
 
 def folder_entries(
@@ -72,7 +77,7 @@ def folder_entries(
     present = {int(v.name): v for v in path.iterdir() if _VERSION.fullmatch(v.name) and v.is_dir()}
     if not present:
         return []
-    settings, wrong = _read_settings(path)
+    settings, wrong = _read_settings(path / SETTINGS_FILE)
     config = triton or TritonConfig()
     policy = (None if wrong else triton_config.version_policy(settings)) or config.versions or VersionPolicy()
     labels, unreadable = read_labels(path, config)
@@ -115,11 +120,15 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntry:
-    """The entry of an ONNX file outside a model's folder."""
+    """The entry of an ONNX file outside a model's folder, with settings from elsewhere."""
+    return ModelEntry(name, "1", str(path), dict(settings), stamp([path]))
+
+
+def file_entry(path: Path) -> ModelEntry:
+    """The entry of an ONNX file in the repository, with the settings in the TOML file beside it, if there is one."""
     toml = path.with_suffix(".toml")
-    layout = f"{name}/1/{MODEL_FILE} and {name}/{SETTINGS_FILE}"
-    unread = (f"{toml.name} is not read: a model with settings has a folder, {layout}",) if toml.is_file() else ()
-    return ModelEntry(name, "1", str(path), dict(settings), stamp([path]), unread=unread)
+    settings, problem = _read_settings(toml)
+    return ModelEntry(path.stem, "1", str(path), settings, stamp([path, toml]), problem)
 
 
 def check_name(name: str) -> None:
@@ -136,16 +145,17 @@ def _unread(folder: Path, version: Path) -> Iterator[str]:
             yield f"{path.relative_to(folder)} is not read: settings are in {folder.name}/{SETTINGS_FILE}"
 
 
-def _read_settings(folder: Path) -> tuple[dict[str, str], str]:
+def _read_settings(file: Path) -> tuple[dict[str, str], str]:
+    """Return the settings in a file, none if it does not exist; and why they cannot be used."""
     try:
-        settings = model_settings.read_toml(read_inside(folder, SETTINGS_FILE))
+        settings = model_settings.read_toml(read_inside(file.parent, file.name))
         model_settings.validate(settings)
     except FileNotFoundError:
         return {}, ""
     except OSError as error:
-        return {}, f"{SETTINGS_FILE} cannot be read: {error.strerror or error}"
+        return {}, f"{file.name} cannot be read: {error.strerror or error}"
     except ConfigError as error:
-        return {}, f"{SETTINGS_FILE}: {error}"
+        return {}, f"{file.name}: {error}"
     return settings, ""
 
 

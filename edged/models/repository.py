@@ -5,6 +5,7 @@
     models/NAME/edged.toml             settings, optional
     models/NAME/samples/*.jpg          samples to verify engines with: JPEG, PNG or tensors as *.npz, optional
     models/FILE.onnx                   a plain file serves as model FILE, version 1
+    models/FILE.toml                   its settings, optional
 
 The highest version serves, and others if `versions` names them. Only the directory has this state. Every call looks at
 it; a folder without changes is read again after half a minute.
@@ -18,8 +19,10 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -36,10 +39,11 @@ from edged.models.entries import (
     SETTINGS_FILE,
     ModelEntry,
     check_name,
+    file_entry,
     fingerprint,
     folder_entries,
-    plain_entry,
     read_config,
+    taken,
 )
 from edged.models.identity import model_digest
 from edged.models.triton_config import FILE, TritonConfig
@@ -63,10 +67,15 @@ class Repository:
         """`clock_ns`: nanoseconds since the epoch, as file systems count them."""
         self.root, self.accepts_foreign = root.absolute(), accepts_foreign
         self._clock_ns = clock_ns
+        self._changing = threading.Lock()  # held by scans, and where a model is gone for a moment
         self._read: dict[Path, _Read] = {}  # folders by path; replaced, never changed: several threads may scan
 
     def entries(self) -> dict[str, ModelEntry]:
         """Return every version that is to be served, by name. Unreadable and empty folders are skipped."""
+        with self._changing:
+            return self._entries_now()
+
+    def _entries_now(self) -> dict[str, ModelEntry]:
         try:
             paths = sorted(path for path in self.root.iterdir() if not path.name.startswith("."))
         except OSError:
@@ -93,7 +102,7 @@ class Repository:
             raise InvalidInput(f"model {name!r} cannot be read: {error.strerror or error}") from error
         if not os.path.lexists(plain):
             return []
-        return [msgspec.structs.replace(plain_entry(name, plain, {}), triton=triton)]
+        return [msgspec.structs.replace(file_entry(plain), triton=triton)]
 
     def add(
         self,
@@ -105,60 +114,97 @@ class Repository:
         move: bool = False,
         record: repair.Record | None = None,
         digest: str = "",
+        replace: bool = False,
     ) -> Path:
         """Copy or move a model in and return its path. The first file is the ONNX model, the others its external data
         by relative path. `samples` are by file name, `record` is that of its repair, `digest` is checked if given.
 
-        The model appears whole or not at all. AlreadyExists if the name is taken, Superseded for another digest.
+        The model appears whole or not at all. With `replace` it takes the place of one with its name, which is moved to
+        the trash; it gets the next version's number, and keeps the rest of the folder: config.pbtxt, labels, and
+        samples unless there are new ones. `settings` are all that it has then. AlreadyExists without `replace` if the
+        name is taken, Superseded for another digest.
         """
         check_name(name)
         model_settings.validate(settings)
         for sample in samples or ():
             model_samples.check_name(sample)
-        final = self.root / name
-        if os.path.lexists(final) or os.path.lexists(self.root / f"{name}.onnx"):
-            raise AlreadyExists(f"model {name!r} is already there; remove it first: edged models remove {name}")
+        final, plain = self.root / name, self.root / f"{name}.onnx"
+        is_there = os.path.lexists(final) or os.path.lexists(plain)
+        if is_there and not replace:
+            raise AlreadyExists(taken(name))
         self.root.mkdir(parents=True, exist_ok=True, mode=0o750)
-        staged = Path(tempfile.mkdtemp(prefix=".adding-", dir=self.root))
+        with tempfile.TemporaryDirectory(prefix=".adding-", dir=self.root, ignore_cleanup_errors=True) as staging:
+            staged = Path(staging) / name
+            try:
+                staged.mkdir(mode=0o750)
+                number = _keep_rest(final, staged, keeps_samples=not samples) if is_there else 1
+                take = os.replace if move else shutil.copyfile
+                for target, source in _targets(staged, str(number), files, samples or {}):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    take(source, target)
+                version = staged / str(number)
+                first, *external = files
+                if digest and model_digest(version / MODEL_FILE, external) != digest:
+                    raise Superseded(f"{files[first].name} was replaced while it was examined; add it again")
+                if record is not None:
+                    _write_record(version / repair.FILE, record)
+                if settings:
+                    (staged / SETTINGS_FILE).write_bytes(model_settings.write_toml(settings))
+                if is_there:
+                    self._exchange(name, staged)
+                else:
+                    atomic.publish(staged, final)
+            except OSError as error:
+                if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise AlreadyExists(f"model {name!r} was just created by another client") from error
+                raise not_stored(f"model {name!r}", error) from error
+        return final / str(number) / MODEL_FILE
+
+    def _exchange(self, name: str, staged: Path) -> None:
+        """Put a staged folder in the place of a model, which goes to the trash. No scan sees both, or none. OSError."""
+        final = self.root / name
+        atomic.sync_tree(staged)
+        if final.is_dir() and atomic.exchange(staged, final):
+            _move_to_trash(self.root, [staged])
+            return
+        with self._changing:
+            _move_to_trash(self.root, [path for path in self._paths(name) if os.path.lexists(path)])
+            os.rename(staged, final)
+        atomic.sync_directory(self.root)
+
+    def change(self, name: str, settings: Mapping[str, str]) -> None:
+        """Write all settings of a model. ModelNotFound, InvalidInput, or an error of the disk."""
+        check_name(name)
+        model_settings.validate(settings)
+        folder, plain, beside = self._paths(name)
+        if not folder.is_dir() and not os.path.lexists(plain):
+            raise ModelNotFound(f"no model {name!r} in {self.root}")
+        file = folder / SETTINGS_FILE if folder.is_dir() else beside
         try:
-            take = os.replace if move else shutil.copyfile
-            for target, source in _targets(staged, files, samples or {}):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                take(source, target)
-            first, *external = files
-            if digest and model_digest(staged / "1" / MODEL_FILE, external) != digest:
-                raise Superseded(f"{files[first].name} was replaced while it was examined; add it again")
-            if record is not None:
-                place = staged / "1" / repair.FILE
-                if place.exists():
-                    raise InvalidInput(f"external data may not be called {repair.FILE}; export it under another name")
-                place.write_bytes(repair.write(record))
-            if settings:
-                (staged / SETTINGS_FILE).write_bytes(model_settings.write_toml(settings))
-            atomic.publish(staged, final)
+            atomic.write_file(file, model_settings.write_toml(settings))
         except OSError as error:
-            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-                raise AlreadyExists(f"model {name!r} was just created by another client") from error
-            raise not_stored(f"model {name!r}", error) from error
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
-        return final / "1" / MODEL_FILE
+            raise not_stored(f"the settings of model {name!r}", error) from error
+
+    def _paths(self, name: str) -> tuple[Path, Path, Path]:
+        """Where a model may be: its folder, or a plain file and the settings beside it."""
+        return self.root / name, self.root / f"{name}.onnx", self.root / f"{name}.toml"
 
     def remove(self, name: str, *, delete: bool = False) -> Path | None:
         """Move a model and its settings to the trash and return the folder there, or delete them with `delete`.
         ModelNotFound if the model does not exist."""
         check_name(name)
-        folder, plain = self.root / name, self.root / f"{name}.onnx"
+        folder, plain, beside = self._paths(name)
         if not folder.is_dir() and not os.path.lexists(plain):
             raise ModelNotFound(f"no model {name!r} in {self.root}")
         if not delete:
             try:
-                return _move_to_trash(self.root, [path for path in (folder, plain) if os.path.lexists(path)])
+                return _move_to_trash(self.root, [path for path in self._paths(name) if os.path.lexists(path)])
             except OSError as error:
                 why = error.strerror or error
                 raise Refused(f"model {name!r} cannot be kept ({why}); remove it for good: --delete") from error
         try:
             plain.unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
             if folder.is_dir():
                 grave = Path(tempfile.mkdtemp(prefix=".removing-", dir=self.root))
                 os.rename(folder, grave / name)
@@ -210,19 +256,40 @@ class Repository:
     @staticmethod
     def _entries(path: Path) -> list[ModelEntry]:
         if path.suffix == ".onnx" and not path.is_dir():
-            return [plain_entry(path.stem, path, {})]
+            return [file_entry(path)]
         if not path.is_dir():
             return []
         triton, problem = read_config(path, path.name)
         return folder_entries(path, path.name, triton, problem, [path / FILE])
 
 
-def _targets(staged: Path, files: Mapping[str, Path], samples: Mapping[str, Path]) -> Iterator[tuple[Path, Path]]:
+def _write_record(place: Path, record: repair.Record) -> None:
+    if place.exists():
+        raise InvalidInput(f"external data may not be called {repair.FILE}; export it under another name")
+    place.write_bytes(repair.write(record))
+
+
+def _keep_rest(folder: Path, staged: Path, keeps_samples: bool) -> int:
+    """Copy all but the versions and the settings of a model's folder; return the next version's number. OSError."""
+    dropped = (SETTINGS_FILE,) if keeps_samples else (SETTINGS_FILE, model_samples.FOLDER)
+    numbers = [1]
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and path.name.isdecimal():
+            numbers.append(int(path.name))
+        elif path.name not in dropped:
+            copy = partial(shutil.copytree, symlinks=True) if path.is_dir() else shutil.copyfile
+            copy(path, staged / path.name)
+    return max(numbers) + 1
+
+
+def _targets(
+    staged: Path, version: str, files: Mapping[str, Path], samples: Mapping[str, Path]
+) -> Iterator[tuple[Path, Path]]:
     """Pairs of the path in the staged folder and the current path of each file of a new model."""
     for index, (relative, source) in enumerate(files.items()):
         if index and relative == MODEL_FILE:
             raise InvalidInput(f"external data may not be called {MODEL_FILE}; export it under another name")
-        yield staged / "1" / (MODEL_FILE if index == 0 else relative), source
+        yield staged / version / (MODEL_FILE if index == 0 else relative), source
     for name, source in samples.items():
         yield staged / model_samples.FOLDER / name, source
 

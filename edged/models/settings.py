@@ -68,6 +68,11 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
     return settings
 
 
+def merge(settings: Mapping[str, str], changes: Mapping[str, str]) -> Settings:
+    """Return settings with changes; an empty value removes a setting."""
+    return {key: value for key, value in {**settings, **changes}.items() if value}
+
+
 def validate(settings: Mapping[str, str]) -> None:
     """ConfigError for unknown names and invalid values; those of pictures and detections are checked by the family."""
     for key in settings:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,6 +148,11 @@ def test_commands_without_a_daemon_read_the_folders(tmp_path: Path) -> None:
     again = edged_command("models", "add", "local", str(MODEL_PATH), "--state", state)
     assert again.returncode == 1
     assert "already there" in again.stderr
+    replaced = edged_command("models", "add", "local", str(MODEL_PATH), "--replace", "--state", state)
+    changed = edged_command("models", "set", "local", "threads=1", "--state", state, "--json")
+    assert (replaced.returncode, json.loads(changed.stdout)) == (0, {"name": "local", "settings": {"threads": "1"}})
+    (shown,) = json.loads(edged_command("models", "list", "--state", state, "--json").stdout)["models"]
+    assert (shown["version"], shown["settings"]) == ("2", {"threads": "1"})
 
 
 @pytest.mark.long
@@ -198,6 +204,45 @@ def test_serve_unusable_address_exits_with_one_line(tmp_path: Path, address: str
     assert refused.returncode == 2
     assert words in refused.stderr
     assert refused.stderr.strip().count("\n") == 0
+
+
+def test_model_is_replaced_and_set_while_it_answers(daemon: Daemon, tmp_path: Path) -> None:
+    answers: list[float | Exception] = []
+    stop = threading.Event()
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            try:
+                answers.append(scaled(daemon, "swapped"))
+            except Exception as error:
+                answers.append(error)
+
+    with daemon.client() as client:
+        client.add_model("swapped", onnx_files.scale(tmp_path / "two.onnx", 2), {"threads": "1"})
+        daemon.ready("swapped")
+        asking = threading.Thread(target=keep_asking)
+        asking.start()
+        try:
+            wait_for("the old one answers", lambda: 2.0 in answers)
+            words = ("models", "add", "swapped", str(onnx_files.scale(tmp_path / "three.onnx", 3)), "--replace")
+            done = edged_command(*words, "--target", daemon.unix)
+            assert done.returncode == 0, done.stderr
+            wait_for("the new one answers", lambda: 3.0 in answers)
+            done = edged_command("models", "set", "swapped", "precisions=fp32", "threads=", "--target", daemon.unix)
+            assert (done.returncode, done.stdout) == (0, "model swapped: precisions = fp32\n"), done.stderr
+            (model,) = (each for each in client.models() if each.name == "swapped")
+            assert (model.version, model.settings) == ("2", {"precisions": "fp32"})
+            for broken, words in (({"threads": "many"}, "threads"), ({"family": "yolox"}, "yolox")):
+                with pytest.raises(EdgedError, match=words):
+                    client.set_model("swapped", broken)
+            with pytest.raises(NotFound):
+                client.set_model("missing", {"threads": "1"})
+        finally:
+            stop.set()
+            asking.join()
+    assert [answer for answer in answers if isinstance(answer, Exception)] == []
+    assert answers == sorted(answers), "the old model does not answer after the new one"
+    assert (daemon.models / "swapped" / "edged.toml").read_text() == '"precisions" = "fp32"\n'
 
 
 def test_changed_settings_apply_without_a_restart(daemon: Daemon) -> None:

@@ -385,8 +385,8 @@ def test_add_stores_the_record_of_repairs(tmp_path: Path) -> None:
     assert entry.repair == RECORD
     assert (tmp_path / "models" / "m" / "1" / repair.FILE).is_file()
     assert "repaired from this very file on 2026-01-02" in entry.already_there("b" * 64)
-    assert "remove it first" in entry.already_there("c" * 64)
-    assert "remove it first" in entry.already_there("")
+    assert "--replace" in entry.already_there("c" * 64)
+    assert "--replace" in entry.already_there("")
 
 
 def test_entries_report_files_that_look_like_settings(root: Path) -> None:
@@ -399,10 +399,88 @@ def test_entries_report_files_that_look_like_settings(root: Path) -> None:
         "1/edged.toml is not read: settings are in m/edged.toml",
         "settings.toml is not read: settings are in m/edged.toml",
     )
+
+
+def test_entries_plain_file_has_settings_beside_it(root: Path) -> None:
     (root / "plain.onnx").touch()
-    (root / "plain.toml").touch()
-    (note,) = Repository(root).entries()["plain"].unread
-    assert note == "plain.toml is not read: a model with settings has a folder, plain/1/model.onnx and plain/edged.toml"
+    before = Repository(root).entries()["plain"]
+    (root / "plain.toml").write_text("threads = 2")
+    after = Repository(root).entries()["plain"]
+    assert (before.settings, after.settings, after.problem) == ({}, {"threads": "2"}, "")
+    assert before.stamp != after.stamp
+    (root / "plain.toml").write_text("threats = 2")
+    assert "plain.toml: unknown model setting 'threats'" in Repository(root).entries()["plain"].problem
+
+
+def test_change_writes_the_settings_where_they_are_read(root: Path) -> None:
+    lay(root, "m", "1", settings="threads = 2")
+    (root / "plain.onnx").touch()
+    repository = Repository(root)
+    for name in ("m", "plain"):
+        repository.change(name, {"threads": "1", "thresholds.score": "0.4"})
+        assert repository.entries()[name].settings == {"threads": "1", "thresholds.score": "0.4"}
+    with pytest.raises(ConfigError):
+        repository.change("m", {"threads": "many"})
+    with pytest.raises(ModelNotFound):
+        repository.change("missing", {})
+    repository.remove("plain", delete=True)
+    assert not (root / "plain.toml").exists()
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_add_replace_keeps_the_rest_of_the_folder(
+    root: Path, source: Path, tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchanges:  # a file system that cannot swap two names
+        monkeypatch.setattr(atomic, "exchange", lambda one, other: False)
+    folder = lay(root, "m", "2", "3", settings="threads = 2")
+    (folder / "config.pbtxt").write_text("max_batch_size: 0")
+    (folder / "samples").mkdir()
+    (folder / "samples" / "old.png").touch()
+    repository = Repository(root)
+    path = repository.add("m", {"upload": source}, {"threads": "1"}, replace=True)
+    assert path == folder / "4" / "model.onnx"
+    assert sorted(each.name for each in folder.iterdir()) == ["4", "config.pbtxt", "edged.toml", "samples"]
+    assert (folder / "samples" / "old.png").exists()
+    entry = repository.entries()["m"]
+    assert (entry.version, entry.settings, entry.problem) == ("4", {"threads": "1"}, "")
+    (old,) = (root / TRASH).glob("*/m")
+    assert sorted(each.name for each in old.iterdir()) == ["2", "3", "config.pbtxt", "edged.toml", "samples"]
+    sample = tmp_path / "new.png"
+    sample.touch()
+    repository.add("m", {"upload": source}, {}, samples={"new.png": sample}, replace=True)
+    assert [each.name for each in (folder / "samples").iterdir()] == ["new.png"]
+    assert repository.entries()["m"].version == "5"
+    assert not list(root.glob(".adding-*"))
+
+
+def test_add_replace_of_a_plain_file_and_of_none(root: Path, source: Path) -> None:
+    (root / "plain.onnx").write_text("old")
+    (root / "plain.toml").write_text("threads = 2")
+    repository = Repository(root)
+    repository.add("plain", {"upload": source}, {"threads": "1"}, replace=True)
+    entry = repository.entries()["plain"]
+    assert (entry.version, entry.settings, entry.problem) == ("2", {"threads": "1"}, "")
+    assert sorted(each.name for each in (root / TRASH).glob("*/*")) == ["plain.onnx", "plain.toml"]
+    repository.add("new", {"upload": source}, {}, replace=True)
+    assert repository.entries()["new"].version == "1"
+
+
+def test_add_replace_that_fails_leaves_the_old_model(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = lay(root, "m", "1", settings="threads = 2")
+    repository = Repository(root)
+    with pytest.raises(Superseded):
+        repository.add("m", {"upload": source}, {}, digest="0" * 64, replace=True)
+
+    def fail(one: Path, other: Path) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(atomic, "exchange", fail)
+    with pytest.raises(OutOfSpace):
+        repository.add("m", {"upload": source}, {}, replace=True)
+    assert (folder / "1" / "model.onnx").read_text() == "m 1"
+    assert repository.entries()["m"].settings == {"threads": "2"}
+    assert not list(root.glob(".adding-*"))
 
 
 def test_add_of_one_name_twice_at_once_is_refused_once(

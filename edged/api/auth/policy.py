@@ -251,8 +251,12 @@ METHODS: Final[dict[str, Roles | None]] = {
         (OPERATE, INFERENCE, "RepositoryModelLoad RepositoryModelUnload"),
         (OPERATE, INFERENCE, "TraceSetting LogSettings"),  # which read and change
         (READ, _OPERATIONS, "ListModels ListEngines ExplainEngine ListCameras GetStatus GetLoad GetDevice WatchEvents"),
-        (OPERATE, _OPERATIONS, "AddModel RemoveModel Rebuild Verify Cancel Pin Unpin Evict RefreshDevice Reload"),
-        (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera TryModel"),
+        (
+            OPERATE,
+            _OPERATIONS,
+            "AddModel RemoveModel Rebuild Verify Cancel Pin Unpin Evict RefreshDevice Reload",
+        ),
+        (OPERATE, _OPERATIONS, "AddCamera SetCamera RemoveCamera SetModel TryModel"),
         (READ, _OPERATIONS, "WatchPictures"),
     )
     for name in names.split()

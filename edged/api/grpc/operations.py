@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,13 +29,15 @@ from edged.engines.alarms import Alarm
 from edged.engines.commands import Ordered, Selection
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
-from edged.errors import InvalidInput, ModelRefused, Refused
+from edged.errors import InvalidInput, ModelNotFound, ModelRefused, Refused
 from edged.events import Event, ModelRepaired
 from edged.files import not_stored
 from edged.message_mapper import to_message
 from edged.metrics.sources import EventCounts, Sensors, resident_bytes
+from edged.models.entries import ModelEntry
 from edged.models.finding import Finding
 from edged.models.repair import short
+from edged.models.settings import merge, validate
 from edged.proto import operations_pb2 as pb
 from edged.serving.camera import Cameras
 from edged.serving.link import HostLink
@@ -136,25 +139,52 @@ class OperationsService:
                 header, upload = await receive_upload(parts, folder, self._controller.models)
             except OSError as error:
                 raise not_stored("the upload", error) from error
-            settings, samples = dict(header.settings), upload.samples
-            pictures, installed = tuple(samples.values()), registry.usable(self._controller.fingerprint.facts)
+            samples, installed = upload.samples, registry.usable(self._controller.fingerprint.facts)
+            settings, pictures = dict(header.settings), tuple(samples.values())
+            if header.replace and (there := await self._entry(header.name)) is not None:
+                settings = merge(there.settings, settings)
+                pictures = pictures or tuple(map(Path, there.samples))
             repaired = await repair_upload(header, upload, settings, installed)
             record = repaired.record if repaired is not None and repaired.record.is_worth_keeping else None
             files = upload.files if repaired is None else repaired.files
             model = next(iter(files.values()))
             await admit(self._controller.builder, model, settings, installed, pictures)
             await asyncio.to_thread(
-                repository.add, header.name, files, settings, samples=samples, move=True, record=record
+                partial(repository.add, samples=samples, move=True, record=record, replace=header.replace),
+                *(header.name, files, settings),
             )
         if record is not None and record.steps:
             self._controller.events.emit(ModelRepaired(record.digest, record.original, short(record)), header.name)
-        planned = await self._controller.added(header.name)
-        if planned.reading is not None:
-            await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
-        info = self._info(planned)
+        info = await self._read_again(header.name)
         if record is not None:  # also if reading it takes longer
             info = msgspec.structs.replace(info, repair=record)
         return to_message(info, pb.ModelStatus)
+
+    async def set_model(self, request: pb.SetModelRequest, context: Context) -> pb.ModelStatus:
+        """Examine the model with its settings as they will be, and only then write them."""
+        controller, name = self._controller, request.name
+        if (there := await self._entry(name)) is None:
+            raise ModelNotFound(f"no model {name!r}; see: edged models list")
+        settings = merge(there.settings, dict(request.settings))
+        validate(settings)
+        if settings != there.settings:
+            installed, samples = registry.usable(controller.fingerprint.facts), tuple(map(Path, there.samples))
+            await admit(controller.builder, Path(there.path), settings, installed, samples)
+            await asyncio.to_thread(controller.repository.change, name, settings)
+        return to_message(await self._read_again(name), pb.ModelStatus)
+
+    async def _entry(self, name: str) -> ModelEntry | None:
+        """What the repository has of a model; None if nothing. InvalidInput if the configuration has it."""
+        if self._controller.is_configured(name):
+            raise InvalidInput(f"model {name!r} is in the daemon's configuration; change it there")
+        return (await asyncio.to_thread(self._controller.repository.entries)).get(name)
+
+    async def _read_again(self, name: str) -> ModelInfo:
+        """The status of a model that was just written, once it was read or that takes too long."""
+        planned = await self._controller.added(name)
+        if planned.reading is not None:
+            await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
+        return self._info(planned)
 
     async def try_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.TryModelResponse:
         """Receive the model and its picture, examine it, and run it once."""

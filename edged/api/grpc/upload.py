@@ -87,7 +87,7 @@ async def receive_upload(
             if kind == "header":
                 header = part.header
                 check_name(header.name)
-                if header.name in taken:
+                if header.name in taken and not header.replace:
                     raise AlreadyExists(taken[header.name].entry.already_there(header.digest))
             elif kind == "file":
                 await upload.begin(part.file)
