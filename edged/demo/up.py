@@ -186,7 +186,8 @@ async def _add_model(client: AsyncClient, wanted: str, output: Output) -> str:
     if name in known:
         digest = await asyncio.to_thread(model_digest, file, [relative for relative, _ in package.files[1:]])
         if known[name].digest != digest:
-            raise InvalidInput(f"this box has another model {name}; replace it: edged models add {name} {file} --replace")
+            how = f"edged models add {name} {file} --replace"
+            raise InvalidInput(f"this box has another model {name}; to replace it: {how}")
         output.say(f"model    {name}, which this box has already")
         return name
     output.show(f"examining {file.name}")
