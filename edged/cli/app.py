@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from typer.core import TyperGroup
 
+from edged.cli.examples import epilog
 from edged.version import __version__
 
 _Command: TypeAlias = Callable[..., None]
@@ -31,58 +32,62 @@ def _command(function: _Command) -> _Command:
     return common.command(with_target_options(function))
 
 
-def _group(text: str | None, *functions: _Command, callback: _Command | None = None) -> typer.Typer:
+def _group(name: str, text: str | None, *functions: _Command, callback: _Command | None = None) -> typer.Typer:
     """Return a group of commands, named as their functions; `callback` is the command of the group itself."""
-    group = typer.Typer(help=text, no_args_is_help=callback is None, invoke_without_command=callback is not None)
+    options: dict[str, Any] = {"help": text, "epilog": epilog(name), "invoke_without_command": callback is not None}
+    group = typer.Typer(no_args_is_help=callback is None, **options)
     group.callback()(_command(callback) if callback else lambda: None)
     for function in functions:
-        group.command(function.__name__.rstrip("_"))(_command(function))
+        word = function.__name__.rstrip("_")
+        group.command(word, epilog=epilog(f"{name} {word}"))(_command(function))
     return group
 
 
 def _config() -> typer.Typer:
     from edged.cli import config
 
-    return _group("The configuration file: write, check and show one.", config.init, config.check, config.show)
+    return _group(
+        "config", "The configuration file: write, check and show one.", config.init, config.check, config.show
+    )
 
 
 def _models() -> typer.Typer:
     from edged.cli import models
 
-    return _group("List, show, add, change and remove models.", *models.COMMANDS)
+    return _group("models", "List, show, add, change and remove models.", *models.COMMANDS)
 
 
 def _cameras() -> typer.Typer:
     from edged.cli import cameras
 
     subcommands = (cameras.add, cameras.set_, cameras.show, cameras.enable, cameras.disable, cameras.remove)
-    return _group(cameras.cameras.__doc__, *subcommands, callback=cameras.cameras)
+    return _group("cameras", cameras.cameras.__doc__, *subcommands, callback=cameras.cameras)
 
 
 def _engines() -> typer.Typer:
     from edged.cli import engine_commands, engines
 
     text = "List, explain, build, verify and evict engines."
-    return _group(text, *engines.COMMANDS, *engine_commands.COMMANDS)
+    return _group("engines", text, *engines.COMMANDS, *engine_commands.COMMANDS)
 
 
 def _inventory() -> typer.Typer:
     from edged.cli import inventory
 
-    return _group("Check files of boxes for --inventory.", inventory.check)
+    return _group("inventory", "Check files of boxes for --inventory.", inventory.check)
 
 
 def _device() -> typer.Typer:
     from edged.cli import status
 
-    return _group(status.device.__doc__, status.refresh, callback=status.device)
+    return _group("device", status.device.__doc__, status.refresh, callback=status.device)
 
 
 def _tokens() -> typer.Typer:
     from edged.cli import tokens
 
-    text = "Create, list and revoke tokens of clients; see docs/security.md."
-    return _group(text, tokens.new, tokens.list_, tokens.revoke)
+    text = "Create, list and revoke tokens of clients."
+    return _group("tokens", text, tokens.new, tokens.list_, tokens.revoke)
 
 
 # As one meets them: try it, run it, give it models, use them, look beneath.
@@ -133,7 +138,7 @@ class _Commands(TyperGroup):
         if isinstance(loaded, typer.Typer):
             alone.add_typer(loaded, name=name)
         else:
-            alone.command(name)(_command(loaded))
+            alone.command(name, epilog=epilog(name))(_command(loaded))
         self.commands[name] = typer.main.get_group(alone).commands[name]
 
 

@@ -26,7 +26,7 @@ _Settings = Annotated[
 
 
 def cameras(context: typer.Context, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
-    """Show each camera: state, rates, latency, skipped frames and why.
+    """Show each camera: state, rates, latency, skipped frames.
 
     Cameras that the daemon opens itself, and those that clients send. One that stopped sending is shown for a while.
 
