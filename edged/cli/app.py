@@ -90,6 +90,12 @@ def _tokens() -> typer.Typer:
     return _group("tokens", text, tokens.new, tokens.list_, tokens.revoke)
 
 
+def _tls() -> typer.Typer:
+    from edged.cli import tls
+
+    return _group("tls", "Make certificates for boxes and their clients.", tls.new)
+
+
 # As one meets them: try it, run it, give it models, use them, look beneath.
 _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "up": _function("up", "up"),
@@ -106,11 +112,13 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "page": _function("page", "page"),
     "engines": _engines,
     "events": _function("events", "events"),
+    "logs": _function("logs", "logs"),
     "inventory": _inventory,
     "device": _device,
     "doctor": _function("doctor", "doctor"),
     "reload": _function("serve", "reload"),
     "tokens": _tokens,
+    "tls": _tls,
 }
 
 

@@ -81,7 +81,7 @@ def silence(target: str, error: EdgedError, known: Socket | None, *, is_named: b
     if not is_named and (known is None or not known.exists):
         return unknown(Name.DAEMON, "no daemon runs on the default socket", target, "start one: edged serve")
     if address.is_here(target):
-        remedy = "start it: systemctl start edged, or edged serve; its log may say why it ended: journalctl -u edged"
+        remedy = "start it: systemctl start edged, or edged serve; its log may say why it ended: edged logs"
     else:
         remedy = "see whether the box is up, its edged listens at that address and its firewall lets this machine in"
     return wrong(Name.DAEMON, str(error), remedy, target)
@@ -172,4 +172,4 @@ def hosts(found: Mapping[str, int] | None, models: Iterable[ModelInfo]) -> Itera
                 yield ok(Name.HOSTS, f"{found[backend]} running, for {', '.join(names)}", backend)
             else:
                 message = f"no host of {backend} runs, which {', '.join(names)} are served by"
-                yield wrong(Name.HOSTS, message, "see the daemon's log: journalctl -u edged", backend)
+                yield wrong(Name.HOSTS, message, "see the daemon's log: edged logs", backend)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 NOWHERE = "/proc/nowhere"  # where not even root can make a folder
 COMMANDS = [
     *("up", "demo", "serve", "config", "models", "inspect", "infer", "stream", "cameras", "status", "top", "page"),
-    *("engines", "events", "inventory", "device", "doctor", "reload", "tokens"),
+    *("engines", "events", "logs", "inventory", "device", "doctor", "reload", "tokens", "tls"),
 ]
 
 

@@ -89,6 +89,7 @@ def test_journal_entries_have_model_event_and_priority(service: Service) -> None
     entry = json.loads(lines[0])
     assert (entry["PRIORITY"], entry["_TRANSPORT"], entry["SYSLOG_IDENTIFIER"]) == ("6", "journal", "edged")
     assert entry["MESSAGE"].startswith("model shapes: engine ")
+    assert "model shapes: engine " in service.edged("logs", "--model", "shapes").stdout
 
 
 def test_sockets_belong_to_two_groups(service: Service) -> None:

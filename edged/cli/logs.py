@@ -1,0 +1,47 @@
+"""`edged logs`: the log of the service, which systemd's journal keeps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import Annotated
+
+import typer
+
+from edged.errors import InvalidInput, NotFound
+
+_UNIT = "edged.service"
+_LEVELS = {"error": "err", "warning": "warning", "info": "info", "debug": "debug"}
+
+
+def logs(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The newest lines only.")] = 100,
+    since: Annotated[str, typer.Option("--since", help="All since then: today, '1 hour ago', 2026-05-01.")] = "",
+    level: Annotated[str, typer.Option("--level", help="At least error, warning, info or debug.")] = "debug",
+    model: Annotated[str, typer.Option("--model", help="Only lines about this model.")] = "",
+    camera: Annotated[str, typer.Option("--camera", help="Only lines about this camera.")] = "",
+) -> None:
+    """Show the log of the service on this box.
+
+    The service logs to systemd's journal. A daemon that you started yourself logs to its terminal.
+    """
+    if level not in _LEVELS:
+        raise InvalidInput(f"level {level!r} is none of {', '.join(_LEVELS)}")
+    journal = shutil.which("journalctl")
+    if journal is None or not _is_installed():
+        raise NotFound(f"{_UNIT} is not installed here; a daemon that you started yourself logs to its terminal")
+    words = [journal, "--unit", _UNIT, "--priority", _LEVELS[level], "--output", "short-iso"]
+    words += ["--since", since] if since else ["--lines", str(lines)]
+    words += ["--follow"] if follow else []
+    words += [f"EDGED_{key}={value}" for key, value in (("MODEL", model), ("CAMERA", camera)) if value]
+    os.execv(journal, words)  # noqa: S606 (its pager, its colours, and its Ctrl-C)
+
+
+def _is_installed() -> bool:
+    words = ["systemctl", "cat", _UNIT]
+    try:
+        return subprocess.run(words, capture_output=True, timeout=10, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -1,0 +1,85 @@
+"""`edged tls new`: what it makes lets a client in, and keeps others out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from edged.cli import tls
+from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
+from tests.integration.daemon import Daemon
+
+
+def edged(folder: Path, *words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edged", *words]
+    env = {**os.environ, **(environment or {})}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+
+def test_certificates_of_box_and_client_connect_them(tmp_path: Path) -> None:
+    for words in (("localhost", "127.0.0.1", "::1"), ("anna", "--client"), ("otto", "--client")):
+        done = edged(tmp_path, "tls", "new", *words)
+        assert done.returncode == 0, done.stderr
+    folder = tmp_path / "edged-tls"
+    assert {key.stat().st_mode & 0o777 for key in folder.glob("*.key")} == {0o600}
+    assert not list(folder.glob(".new-*"))
+    other = tmp_path / "other"
+    assert edged(tmp_path, "tls", "new", "anna", "--client", "--folder", str(other)).returncode == 0
+    config = tmp_path / "edged.toml"
+    keys = {"certificate": "localhost.pem", "key": "localhost.key", "client_ca": "ca.pem"}
+    lines = ["[tls]", *(f'{key} = "{folder}/{file}"' for key, file in keys.items())]
+    config.write_text("\n".join([*lines, "[access.certificates]", '"anna" = ["read"]', ""]))
+    with Daemon("--config", str(config), builds=False) as daemon:
+        target = daemon.tcp
+
+        def status(ca: Path, client: Path | None) -> subprocess.CompletedProcess[str]:
+            shown = {"EDGED_CA": str(ca)}
+            if client is not None:
+                shown |= {"EDGED_CERTIFICATE": str(client), "EDGED_KEY": str(client.with_suffix(".key"))}
+            return edged(tmp_path, "status", "--target", target, environment=shown)
+
+        allowed = status(folder / "ca.pem", folder / "anna.pem")
+        assert allowed.returncode == 0, allowed.stderr
+        for ca, client in (
+            (folder / "ca.pem", None),  # no certificate
+            (folder / "ca.pem", other / "anna.pem"),  # of another CA
+            (other / "ca.pem", folder / "anna.pem"),  # which does not trust the box
+        ):
+            assert status(ca, client).returncode == 1
+
+
+def test_new_certificates_replace_others_only_with_force(tmp_path: Path) -> None:
+    first = tls.make(tmp_path / "t", "box", ("10.0.0.1",), client=False, days=10, force=False)
+    before = first.certificate.read_bytes(), first.ca.read_bytes()
+    with pytest.raises(AlreadyExists, match="--force"):
+        tls.make(tmp_path / "t", "box", (), client=False, days=10, force=False)
+    again = tls.make(tmp_path / "t", "box", (), client=False, days=10, force=True)
+    assert (first.has_new_ca, again.has_new_ca) == (True, False)
+    assert again.certificate.read_bytes() != before[0]
+    assert again.ca.read_bytes() == before[1]
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "", "-x", "a b", "x\nkeyUsage = keyCertSign", "ca", "ä"])
+def test_names_that_are_no_host_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput):
+        tls.make(tmp_path / "t", name, (), client=False, days=10, force=False)
+    assert not (tmp_path / "t").exists()
+
+
+def test_failures_are_one_line_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match="cannot be written"):
+        tls.make(tmp_path / "file" / "t", "box", (), client=False, days=10, force=False)
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "ca.pem").write_text("no certificate")
+    with pytest.raises(EdgedError, match="openssl x509 failed"):
+        tls.make(tmp_path / "t", "box", (), client=False, days=10, force=False)
+    assert [each.name for each in (tmp_path / "t").iterdir()] == ["ca.pem"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotFound, match="openssl"):
+        tls.make(tmp_path / "new", "box", (), client=False, days=10, force=False)
