@@ -18,6 +18,13 @@ def clock(unix_s: float) -> str:
     return f"{_local(unix_s):%H:%M:%S}"
 
 
+def many(count: int, what: str) -> str:
+    """A count with its noun: `1 frame`, `2 frames`, `0 classes`."""
+    if count == 1:
+        return f"1 {what}"
+    return f"{count} {what}{'es' if what.endswith(('s', 'x', 'ch')) else 's'}"
+
+
 def span(seconds: float) -> str:
     """Format a duration in its two largest units; below 10 s with tenths."""
     if seconds < 9.95:

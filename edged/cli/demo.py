@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from edged import formatting
 from edged.cli import common
 from edged.errors import EdgedError, InvalidInput
 
@@ -92,7 +93,7 @@ async def _run(plan: Plan) -> Outcome:
 
 
 def _heading(plan: Plan) -> str:
-    count = f"{plan.cameras} camera{'' if plan.cameras == 1 else 's'}"
+    count = formatting.many(plan.cameras, "camera")
     return f"edged demo: {count} of {plan.source or 'drawn scenes'}, {plan.model or 'the embedded detector'}"
 
 

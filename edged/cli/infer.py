@@ -11,6 +11,7 @@ from rich.table import Table
 
 from edged.cli import common
 from edged.errors import InvalidInput
+from edged.formatting import many
 
 if TYPE_CHECKING:
     from edged.client.result import Result
@@ -47,7 +48,8 @@ def _print(result: Result) -> None:
         common.show(_outputs(result))
     elif result.detections:
         common.show(_detections(result))
-    found = f"{len(result.outputs)} outputs" if result.outputs else f"{len(result.detections)} detections"
+    counted = (len(result.outputs), "output") if result.outputs else (len(result.detections), "detection")
+    found = many(*counted)
     by = f" by {result.backend}" if result.backend else ""
     common.show(f"{found} in {result.timings.total_ms:.1f} ms{by} ({result.width}x{result.height} pixels)")
 

@@ -222,7 +222,7 @@ def _facts(model: ModelInfo) -> Table:
         **({"stage": formatting.stage(model.stage, model.category)} if model.category else {}),
         "digest": model.digest or "none",
         "family": model.family or "raw tensors",
-        "engine": f"{model.engine[:12]} ({model.backend}), {model.swaps} {'swap' if model.swaps == 1 else 'swaps'}"
+        "engine": f"{model.engine[:12]} ({model.backend}), {formatting.many(model.swaps, 'swap')}"
         if model.engine
         else "none",
         **({"precision": _precision(model)} if model.precision else {}),

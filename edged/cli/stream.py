@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,14 +16,18 @@ from rich.text import Text
 
 from edged.cli import common
 from edged.errors import EdgedError, InvalidInput
+from edged.formatting import many
 
 if TYPE_CHECKING:
     from edged.client.frames import Region
     from edged.client.requests import FrameCounts
     from edged.client.result import Result
+    from edged.client.sinks import Sink, Sinks
     from edged.client.sources import Source
+    from edged.client.stream import Stream
 
 _WINDOW_S = 2.0
+_MOST_CLASSES = 10  # in the summary
 
 
 class StreamStats:
@@ -36,6 +40,8 @@ class StreamStats:
         self._recent: deque[tuple[float, float]] = deque()
         self._skipped = self._failed = 0
         self._last: Result | None = None
+        self._found: Counter[str] = Counter()  # detections by label
+        self._objects: dict[str, set[int]] = {}  # ids of tracked objects by label
         self.error = ""
 
     def on_result(self, result: Result) -> None:
@@ -44,6 +50,12 @@ class StreamStats:
             self._failed += 1
             self.error = f"{result.error[1]} ({result.error[0]})"
             return
+        for each in result.detections:
+            self._found[each.label] += 1
+            if each.tracker_id is not None:
+                self._objects.setdefault(each.label, set()).add(each.tracker_id)
+        if result.classes:
+            self._found[result.classes[0].label] += 1
         with self._busy:
             self._last = result
             self._recent.append((time.monotonic(), result.age_ms))
@@ -59,16 +71,16 @@ class StreamStats:
         rate = len(ages) / max(0.001, min(_WINDOW_S, now - self._start))
         age = sum(ages) / max(1, len(ages))
         parts = [f"{rate:.1f} fps", f"age {age:.0f} ms", f"skipped {self._skipped}"]
-        parts += [f"{len(self._last.detections)} detections", *([self._last.backend] if self._last.backend else [])]
+        parts += [many(len(self._last.detections), "detection"), *([self._last.backend] if self._last.backend else [])]
         if self._failed:
             parts.append(f"failed {self._failed}: {self.error}")
         return "  ".join(parts)
 
     def summary(self, counts: FrameCounts, source: Source) -> str:
-        """Return the final counts; those that are usually zero only if they are not."""
+        """Return the final counts, those that are usually zero only if they are not; and what was found, by class."""
         took = time.monotonic() - self._start
         parts = [
-            f"{counts.sent} frames sent",
+            f"{many(counts.sent, 'frame')} sent",
             f"{counts.answered} answered",
             f"{counts.skipped} skipped",
             f"{counts.failed} failed",
@@ -79,14 +91,17 @@ class StreamStats:
             parts.append(f"{source.skipped} skipped at the source")
         if source.damaged:
             parts.append(f"{source.damaged} damaged")
-        return f"{', '.join(parts)} in {took:.1f} s ({counts.answered / max(took, 0.001):.1f} fps)"
+        line = f"{', '.join(parts)} in {took:.1f} s ({counts.answered / max(took, 0.001):.1f} fps)"
+        return "\n".join([line, *self._classes()])
 
-
-if TYPE_CHECKING:
-    from edged.client.result import Result
-    from edged.client.sinks import Sink, Sinks
-    from edged.client.sources import Source
-    from edged.client.stream import Stream
+    def _classes(self) -> Iterator[str]:
+        """What was found in all frames, by class; different objects if they were tracked."""
+        counts = Counter({label: len(ids) for label, ids in self._objects.items()}) or self._found
+        if counts:
+            what = "objects" if self._objects else "found in all frames"
+            shown = [f"{label} {count}" for label, count in counts.most_common(_MOST_CLASSES)]
+            rest = len(counts) - len(shown)
+            yield f"{what}: {', '.join([*shown, *([f'and {rest} more'] if rest else [])])}"
 
 
 def stream(

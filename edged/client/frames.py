@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -113,11 +114,13 @@ Picture: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | n
 
 class Captured(msgspec.Struct, frozen=True, eq=False):
     """A picture and when it was taken: nanoseconds of the wall clock since 1970 and of the monotonic clock, 0 if
-    unknown, as in a recording: ages then count from its arrival at the daemon."""
+    unknown, as in a recording: ages then count from its arrival at the daemon. `position_s` is where it is in a
+    recording, in seconds from its start; None if it is in none."""
 
     image: Picture
     captured_unix_ns: int = 0
     captured_mono_ns: int = 0
+    position_s: float | None = None
 
     @classmethod
     def now(cls, image: Picture) -> Captured:
@@ -137,6 +140,7 @@ class FrameMaker:
     def __init__(self, model: str, camera: str, wanted: FrameOptions, sharing: Sharing | None = None) -> None:
         self._model, self._camera, self._options, self._sharing = model, camera, wanted, sharing
         self._sequence = 0
+        self._positions: dict[int, float] = {}  # in a recording, by number, of frames that wait for their answers
 
     def make(self, item: Picture | Captured) -> OutgoingFrame:
         """Make the frame of a picture; its capture time is now if it has none. InvalidInput or NotFound."""
@@ -146,12 +150,21 @@ class FrameMaker:
         frame.captured_unix_ns, frame.captured_mono_ns = taken.captured_unix_ns, taken.captured_mono_ns
         data = _with_picture(frame, taken.image, self._sharing)
         self._sequence += 1
+        if taken.position_s is not None:
+            self._positions[self._sequence] = taken.position_s
         return OutgoingFrame(data, taken.captured_mono_ns)
 
-    def on_result(self, result: Result) -> None:
-        """An error may mean that the daemon cannot read shared memory."""
+    def on_result(self, result: Result) -> Result:
+        """Return the result with its position in the recording. An error may mean that the daemon cannot read shared
+        memory."""
         if self._sharing is not None and result.error is not None:
             self._sharing.on_error(result.error[0])
+        if not self._positions:
+            return result
+        position = self._positions.get(result.sequence)
+        for number in list(itertools.takewhile(lambda number: number <= result.sequence, self._positions)):
+            del self._positions[number]  # answers come in order: those before it were skipped
+        return result if position is None else msgspec.structs.replace(result, position_s=position)
 
     def close(self) -> None:
         """No more frames will be made."""

@@ -130,8 +130,7 @@ class FrameRequests:
 
     def on_result(self, result: Result) -> Result:
         """Count an answer and let the next frame out. Return the result with the skips that no earlier one reported."""
-        self._maker.on_result(result)
-        whole = self.counts.on_result(result)
+        whole = self.counts.on_result(self._maker.on_result(result))
         self._on_turn()
         return whole
 

@@ -85,7 +85,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     previous result, `skips` tells which and why. `error` is None or (gRPC code name, message) for a frame that could
     not be answered; `error_code` is edged's code for it, None from a daemon with codes unknown here. The capture times
     are as sent, in nanoseconds; `received_unix_ns` is the daemon's wall clock when it had the frame. A time that is not
-    known is 0.
+    known is 0. `position_s` is where the frame is in a recording, in seconds from its start; None for a camera.
     """
 
     camera: str
@@ -107,6 +107,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     skips: tuple[Skips, ...] = ()
     classes: tuple[Classification, ...] = ()
     error_code: ErrorCode | None = None
+    position_s: float | None = None
 
     @property
     def captured(self) -> datetime | None:

@@ -19,6 +19,7 @@ from edged.client.frames import Picture, read_picture
 from edged.client.result import Result
 from edged.demo.life import Life, Line, answering, cosine, is_reference, outcome, title
 from edged.demo.report import IOU, SCORE, FrameCounts, Outcome, Report
+from edged.formatting import many
 from edged.vision.draw import annotate, encode_jpeg
 from edged.vision.image import Image, decode
 
@@ -177,7 +178,7 @@ def _figures(report: Report) -> Iterator[Text]:
         f"{report.frames_sent} sent = {report.frames_answered} answered"
         f" + {report.frames_skipped} skipped (overtaken by newer ones) + {report.frames_failed} failed",
     )
-    yield _line("rate", f"{report.fps:.1f} answers a second; {_many(report.cameras, 'camera')}, {report.seconds:.0f} s")
+    yield _line("rate", f"{report.fps:.1f} answers a second; {many(report.cameras, 'camera')}, {report.seconds:.0f} s")
     if report.p50_ms is not None and report.p99_ms is not None:
         yield _line("age", f"p50 {report.p50_ms:.1f} ms, p99 {report.p99_ms:.1f} ms from capture to answer")
     if report.precision is not None and report.recall is not None:
@@ -190,16 +191,12 @@ def _verdict(report: Report) -> Text:
         busy = f"No frame failed. Your box is busy: the faster engine is still being built ({report.unfinished})."
         return Text(busy, "bold green")
     none = "no frame failed, no engine is faster here than the unoptimised one"
-    swaps = f"{_many(report.swaps, 'swap')} without a failed frame" if report.swaps else none
+    swaps = f"{many(report.swaps, 'swap')} without a failed frame" if report.swaps else none
     return Text(f"Everything held: {swaps}, and the restart built nothing.", "bold green")
 
 
 def _line(label: str, words: Text | str) -> Text:
     return Text.assemble((f"{label:<{_LABEL}}", "dim"), words)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 MAX_TILES = 9  # cameras on one picture

@@ -21,6 +21,7 @@ from edged.device.libraries import as_numbers
 from edged.device.nvidia import REBOOT_PENDING
 from edged.device.root import Root
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
+from edged.formatting import many
 
 _NVIDIA_PCI, _DISPLAY = "0x10de", "0x03"
 _INSTALL_DRIVER = "install the NVIDIA driver of the box's distribution and restart"
@@ -276,7 +277,7 @@ def _pi(root: Root, paths: Iterable[str]) -> Iterator[tuple[bool, str]]:
 def _overcurrent(root: Root) -> Iterator[tuple[bool, str]]:
     count = sum(_number(root, path) or 0 for path in root.glob(_OVERCURRENT))
     if count:
-        yield False, f"throttled {count} times because it drew too much current"
+        yield False, f"throttled {many(count, 'time')} because it drew too much current"
 
 
 def _cores(root: Root) -> Iterator[tuple[bool, str]]:
@@ -284,7 +285,7 @@ def _cores(root: Root) -> Iterator[tuple[bool, str]]:
     for kind in ("core", "package"):
         counts = [_number(root, path) or 0 for path in root.glob(f"{_CPUS}/thermal_throttle/{kind}_throttle_count")]
         if max(counts, default=0):
-            yield False, f"a processor {kind} was throttled {max(counts)} times for its temperature"
+            yield False, f"a processor {kind} was throttled {many(max(counts), 'time')} for its temperature"
 
 
 def temperature(root: Root) -> Iterator[Check]:

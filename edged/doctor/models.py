@@ -23,6 +23,7 @@ from edged.engines.builder import Builder
 from edged.engines.child import run
 from edged.engines.plan import PlannedModel, Planner
 from edged.errors import EdgedError, Unsuitable
+from edged.formatting import many
 from edged.ipc import job_messages as jobs
 from edged.models.entries import ModelEntry, plain_entry
 from edged.models.inspection import Inspection
@@ -218,7 +219,7 @@ def external_data(name: str, inspection: Inspection) -> Iterator[Check]:
         yield ok(Name.EXTERNAL_DATA, "it has none: all is in one file", name)
     elif not bad:
         size = sum(file.size for file in files) / 1e6
-        yield ok(Name.EXTERNAL_DATA, f"{len(files)} files with {size:.1f} MB are complete", name)
+        yield ok(Name.EXTERNAL_DATA, f"{many(len(files), 'file')} with {size:.1f} MB: complete", name)
 
 
 def shapes(model: Model) -> Check:

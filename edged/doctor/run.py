@@ -19,6 +19,7 @@ from edged.doctor.hardware import User
 from edged.doctor.models import ModelChecks, StoreView
 from edged.doctor.runtimes import Runtimes
 from edged.errors import EdgedError, InvalidInput, Unsupported
+from edged.formatting import many
 
 _PROBE_SECONDS = 30.0
 _ORDER = {name: rank for rank, name in enumerate(Name)}
@@ -174,7 +175,7 @@ def _store(view: StoreView) -> Check:
     """Check the files of the store, by what was found when they were read."""
     counts, records = view.store.counts, view.store.records()
     if counts.damaged:
-        message = f"{counts.damaged} engines were damaged and have been set aside; they are built again"
+        message = f"{many(counts.damaged, 'damaged engine')} set aside, to be built again"
         return warning(Name.STORE, message, "see the disk's health: journalctl -k, smartctl, or another card")
     held = sum(bool(record.files) for record in records.values())
-    return ok(Name.STORE, f"{held} engines, {len(records) - held} records of others")
+    return ok(Name.STORE, f"{many(held, 'engine')}, {many(len(records) - held, 'record')} of others")

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from edged.engines.plan import PlannedModel
+from edged.formatting import many
 from edged.serving import crash_attribution, memory
 from edged.serving.crash_attribution import Death, EngineId, Record
 from edged.serving.link import Loss
@@ -85,7 +86,8 @@ class Quarantine:
         record = self._records.get(suspect)
         if record is None or not record.is_quarantined:
             return ""
-        return f"its work ended its engine host {len(record.deaths)} times, which at last {record.deaths[-1].why}"
+        deaths = many(len(record.deaths), "time")
+        return f"its work ended its engine host {deaths}, which at last {record.deaths[-1].why}"
 
     def _write(self) -> None:
         self._records = crash_attribution.live(self._records, time.time())

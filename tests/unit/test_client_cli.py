@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -98,7 +99,8 @@ def test_infer_fails_in_one_line(running: Running, picture: str, model: str, pic
 
 
 def summary(text: str) -> dict[str, int]:
-    counts = re.findall(r"(\d+) (frames sent|answered|skipped|failed|without)", text.splitlines()[-1])
+    (line,) = (line for line in text.splitlines() if re.match(r"\d+ frames? sent", line))
+    counts = re.findall(r"(\d+) (frames? sent|answered|skipped|failed|without)", line)
     return {name.split()[-1]: int(count) for count, name in counts}
 
 
@@ -108,12 +110,17 @@ def test_stream_prints_lines_and_a_summary(running: Running, video: str) -> None
     assert re.search(r"fps  age 1[23] ms  skipped \d+  2 detections  null", result.stdout.splitlines()[0])
     account = summary(result.stdout)
     assert account["sent"] == 40 == account["answered"] + account["skipped"] + account["failed"]
+    found = re.findall(r"(\w+) (\d+)", result.stdout.splitlines()[-1].removeprefix("found in all frames: "))
+    assert sum(int(count) for _, count in found) == 2 * account["answered"]
 
 
 def test_stream_json(running: Running, video: str) -> None:
     result = call("stream", "flaky", video, "--json", "--no-pace", "--camera", "door", "-t", running.target)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["sequence"] for line in lines] == list(range(1, 41))
+    steps = {round(after["position_s"] - before["position_s"], 3) for before, after in itertools.pairwise(lines)}
+    assert lines[0]["position_s"] == 0.0
+    assert len(steps) == 1, "a video's frames are equally far from each other"
     first, third = lines[0], lines[2]
     assert (first["camera"], first["skipped"], first["error"], first["age_ms"]) == ("door", 0, None, 12.5)
     assert first["image"] == {"width": 64, "height": 48}
@@ -169,7 +176,7 @@ def test_stream_interrupted_completes_video_and_prints_the_summary(
     assert process.returncode == 130
     assert all(json.loads(line) for line in out.splitlines())
     assert summary(err)["sent"] >= 1
-    assert err.count("\n") == 1, err
+    assert err.count("\n") == 2, err
     with av.open(str(saved)) as container:
         assert len(list(container.decode(video=0))) >= 5
         assert container.duration

@@ -426,7 +426,7 @@ def test_batch_fixed_above_one_is_a_warning() -> None:
 
 def test_external_data_missing_file_is_wrong() -> None:
     whole = inspection(external=["w.bin"])
-    assert lines(models.external_data("m", whole)).startswith("ok m: 1 files")
+    assert lines(models.external_data("m", whole)).startswith("ok m: 1 file with")
     lost = msgspec.structs.replace(whole, external=(ExternalFile("w.bin", 0, "external data w.bin is missing"),))
     assert lines(models.external_data("m", lost)) == "wrong m: external data w.bin is missing"
     assert lines(models.external_data("m", inspection())).startswith("ok m: it has none")

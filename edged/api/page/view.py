@@ -161,7 +161,7 @@ def _sentence(status: StatusInfo, models: Sequence[ModelInfo], cameras: Sequence
 
 
 def _count(count: int, what: str) -> str:
-    return f"{count} {what.lower()}{'' if count == 1 else 's'}"
+    return formatting.many(count, what.lower())
 
 
 def _named(what: str, names: Sequence[str]) -> str:

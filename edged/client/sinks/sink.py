@@ -282,7 +282,7 @@ def encode(result: Result) -> bytes:
 
 def line(result: Result) -> dict[str, object]:
     """Return Roboflow's inference JSON with camera, number and age of the frame, skips and error; `classes` of a
-    classifier."""
+    classifier, `position_s` of a frame of a recording."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}
@@ -293,6 +293,7 @@ def line(result: Result) -> dict[str, object]:
         "model": result.model,
         "sequence": result.sequence,
         "captured_unix_ns": result.captured_unix_ns,
+        **({} if result.position_s is None else {"position_s": round(result.position_s, 6)}),
         "age_ms": result.age_ms,
         "skipped": result.skipped,
         "skips": msgspec.to_builtins(result.skips),

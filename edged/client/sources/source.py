@@ -71,9 +71,10 @@ class Shot(msgspec.Struct, frozen=True, eq=False):
             age = 0
         return cls(develop, unix_now - age, mono_now - age)
 
-    def captured(self) -> Captured:
-        """Convert the picture; raises whatever that raises."""
-        return Captured(self.develop(), self.captured_unix_ns, self.captured_mono_ns)
+    def captured(self, *, is_recorded: bool) -> Captured:
+        """Convert the picture; raises whatever that raises. Without a recording the position means nothing."""
+        position = self.position if is_recorded else None
+        return Captured(self.develop(), self.captured_unix_ns, self.captured_mono_ns, position)
 
 
 _HOPELESSLY_LATE_S = 1.0
@@ -237,7 +238,7 @@ class _Read(Source):
     def _developed(self, shot: Shot) -> Captured | None:
         """Convert a shot; None if it is damaged."""
         try:
-            return shot.captured()
+            return shot.captured(is_recorded=not isinstance(self.reader, Live))
         except Exception:  # PyAV's errors share no base with numpy's
             self.reader.on_damage()
             return None
