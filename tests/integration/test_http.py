@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import jsonschema
 import numpy as np
 import pytest
 
@@ -193,6 +194,32 @@ def test_a_picture_gets_what_it_gets_over_grpc(daemon: HttpDaemon) -> None:
                 assert one["class"] == other.label
                 centre = ((other.x1 + other.x2) / 2, (other.y1 + other.y2) / 2)
                 assert (one["x"], one["y"], one["confidence"]) == pytest.approx((*centre, other.score), abs=0.05)
+
+
+def test_answers_fit_the_openapi_document(daemon: HttpDaemon) -> None:
+    document = reported(daemon, "GET", "/openapi.json")
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2.5, -3, 0]}
+    asked: dict[str, Any] = {"/v2/models/{model}/infer": {"inputs": [tensor], "id": "7"}, "/v2/repository/index": None}
+    for path, operations in document["paths"].items():
+        if ("get" not in operations and path not in asked) or "sharedmemory" in path:
+            continue
+        method = "get" if "get" in operations else "post"
+        actual = path.replace("{model}", "id_FP32").replace("{version}", "1")
+        status, _, body = ask(daemon, method.upper(), actual, json.dumps(asked.get(path) or {}).encode())
+        assert status == 200, (path, body)
+        fits(document, operations[method]["responses"]["200"], body)
+    detected = document["paths"]["/edged/v1/detect/{model}"]["post"]["responses"]["200"]
+    fits(document, detected, ask(daemon, "POST", "/edged/v1/detect/shapes", _JPEG)[2])
+    fits(document, document["components"]["responses"]["Error"], ask(daemon, "GET", "/v2/models/none")[2])
+
+
+def fits(document: Any, response: Any, body: bytes) -> None:
+    """The body has the schema of the response; without a schema it is empty."""
+    if "content" not in response:
+        assert body == b""
+        return
+    schema = response["content"]["application/json"]["schema"]
+    jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(json.loads(body))
 
 
 def test_commands_of_the_http_page_work(daemon: HttpDaemon, tmp_path: Path) -> None:

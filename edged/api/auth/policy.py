@@ -273,9 +273,17 @@ def refusal(method: str, caller: Caller) -> EdgedError | None:
     name = method.rpartition("/")[2]
     if not caller.roles and not caller.is_known:
         return Unauthenticated(f"{name} needs a token; set EDGED_TOKEN{caller.remedy}")
-    least = " or ".join(role for role in ("infer", "read") if role in needed) or "operate"
+    least = least_role(method)
     has = f"{caller.name} has {describe_roles(caller.roles)}" if caller.roles else f"{caller.name} has no role here"
     return Forbidden(f"{name} needs the role {least}, and {has}{caller.remedy}")
+
+
+def least_role(method: str) -> str:
+    """The least role that may call a method, or two of which each may; empty if no role is needed."""
+    needed = METHODS.get(method, NOBODY)
+    if needed is None:
+        return ""
+    return " or ".join(role for role in ("infer", "read") if role in needed) or "operate"
 
 
 def is_audited(method: str) -> bool:

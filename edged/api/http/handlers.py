@@ -98,12 +98,12 @@ def _config(request: Any, response: pb.ModelConfigResponse) -> HttpResponse:
     return json_response(message_fields(response.config))
 
 
-class _Index(msgspec.Struct, frozen=True):
+class IndexBody(msgspec.Struct, frozen=True):
     ready: bool = False
 
 
 def _fill_index(request: pb.RepositoryIndexRequest, http: HttpRequest) -> None:
-    request.ready = parse_json(http.body, _Index, "the request").ready
+    request.ready = parse_json(http.body, IndexBody, "the request").ready
 
 
 def _index(request: Any, response: pb.RepositoryIndexResponse) -> HttpResponse:
@@ -111,13 +111,13 @@ def _index(request: Any, response: pb.RepositoryIndexResponse) -> HttpResponse:
     return json_response([{name: value for name, value in row.items() if value} for row in rows])
 
 
-class _Load(msgspec.Struct, frozen=True):
+class LoadBody(msgspec.Struct, frozen=True):
     parameters: dict[str, bool | int | str] = {}
 
 
 def _fill_load(request: Any, http: HttpRequest) -> None:
     """Of loading and unloading. Files are base64."""
-    for key, value in parse_json(http.body, _Load, "the request").parameters.items():
+    for key, value in parse_json(http.body, LoadBody, "the request").parameters.items():
         parameter = request.parameters[key]
         if key.startswith("file:") and isinstance(request, pb.RepositoryModelLoadRequest):
             parameter.bytes_param = decode_base64(key, value)
@@ -131,30 +131,30 @@ def _fill_load(request: Any, http: HttpRequest) -> None:
             raise InvalidInput(f"parameter {key[:60]!r} does not fit 64 bits")
 
 
-class _Region(msgspec.Struct, frozen=True):
+class RegionBody(msgspec.Struct, frozen=True):
     key: str
     byte_size: int
     offset: int = 0
 
 
-class _Handle(msgspec.Struct, frozen=True):
+class CudaHandleBody(msgspec.Struct, frozen=True):
     b64: str = ""
 
 
-class _CudaRegion(msgspec.Struct, frozen=True):
-    raw_handle: _Handle
+class CudaRegionBody(msgspec.Struct, frozen=True):
+    raw_handle: CudaHandleBody
     byte_size: int
     device_id: int = 0
 
 
 def _fill_region(request: pb.SystemSharedMemoryRegisterRequest, http: HttpRequest) -> None:
-    found = parse_json(http.body, _Region, "the region")
+    found = parse_json(http.body, RegionBody, "the region")
     request.key, request.offset = found.key, _size("offset", found.offset)
     request.byte_size = _size("byte_size", found.byte_size)
 
 
 def _fill_cuda_region(request: pb.CudaSharedMemoryRegisterRequest, http: HttpRequest) -> None:
-    found = parse_json(http.body, _CudaRegion, "the region")
+    found = parse_json(http.body, CudaRegionBody, "the region")
     request.raw_handle = decode_base64("raw_handle", found.raw_handle.b64)
     request.device_id, request.byte_size = _size("device_id", found.device_id), _size("byte_size", found.byte_size)
 
@@ -244,7 +244,7 @@ _PICTURES = (*_UNTYPED, "image/jpeg", "image/jpg", "image/png")
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
-class _Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DetectQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The query: fields of `edged.v1.Frame` by the same names, the region as X,Y,WIDTH,HEIGHT."""
 
     camera: str = ""
@@ -280,11 +280,11 @@ def frame_of(http: HttpRequest, model: str) -> wire.FrameRequest:
     return wire.FrameRequest(frame, http.body)
 
 
-def _query(query: Mapping[str, str]) -> _Query:
+def _query(query: Mapping[str, str]) -> DetectQuery:
     try:
-        return msgspec.convert(query, decoding.ready(_Query), strict=False)
+        return msgspec.convert(query, decoding.ready(DetectQuery), strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"invalid query: {explain(error, _Query.__struct_fields__)}") from None
+        raise InvalidInput(f"invalid query: {explain(error, DetectQuery.__struct_fields__)}") from None
 
 
 def _region(text: str) -> camera_pb.Region:

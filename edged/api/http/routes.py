@@ -5,6 +5,7 @@ Roles, tokens and limits are those of gRPC, since every path stands for one of i
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from http import HTTPStatus
@@ -17,9 +18,16 @@ from edged.api.auth import policy
 from edged.api.auth.guard import Guard
 from edged.api.auth.policy import Caller
 from edged.api.grpc.status import describe, error_code, http_of
-from edged.api.http import handlers
+from edged.api.http import handlers, openapi
 from edged.api.http.call_scope import call_scope
-from edged.api.http.exchange import Headers, HttpRequest, HttpResponse, error_response, web_page_refusal
+from edged.api.http.exchange import (
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    error_response,
+    json_response,
+    web_page_refusal,
+)
 from edged.api.http.handlers import Calls
 from edged.errors import ClientLimited, EdgedError, ErrorCode, Unauthenticated
 from edged.files import NOT_JSON
@@ -59,7 +67,11 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path.replace("[", "(?:").replace("]", ")?")))
 
 
-_PATTERNS = tuple((_pattern(path), methods, method) for method, methods, path in TABLE)
+_DOCUMENT = "openapi.json"  # known to all, as an unknown path is
+_PATTERNS = (
+    (re.compile(re.escape(_DOCUMENT)), _GET, _DOCUMENT),
+    *((_pattern(path), methods, method) for method, methods, path in TABLE),
+)
 
 
 class Route(NamedTuple):
@@ -75,7 +87,8 @@ class Route(NamedTuple):
 
 
 def find(method: str, path: str) -> Route | HttpResponse:
-    """The route of a request, or the error for an unknown path or method. HEAD counts as GET."""
+    """The route of a request, or the response if that needs no call: the OpenAPI document, or the error for an unknown
+    path or method. HEAD counts as GET."""
     plain = "/".join(quote(unquote(part), safe="") for part in path.strip("/").split("/"))
     for pattern, methods, rpc in _PATTERNS:
         match = pattern.fullmatch(plain)
@@ -88,10 +101,17 @@ def find(method: str, path: str) -> Route | HttpResponse:
         if method not in allowed:
             message = f"method {method[:20]} is not allowed; use {methods[-1]}"
             return error_response(HTTPStatus.METHOD_NOT_ALLOWED, ErrorCode.UNSUPPORTED, message, header)
+        if rpc == _DOCUMENT:
+            return _document()
         return Route(rpc, {name: unquote(part) for name, part in match.groupdict().items() if part is not None})
     return error_response(
         HTTPStatus.NOT_FOUND, ErrorCode.NOT_FOUND, f"path {path[:100]!r} does not exist; see docs/http.md"
     )
+
+
+@functools.cache
+def _document() -> HttpResponse:
+    return json_response(openapi.document(TABLE))
 
 
 class Dispatcher:

@@ -33,12 +33,12 @@ _LARGE = 1 << 18  # bytes of JSON above which long lists are not decoded with th
 Parameters: TypeAlias = dict[str, bool | int | float | str]
 
 
-class _Input(msgspec.Struct, frozen=True):
+class InputBody(msgspec.Struct, frozen=True):
     name: str
     shape: Annotated[list[int], msgspec.Meta(max_length=64)]
     datatype: str
     parameters: Parameters = {}
-    data: msgspec.Raw = msgspec.Raw(b"")
+    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
     @property
     def text(self) -> bytes:
@@ -47,16 +47,16 @@ class _Input(msgspec.Struct, frozen=True):
         return b"" if text == b"null" else text
 
 
-class _Output(msgspec.Struct, frozen=True):
+class OutputBody(msgspec.Struct, frozen=True):
     name: str
     parameters: Parameters = {}
 
 
-class _Inference(msgspec.Struct, frozen=True):
-    inputs: Annotated[list[_Input], msgspec.Meta(max_length=1024)]
+class InferBody(msgspec.Struct, frozen=True):
+    inputs: Annotated[list[InputBody], msgspec.Meta(max_length=1024)]
     id: str = ""
     parameters: Parameters = {}
-    outputs: Annotated[list[_Output], msgspec.Meta(max_length=1024)] = []
+    outputs: Annotated[list[OutputBody], msgspec.Meta(max_length=1024)] = []
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class InferRequest(msgspec.Struct, frozen=True):
     format: OutputFormat
 
 
-_decoder = msgspec.json.Decoder(_Inference)
+_decoder = msgspec.json.Decoder(InferBody)
 _encoder = msgspec.json.Encoder()
 
 
@@ -164,7 +164,7 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Part], format: OutputFor
     return HttpResponse(parts=(text, *behind), headers=(("content-type", OCTETS), length))
 
 
-def _decode(text: bytes) -> tuple[_Inference, dict[bytes, Piece]]:
+def _decode(text: bytes) -> tuple[InferBody, dict[bytes, Piece]]:
     """The request, and the long lists that its inputs name in place of their data. InvalidInput."""
     try:
         if len(text) > _LARGE:
@@ -178,7 +178,7 @@ def _decode(text: bytes) -> tuple[_Inference, dict[bytes, Piece]]:
         raise InvalidInput(f"the request's JSON cannot be used: {explain(error)}") from None
 
 
-def _decode_all(text: bytes) -> _Inference:
+def _decode_all(text: bytes) -> InferBody:
     try:
         return _decoder.decode(text)
     except msgspec.DecodeError:
@@ -187,7 +187,7 @@ def _decode_all(text: bytes) -> _Inference:
         return _decoder.decode(values.with_bare_words(text))
 
 
-def _add(message: pb.ModelInferRequest, given: _Input) -> None:
+def _add(message: pb.ModelInferRequest, given: InputBody) -> None:
     if given.datatype not in DATATYPES:
         raise InvalidTensor(f"input {given.name!r} has datatype {given.datatype[:40]!r}, unknown to the protocol")
     if not all(-(1 << 63) <= dim < 1 << 63 for dim in given.shape):
