@@ -26,6 +26,9 @@ EXTRAS = {
 # Its dependencies would bring an OpenCV that needs a display and overwrites the one without.
 _ALONE = {"tracking": ("trackers>=2.6",)}
 
+# By module, as in `pyproject.toml`: what edged always brings and edged-client (client/) does not.
+NOT_IN_CLIENT = {"cv2": "opencv-python-headless>=5.0", "onnx": "onnx>=1.23"}
+
 
 def install(*requirements: str, option: str = "") -> str:
     """The command that installs packages for this program."""
@@ -41,6 +44,12 @@ def install_extra(name: str) -> str:
     """The command that installs one of `EXTRAS`."""
     alone = _ALONE.get(name, ())
     return " && ".join((install(*EXTRAS[name]), *(install(each, option="--no-deps") for each in alone)))
+
+
+def missing(module: str, what: str) -> str:
+    """The message for an action that needs one of `NOT_IN_CLIENT`."""
+    requirement = NOT_IN_CLIENT[module]
+    return f"{what} needs {requirement.partition('>')[0]}; install it: {install(requirement)}"
 
 
 def is_installed(module: str) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from edged.errors import InvalidInput, ModelRefused
+from edged import packages
+from edged.errors import InvalidInput, Unsupported
 from edged.models.identity import model_digest
 from edged.models.repair import RepairOptions
 from edged.models.samples import find
@@ -42,7 +43,7 @@ class Package:
         name that another model may have.
 
         ModelRefused for a file that is not an ONNX model or lacks external data, InvalidInput for samples that are
-        neither pictures nor tensors by their names, too many or too large.
+        neither pictures nor tensors by their names, too many or too large, Unsupported without onnx.
         """
         header = ModelHeader(name=name, settings=dict(settings or {}), replace=replace)
         files = _files(Path(path))
@@ -94,7 +95,7 @@ def _file(announced: ModelFile, path: Path) -> Iterator[AddModelRequest]:
 def _files(path: Path) -> list[tuple[str, Path]]:
     try:
         from edged.jobs.inspect import external_files  # brings onnx, which only an upload needs
-    except ImportError as error:
-        raise ModelRefused(f"the model cannot be inspected here: {error}") from None
+    except ImportError:
+        raise Unsupported(packages.missing("onnx", "sending a model")) from None
     external = [(file.path, path.parent / file.path) for file in external_files(path)]
     return [(path.name, path), *external]

@@ -11,6 +11,9 @@ from typing import TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from edged import packages
+from edged.errors import Unsupported
+
 Counts: TypeAlias = npt.NDArray[np.uint32]
 Inside: TypeAlias = npt.NDArray[np.bool_]
 
@@ -117,9 +120,12 @@ def polygon(counts: Counts, width: int, height: int) -> npt.NDArray[np.int32]:
     """Return the outer contour of a mask's largest piece, int32 [n, 2]: x, y of its border pixels, in order.
 
     At least three points, so that it is a valid polygon, or none for an empty mask. `cv2.fillPoly` restores the piece,
-    without its holes. ValueError as for `decode`.
+    without its holes. ValueError as for `decode`; Unsupported without OpenCV.
     """
-    import cv2  # costs commands and the daemon memory, and they use nothing else of it
+    try:
+        import cv2  # costs commands and the daemon memory, and they use nothing else of it
+    except ImportError:
+        raise Unsupported(packages.missing("cv2", "the polygon of a mask")) from None
 
     inside, x, y = crop(counts, width, height)
     if not inside.size:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.errors import InvalidImage, TooLarge
-from edged.vision.image import Image, PixelFormat, decode, from_raw, read_header
+from edged.vision.image import Image, PixelFormat, decode, from_raw
+from edged.vision.picture_header import read_header
 
 RNG = np.random.default_rng(7)
 

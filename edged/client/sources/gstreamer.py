@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
@@ -59,11 +58,15 @@ def pixels(data: Pixels, layout: str, width: int, height: int) -> Pixels:
     image = rows.reshape(height, width, channels)
     if channels == 3:
         return np.array(image, np.uint8)
+    import cv2  # edged-client is installed without it
+
     return np.asarray(cv2.cvtColor(np.ascontiguousarray(image), cv2.COLOR_BGRA2BGR), np.uint8)
 
 
 def _from_nv12(data: Pixels, width: int, height: int) -> Pixels:
     """OpenCV wants even sizes, which the planes have; the picture is cut to its own at the end."""
+    import cv2
+
     across, down = width + width % 2, height + height % 2
     luma_end = _round4(width) * down
     luma = _rows(data[:luma_end], down, across)

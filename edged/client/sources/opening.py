@@ -17,7 +17,7 @@ from edged.client.sources.scene import scene_camera
 from edged.client.sources.shared import shared_camera
 from edged.client.sources.source import InOrder, Live, Newest, Playback, Reader, Shot, Source
 from edged.errors import InvalidInput, NotFound, redact
-from edged.vision.image import read_header
+from edged.vision.picture_header import read_header
 
 
 class Film(Protocol):

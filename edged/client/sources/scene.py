@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from edged import packages
 from edged.client.sources.source import Live, Shot
-from edged.errors import InvalidInput
+from edged.errors import InvalidInput, Unsupported
 
 _FPS = 15.0
 
 
 def scene_camera(seed: str) -> Live:
-    """Open the drawn camera of a seed, by default 1: JPEG of 640x480, 15 a second. InvalidInput for another text."""
+    """Open the drawn camera of a seed, by default 1: JPEG of 640x480, 15 a second. InvalidInput for another text,
+    Unsupported without OpenCV."""
     if not (seed or "1").isdecimal() or len(seed) > 9:
         raise InvalidInput(f"'scene:{seed[:20]}' is not a drawn scene; write scene: and a number, such as scene:7")
+    if not packages.is_installed("cv2"):
+        raise Unsupported(packages.missing("cv2", "a drawn scene"))
     return Live(f"scene:{seed or 1}", lambda live: _drawn(live, int(seed or "1")))
 
 

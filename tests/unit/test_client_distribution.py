@@ -1,0 +1,97 @@
+"""`edged-client` (client/): which modules and requirements it has, and that it works without the others."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edged import packages
+
+ROOT = Path(__file__).parents[2]
+
+
+def requirements(folder: Path) -> set[str]:
+    """All of a pyproject.toml, those of extras included."""
+    return set(re.findall(r'"([\w-]+>=[^"]+)"', (folder / "pyproject.toml").read_text()))
+
+
+@pytest.fixture(scope="module")
+def build() -> Any:
+    spec = importlib.util.spec_from_file_location("client_modules", ROOT / "client/modules.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_requirements_are_those_of_edged() -> None:
+    assert requirements(ROOT / "client") - {"hatchling>=1.27"} <= requirements(ROOT)
+
+
+def test_what_is_left_out_is_an_extra() -> None:
+    for requirement in packages.NOT_IN_CLIENT.values():
+        assert requirement in requirements(ROOT / "client")
+
+
+def test_modules_are_those_of_the_client_and_what_they_import(build: Any) -> None:
+    found = build.modules(ROOT)
+    assert {"edged", "edged.client.client", "edged.client.sources.opening", "edged.vision.draw"} <= set(found)
+    daemon = (
+        "api.",
+        "backends.ort",
+        "backends.trt",
+        "cli",
+        "daemon",
+        "device",
+        "engines",
+        "host",
+        "serving",
+        "library",
+    )
+    assert not [name for name in found if name.startswith(tuple(f"edged.{part}" for part in daemon))]
+    assert len(found) < 80
+
+
+def test_modules_that_exist_for_types_alone_are_left_out(build: Any) -> None:
+    code = "if TYPE_CHECKING:\n    import edged.a\nelse:\n    import edged.b\ndef f():\n    from edged.c import d\n"
+    assert set(build._imports(ast.parse(code))) == {"edged.c", "edged.c.d"}
+
+
+def test_a_program_works_without_what_is_left_out(build: Any, tmp_path: Path) -> None:
+    for path in build.modules(ROOT).values():
+        target = tmp_path / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+for name in ("cv2", "onnx", "onnxruntime", "av", "zmq", "rich", "typer"):
+    sys.modules[name] = None
+import edged
+from edged.client import AsyncClient, Client, Result, open_source
+from edged.errors import EdgedError
+assert edged.__file__.startswith({str(tmp_path)!r})
+print(next(open_source({str(tmp_path / "a.jpg")!r}), "no picture"))
+for what in (lambda: open_source("scene:"), lambda: Client("localhost:1").add_model("m", {__file__!r})):
+    try:
+        what()
+    except EdgedError as error:
+        print(error.code.value, str(error).partition(";")[0])
+"""
+    (tmp_path / "a.jpg").write_bytes(b"no picture")
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "no picture",
+        "UNSUPPORTED a drawn scene needs opencv-python-headless",
+        "UNSUPPORTED sending a model needs onnx",
+    ]
