@@ -63,7 +63,7 @@ def demo(
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(outcome.report)) + b"\n")
     files = tuple(path for path in (snapshot, json) if path is not None and path.exists())
-    common.out.print(render(outcome, files), soft_wrap=True)
+    common.out.print(render(outcome, files, common.out), soft_wrap=True)
     if outcome.report.problems:
         raise EdgedError("; ".join(outcome.report.problems))
 

@@ -48,14 +48,13 @@ class View:
 
     def heading(self, text: str) -> None:
         self._shown = 0.0
-        self._console.print(Text(text, "bold"), soft_wrap=True)
+        self._print(Text(text, "bold"), 0)
 
     def page(self, address: str) -> None:
         self._console.print(Text.assemble("look at it: ", (address, "bold cyan")), soft_wrap=True)
 
     def event(self, line: Line) -> None:
-        text = Text.assemble((f"{line.at_s:6.1f} s  ", "cyan"), line.text)
-        self._console.print(text, soft_wrap=True)
+        self._print(Text.assemble((f"{line.at_s:6.1f} s  ", "cyan"), line.text), 10)
 
     def show(self, now: float, counts: FrameCounts, life: Life) -> None:
         if self._live is not None:
@@ -69,6 +68,23 @@ class View:
         if engines != self._engines:
             self._console.print(f"            {engines}", soft_wrap=True)
         self._engines = engines
+
+    def _print(self, text: Text, indent: int) -> None:
+        self._console.print(wrapped(text, self._console, indent), soft_wrap=True)
+
+
+def wrapped(text: Text, console: Console, indent: int) -> Text:
+    """A line as wide as the terminal at most; what follows is indented. A line for a file or a pipe stays whole, and so
+    does one with a word, such as a path, that would have to be broken."""
+    width = max(console.width - indent, 20)
+    if not console.is_terminal or any(len(word) > width for word in text.plain.split()):
+        return text
+    lines = text.wrap(console, width)
+    for line in lines[1:]:
+        line.pad_left(indent)
+    for line in lines:
+        line.rstrip()
+    return Text("\n").join(lines)
 
 
 @contextlib.contextmanager
@@ -141,20 +157,20 @@ _LABEL = 9  # characters
 _NEXT = "Now try your own model and camera: edged up MODEL.onnx rtsp://USER:PASSWORD@CAMERA"
 
 
-def render(result: Outcome, files: tuple[Path, ...]) -> Text:
+def render(result: Outcome, files: tuple[Path, ...], console: Console) -> Text:
     """Return the summary: both lives, the figures, the `files` that were written, and the verdict if there are no
     problems; those are printed as errors."""
     report = result.report
-    lines = [
-        Text(),
+    labelled = [
         *_events("start", result.cold, None),
         *_events("restart", result.warm, result.cold),
         *_others(result.warm if result.warm.engines else result.cold),
         *_figures(report),
         *(_line("wrote", str(path)) for path in files),
-        *([] if report.problems else [Text(), _verdict(report), Text(_NEXT)]),
     ]
-    return Text("\n").join(lines)
+    last = [] if report.problems else [Text(), _verdict(report), Text(_NEXT)]
+    lines = [wrapped(line, console, _LABEL) for line in labelled] + [wrapped(line, console, 0) for line in last]
+    return Text("\n").join([Text(), *lines])
 
 
 def _events(label: str, life: Life, before: Life | None) -> Iterator[Text]:

@@ -121,15 +121,34 @@ def test_up_names_what_is_wrong_and_leaves_no_daemon(home: Home) -> None:
         assert not is_served(home)
 
 
-def test_stream_and_doctor_fit_the_terminal(home: Home) -> None:
+def test_stream_top_and_doctor_fit_the_terminal(home: Home) -> None:
     with home.terminal("up") as up:
         up.shows("frames a second answered", 90)
         for columns in (80, 120):
+            with home.terminal("top", columns=columns) as top:
+                top.shows("scene", 60)
+                top.press("s")
+                top.shows("scene", 60)  # the picture before is whole
+                picture = top.picture()
+                top.press("q")
+                assert top.ended() == 0
+                assert "shapes" in picture
+                assert [line for line in picture.splitlines() if len(line.rstrip()) > columns] == []
             with home.terminal("stream", "shapes", "scene:3", "--seconds", "2", columns=columns) as stream:
                 assert stream.ended(60) == 0
                 assert "frames" in stream.text
                 assert too_wide(stream, columns) == []
-        with home.terminal("doctor") as doctor:
-            doctor.ended(90)
-            assert "shapes" in doctor.text
-            assert too_wide(doctor, 80) == []
+            with home.terminal("doctor", columns=columns) as doctor:
+                doctor.ended(90)
+                assert "shapes" in doctor.text
+                assert too_wide(doctor, columns) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("columns", [80, 120])
+def test_demo_fits_the_terminal(home: Home, columns: int) -> None:
+    del home.environment["EDGED_ENGINES_BUILD"]
+    with home.terminal("demo", "--seconds", "5", "--cameras", "2", columns=columns) as demo:
+        assert demo.ended(220) == 0
+        assert "Now try your own model and camera: edged up" in demo.text
+        assert too_wide(demo, columns) == []
