@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from edged.api_types import EngineInfo, ModelInfo, Verdict
 from edged.client.requests import FrameCounts as StreamCounts
 from edged.demo.life import Life, Story, is_cache_hit
 from edged.demo.report import EngineFigures, FrameCounts, Outcome, make_report
-from edged.demo.view import render
+from edged.demo.view import render, wrapped
 
 
 def engine(key: str, state: str, latency: float | None = None, **changes: Any) -> EngineInfo:
@@ -96,7 +98,7 @@ def test_report_without_a_swap_for_lack_of_time_is_no_problem() -> None:
     )  # it was in time for this
     report = make_report(counts, cold, warm, swap_due=True)
     assert (report.problems, report.unfinished) == ((), "openvino: building")
-    shown_text = render(Outcome(report, cold, warm), ()).plain
+    shown_text = render(Outcome(report, cold, warm), (), Console(width=200)).plain
     assert "Your box is busy: the faster engine is still being built (openvino: building)" in shown_text
     assert "edged up MODEL.onnx" in shown_text
 
@@ -183,10 +185,22 @@ def test_story_after_a_restart_reports_only_what_is_new() -> None:
 
 def test_render_verdict_only_without_problems() -> None:
     counts, cold, warm = shown()
-    good = render(Outcome(make_report(counts, cold, warm, swap_due=True), cold, warm), ()).plain
+    good = render(Outcome(make_report(counts, cold, warm, swap_due=True), cold, warm), (), Console(width=200)).plain
     assert "Everything held: 1 swap without a failed frame" in good
     assert "4 sent = 2 answered + 2 skipped" in good
     counts.cameras[0].streams.append(stream(1, failed=1))
-    bad = render(Outcome(make_report(counts, cold, warm, swap_due=True), cold, warm), ()).plain
+    bad = render(Outcome(make_report(counts, cold, warm, swap_due=True), cold, warm), (), Console(width=200)).plain
     assert "Everything held" not in bad
     assert "1 failed" in bad
+
+
+def test_wrapped_line_fits_the_terminal_and_keeps_words_whole() -> None:
+    terminal = Console(width=30, force_terminal=True)
+    text = Text("   1.0 s  an engine was built and verified and serves")
+    assert (
+        wrapped(text, terminal, 10).plain
+        == "   1.0 s  an engine\n          was built and\n          verified and serves"
+    )
+    path = Text("wrote    /a/very/long/path/of/a/snapshot.jpg")
+    assert wrapped(path, terminal, 9).plain == path.plain
+    assert wrapped(text, Console(width=30), 10).plain == text.plain
