@@ -3,7 +3,7 @@
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-newest test-oldest lock short lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
-  test-perf-analyzer test-onnx-backend test-zoo fuzz soak attack kills \
+  test-perf-analyzer test-onnx-backend test-page test-zoo fuzz soak attack kills \
   resolve-arm64 docs reference release-check bench deb-trigger install uninstall test-systemd format clean
 
 VENV ?= .venv
@@ -174,6 +174,11 @@ test-tensorrt: $(VENV)/.dev  ## Has TensorRT 8.6 to 11 the calls that edged make
 	EDGED_TENSORRT_BINDINGS=$(subst $(empty) $(empty),:,$(addprefix $(CURDIR)/$(TENSORRT)/,$(BINDINGS))) \
 	  EDGED_OLDER_TENSORRT_RTX=$(CURDIR)/$(TENSORRT)/older-rtx \
 	  $(BIN)/python -m pytest tests/integration/test_tensorrt_*.py $(ARGS)
+
+# chromium has to be installed; playwright (50 MB) is fetched into the virtual environment.
+test-page: $(VENV)/.dev  ## The page in a headless Chromium, on a desk and on a phone.
+	$(PIP) playwright
+	$(BIN)/python -m pytest tests/system/test_page_browser.py -rs $(ARGS)
 
 reference: $(VENV)/.dev  ## Write systemd/edged.toml and the end of docs/configuration.md from the configuration's schema.
 	$(BIN)/python -m tools.reference

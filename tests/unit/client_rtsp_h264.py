@@ -17,7 +17,7 @@ _KIND = 96
 
 
 def packets(frames: int, fps: int = 25) -> list[tuple[float, bytes]]:
-    """RTP packets, and when each is due in seconds: gray pictures of 256x192 pixels that get brighter."""
+    """RTP packets, and when each is due in seconds: gray, 256x192, brighter and brighter 20 times, then again."""
     made: list[tuple[float, bytes]] = []
     codec = av.CodecContext.create("libx264", "w")
     codec.width, codec.height, codec.pix_fmt = 256, 192, "yuv420p"
@@ -25,7 +25,7 @@ def packets(frames: int, fps: int = 25) -> list[tuple[float, bytes]]:
     codec.options = {"tune": "zerolatency", "g": "5"}
     noise = np.random.default_rng(0).integers(0, 20, (192, 256, 3), np.uint8)
     for number in range(frames):
-        frame = av.VideoFrame.from_ndarray(noise + np.uint8(30 + 10 * number), format="bgr24")
+        frame = av.VideoFrame.from_ndarray(noise + np.uint8(30 + 10 * number % 200), format="bgr24")
         frame.pts = number
         for packet in codec.encode(frame):
             units = [payload for nal in _units(bytes(packet)) for payload in _fragments(nal)]

@@ -17,7 +17,6 @@ from edged.api.grpc.activation import Activation
 from tests.waiting import asynchronous
 
 _PID = 4711
-_FIRST = 200  # descriptors, beyond those that are in use here
 
 
 @pytest.mark.parametrize(
@@ -41,15 +40,16 @@ def test_take_returns_the_sockets_of_this_process(environment: dict[str, str], p
 
 
 class Passing:
-    """Passes descriptors as systemd does, from another number on."""
+    """Passes descriptors as systemd does, from another number on: `first`, beyond those that this process uses."""
 
     def __init__(self) -> None:
         self.environment: dict[str, str] = {}
+        self.first = max(int(each) for each in os.listdir("/proc/self/fd")) + 50  # what the test opens comes before
 
     def take(self, *descriptors: int, more: int = 0) -> Activation:
         """`more` are counted and are not there."""
         for index, each in enumerate(descriptors):
-            assert fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST + index) == _FIRST + index
+            assert fcntl.fcntl(each, fcntl.F_DUPFD, self.first + index) == self.first + index
         count = str(len(descriptors) + more)
         self.environment.update(LISTEN_FDS=count, LISTEN_PID=str(_PID), LISTEN_FDNAMES="one", HOME="/")
         return Activation.take(self.environment, _PID)
@@ -57,9 +57,10 @@ class Passing:
 
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Passing]:
-    monkeypatch.setattr(systemd, "_FIRST_DESCRIPTOR", _FIRST)
-    yield Passing()
-    os.closerange(_FIRST, _FIRST + 10)
+    found = Passing()
+    monkeypatch.setattr(systemd, "_FIRST_DESCRIPTOR", found.first)
+    yield found
+    os.closerange(found.first, found.first + 10)
 
 
 def listening(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
@@ -92,8 +93,8 @@ async def test_each_is_for_the_address_of_its_path_and_no_child_hears_of_it(pass
     with listening(tmp_path / "run/a") as first, listening(tmp_path / "run/b") as second:
         activation = passing.take(first.fileno(), second.fileno())
         assert passing.environment == {"HOME": "/"}
-        assert not os.get_inheritable(_FIRST)
-        assert not os.get_inheritable(_FIRST + 1)
+        assert not os.get_inheritable(passing.first)
+        assert not os.get_inheritable(passing.first + 1)
         for address, path in ((f"unix:{tmp_path}/var/a", "run/a"), (f"unix://{tmp_path}/run/b", "run/b")):
             served = activation.take_over(address)
             assert served is not None
@@ -102,16 +103,16 @@ async def test_each_is_for_the_address_of_its_path_and_no_child_hears_of_it(pass
         assert activation.take_over(f"unix:{tmp_path}/run/c") is None
         assert activation.take_over("localhost:8001") is None
         activation.close()
-        assert not is_open(_FIRST)
+        assert not is_open(passing.first)
 
 
 def test_take_ignores_sockets_of_another_process(passing: Passing, tmp_path: Path) -> None:
     with listening(tmp_path / "a") as other:
-        fcntl.fcntl(other, fcntl.F_DUPFD, _FIRST)
+        fcntl.fcntl(other, fcntl.F_DUPFD, passing.first)
         environment = {"LISTEN_FDS": "1", "LISTEN_PID": str(_PID + 1), "LISTEN_FDNAMES": "a"}
         assert Activation.take(environment, _PID).take_over(f"unix:{tmp_path}/a") is None
         assert environment == {}
-        assert is_open(_FIRST)
+        assert is_open(passing.first)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "bound", "datagram", "packets", "abstract", "file"])
@@ -125,9 +126,9 @@ async def test_take_unusable_socket_is_one_line(
         assert not is_served(activation, f"unix:{tmp_path}/a")
         activation.start()
         assert caplog.records[0].message.startswith("closed") == (kind != "file")
-        assert is_open(_FIRST) == (kind == "file")
+        assert is_open(passing.first) == (kind == "file")
         if kind == "file":
-            assert not os.get_inheritable(_FIRST)
+            assert not os.get_inheritable(passing.first)
         activation.close()
 
 
@@ -157,7 +158,7 @@ async def test_take_too_large_count_is_one_line(
         assert is_served(activation, f"unix:{tmp_path}/a")
         activation.start()
         assert [record.message for record in caplog.records if "LISTEN_FDS" in record.message] == [
-            f"descriptor {_FIRST + 1} of LISTEN_FDS (unknown) is not a socket; it is ignored"
+            f"descriptor {passing.first + 1} of LISTEN_FDS (unknown) is not a socket; it is ignored"
         ]
         activation.close()
 
