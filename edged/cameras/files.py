@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
+from urllib.parse import parse_qs, urlsplit
 
 from edged.confinement import rules
 from edged.ipc.capture_messages import Begin
@@ -24,6 +26,8 @@ def _reads(begin: Begin) -> Iterator[str]:
         yield os.path.realpath(camera.source)
     if camera.sinks.mqtt_password_file:
         yield camera.sinks.mqtt_password_file
+    with contextlib.suppress(ValueError):  # of an invalid address; the process of the camera says what is wrong with it
+        yield from parse_qs(urlsplit(camera.sinks.mqtt).query).get("ca", ())
     if begin.target.startswith("unix:"):
         yield os.path.dirname(begin.target.removeprefix("unix:"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ from edged.client.sources import Source
 from edged.errors import EdgedError, InvalidInput, redact
 from edged.ipc.capture_messages import Begin, FromCapture, Happened, LineState, ZoneState
 
+_log = logging.getLogger("edged.camera")
 _ANYTHING = "any"  # the place of events of a camera without zones
 _ON_SECONDS, _OFF_SECONDS = 0.5, 3.0  # for these
 
@@ -42,7 +44,9 @@ class Outputs:
         self.scene = SceneMonitor()
         self.viewer = Viewer(send)
         self._recorder = EventRecorder(camera.events, Path(begin.folder)) if self._events_wanted else None
-        self._managed = {name: _Managed(name, open_one) for name, open_one in _wanted(begin).items()}
+        self._managed = {
+            name: _Managed(f"camera {begin.name}, {name}", open_one) for name, open_one in _wanted(begin).items()
+        }
         self._webhook: Webhook | None = None
         self._webhook_problem = ""
         if camera.sinks.webhook:
@@ -153,7 +157,10 @@ class _Managed:
             self.sink.on_answer(answered)
             self._problem = ""
         except (OSError, EdgedError) as error:
-            self._problem = str(getattr(error, "strerror", None) or error)
+            problem = redact(str(getattr(error, "strerror", None) or error))
+            if problem != self._problem:
+                _log.warning("%s: %s; trying again", self._name, problem)
+            self._problem = problem
             self._due = now + self._backoff.after(0.0)
             self.close()
 

@@ -22,7 +22,6 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     camera: Camera
     target: str
     folder: str
-    mqtt_password: str = ""
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,30 @@
+"""What the process of a camera may read and write, by what its configuration names."""
+
+from __future__ import annotations
+
+import pytest
+
+from edged.cameras.files import capture_reach
+from edged.config.cameras import Camera, Sinks
+from edged.ipc.capture_messages import Begin
+
+
+def reads(**sinks: str) -> set[str]:
+    camera = Camera(source="rtsp://box/main", model="doors", sinks=Sinks(**sinks))
+    return set(capture_reach(Begin("hall", camera, "unix:/run/edged/edged.sock", "/data/hall")).reads)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "file"),
+    [
+        ({"mqtt": "mqtts://box?rate=5&ca=/etc/edged/ca.pem"}, "/etc/edged/ca.pem"),
+        ({"mqtt": "mqtts://box?ca=/etc/my%20home/ca.pem"}, "/etc/my home/ca.pem"),
+        ({"mqtt": "mqtt://box", "mqtt_password_file": "/etc/edged/password"}, "/etc/edged/password"),
+    ],
+)
+def test_camera_process_may_read_the_files_of_its_broker(sinks: dict[str, str], file: str) -> None:
+    assert reads(**sinks) == {"/run/edged", file}
+
+
+def test_invalid_address_of_a_broker_adds_no_file() -> None:
+    assert reads(mqtt="mqtt://[box?ca=/etc/passwd") == {"/run/edged"}
