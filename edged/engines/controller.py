@@ -64,6 +64,7 @@ from edged.tasks import TaskGroup, keep, until_set
 
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 1.0  # between two turns if nothing happens
+_IDLE_SECONDS = 4.0  # the same on an idle box where every model is served
 _START_SECONDS = 120.0  # in which nothing is made until the first models are examined
 _FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 
@@ -202,9 +203,10 @@ class Controller:
 
     def _pause(self, now: float) -> float:
         """Seconds until the next turn: fewer if an engine of a model that nothing serves may be opened before."""
-        waiting = (planned for planned in self.models.values() if planned.slot.current is None)
+        waiting = [planned for planned in self.models.values() if planned.slot.current is None]
+        is_idle = not waiting and not self.maker.busy and self.load.is_low(now)
         due = (engine.open_at - now for planned in waiting for engine in planned.engines.values())
-        return min((_LOOK_SECONDS, *(seconds for seconds in due if seconds > 0)))
+        return min((_IDLE_SECONDS if is_idle else _LOOK_SECONDS, *(seconds for seconds in due if seconds > 0)))
 
     async def watch(self) -> None:
         """Refresh whenever drivers or libraries may have changed on disk; until cancelled."""

@@ -24,6 +24,7 @@ _LOG = logging.getLogger("edged.engines")
 _STATE = "nvidia.state"
 logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every file
 _TICK_MS = 500
+_STEP_MS = 500  # a change is complete if nothing more came for so long; each step wakes a thread
 _SETTLE_SECONDS = 2.0  # an installation is finished when facts are stable for so long
 _GONE_SECONDS = 15.0  # a package that is being replaced is missing for a while
 SYSTEM_FOLDERS = (
@@ -130,7 +131,9 @@ def _lacks_a_runtime(before: Fingerprint, now: Fingerprint) -> bool:
 async def _ticks(folders: tuple[Path, ...]) -> AsyncGenerator[bool, None]:
     """Yield at least every half second whether something changed since the last tick."""
     try:
-        watch = awatch(*folders, watch_filter=None, recursive=False, rust_timeout=_TICK_MS, yield_on_timeout=True)
+        watch = awatch(
+            *folders, watch_filter=None, recursive=False, step=_STEP_MS, rust_timeout=_TICK_MS, yield_on_timeout=True
+        )
         async with contextlib.aclosing(watch) as batches:
             async for batch in batches:
                 yield bool(batch)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +23,16 @@ from tests.bench.table import Figures
 
 Picture = bytes | np.ndarray
 _PATIENCE = 60.0  # seconds without a result after which a camera gives up
+# A program without edged that opens a model, runs it once and waits.
+BARE = """
+import sys, numpy, cv2, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+value = session.get_inputs()[0]
+shape = [side if isinstance(side, int) else 1 for side in value.shape]
+session.run(None, {value.name: numpy.zeros(shape, numpy.float32)})
+print("ready", flush=True)
+sys.stdin.read()
+"""
 
 
 def processor_seconds(pids: Sequence[int]) -> float:
@@ -129,3 +141,16 @@ def _run(threads: Sequence[threading.Thread]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+@contextlib.contextmanager
+def program(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A program that prints a line as soon as it is ready; ended afterwards."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            if not process.stdout.readline():
+                raise RuntimeError(f"{command[1:4]} ended at its start")
+            yield process
+        finally:
+            process.kill()

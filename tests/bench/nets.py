@@ -30,9 +30,9 @@ NETS = (
 )
 
 
-def save(net: Net, path: Path) -> None:
+def save(net: Net, path: Path, seed: int = 0) -> None:
     """Write a model with the input images [N, 3, size, size] and the output out [N, channels], FP32."""
-    random, count, last, source = np.random.default_rng(0), 0, 3, "images"
+    random, count, last, source = np.random.default_rng(seed), 0, 3, "images"
     nodes, weights = list[onnx.NodeProto](), list[onnx.TensorProto]()
     for channels in net.channels:
         for stride in (2, *[1] * net.more):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +20,10 @@ import numpy as np
 
 from edged.proto import cameras_pb2
 from edged.shapes import MODEL_PATH, Scene
-from tests.bench.loads import ByHand, cameras, processor_seconds, pss_mb
+from tests.bench.loads import BARE, ByHand, cameras, processor_seconds, program, pss_mb
 from tests.bench.nets import NETS, save
 from tests.bench.raw import raw
+from tests.bench.starts import starts
 from tests.bench.table import Figures, Line, compare, in_rounds
 from tests.bench.triton import FORMS, Triton
 from tests.bench.triton import fetch as fetch_triton
@@ -38,14 +38,6 @@ from tests.system.perf_analyzer.runs import run
 
 _SETTLES = 300.0  # seconds for engines to be made
 _FORMS = ((1, 1), (1, 2), (2, 1))  # workers and threads each, by hand
-_HOST_OPENS = """
-import sys, numpy, cv2, onnxruntime
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-value = session.get_inputs()[0]
-session.run(None, {value.name: numpy.zeros(value.shape, numpy.float32)})
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
 
 @dataclass(frozen=True)
@@ -57,13 +49,15 @@ class Bench:
     before: Path | None = None
 
     @contextlib.contextmanager
-    def daemons(self, prepare: Callable[[Daemon], None], *arguments: str) -> Iterator[dict[str, Daemon]]:
+    def daemons(
+        self, prepare: Callable[[Daemon], None], *arguments: str, builds: bool = True
+    ) -> Iterator[dict[str, Daemon]]:
         """The daemon of this tree, and of the other; `prepare` fills the folder of models of each."""
         with contextlib.ExitStack() as stack:
-            found = {"edged": Daemon(*arguments)}
+            found = {"edged": Daemon(*arguments, builds=builds)}
             if self.before is not None:
                 python = self.before / ".venv" / "bin" / "python"
-                found["before"] = Daemon(*arguments, python=python, folder=self.before)
+                found["before"] = Daemon(*arguments, python=python, builds=builds, folder=self.before)
             for daemon in found.values():
                 prepare(daemon)
                 stack.enter_context(daemon)
@@ -77,7 +71,7 @@ def tensors(bench: Bench) -> list[Line]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="eb-"))
         address = f"unix:{folder}/s"
         command = [sys.executable, "-m", "tests.bench.empty_server", address]
-        server = stack.enter_context(_program(command))
+        server = stack.enter_context(program(command))
         found = stack.enter_context(bench.daemons(lambda d: onnx_files.identity(d.models / "id.onnx", "FP32")))
         for floats in (4, 256 * 1024):
             values = np.ones((floats // 4, 4), np.float32)
@@ -151,7 +145,7 @@ def memory(bench: Bench) -> list[Line]:
     """PSS with one model and four cameras: the daemon, the host / a bare program with the same runtime and model."""
     jpeg = cv2.imencode(".jpg", Scene(1).frame(0)[0])[1].tobytes()
     with (
-        _program([sys.executable, "-c", _HOST_OPENS, str(MODEL_PATH)]) as bare,
+        program([sys.executable, "-c", BARE, str(MODEL_PATH)]) as bare,
         bench.daemons(_onnxruntime_only) as found,
     ):
         for daemon in found.values():
@@ -259,7 +253,7 @@ def triton(bench: Bench) -> list[Line]:
                 for form in FORMS:
                     served = peer.name(net.name, form)
                     ways[form] = partial(_analyzed, program, peer.address, served, mode, shape, count)
-                measured = in_rounds(ways, bench.rounds)
+                measured = in_rounds(ways, min(bench.rounds, 3), warm_up=False)  # perf_analyzer warms up
                 goal = 0.7 if net.name == "tiny" else 1.15
                 for name in found:
                     row = f"{net.name}, {mode}, {count} in flight"
@@ -280,6 +274,7 @@ ROWS: Mapping[str, Callable[[Bench], list[Line]]] = {
     "raw": raw,
     "overload": overload,
     "memory": memory,
+    "starts": starts,
     "http": http,
     "tracing": tracing,
     "triton": triton,
@@ -339,16 +334,3 @@ def _channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(
         address, [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     )
-
-
-@contextlib.contextmanager
-def _program(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A program that prints a line as soon as it is ready; ended afterwards."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            if not process.stdout.readline():
-                raise RuntimeError(f"{command[1:4]} ended at its start")
-            yield process
-        finally:
-            process.kill()

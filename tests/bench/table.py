@@ -42,9 +42,9 @@ class Skipped:
     reason: str
 
 
-def in_rounds(ways: Mapping[str, Callable[[], Figures]], rounds: int) -> dict[str, list[Figures]]:
+def in_rounds(ways: Mapping[str, Callable[[], Figures]], rounds: int, warm_up: bool = True) -> dict[str, list[Figures]]:
     """Call each way once to warm up, then once in each round; every second round has the reverse order."""
-    for measure in ways.values():
+    for measure in ways.values() if warm_up else ():
         measure()
     measured: dict[str, list[Figures]] = {name: [] for name in ways}
     for number in range(rounds):

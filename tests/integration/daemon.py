@@ -146,6 +146,11 @@ class Daemon:
         self._close()
         return status
 
+    def forget(self) -> None:
+        """Delete all engines, and what is known about models, of a daemon that is stopped."""
+        assert self._process is None
+        shutil.rmtree(self.cache, ignore_errors=True)
+
     def kill(self) -> None:
         assert self._process is not None
         self.killed = self._process.pid
