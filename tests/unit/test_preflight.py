@@ -67,7 +67,11 @@ def test_preflight_accepts_a_valid_configuration(tmp_path: Path) -> None:
         ({"listen": ["unix:/dev/null"]}, "listen[0]", "/dev/null exists and is not a socket"),
         ({"listen": ["unix:/dev/null/x"]}, "listen[0]", "/dev/null is not a directory"),
         ({"listen": ["unix:/proc/none/x"]}, "listen[0]", "cannot be created: /proc"),
-        ({"listen": ["unix:/tmp/x", "unix:///tmp/x"]}, "listen[1]", "is listen[0]'s as well"),
+        (
+            {"listen": ["unix:/tmp/edged-preflight", "unix:///tmp/edged-preflight"]},
+            "listen[1]",
+            "is listen[0]'s as well",
+        ),
         (
             {"listen": ["127.0.0.1:5"], "http": {"listen": "localhost:5"}},
             "http.listen",
@@ -76,11 +80,11 @@ def test_preflight_accepts_a_valid_configuration(tmp_path: Path) -> None:
         ({"http": {"listen": "0.0.0.0:5"}}, "http.listen", "reachable from other machines"),
         ({"metrics": {"listen": "x"}}, "metrics.listen", "neither unix:PATH nor HOST:PORT"),
         (
-            {"zmq": {"frames": "ipc:///tmp/f", "publish": "ipc:///tmp/f"}},
+            {"zmq": {"frames": "ipc:///tmp/edged-frames", "publish": "ipc:///tmp/edged-frames"}},
             "zmq.publish",
-            "ipc:///tmp/f is zmq.frames's as well",
+            "ipc:///tmp/edged-frames is zmq.frames's as well",
         ),
-        ({"zmq": {"frames": "/tmp/f"}}, "zmq.frames", "neither ipc:///PATH nor tcp://HOST:PORT"),
+        ({"zmq": {"frames": "/tmp/edged-frames"}}, "zmq.frames", "neither ipc:///PATH nor tcp://HOST:PORT"),
         ({"frigate": {"endpoint": "tcp://1.2.3.4:5"}}, "frigate.endpoint", "set allow_remote = true"),
         ({"state": "/dev/null"}, "state", "/dev/null is not a directory"),
         ({"state": "/proc/none/here"}, "state", "/proc/none/here does not exist and cannot be created"),
