@@ -13,11 +13,12 @@ import resource
 from pathlib import Path
 
 _LOOK_SECONDS = 2.0
-_WORTH = 32 << 20  # bytes by which memory has grown
+_WORTH = 8 << 20  # bytes by which memory has grown: a trim of that much takes about a millisecond
 _AGAIN = 3  # further attempts
 _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()  # 16 or 64 KiB on some ARM boxes
 _ARENA_MAX = -8  # M_ARENA_MAX of mallopt(3)
+_ARENAS = 4  # at most: Python's lock lets few threads allocate at a time
 
 
 class MallocTrimmer:
@@ -41,10 +42,10 @@ class MallocTrimmer:
 
 
 def limit_arenas() -> None:
-    """Let threads share a heap per core: by default glibc has eight per core, and each keeps what it once needed."""
+    """Let threads share two to four heaps: by default glibc has eight per core, and each keeps what it once needed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_ARENA_MAX, max(2, os.cpu_count() or 1))
+        mallopt(_ARENA_MAX, min(_ARENAS, max(2, os.cpu_count() or 1)))
 
 
 async def run() -> None:

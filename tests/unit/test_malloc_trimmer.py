@@ -1,4 +1,4 @@
-"""When memory is given back: after growth, not for ever anew."""
+"""When memory is returned to the system: after growth, a few times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MB = 1 << 20
 
 def test_trimmer_after_growth_trims_a_few_times() -> None:
     trimmer = MallocTrimmer(100 * _MB)
-    assert not trimmer.is_worth(120 * _MB)
+    assert not trimmer.is_worth(106 * _MB)
     assert trimmer.is_worth(140 * _MB)
     trimmer.trimmed(135 * _MB)  # in use, most of it
     assert [trimmer.is_worth(140 * _MB) for _ in range(5)] == [True, True, True, False, False]

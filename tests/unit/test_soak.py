@@ -38,6 +38,18 @@ def test_growths_ignores_peaks_and_single_steps(values: tuple[int, ...]) -> None
     assert growths(rounds("daemon_fds", *values)) == []
 
 
+@pytest.mark.parametrize("name", ["daemon_mb", "host_mb"])
+def test_memory_may_step_once_to_a_level_that_stays(name: str) -> None:
+    step = [91, 91, 96, 113, 110, 113, 115, 111]
+    assert growths(rounds(name, *(step[0] + (each - step[0]) * SLACK[name] // 12 for each in step))) == []
+
+
+@pytest.mark.parametrize("noise", [(0, 0), (0, 3), (3, 0)])
+def test_a_leak_that_is_just_above_the_slack_is_found_in_two_minutes(noise: tuple[int, int]) -> None:
+    """Eight rounds, of 4 MiB each: 20 MiB between the first two and the last two."""
+    assert growths(rounds("daemon_mb", *(120 + 4 * number + noise[number % 2] for number in range(8))))
+
+
 def test_too_few_rounds_prove_nothing() -> None:
     assert growths([_CALM] * (FEWEST - 1))
     assert growths([_CALM] * FEWEST) == []
