@@ -80,10 +80,16 @@ class Camera:
 
 
 async def offer(
-    target: str, model: str, options: Mapping[str, pb.StreamOptions], fps: float, seconds: float, jpeg: bytes = b""
+    target: str,
+    model: str,
+    options: Mapping[str, pb.StreamOptions],
+    fps: float,
+    seconds: float,
+    jpeg: bytes = b"",
+    spread: bool = False,
 ) -> dict[str, Camera]:
     """Sends `jpeg`, or small raw frames if it is empty, of all cameras in one stream at a steady rate each, and reads
-    until all is accounted."""
+    until all is accounted. The cameras' frames come at the same moments, or evenly spread if `spread`."""
     cameras = {name: Camera() for name in options}
     pixels = bytes(3 * _SIDE * _SIDE)
 
@@ -91,7 +97,10 @@ async def offer(
         began, number = time.monotonic(), 0
         while time.monotonic() - began < seconds:
             number += 1
-            for name, camera in cameras.items():
+            for place, (name, camera) in enumerate(cameras.items()):
+                if spread:
+                    due = began + (number - 1 + place / len(cameras)) / fps
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
                 first = options[name] if number == 1 else None
                 camera.sent += 1
                 frame = pb.Frame(

@@ -13,7 +13,7 @@ import resource
 from pathlib import Path
 
 _LOOK_SECONDS = 2.0
-_WORTH = 8 << 20  # bytes by which memory has grown: a trim of that much takes about a millisecond
+_WORTH = 16 << 20  # bytes by which memory has grown
 _AGAIN = 3  # further attempts
 _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()  # 16 or 64 KiB on some ARM boxes

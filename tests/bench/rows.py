@@ -20,6 +20,7 @@ import numpy as np
 
 from edged.proto import cameras_pb2
 from edged.shapes import MODEL_PATH, Scene
+from tests.bench.choices import choices
 from tests.bench.loads import BARE, ByHand, cameras, processor_seconds, program, pss_mb
 from tests.bench.nets import NETS, save
 from tests.bench.raw import raw
@@ -141,6 +142,30 @@ def overload(bench: Bench) -> list[Line]:
     ]
 
 
+def many(bench: Bench) -> list[Line]:
+    """CPU of the daemon and its hosts for a JPEG of 640x480, of 64 cameras / of one camera, at the same rate in all."""
+    jpeg, fps = cv2.imencode(".jpg", Scene(1).frame(0)[0])[1].tobytes(), 64.0
+    with bench.daemons(lambda _: None, "--model", f"shapes={MODEL_PATH}") as found:
+
+        def measure(daemon: Daemon, count: int) -> Figures:
+            options = {f"camera {number}": cameras_pb2.StreamOptions(weight=1.0) for number in range(count)}
+            pids = [daemon.pid, *daemon.hosts()]
+            used = processor_seconds(pids)
+            sending = offer(daemon.unix, "shapes", options, fps / count, 2 * bench.seconds, jpeg, spread=True)
+            seen = asyncio.run(sending).values()
+            return {"CPU ms": (processor_seconds(pids) - used) / sum(camera.answered for camera in seen) * 1e3}
+
+        ways: dict[str, Callable[[], Figures]] = {}
+        for name, daemon in found.items():
+            daemon.settled("shapes", _SETTLES)
+            for count in (1, 64):
+                ways[f"{name}, {count}"] = partial(measure, daemon, count)
+        measured = in_rounds(ways, bench.rounds)
+    return [
+        compare("cost of a frame", measured, f"{name}, 64", [f"{name}, 1"], "CPU ms", 1.1, more=False) for name in found
+    ]
+
+
 def memory(bench: Bench) -> list[Line]:
     """PSS with one model and four cameras: the daemon, the host / a bare program with the same runtime and model."""
     jpeg = cv2.imencode(".jpg", Scene(1).frame(0)[0])[1].tobytes()
@@ -258,6 +283,7 @@ def triton(bench: Bench) -> list[Line]:
                 for name in found:
                     row = f"{net.name}, {mode}, {count} in flight"
                     lines.append(compare(row, measured, name, list(FORMS), "inferences/s", goal))
+                    lines.append(compare(row, measured, name, list(FORMS), "p99 ms", 0.9, more=False))
     return lines
 
 
@@ -265,7 +291,7 @@ def _analyzed(program: Program, address: str, model: str, mode: str, options: tu
     done = run(program, address, model, mode, options, f"{count}:{count}:1")
     if done.problem:
         raise RuntimeError(f"{model} at {address}: {done.problem}")
-    return {"inferences/s": done.throughput[count]}
+    return {"inferences/s": done.throughput[count], "p99 ms": done.p99_ms[count]}
 
 
 ROWS: Mapping[str, Callable[[Bench], list[Line]]] = {
@@ -273,10 +299,12 @@ ROWS: Mapping[str, Callable[[Bench], list[Line]]] = {
     "cameras": cameras_jpeg,
     "raw": raw,
     "overload": overload,
+    "many": many,
     "memory": memory,
     "starts": starts,
     "http": http,
     "tracing": tracing,
+    "choices": choices,
     "triton": triton,
 }
 

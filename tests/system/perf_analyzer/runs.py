@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.system.perf_analyzer.fetched import Program
 
@@ -14,6 +14,7 @@ _MEASURE = ("-p", "1500", "-r", "3")
 _STABLE = ("50", "100", "300")
 _SECONDS = 240  # a run that takes longer hangs: it needs a quarter of that on a busy box
 _RESULT = re.compile(r"^Concurrency: (\d+), throughput: ([\d.]+) infer/sec", re.MULTILINE)
+_P99 = re.compile(r"^\s*p99 latency: (\d+) usec", re.MULTILINE)
 # What it prints while its exit status is 0 all the same.
 _TROUBLE = re.compile(r"^.*(?:error|failed|WARNING).*$", re.MULTILINE | re.IGNORECASE)
 # It tells of every device that it cannot share memory by CUDA, and of itself that a newer program exists.
@@ -31,10 +32,12 @@ MODES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it: requests answered per second by concurrency, and what went wrong, if anything."""
+    """What came of it: requests answered per second and their 99th percentile in milliseconds, by concurrency, and what
+    went wrong, if anything."""
 
     throughput: dict[int, float]
     problem: str = ""
+    p99_ms: dict[int, float] = field(default_factory=dict)
 
 
 def run(program: Program, address: str, model: str, mode: str, options: tuple[str, ...], concurrency: str) -> Run:
@@ -52,7 +55,10 @@ def run(program: Program, address: str, model: str, mode: str, options: tuple[st
         if not _UNSTABLE.search(printed):
             break
     found = {int(count): float(rate) for count, rate in _RESULT.findall(printed)}
-    return Run(found, _problem(done.returncode, printed, found, concurrency))
+    # The latencies of a concurrency are printed once, in the order of the summary.
+    latencies = [int(value) / 1e3 for value in _P99.findall(printed)]
+    p99 = dict(zip(found, latencies, strict=False)) if len(latencies) >= len(found) else {}
+    return Run(found, _problem(done.returncode, printed, found, concurrency), p99)
 
 
 def _problem(status: int, printed: str, found: dict[int, float], concurrency: str) -> str:
