@@ -37,10 +37,11 @@ class CancellableJobs:
         self._unwanted: set[int] = set()
         self._running: dict[int, Stoppable | None] = {}
 
-    def take(self, job: int) -> None:
-        """Add a job that was received."""
+    def take(self, job: int) -> bool:
+        """Add a job that was received. Whether there is no other."""
         with self._lock:
             self._held.add(job)
+            return len(self._held) == 1
 
     def stop(self, job: int) -> None:
         """Stop a job that waits, or runs if its runtime can stop; no effect on an answered job."""
@@ -97,8 +98,9 @@ class EngineThreads:
     """One opened engine, its threads and the queues between them. The daemon bounds what is queued.
 
     With one instance, one thread prepares pictures and one infers: always the same one, since a runtime's own threads
-    then stay on other processors (0.83 of the answers if two take turns). With several instances, each has a thread
-    that does whole jobs.
+    then stay on other processors (0.83 of the answers if two take turns). A job that comes alone is prepared by the
+    thread that infers: waking another takes longer than most requests. With several instances, each has a thread that
+    does whole jobs.
     """
 
     def __init__(self, order: m.Open, backend: Backend, shared: SharedView, send: Send) -> None:
@@ -106,18 +108,21 @@ class EngineThreads:
         self._datatypes = {spec.name: spec.datatype for spec in order.order.signature.outputs}
         self._jobs = CancellableJobs()
         self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()  # to prepare
-        self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | Inputs, float] | None]
+        # To infer: a job with what was prepared and the milliseconds that it took, or a job to be prepared first.
+        self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, tuple[Prepared | Inputs, float] | None] | None]
         self._prepared = queue.SimpleQueue()
         self._working = order.order.parallelism.instances
         self._lock = threading.Lock()
+        self._has_shortcut = False
         self.is_over = False  # it could not be opened
         self._start("open", self._run_engine)
 
     def submit(self, job: m.Infer | m.Detect | None) -> None:
         """Queue a job of an opened engine; None closes it after the jobs before."""
-        if job is not None:
-            self._jobs.take(job.job)
-        self._todo.put(job)
+        if job is not None and self._jobs.take(job.job) and self._has_shortcut:
+            self._prepared.put((job, None))
+        else:
+            self._todo.put(job)
 
     def stop(self, job: int) -> None:
         """Stop a job that waits or runs."""
@@ -142,6 +147,8 @@ class EngineThreads:
             self._send(m.OpenFailed(opening.session, *_named(_behind(Path(opening.order.model), error))))
             return
         first, *others = pipelines
+        # Staging may wait for an inference, so the thread that infers does not stage.
+        self._has_shortcut = not others and not first.is_staging
         self._send(m.Opened(opening.session, nodes))
         if not others:
             self._start("infer", partial(self._infer_loop, first))
@@ -166,14 +173,16 @@ class EngineThreads:
     def _prepare_loop(self, pipeline: Pipeline) -> None:
         while (job := self._todo.get()) is not None:
             if (prepared := self._prepare_or_fail(pipeline, job)) is not None:
-                self._prepared.put((job, *prepared))
+                self._prepared.put((job, prepared))
             del prepared  # it is the other thread's now
         self._prepared.put(None)
 
     def _infer_loop(self, pipeline: Pipeline) -> None:
         while (item := self._prepared.get()) is not None:
-            self._answer(pipeline, *item)
-            del item  # a view into the arena must not outlive its job
+            job, prepared = item
+            if prepared is not None or (prepared := self._prepare_or_fail(pipeline, job)) is not None:
+                self._answer(pipeline, job, *prepared)
+            del item, prepared  # a view into the arena must not outlive its job
         self._close(pipeline)
 
     def _work_loop(self, pipeline: Pipeline) -> None:

@@ -1,13 +1,14 @@
 """One opened engine with everything around it: pictures in, detections or tensors out. Runs in the host, or in-process.
 
 Two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, copy it to the device if
-the session can do that ahead) and `infer` (run, decode boxes). One thread at a time runs each step. Pictures of a batch
+the session can do that ahead) and `infer` (run, decode boxes). Only one thread calls `infer`. Pictures of a batch
 fail one by one: a damaged picture does not affect the others.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,7 @@ class Pipeline:
         self._staging = session if isinstance(session, Staging) else None
         self.stoppable = session if isinstance(session, Stoppable) else None
         self.recognition = recognition
-        self._turn = 0
+        self._turn, self._preparing = 0, threading.Lock()
         self.finite = FiniteCheck(bounds, signature.outputs)
         self._decoders: ThreadPoolExecutor | None = None
         try:
@@ -122,19 +123,28 @@ class Pipeline:
             session.close()
             raise
 
+    @property
+    def is_staging(self) -> bool:
+        """Whether the session copies inputs to its device ahead of their turn."""
+        return self._staging is not None
+
     def prepare(self, shots: Sequence[Shot]) -> Prepared:
         """Decode pictures, at most `batch` of them, and fit them into an input tensor."""
         if self._preparer is None:
             raise InvalidInput(f"this model takes no picture ({self.recognition.picture}); send tensors instead")
+        with self._preparing:
+            return self._fill(self._preparer, shots)
+
+    def _fill(self, preparer: Preparer, shots: Sequence[Shot]) -> Prepared:
         self._turn = (self._turn + 1) % len(self._buffers)
         tensor, rows = self._buffers[self._turn], 0
         fitted: list[_Fitted | Exception] = []
-        for shot, decoded in zip(shots, self._decode(self._preparer, shots), strict=True):
+        for shot, decoded in zip(shots, self._decode(preparer, shots), strict=True):
             if isinstance(decoded, Exception):
                 fitted.append(decoded)
                 continue
             try:
-                fitted.append(self._fit(self._preparer, shot, *decoded, tensor, rows))
+                fitted.append(self._fit(preparer, shot, *decoded, tensor, rows))
             except Exception as error:
                 fitted.append(error)
             else:

@@ -100,7 +100,7 @@ def session_options(optimization: str, threads: int) -> ort.SessionOptions:
 
 
 def _can_limit_spinning() -> bool:
-    """Whether the runtime spins for a set time. Before 1.27 it counts loops: 3 to 500 ms, depending on the processor."""
+    """Whether the runtime spins for a set time. Before 1.27 it counts loops: 3 to 500 ms, as processors differ."""
     return tuple(int(part) for part in version().split(".")[:2]) >= (1, 27)
 
 
