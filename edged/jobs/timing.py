@@ -2,8 +2,9 @@
 
 Both run in blocks, in turns, so that the load of the box at the moment affects both. Within a block an engine runs
 warm, as it does while it serves; a single inference after one of another engine finds the caches full of the other's
-weights. Rounds of blocks go on until the ratio is known well enough. Cameras share the box, so after each round this
-process sleeps.
+weights. One inference at a time is timed with a pause before each, as between two requests of a client: the threads of
+a runtime fall asleep in it, and to wake them may take longer than a small model's inference. Rounds of blocks go on
+until the ratio is known well enough. Cameras share the box, so after each round this process sleeps.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _RUNS = 10  # inferences of a block
 _BLOCK_SECONDS = 0.25  # a block of a slow model has fewer
 _LEAST_RUNS, _LEAST_ROUNDS = 2, 3
 _PRECISE = 0.015  # standard error of the ratio, as a share of it, at which it is known well enough
+_PAUSE = 0.0005  # seconds before an inference: the round trip of a request takes as long
 _REST = 1 / 3  # seconds of sleep for each second of work
 
 
@@ -94,7 +96,7 @@ def _compare(
                 started = time.perf_counter()
                 others.append(block(reference, inputs, runs))
                 own.append(block(session, inputs, runs))
-                intervals.append(_interval(pool, crew, inputs, runs) if len(crew) > 1 else own[-1])
+                intervals.append(_interval(pool, crew, inputs, runs))
                 time.sleep((time.perf_counter() - started) * _REST)
     finally:
         for replica in crew[1:]:
@@ -105,9 +107,10 @@ def _compare(
 
 
 def block(session: Session, inputs: Mapping[str, Array], runs: int) -> float:
-    """Return the median seconds of so many inferences, after one that warms the caches."""
+    """Return the median seconds of so many inferences with pauses, after one that warms the caches."""
     times = []
     for _ in range(runs + 1):
+        time.sleep(_PAUSE)
         started = time.perf_counter()
         session.infer(inputs)
         times.append(time.perf_counter() - started)

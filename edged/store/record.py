@@ -40,8 +40,8 @@ class Speed(msgspec.Struct, frozen=True):
     allows), timed in turns with the reference. The box has other work meanwhile, so only ratios of the milliseconds are
     meaningful.
 
-    `latency_ms`: of one inference at a time; `interval_ms`: between two answers while all instances work;
-    `reference_ms`: of the reference, one inference at a time. Each is the median of the fastest of several blocks.
+    `latency_ms`: of one inference at a time, after a pause; `interval_ms`: between two answers while all instances
+    work; `reference_ms`: of the reference, one inference at a time. Each is the median of the fastest of several blocks.
     """
 
     instances: int

@@ -83,7 +83,7 @@ def test_measure_times_one_inference_and_several_at_a_time() -> None:
     found = measure(open_form, [ONE_INSTANCE, Parallelism(2, 1)], reference, INPUTS, lambda session: True, seconds=0.2)
     one, two = found.speeds
     assert (one.parallelism, two.parallelism) == (ONE_INSTANCE, Parallelism(2, 1))
-    assert one.interval_ms == one.latency_ms
+    assert one.interval_ms == pytest.approx(one.latency_ms, rel=0.3)
     assert 0.3 < one.cost(is_busy=False) < 0.7, "4 of 8 ms"
     assert 0.6 < two.cost(is_busy=False) < 0.95, "6 of 8 ms"
     assert 0.4 < two.cost(is_busy=True) < 0.75, "two in 9 of 8 ms"
