@@ -41,7 +41,8 @@ class Speed(msgspec.Struct, frozen=True):
     meaningful.
 
     `latency_ms`: of one inference at a time, after a pause; `interval_ms`: between two answers while all instances
-    work; `reference_ms`: of the reference, one inference at a time. Each is the median of the fastest of several blocks.
+    work; `reference_ms`: of the reference, one inference at a time. Each is the median of the fastest of several
+    blocks.
     """
 
     instances: int
