@@ -63,12 +63,13 @@ def test_it_stops_in_time_with_a_hung_host_a_mute_client_and_a_build_under_way(c
 def test_second_signal_stops_at_once(tmp_path: Path) -> None:
     config = tmp_path / "edged.toml"
     config.write_text("stop_seconds = 3000.0\n")
-    with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config)) as daemon:
+    with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config), builds=False) as daemon:
         daemon.ready("shapes")
         hosts = daemon.hosts()
-        for pid in hosts:
-            os.kill(pid, signal.SIGSTOP)
         with daemon.client() as client:
+            _ask(client)  # so that the next one is under way at once
+            for pid in hosts:
+                os.kill(pid, signal.SIGSTOP)
             threading.Thread(target=_ask, args=(client,), daemon=True).start()
             time.sleep(1.0)  # until it is under way
             os.kill(daemon.pid, signal.SIGTERM)
