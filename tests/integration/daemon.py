@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 import edged
+from edged.engines.views import EXACT, LEAST_GAIN
 from edged.errors import NotFound
 
 if TYPE_CHECKING:
@@ -186,11 +187,23 @@ def is_of_the_past(engine: edged.api_types.EngineInfo) -> bool:
 
 
 def _best_serves(engines: list[edged.api_types.EngineInfo]) -> bool:
-    """Whether no swap is due any more: what serves is within the margin, 5 %, of the least cost there is."""
-    costs = {e.key: e.latency_ms / e.reference_ms for e in engines if e.latency_ms and e.reference_ms}
-    wanted = {e.key: costs.get(e.key, 0.0) for e in engines if e.state in ("ready", "serving")}
-    serving = [e.key for e in engines if e.state == "serving" and not is_of_the_past(e)]
-    return bool(serving) and all(wanted[key] * 0.95 <= min(wanted.values()) for key in serving)
+    """Whether no swap is due any more: what serves is within the margin, 5 %, of the least cost there is.
+
+    Judged as the daemon judges, for the demand at the moment and the settings of the model, of which a client knows
+    neither: either will do.
+    """
+    able = [e for e in engines if e.state in ("ready", "serving")]
+    serving = [e.key for e in able if e.state == "serving" and not is_of_the_past(e)]
+
+    def is_best(is_busy: bool, inexact: float) -> bool:
+        costs = {
+            e.key: min((speed.cost(is_busy=is_busy) for speed in e.speeds), default=0.0)
+            * (1.0 if e.precision == EXACT else inexact)
+            for e in able
+        }
+        return all(costs[key] * 0.95 <= min(costs.values()) for key in serving)
+
+    return bool(serving) and any(is_best(busy, gain) for busy in (False, True) for gain in (1.0, LEAST_GAIN))
 
 
 def children(pid: int) -> dict[int, str]:
