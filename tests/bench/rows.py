@@ -257,7 +257,7 @@ def triton(bench: Bench) -> list[Line]:
         peer = Triton(folder)
         for net in NETS:
             save(net, Path(home) / f"{net.name}.onnx")
-            peer.add(net.name, Path(home) / f"{net.name}.onnx", net.size, net.channels[-1])
+            peer.add(net.name, Path(home) / f"{net.name}.onnx", net.size, net.out)
 
         def prepare(daemon: Daemon) -> None:
             for net in NETS:

@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -46,7 +47,7 @@ class TritonPythonModel:
 _CONFIGURATION = """backend: "python"
 max_batch_size: 0
 input [{{ name: "images" data_type: TYPE_FP32 dims: [-1, 3, {size}, {size}] }}]
-output [{{ name: "out" data_type: TYPE_FP32 dims: [-1, {channels}] }}]
+output [{{ name: "out" data_type: TYPE_FP32 dims: [-1, {out}] }}]
 instance_group [{{ count: {instances} kind: KIND_CPU }}]
 """
 
@@ -94,17 +95,16 @@ class Triton:
         instances, threads = FORMS[form]
         return f"{model}-{instances}x{threads}"
 
-    def add(self, model: str, path: Path, size: int, channels: int) -> None:
-        """Add a model with the input images and the output out, before the start."""
+    def add(self, model: str, path: Path, size: int, out: Sequence[int]) -> None:
+        """Add a model with the input images [N, 3, size, size] and the output out [N, *out], before the start."""
         packages = [sysconfig.get_paths()["purelib"]]
         for form, (instances, threads) in FORMS.items():
             folder = self._home / "models" / self.name(model, form)
             (folder / "1").mkdir(parents=True)
             about = {"packages": packages, "threads": threads, "path": repr(str(path))}
             (folder / "1" / "model.py").write_text(_MODEL.format(**about))
-            (folder / "config.pbtxt").write_text(
-                _CONFIGURATION.format(size=size, channels=channels, instances=instances)
-            )
+            sides = ", ".join(map(str, out))
+            (folder / "config.pbtxt").write_text(_CONFIGURATION.format(size=size, out=sides, instances=instances))
 
     def __enter__(self) -> Triton:
         program = self._folder / "pytriton" / "tritonserver"
