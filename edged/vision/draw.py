@@ -92,7 +92,7 @@ class _Style:
     def __init__(self, width: int, height: int) -> None:
         side = (width * height) ** 0.5
         self.line = max(1, round(side / 420))
-        self.font = min(2.0, max(0.36, side / 1500))
+        self.font = min(2.0, max(0.42, side / 1050))
         self.weight = max(1, round(self.font * 1.4))
         self.gap = max(2, round(self.font * 7))
 

@@ -424,7 +424,10 @@ const chart = {
     this.plot = new uPlot({
       width: Math.max(200, $("chart").clientWidth - 16), height: 170, cursor: { show: false }, legend: { live: false },
       series: [{}, { label: "frames/s", stroke: color("--accent"), width: 2 }, { label: "processors, %", stroke: color("--busy"), width: 2, scale: "%" }],
-      axes: [axis, { ...axis, size: 45 }, { ...axis, scale: "%", side: 1, grid: { show: false }, size: 45 }],
+      axes: [
+        { ...axis, incrs: [1, 5, 10, 30, 60, 300], space: 80, values: (_, all) => all.map(clock) },
+        { ...axis, size: 45 }, { ...axis, scale: "%", side: 1, grid: { show: false }, size: 45 },
+      ],
       scales: { y: { range: (_, low, high) => [0, Math.max(1, high || 0) * 1.1] }, "%": { range: [0, 100] } },
     }, this.data, $("chart"));
   },
