@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from edged.client.requests import FrameCounts as StreamCounts
 from edged.demo.life import UNDER_WAY, Life, is_cache_hit, title
@@ -82,13 +82,6 @@ class FrameCounts:
             self._counts += match([p for p in predictions if p.score >= SCORE], truths, IOU)
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least `share` (0..1) of all do not exceed; None without values."""
-    if not values:
-        return None
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
 _LEAST_RECALL = 0.9
 
 
@@ -146,6 +139,7 @@ def make_report(counts: FrameCounts, cold: Life, warm: Life, *, swap_due: bool) 
     total = counts.totals()
     seconds = cold.streamed_s + warm.streamed_s
     serving = warm.serving or cold.serving
+    p50, p99 = np.quantile(counts.ages, (0.5, 0.99), method="inverted_cdf").tolist() if counts.ages else (None, None)
     return Report(
         cameras=len(counts.cameras),
         seconds=round(seconds, 3),
@@ -154,8 +148,8 @@ def make_report(counts: FrameCounts, cold: Life, warm: Life, *, swap_due: bool) 
         frames_skipped=total.skipped,
         frames_failed=total.failed,
         fps=round(total.answered / seconds, 3) if seconds > 0 else 0.0,
-        p50_ms=_rounded(percentile(counts.ages, 0.5)),
-        p99_ms=_rounded(percentile(counts.ages, 0.99)),
+        p50_ms=_rounded(p50),
+        p99_ms=_rounded(p99),
         precision=_rounded(counts.precision, 5),
         recall=_rounded(counts.recall, 5),
         first_answer_s=_rounded(cold.first_answer_s),

@@ -1,4 +1,4 @@
-"""Lives of a demonstration's daemon: settled or not, their events, and the report's problems."""
+"""Lives of a demonstration's daemon: settled or not, their events; the figures and problems of the report."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from rich.text import Text
 from edged.api_types import EngineInfo, ModelInfo, Verdict
 from edged.client.requests import FrameCounts as StreamCounts
 from edged.demo.life import Life, Story, is_cache_hit
-from edged.demo.report import EngineFigures, FrameCounts, Outcome, make_report
+from edged.demo.report import CameraCounts, EngineFigures, FrameCounts, Outcome, Totals, make_report
 from edged.demo.view import render, wrapped
+from edged.shapes import Prediction, Truth
 
 
 def engine(key: str, state: str, latency: float | None = None, **changes: Any) -> EngineInfo:
@@ -62,6 +63,51 @@ def shown() -> tuple[FrameCounts, Life, Life]:
     warm.look(model(0), engines, 2.0)
     cold.streamed_s, warm.streamed_s = 6.0, 4.0
     return counts, cold, warm
+
+
+# --- frames ---------------------------------------------------------------------------------------------------------
+
+
+def test_totals_are_sums_over_streams_and_cameras() -> None:
+    counts = FrameCounts(["cam1", "cam2"], judged=False)
+    counts.cameras[0].streams += [stream(9, 4, 3, 1), stream(5, 5)]
+    counts.cameras[1].streams += [stream(2, 2)]
+    counts.cameras[0].streams[0].on_lost()  # a frame without an answer
+    assert counts.cameras[0].totals() == Totals(14, 9, 3, 2)
+    assert counts.totals() == Totals(16, 11, 3, 2)
+
+
+def test_lately_covers_the_last_seconds() -> None:
+    now = 100.0
+    camera = CameraCounts("cam1", clock=lambda: now)
+    assert camera.lately() == (0.0, None)
+    for age in (10.0, 30.0):
+        camera.on_answer(age)
+    assert camera.lately() == (1.0, 20.0)
+    now += 1.0
+    camera.on_answer(50.0)
+    now += 1.5
+    assert camera.lately() == (0.5, 50.0)
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_judge_compares_detections_from_the_score_on(judged: bool) -> None:
+    counts, square = FrameCounts(["cam1"], judged=judged), Truth(1, 10, 10, 50, 50)
+    assert (counts.precision, counts.recall) == (None, None)  # nothing was answered
+    right, wrong = Prediction(1, 0.9, 11, 10, 50, 50), Prediction(1, 0.4, 60, 60, 90, 90)
+    weak = Prediction(1, 0.39, 60, 60, 90, 90)
+    counts.ages.append(1.0)
+    counts.judge([right, wrong, weak], [square])
+    counts.judge([], [square])
+    assert (counts.precision, counts.recall) == ((0.5, 0.5) if judged else (None, None))
+
+
+# --- reports --------------------------------------------------------------------------------------------------------
+
+
+def test_report_without_an_answer_says_so_and_has_no_ages() -> None:
+    made = make_report(FrameCounts(["cam1"], judged=False), Life(), Life(), swap_due=True)
+    assert (made.p50_ms, made.p99_ms, made.problems) == (None, None, ("no frame was answered",))
 
 
 def test_report_of_a_good_run_has_its_figures() -> None:
@@ -183,13 +229,17 @@ def test_story_after_a_restart_reports_only_what_is_new() -> None:
     assert Story(warm, cold).new_lines(2.0) == [(0.8, "first answer, by openvino from the store")]
 
 
+def rendered(counts: FrameCounts, cold: Life, warm: Life) -> str:
+    return render(Outcome(make_report(counts, cold, warm, swap_due=True), cold, warm), (), Console(width=200)).plain
+
+
 def test_render_verdict_only_without_problems() -> None:
     counts, cold, warm = shown()
-    good = render(Outcome(make_report(counts, cold, warm, swap_due=True), cold, warm), (), Console(width=200)).plain
+    good = rendered(counts, cold, warm)
     assert "Everything held: 1 swap without a failed frame" in good
     assert "4 sent = 2 answered + 2 skipped" in good
     counts.cameras[0].streams.append(stream(1, failed=1))
-    bad = render(Outcome(make_report(counts, cold, warm, swap_due=True), cold, warm), (), Console(width=200)).plain
+    bad = rendered(counts, cold, warm)
     assert "Everything held" not in bad
     assert "1 failed" in bad
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +30,12 @@ from edged.serving.host_process import HOST_MODULE
 from edged.verification.standard import TOLERANCES
 from edged.version import __version__
 from tests.unit.control_room import entry, inspection
+from tests.unit.test_doctor_box import lines
 
 ORT = jobs.LoadedRuntime("1.23.2", 23, 11, ("CPUExecutionProvider",))
 ANY = jobs.LoadedRuntime("2026.4", jobs.LoadedRuntime.ANY, jobs.LoadedRuntime.ANY)
 CPU_ONLY = {"runtime.onnxruntime": "1.23.2"}
 WITH_GPU = CPU_ONLY | {"gpu.0.name": "Orin"}
-
-
-def lines(checks: Iterable[Check]) -> str:
-    found = list(checks)
-    for check in found:
-        assert check.remedy or check.result in (Result.OK, Result.UNKNOWN), f"{check} has no remedy"
-    return " | ".join(f"{check.result.value} {check.subject}: {check.message}" for check in found)
 
 
 # -- runtimes -------------------------------------------------------------------------------------------------------
@@ -126,32 +119,36 @@ def test_loaded_runtime_version_limits_and_telemetry(packaged: str, loaded: jobs
     assert expected in lines(runtimes.loaded_runtime("onnxruntime", packaged, loaded))
 
 
-@pytest.mark.parametrize(
-    ("backend", "packaged", "expected"),
-    [
-        ("onnxruntime", "1", "wrong onnxruntime: 1 is installed and"),
-        ("onnxruntime", None, "wrong onnxruntime: it is not installed"),
-        ("openvino", "1", "wrong openvino: "),
-        ("tensorrt_rtx", "1", "warning tensorrt_rtx: "),  # without a GPU nothing would use it
-    ],
-)
-def test_broken_runtime_is_wrong_if_it_would_be_used(backend: str, packaged: str | None, expected: str) -> None:
-    facts = CPU_ONLY | {"runtime.openvino": "1", "runtime.tensorrt_rtx": "1"}
-    assert lines([runtimes.broken_runtime(backend, packaged, "no", facts)]).startswith(expected)
+BROKEN = CPU_ONLY | {"runtime.openvino": "1", "runtime.tensorrt_rtx": "1"}
+CUDA = "CUDAExecutionProvider"
+MEDIA = runtimes.Extra("media", ("av", "nonesuch.inner"), "files")
 
 
 @pytest.mark.parametrize(
-    ("name", "refusal", "facts", "expected"),
+    ("found", "expected"),
     [
-        ("CUDAExecutionProvider", "", {}, Result.OK),
-        ("CUDAExecutionProvider", "libcudnn.so.9", CPU_ONLY, Result.WARNING),
-        ("CUDAExecutionProvider", "libcudnn.so.9", WITH_GPU, Result.WRONG),
-        ("CPUExecutionProvider", "it answers 7", {}, Result.WRONG),
+        (runtimes.broken_runtime("onnxruntime", "1", "no", BROKEN), "wrong onnxruntime: 1 is installed and"),
+        (runtimes.broken_runtime("onnxruntime", None, "no", BROKEN), "wrong onnxruntime: it is not installed"),
+        (runtimes.broken_runtime("openvino", "1", "no", BROKEN), "wrong openvino: "),
+        (runtimes.broken_runtime("tensorrt_rtx", "1", "no", BROKEN), "warning tensorrt_rtx: "),  # without a GPU
+        (runtimes.provider(CUDA, "", {}), f"ok {CUDA}: "),
+        (
+            runtimes.provider(CUDA, "no libcudnn", CPU_ONLY),
+            f"warning {CUDA}: ONNX Runtime lists it and cannot use it: no",
+        ),
+        (runtimes.provider(CUDA, "no libcudnn", WITH_GPU), f"wrong {CUDA}: "),
+        (runtimes.provider("CPUExecutionProvider", "it answers 7", {}), "wrong CPUExecutionProvider: "),
+        (runtimes.extra(MEDIA, None), "unknown media"),
+        (runtimes.extra(MEDIA, ""), "ok media"),
+        (runtimes.extra(MEDIA, "libx is missing"), "wrong media"),
     ],
 )
-def test_provider_matters_if_it_has_a_device(name: str, refusal: str, facts: dict[str, str], expected: Result) -> None:
-    found = runtimes.provider(name, refusal, facts)
-    assert (found.result, found.subject, refusal in found.message) == (expected, name, True)
+def test_runtime_check_of_a_refusal_weighs_who_needs_it(found: Check, expected: str) -> None:
+    assert lines([found]).startswith(expected)
+
+
+def test_extra_missing_names_what_is_not_installed() -> None:
+    assert "nonesuch.inner" in MEDIA.missing
 
 
 @pytest.mark.parametrize(
@@ -185,15 +182,6 @@ def test_model_opset_against_runtimes(
     opset: int, ir_version: int, loaded: dict[str, jobs.LoadedRuntime], expected: str
 ) -> None:
     assert lines(runtimes.model_opset("m", opset, ir_version, loaded)).startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("refusal", "expected"), [(None, "unknown media"), ("", "ok media"), ("libx is missing", "wrong media")]
-)
-def test_extra_missing_loaded_or_broken(refusal: str | None, expected: str) -> None:
-    found = runtimes.Extra("media", ("av", "nonesuch.inner"), "files")
-    assert "nonesuch.inner" in found.missing
-    assert lines([runtimes.extra(found, refusal)]).startswith(expected)
 
 
 # -- daemon ---------------------------------------------------------------------------------------------------------
@@ -347,33 +335,52 @@ def test_engine_states_built_by_command_name_the_command() -> None:
     assert (first.result, first.remedy) == (Result.WARNING, "edged engines rebuild --engine absentall000")
 
 
-def test_placement_fallback_is_named() -> None:
-    made = Composition(fallback=("2 NonMaxSuppression run on the CPU (2 of 90 nodes)",))
-    found = models.placement("m", [engine("serving", device="cuda:0", composition=made), engine("ready", "basic")])
-    assert (found.result, "2 NonMaxSuppression run on the CPU" in found.message) == (Result.WARNING, True)
-    assert models.placement("m", []).result is Result.UNKNOWN
-    assert models.placement("m", [engine(composition=Composition(nodes={"CPU": {"Conv": 3}}))]).result is Result.OK
+FALLBACK = Composition(fallback=("2 NonMaxSuppression run on the CPU (2 of 90 nodes)",))
+SLOW = AlarmInfo("slow", "inference takes 50 ms instead of 5 ms", "m", "", 1.0)
+
+
+def made_of(shape: tuple[int | str, ...], **settings: str) -> Model:
+    return Model.of(entry(**settings), inspection(shape=shape))
+
+
+def placement(*engines: EngineInfo) -> Check:
+    return models.placement("m", engines)
+
+
+def latency(found: EngineInfo, *alarms: AlarmInfo) -> Check:
+    return models.latency("m", [found], alarms)
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (engine(), Result.OK),
-        (engine(latency_ms=201.0, reference_ms=300.0), Result.OK),  # it was built on a busy box
-        (engine(latency_ms=11.0), Result.WARNING),
-        (engine(latency_ms=None), Result.UNKNOWN),
-        (REFERENCE, Result.OK),
+        (
+            placement(engine("serving", composition=FALLBACK), engine("ready", "basic")),
+            "warning m: engine servingall00",
+        ),
+        (placement(), "unknown"),
+        (placement(engine(composition=Composition(nodes={"CPU": {"Conv": 3}}))), "ok"),
+        (latency(engine()), "ok"),
+        (latency(engine(latency_ms=201.0, reference_ms=300.0)), "ok"),  # it was built on a busy box
+        (latency(engine(latency_ms=11.0)), "warning"),
+        (latency(engine(latency_ms=None)), "unknown"),
+        (latency(REFERENCE), "ok"),
+        (latency(engine(), SLOW), "wrong m: inference takes 50 ms instead of 5 ms"),
+        (latency(engine(), msgspec.structs.replace(SLOW, model="another")), "ok"),
+        (models.shapes(made_of((1, 4))), "ok"),
+        (models.shapes(made_of((1, "width"))), "warning m: x[1,width] may have any size"),
+        (models.shapes(made_of((1, "width"), **{"profile.x": "1x1 1x8 1x16"})), "ok"),
+        (models.batch(made_of((10, 3, 32, 32))), "warning"),
+        (models.batch(made_of((1, 3, 32, 32))), "ok"),
+        (models.batch(made_of((1, 4))), "unknown"),
     ],
 )
-def test_latency_against_the_reference(found: EngineInfo, expected: Result) -> None:
-    assert models.latency("m", [found], ()).result is expected
+def test_model_check_of_its_engines_and_inputs_has_its_result(found: Check, expected: str) -> None:
+    assert lines([found]).startswith(expected)
 
 
-def test_latency_alarm_of_the_model_is_wrong() -> None:
-    alarm = AlarmInfo("slow", "inference takes 50 ms instead of 5 ms", "m", "", 1.0)
-    assert models.latency("m", [engine()], [alarm]).result is Result.WRONG
-    other = msgspec.structs.replace(alarm, model="another")
-    assert models.latency("m", [engine()], [other]).result is Result.OK
+def test_placement_fallback_is_named() -> None:
+    assert FALLBACK.fallback[0] in placement(engine("serving", composition=FALLBACK)).message
 
 
 @pytest.mark.parametrize(
@@ -398,30 +405,12 @@ def test_drift_uses_the_models_bounds() -> None:
     assert lines(models.drift("m", [REFERENCE], {})).startswith("unknown")
 
 
-def made_of(shape: tuple[int | str, ...], **settings: str) -> Model:
-    return Model.of(entry(**settings), inspection(shape=shape))
-
-
 def test_admission_model_with_a_warning_shows_it_and_its_remedy() -> None:
     doubt = Finding(Stage.INFERENCE, Category.IMPLAUSIBLE, "boxes outside the picture", "set another family")
     found = Admission(inspection(), None, {"onnxruntime": "", "openvino": "no"}, warnings=(doubt,))
     taken, doubted, left = models.admission("m", "m.onnx", found)
     assert [each.result for each in (taken, doubted, left)] == [Result.OK, Result.WARNING, Result.UNKNOWN]
     assert (doubted.message, doubted.remedy) == (doubt.message, doubt.remedy)
-
-
-def test_shapes_open_without_profile_is_a_warning() -> None:
-    assert models.shapes(made_of((1, 4))).result is Result.OK
-    found = models.shapes(made_of((1, "width")))
-    assert (found.result, "x[1,width] may have any size" in found.message) == (Result.WARNING, True)
-    known = models.shapes(made_of((1, "width"), **{"profile.x": "1x1 1x8 1x16"}))
-    assert known.result is Result.OK
-
-
-def test_batch_fixed_above_one_is_a_warning() -> None:
-    assert models.batch(made_of((10, 3, 32, 32))).result is Result.WARNING
-    assert models.batch(made_of((1, 3, 32, 32))).result is Result.OK
-    assert models.batch(made_of((1, 4))).result is Result.UNKNOWN
 
 
 def test_external_data_missing_file_is_wrong() -> None:
