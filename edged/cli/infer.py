@@ -10,7 +10,6 @@ import typer
 from rich.table import Table
 
 from edged.cli import common
-from edged.errors import InvalidInput
 from edged.formatting import many
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ def infer(
 
     --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels.
     """
+    from edged.cli.sample_run import draw
     from edged.client.client import Client
     from edged.client.frames import read_picture
 
@@ -36,7 +36,7 @@ def infer(
     with Client(target) as client:
         result = client.infer(model, encoded, score=score)
     if save is not None:
-        _save(save, encoded, result)
+        draw(result, encoded, save)
     if json:
         common.print_json(msgspec.json.encode(result.json()))
     else:
@@ -70,18 +70,3 @@ def _outputs(result: Result) -> Table:
     for name, array in result.outputs.items():
         table.add_row(name, str(array.dtype), "x".join(str(size) for size in array.shape) or "scalar")
     return table
-
-
-def _save(path: Path, encoded: bytes, result: Result) -> None:
-    import cv2
-
-    from edged.vision.draw import annotate
-    from edged.vision.image import decode
-
-    painted = annotate(decode(encoded), result.boxes(), result.labels())
-    try:
-        written = cv2.imwrite(str(path), painted)
-    except cv2.error:  # a suffix that no encoder knows
-        raise InvalidInput(f"{str(path)!r} is not an image file name; use .jpg or .png") from None
-    if not written:
-        raise InvalidInput(f"{str(path)!r} cannot be written; choose a folder that exists and that you own")

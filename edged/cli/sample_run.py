@@ -112,7 +112,7 @@ def _look(
             result = loaded.infer(picture)
         drawn = ""
         if family is not None:
-            _draw(result, picture, place, f"{loaded.name}: {family}")
+            draw(result, picture.read_bytes(), place, f"{loaded.name}: {family}")
             drawn = str(place)
         answer.send((PictureResult.__name__, msgspec.json.encode(_result(result, drawn))))
     except EdgedError as error:
@@ -121,7 +121,8 @@ def _look(
         answer.send((EngineUnusable.__name__, f"running {model.name} failed: {type(error).__name__}: {error}"))
 
 
-def _draw(result: Result, picture: Path, place: Path, caption: str) -> None:
+def draw(result: Result, picture: bytes, place: Path, caption: str | None = None) -> None:
+    """Draw a result on its encoded picture, into a file. InvalidInput if that cannot be written."""
     import cv2
     import numpy as np
 
@@ -133,8 +134,12 @@ def _draw(result: Result, picture: Path, place: Path, caption: str) -> None:
         np.array([found.class_id for found in result.classes], np.int32),
         np.array([found.score for found in result.classes], np.float32),
     )
-    drawn_picture = annotate(decode(picture.read_bytes()), result.boxes(), result.labels(), caption, classes)
-    if not cv2.imwrite(str(place), drawn_picture):
+    drawn = annotate(decode(picture), result.boxes(), result.labels(), caption, classes)
+    try:
+        written = cv2.imwrite(str(place), drawn)
+    except cv2.error:  # a suffix that no encoder knows
+        raise InvalidInput(f"{str(place)!r} is not an image file name; use .jpg or .png") from None
+    if not written:
         raise InvalidInput(f"{str(place)!r} cannot be written; choose a folder that exists and that you own")
 
 

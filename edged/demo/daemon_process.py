@@ -1,10 +1,14 @@
-"""A daemon in a child process, for programs that need one while they run."""
+"""A daemon in a child process, for programs that need one while they run.
+
+`python -m edged.demo.daemon_process serve ...` is `python -m edged` that is killed with the process that started it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -14,6 +18,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from edged.errors import EdgedError
+from edged.process import die_with_parent
 
 _START_S, _STOP_S = 300.0, 60.0  # seconds for a busy box
 _POLL_S = 0.02
@@ -33,7 +38,7 @@ class DaemonProcess:
         self.launched = time.monotonic()
         with self._out.open("wb") as out, self.log.open("wb") as err:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "edged.demo.run_with_parent", "serve", *arguments],
+                [sys.executable, "-m", __name__, "serve", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -107,3 +112,8 @@ def free_port() -> int:
                     probe.bind(address)
             return port
     return 0
+
+
+if __name__ == "__main__":
+    die_with_parent(os.getppid())
+    runpy.run_module("edged", run_name="__main__", alter_sys=True)

@@ -15,13 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from edged.api_types import EngineInfo
-from edged.client.frames import Picture, read_picture
+from edged.client.frames import Picture
 from edged.client.result import Result
+from edged.client.sinks.sink import paint
 from edged.demo.life import Life, Line, answering, cosine, is_reference, outcome, title
 from edged.demo.report import IOU, SCORE, FrameCounts, Outcome, Report
 from edged.formatting import many
-from edged.vision.draw import annotate, encode_jpeg
-from edged.vision.image import Image, decode
+from edged.vision.draw import encode_jpeg
+from edged.vision.image import Image
 
 _PLAIN_S = 2.0
 _MOST_CAMERAS = 12  # rows; a terminal has about 24
@@ -226,10 +227,7 @@ def paint_snapshot(seen: Iterable[tuple[Picture, Result]]) -> bytes:
 
 
 def _tile(picture: Picture, result: Result) -> Image:
-    image = picture if isinstance(picture, np.ndarray) else decode(read_picture(picture))
-    image = cv2.cvtColor(image, cv2.COLOR_GRAY2BGR).astype(np.uint8) if image.ndim == 2 else image
-    caption = f"{result.camera}  {result.backend}  {result.timings.infer_ms:.1f} ms"
-    return annotate(image, result.boxes(), result.labels(), caption)
+    return paint(picture, result, f"{result.camera}  {result.backend}  {result.timings.infer_ms:.1f} ms")
 
 
 def _mosaic(tiles: Sequence[Image]) -> Image:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from edged.api_types import AlarmInfo, EngineInfo, ModelInfo
 from edged.backends import registry
 from edged.backends.contract import REFERENCE, UNOPTIMISED
 from edged.config import Engines
 from edged.config.child_limits import Limits
-from edged.decoding import ready
 from edged.device.fingerprint import Fingerprint
 from edged.doctor.check import Check, Name, Step, ok, unknown, warning, wrong
 from edged.doctor.daemon import DaemonState
@@ -74,8 +71,7 @@ class StoreView:
 
     def engines(self, planned: PlannedModel) -> tuple[EngineInfo, ...]:
         """The engines of a model as the daemon would report them, those that nothing wants any more included."""
-        found = report.engines({planned.entry.name: planned}, self.store, planned.entry.name)
-        return tuple(msgspec.convert(msgspec.to_builtins(engine), ready(EngineInfo)) for engine in found)
+        return tuple(report.engines({planned.entry.name: planned}, self.store, planned.entry.name))
 
     def latest_time(self) -> float:
         """When an engine was last made or used, in seconds since the epoch; 0 for never."""

@@ -314,13 +314,13 @@ class Topics:
         occupancy = {"state_topic": self.detected, "device_class": "occupancy", "name": "Detected"}
         return (
             *self._entity("binary_sensor", "detected", occupancy),
-            *self._count("objects", "Objects", "{{ value_json.values() | sum }}"),
+            *self._count("objects", "Objects", "{{ value_json.values() | sum }}", self.counts),
         )
 
     def class_entity(self, label: str) -> tuple[Message, ...]:
         """The number of objects of a class that was seen; no entity if discovery is off."""
         name = msgspec.json.encode(label).decode()
-        return self._count(f"count_{slug(label)}", label, f"{{{{ value_json.get({name}, 0) }}}}")
+        return self._count(f"count_{slug(label)}", label, f"{{{{ value_json.get({name}, 0) }}}}", self.counts)
 
     def place(self, kind: str, name: str, state: Place | Crossings) -> Message:
         """The state of a zone or line."""
@@ -333,42 +333,24 @@ class Topics:
         """The entities of a zone (occupancy, number of objects) or a line (totals); none if discovery is off."""
         topic, what = self._place_topic(kind, name), f"{kind}_{slug(name)}"
         if kind == "line":
-            return tuple(
-                message
-                for field, word in (("entered", "in"), ("left", "out"))
-                for message in self._entity(
-                    "sensor",
-                    f"{what}_{word}",
-                    {
-                        "name": f"{name} {word}",
-                        "state_topic": topic,
-                        "value_template": f"{{{{ value_json.{field} }}}}",
-                        "state_class": "total_increasing",
-                        "unit_of_measurement": "objects",
-                    },
-                )
+            total, entered, left = "total_increasing", "{{ value_json.entered }}", "{{ value_json.left }}"
+            return (
+                *self._count(f"{what}_in", f"{name} in", entered, topic, total),
+                *self._count(f"{what}_out", f"{name} out", left, topic, total),
             )
         occupancy = {"name": name, "state_topic": topic, "device_class": "occupancy"}
-        count = {
-            "name": f"{name} objects",
-            "state_topic": topic,
-            "value_template": "{{ value_json.counts.values() | sum }}",
-            "state_class": "measurement",
-            "unit_of_measurement": "objects",
-        }
         return (
             *self._entity("binary_sensor", what, {**occupancy, "value_template": "{{ value_json.occupied }}"}),
-            *self._entity("sensor", f"{what}_objects", count),
+            *self._count(f"{what}_objects", f"{name} objects", "{{ value_json.counts.values() | sum }}", topic),
         )
 
     def _place_topic(self, kind: str, name: str) -> str:
         return f"{self._base}/{kind}/{slug(name)}"
 
-    def _count(self, what: str, name: str, template: str) -> tuple[Message, ...]:
-        unit = {"state_class": "measurement", "unit_of_measurement": "objects"}
-        return self._entity(
-            "sensor", what, {"name": name, "state_topic": self.counts, "value_template": template, **unit}
-        )
+    def _count(self, what: str, name: str, template: str, topic: str, kind: str = "measurement") -> tuple[Message, ...]:
+        """An entity for a number of objects; `kind` is Home Assistant's state class."""
+        config = {"name": name, "state_topic": topic, "value_template": template, "state_class": kind}
+        return self._entity("sensor", what, config | {"unit_of_measurement": "objects"})
 
     def _entity(self, component: str, what: str, config: dict[str, str]) -> tuple[Message, ...]:
         if not self._discovery:

@@ -63,9 +63,7 @@ class Answered:
         decoded."""
         if self.image is None:
             return None
-        plain = _gray_to_bgr(self.image) if isinstance(self.image, np.ndarray) else decode(read_picture(self.image))
-        result = self.result
-        return annotate(plain, result.boxes(), result.labels(), _caption(result))
+        return paint(self.image, self.result, _caption(self.result))
 
     @functools.cached_property
     def jpeg(self) -> bytes | None:
@@ -73,8 +71,12 @@ class Answered:
         return None if self.painted is None else encode_jpeg(self.painted, _QUALITY)
 
 
-def _gray_to_bgr(image: Image) -> Image:
-    return np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image
+def paint(picture: Picture, result: Result, caption: str) -> Image:
+    """Return the annotated picture, BGR uint8 [height, width, 3]. InvalidInput if it cannot be decoded."""
+    image = picture if isinstance(picture, np.ndarray) else decode(read_picture(picture))
+    if image.ndim == 2:
+        image = np.repeat(image[:, :, None], 3, axis=2)
+    return annotate(image, result.boxes(), result.labels(), caption)
 
 
 def _caption(result: Result) -> str:

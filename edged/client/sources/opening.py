@@ -1,8 +1,10 @@
-"""Opens the source of an address; plays video files, and reads pictures."""
+"""Opens the source of an address; plays video files, reads pictures and draws scenes."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -10,13 +12,13 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from edged import packages
 from edged.client.frames import Captured
 from edged.client.sources import gstreamer, pyav
 from edged.client.sources.address import CameraSettings, camera_address
-from edged.client.sources.scene import scene_camera
 from edged.client.sources.shared import shared_camera
 from edged.client.sources.source import InOrder, Live, Newest, Playback, Reader, Shot, Source
-from edged.errors import InvalidInput, NotFound, redact
+from edged.errors import InvalidInput, NotFound, Unsupported, redact
 from edged.vision.picture_header import read_header
 
 
@@ -151,20 +153,20 @@ def open_source(
 
 def _open_camera(name: str, hardware: bool) -> Live | None:
     """Open the camera of that name; None for a file."""
-    scheme, separator, rest = name.partition(":")
     if name.startswith("/dev/video"):
         return pyav.v4l2_camera(name, CameraSettings())
-    if scheme == "gst" and separator:
-        return gstreamer.pipeline_camera(rest)
-    if scheme == "scene" and separator:
-        return scene_camera(rest)
-    if scheme == "webcam" and separator:
-        if not (rest or "0").isdecimal():
+    scheme, separator, rest = name.partition(":")
+    match scheme if separator else "":
+        case "gst":
+            return gstreamer.pipeline_camera(rest)
+        case "scene":
+            return _scene_camera(rest)
+        case "webcam" if (rest or "0").isdecimal():
+            return pyav.v4l2_camera(f"/dev/video{rest or 0}", CameraSettings())
+        case "webcam":
             raise InvalidInput(f"{name!r} is not a webcam; write webcam:0 for /dev/video0")
-        return pyav.v4l2_camera(f"/dev/video{rest or 0}", CameraSettings())
-    if "://" not in name:
-        return None
-    match scheme:
+        case _ if "://" not in name:
+            return None
         case "rtsp" | "rtsps" if hardware and gstreamer.decodes_in_hardware():
             return gstreamer.rtsp_camera(name)
         case "http" | "https" if Path(urlsplit(name).path).suffix.lower() in VIDEO_SUFFIXES:
@@ -178,6 +180,31 @@ def _open_camera(name: str, hardware: bool) -> Live | None:
         case "shm":
             return shared_camera(name.removeprefix("shm://"))
     raise InvalidInput(f"{redact(name)!r} has an unknown scheme; give {_KINDS}")
+
+
+_SCENE_FPS = 15.0
+
+
+def _scene_camera(seed: str) -> Live:
+    """Open the drawn camera of a seed, by default 1: JPEG of 640x480, 15 a second. InvalidInput for another text,
+    Unsupported without OpenCV."""
+    if not (seed or "1").isdecimal() or len(seed) > 9:
+        raise InvalidInput(f"'scene:{seed[:20]}' is not a drawn scene; write scene: and a number, such as scene:7")
+    if not packages.is_installed("cv2"):
+        raise Unsupported(packages.missing("cv2", "a drawn scene"))
+    return Live(f"scene:{seed or 1}", lambda live: contextlib.nullcontext(_draw(live, int(seed or "1"))))
+
+
+def _draw(live: Live, seed: int) -> Iterator[Shot]:
+    from edged.shapes import Scene
+    from edged.vision.draw import encode_jpeg
+
+    scene = Scene(seed)
+    for number in itertools.count():
+        if live.stopped.wait(1 / _SCENE_FPS):
+            return
+        picture, _ = scene.frame(number)
+        yield Shot.now(functools.partial(encode_jpeg, picture))
 
 
 def _open_film(name: str, hardware: bool) -> Film:
