@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 
+from tests.bench.loads import side_by_side
 from tests.bench.nets import NETS, Net, save
 from tests.bench.table import Figures, Line, compare, in_rounds
 from tests.integration.daemon import Daemon
@@ -80,10 +80,5 @@ def _rate(call: Callable[..., bytes], message: bytes, count: int, seconds: float
             call(message, timeout=60)
             answered[number] += 1
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return {"inferences/s": sum(answered) / (time.perf_counter() - began)}
+    elapsed = side_by_side(work, range(count))
+    return {"inferences/s": sum(answered) / elapsed}

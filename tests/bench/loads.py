@@ -7,8 +7,9 @@ import itertools
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -79,16 +80,10 @@ def cameras(
         except Exception as error:
             problems.append(str(error))
 
-    threads = [threading.Thread(target=camera, args=(number,)) for number in range(count)]
-    started = time.perf_counter()
-    _run(threads)
+    elapsed = side_by_side(camera, range(count))
     if problems or not taken:
         raise RuntimeError(f"cameras got no answers: {problems[:1]}")
-    figures: Figures = {
-        "frames/s": len(taken) / (time.perf_counter() - started),
-        "p99 ms": float(np.quantile(taken, 0.99)) * 1e3,
-    }
-    return figures
+    return _rate(taken, elapsed)
 
 
 class ByHand:
@@ -111,11 +106,7 @@ class ByHand:
     def rate(self, pictures: Sequence[Picture], seconds: float) -> Figures:
         """Frames a second, and the 99th percentile in ms."""
         until, taken = time.perf_counter() + seconds, list[float]()
-        threads = [threading.Thread(target=self._work, args=(s, pictures, until, taken)) for s in self._sessions]
-        started = time.perf_counter()
-        _run(threads)
-        elapsed = time.perf_counter() - started
-        return {"frames/s": len(taken) / elapsed, "p99 ms": float(np.quantile(taken, 0.99)) * 1e3}
+        return _rate(taken, side_by_side(lambda s: self._work(s, pictures, until, taken), self._sessions))
 
     def _work(
         self, session: onnxruntime.InferenceSession, pictures: Sequence[Picture], until: float, taken: list[float]
@@ -136,17 +127,26 @@ class ByHand:
             taken.append(time.perf_counter() - started)
 
 
-def _run(threads: Sequence[threading.Thread]) -> None:
+def side_by_side(work: Callable[[Any], object], items: Iterable[object]) -> float:
+    """Do the work on each item in a thread of its own; return the seconds until all have ended."""
+    threads = [threading.Thread(target=work, args=(item,)) for item in items]
+    began = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return time.perf_counter() - began
+
+
+def _rate(taken: Sequence[float], elapsed: float) -> Figures:
+    """Frames a second, and the 99th percentile in ms, of frames that took so many seconds each."""
+    return {"frames/s": len(taken) / elapsed, "p99 ms": float(np.quantile(taken, 0.99)) * 1e3}
 
 
 @contextlib.contextmanager
-def program(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A program that prints a line as soon as it is ready; ended afterwards."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def program(command: list[str], folder: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A program that prints a line as soon as it is ready; ended afterwards. It runs in a folder, by default here."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
         assert process.stdout is not None
         try:
             if not process.stdout.readline():

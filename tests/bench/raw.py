@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edged.shapes import MODEL_PATH, Scene
-from tests.bench.loads import ByHand, processor_seconds
+from tests.bench.loads import ByHand, processor_seconds, program
 from tests.bench.table import Figures, Line, compare, in_rounds
 from tests.integration.daemon import Daemon
 
@@ -39,7 +39,7 @@ def raw(bench: Bench) -> list[Line]:
     """Raw frames of 1280x720, as bytes and by shared memory / the best loop in one process, with ONNX Runtime."""
     scene, lines = Scene(1, _WIDTH, _HEIGHT), list[Line]()
     pictures = [np.ascontiguousarray(scene.frame(number)[0]) for number in range(8)]
-    with bench.daemons(_onnxruntime_only) as found, contextlib.ExitStack() as stack:
+    with bench.daemons(onnxruntime_only) as found, contextlib.ExitStack() as stack:
         clients: dict[str, Callable[..., Figures]] = {}
         for name, daemon in found.items():
             daemon.settled("shapes", _SETTLES)
@@ -97,23 +97,15 @@ def _bare(loop: ByHand, pictures: list[np.ndarray], seconds: float) -> Figures:
     return dict.fromkeys(("CPU ms", "daemon CPU ms", "host CPU ms", "client CPU ms"), used) | {"frames/s": rate}
 
 
-def _onnxruntime_only(daemon: Daemon) -> None:
+def onnxruntime_only(daemon: Daemon) -> None:
+    """Give a daemon the embedded detector, for ONNX Runtime alone."""
     folder = daemon.models / "shapes"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.onnx").write_bytes(Path(MODEL_PATH).read_bytes())
     (folder / "edged.toml").write_text('backends = "onnxruntime"\n')
 
 
-@contextlib.contextmanager
-def _client(target: str, folder: Path | None) -> Iterator[subprocess.Popen[str]]:
+def _client(target: str, folder: Path | None) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     """A process with cameras, of this checkout or of another."""
     python = sys.executable if folder is None else str(folder / ".venv" / "bin" / "python")
-    command = [python, str(_CLIENT), target, "shapes", str(_WIDTH), str(_HEIGHT)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
-        assert process.stdout is not None
-        try:
-            if not process.stdout.readline():
-                raise RuntimeError("the client ended at its start")
-            yield process
-        finally:
-            process.kill()
+    return program([python, str(_CLIENT), target, "shapes", str(_WIDTH), str(_HEIGHT)], folder)

@@ -23,7 +23,7 @@ from edged.shapes import MODEL_PATH, Scene
 from tests.bench.choices import choices
 from tests.bench.loads import BARE, ByHand, cameras, processor_seconds, program, pss_mb
 from tests.bench.nets import NETS, save
-from tests.bench.raw import raw
+from tests.bench.raw import onnxruntime_only, raw
 from tests.bench.starts import starts
 from tests.bench.table import Figures, Line, compare, in_rounds
 from tests.bench.triton import FORMS, Triton
@@ -94,10 +94,26 @@ def tensors(bench: Bench) -> list[Line]:
 
 
 def cameras_jpeg(bench: Bench) -> list[Line]:
-    """JPEGs of 640x480 of cameras with one frame in flight each / the best loop by hand."""
-    scene = Scene(1)
+    """JPEGs of 640x480 of cameras with one frame in flight each / the best loop by hand, in the same rounds."""
+    scene, lines = Scene(1), list[Line]()
     pictures = [cv2.imencode(".jpg", scene.frame(number)[0])[1].tobytes() for number in range(20)]
-    return _pictures(bench, "cameras, JPEG 640x480", {1: ("JPEG", pictures, False), 4: ("JPEG", pictures, False)})
+    with bench.daemons(lambda _: None, "--model", f"shapes={MODEL_PATH}") as found, contextlib.ExitStack() as stack:
+        clients = {name: stack.enter_context(daemon.client()) for name, daemon in found.items()}
+        for daemon in found.values():
+            daemon.settled("shapes", _SETTLES)
+        forms = {f"by hand, {w} x {t} threads": ByHand(MODEL_PATH, w, t) for w, t in _FORMS}
+        for count in (1, 4):
+            ways: dict[str, Callable[[], Figures]] = {
+                name: partial(cameras, client, "shapes", pictures, count, False, bench.seconds)
+                for name, client in clients.items()
+            }
+            ways |= {name: partial(form.rate, pictures, bench.seconds) for name, form in forms.items()}
+            measured = in_rounds(ways, bench.rounds)
+            # One frame in flight is served by one worker at a time, so it is compared with one worker.
+            fair = [name for name, (w, _) in zip(forms, _FORMS, strict=True) if w <= count]
+            row = f"cameras, JPEG 640x480, {count} in flight"
+            lines += [compare(row, measured, name, fair, "frames/s", 0.8) for name in found]
+    return lines
 
 
 def overload(bench: Bench) -> list[Line]:
@@ -169,10 +185,7 @@ def many(bench: Bench) -> list[Line]:
 def memory(bench: Bench) -> list[Line]:
     """PSS with one model and four cameras: the daemon, the host / a bare program with the same runtime and model."""
     jpeg = cv2.imencode(".jpg", Scene(1).frame(0)[0])[1].tobytes()
-    with (
-        program([sys.executable, "-c", BARE, str(MODEL_PATH)]) as bare,
-        bench.daemons(_onnxruntime_only) as found,
-    ):
+    with program([sys.executable, "-c", BARE, str(MODEL_PATH)]) as bare, bench.daemons(onnxruntime_only) as found:
         for daemon in found.values():
             daemon.settled("shapes", _SETTLES)
 
@@ -307,35 +320,6 @@ ROWS: Mapping[str, Callable[[Bench], list[Line]]] = {
     "choices": choices,
     "triton": triton,
 }
-
-
-def _pictures(bench: Bench, row: str, loads: Mapping[int, tuple[str, list[object], bool]]) -> list[Line]:
-    """Cameras of the embedded detector against every form by hand, in the same rounds."""
-    lines: list[Line] = []
-    with bench.daemons(lambda _: None, "--model", f"shapes={MODEL_PATH}") as found, contextlib.ExitStack() as stack:
-        clients = {name: stack.enter_context(daemon.client()) for name, daemon in found.items()}
-        for daemon in found.values():
-            daemon.settled("shapes", _SETTLES)
-        forms = {f"by hand, {w} x {t} threads": ByHand(MODEL_PATH, w, t) for w, t in _FORMS}
-        for count, (_, pictures, shared) in loads.items():
-            ways: dict[str, Callable[[], Figures]] = {
-                name: partial(cameras, client, "shapes", pictures, count, shared, bench.seconds)
-                for name, client in clients.items()
-            }
-            ways |= {name: partial(form.rate, pictures, bench.seconds) for name, form in forms.items()}
-            measured = in_rounds(ways, bench.rounds)
-            # One frame in flight is served by one worker at a time, so it is compared with one worker.
-            fair = [name for name, (w, _) in zip(forms, _FORMS, strict=True) if w <= count]
-            for name in found:
-                lines.append(compare(f"{row}, {count} in flight", measured, name, fair, "frames/s", 0.8))
-    return lines
-
-
-def _onnxruntime_only(daemon: Daemon) -> None:
-    folder = daemon.models / "shapes"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "model.onnx").write_bytes(Path(MODEL_PATH).read_bytes())
-    (folder / "edged.toml").write_text('backends = "onnxruntime"\n')
 
 
 def _absolute(row: str, measured: object, way: str, figure: str, unit: str, goal: float, more: bool) -> Line:

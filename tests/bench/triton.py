@@ -109,14 +109,7 @@ class Triton:
     def __enter__(self) -> Triton:
         program = self._folder / "pytriton" / "tritonserver"
         command = [str(program / "bin" / "tritonserver"), "--model-repository", str(self._home / "models")]
-        command += [
-            "--backend-directory",
-            str(program / "backends"),
-            "--allow-metrics",
-            "false",
-            "--allow-http",
-            "false",
-        ]
+        command += ["--backend-directory", str(program / "backends"), "--allow-metrics=false", "--allow-http=false"]
         command += ["--grpc-address", "127.0.0.1", "--grpc-port", self.address.rpartition(":")[2]]
         libraries = f"{self._folder / 'nvidia_pytriton.libs'}:{sysconfig.get_config_var('LIBDIR')}"
         environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "PYTHONHOME": sys.base_prefix}
