@@ -267,26 +267,33 @@ def test_times_elapsed_and_estimated(elapsed: float, estimate: float | None, tex
     assert formatting.times(elapsed, estimate) == text
 
 
-def test_app_import_loads_no_command() -> None:
-    assert _loaded("import edged.cli.app", "numpy", "rich", "msgspec", "edged.cli.serve", "edged.client") == []
+HELP = "from typer.testing import CliRunner; from edged.cli.app import app; CliRunner().invoke(app, ['--help'])"
 
 
-def test_all_commands_load_no_heavy_modules() -> None:
-    heavy = ("grpc", "cv2", "av", "edged.doctor.run", "edged.engines.child", "edged.models.model", "onnx", "zmq")
-    program = "from typer.testing import CliRunner; from edged.cli.app import app; CliRunner().invoke(app, ['--help'])"
-    assert _loaded(program, *heavy) == []
-
-
-def test_daemon_import_loads_no_library_of_hosts_children_clients_or_other_commands() -> None:
-    """Each would cost the daemon megabytes for as long as it runs."""
-    heavy = ("cv2", "onnx", "onnxruntime", "openvino", "grpc", "av", "uvicorn", "edged.cli.engines", "edged.jobs.tasks")
-    program = "from edged.cli.app import app; import edged.cli.serve; import edged.daemon.main"
-    assert _loaded(program, *heavy) == []
-
-
-def test_engine_host_import_loads_no_part_of_the_daemon() -> None:
-    heavy = ("onnx", "asyncio", "google.protobuf", "zmq", "hpack", "ssl", "rich", "edged.config", "edged.serving")
-    assert _loaded("import edged.host.main; import edged.backends.onnxruntime", *heavy) == []
+@pytest.mark.parametrize(
+    ("program", "heavy"),
+    [
+        ("import edged.cli.app", "numpy rich msgspec edged.cli.serve edged.client"),
+        (HELP, "grpc cv2 av edged.doctor.run edged.engines.child edged.models.model onnx zmq"),
+        # Each would cost the daemon megabytes for as long as it runs.
+        (
+            "from edged.cli.app import app; import edged.cli.serve; import edged.daemon.main",
+            "cv2 onnx onnxruntime openvino grpc av uvicorn edged.cli.engines edged.jobs.tasks",
+        ),
+        (
+            "import edged.host.main; import edged.backends.onnxruntime",
+            "onnx asyncio google.protobuf zmq hpack ssl rich edged.config edged.serving",
+        ),
+        ("import edged.client", "grpc"),
+        ("import edged.client; edged.client.Client; edged.client.AsyncClient", "cv2"),
+        ("import edged.client; edged.client.Client; edged.client.open_source", "onnx onnxruntime av typer zmq"),
+    ],
+    ids=["app", "help of all commands", "daemon", "host", "client package", "clients", "sources"],
+)
+def test_import_loads_no_module_that_it_does_not_need(program: str, heavy: str) -> None:
+    code = f"{program}\nimport sys; print(*[name for name in {heavy.split()} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "4"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")])
@@ -298,13 +305,6 @@ def test_main_import_lets_idle_blas_threads_sleep_unless_the_environment_says_ot
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=inherited | given, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == [expected, "False"]  # NumPy reads it once
-
-
-def _loaded(program: str, *modules: str) -> list[str]:
-    """The modules that a program loads, of those that are named."""
-    code = f"{program}\nimport sys; print(*[name for name in {modules} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.split()
 
 
 def test_failed_command_prints_its_error_also_as_json(running: Running) -> None:

@@ -19,11 +19,8 @@ from edged.cli.app import app
 from edged.cli.inventory import Box, Defaults
 from edged.client.client import Client
 from edged.proto import operations_pb2 as ops
-from tests import models as onnx_models
-from tests.certificates import Authority
 from tests.unit.client_daemon import Running
 from tests.unit.programs import program
-from tests.unit.test_client_credentials import server_side
 from tests.waiting import wait
 
 pytestmark = pytest.mark.timeout(60)
@@ -136,7 +133,7 @@ def test_fleet_every_command_goes_to_every_box(boxes: Boxes, line: str) -> None:
     assert sorted((each["box"], each["ok"], each["error"]) for each in ends) == [("a", True, ""), ("b", True, "")]
     text = call(*line.split(), "--inventory", str(boxes.file))
     assert (text.exit_code, text.stderr) == (0, "2 of 2 boxes done\n")
-    assert all(any(name in row for row in text.stdout.splitlines()) for name in ("a", "b"))
+    assert {row.split()[0].strip(":") for row in text.stdout.splitlines() if row[0] != " "} - {"BOX"} == {"a", "b"}
 
 
 def test_fleet_group_or_name_selects(boxes: Boxes) -> None:
@@ -282,50 +279,3 @@ def test_fleet_interrupted_says_what_goes_on(boxes: Boxes) -> None:
     assert process.returncode == 130
     assert err == "no answer yet from a, b; the daemon goes on; see: edged status; to stop it: edged engines cancel\n"
     wait(lambda: boxes.watching() == [0, 0], "no call is left")
-
-
-def test_fleet_events_follow_the_name(boxes: Boxes) -> None:
-    result = call("events", "--inventory", str(boxes.file))
-    rows = [line.split() for line in result.stdout.splitlines()]
-    assert sorted(row[:2] for row in rows) == [[name, number] for name in ("a", "b") for number in ("1", "2", "3")]
-
-
-# --- uploads --------------------------------------------------------------------------------------------------------
-
-
-def test_fleet_add_uploads_to_every_box(boxes: Boxes, tmp_path: Path) -> None:
-    file = onnx_models.save(onnx_models.conv(), tmp_path / "net.onnx")
-    result = call("models", "add", "net", str(file), "--set", "family=raw", "--inventory", str(boxes.file))
-    assert result.exit_code == 0, result.output
-    assert sorted(line[:18] for line in result.stdout.splitlines()) == ["a: model net added", "b: model net added"]
-    for each in boxes.running.values():
-        ((header, files),) = each.daemon.uploads
-        assert (header.name, dict(header.settings)) == ("net", {"family": "raw"})
-        assert files == {"net.onnx": file.read_bytes()}
-
-
-# --- over the network -----------------------------------------------------------------------------------------------
-
-
-def test_fleet_inventory_gives_tls_and_token(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    token = tmp_path / "token"
-    token.write_text("sesame\n")
-    token.chmod(0o600)
-    with (
-        Running(None, server_side(authority, "first", ["IP:127.0.0.1"]), guarded=True) as first,
-        Running(None, server_side(authority, "second", ["DNS:second.example"]), guarded=True) as second,
-    ):
-        first.daemon.token = second.daemon.token = "sesame"
-        (tmp_path / "boxes.toml").write_text(
-            f'[defaults]\nca = "authority.pem"\ntoken_file = "token"\n[boxes.first]\ntarget = "tls:{first.target}"\n'
-            f'[boxes.second]\ntarget = "tls:{second.target}"\nserver_name = "second.example"\n'
-            f'[boxes.other]\ntarget = "tls:localhost:{second.target.rpartition(":")[2]}"\n'
-        )
-        result = call("models", "remove", "x", "--inventory", str(tmp_path / "boxes.toml"))
-    assert sorted(result.stdout.splitlines()) == [
-        "first: model x removed, its files deleted",
-        "second: model x removed, its files deleted",
-    ]
-    assert "  other: the certificate of the daemon at tls:localhost:" in result.stderr
-    assert result.exit_code == 1

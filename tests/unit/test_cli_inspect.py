@@ -123,22 +123,15 @@ def test_draw_masks_keypoints_and_oriented_boxes(folder: Path, task: str) -> Non
     assert printed["family"] == f"ultralytics-{task}"
     assert printed["seen"]["counts"] == {"plane": 1}
     (found,) = printed["seen"]["found"]["predictions"]
-    painted = cv2.imread("seen.png").any(axis=2)
     assert (found["x"], found["y"]) == (640, 340)
     if task == "segment":
         assert {point["x"] for point in found["points"]} == {540, 639}, "the prototypes' left half"
-        assert painted[250:430, 550:630].all()
-        assert not painted[260:420, 650:730].any()
     elif task == "pose":
         assert [(p["x"], p["y"], p["confidence"]) for p in found["keypoints"]] == [(600, 300, 0.75), (680, 400, 0.5)]
-        assert painted[300, 600]
-        assert painted[400, 680]
     else:
         middle = np.mean([(p["x"], p["y"]) for p in found["points"]], axis=0)
         assert np.allclose(middle, (640, 340), atol=1e-3)
-        for point in found["points"]:
-            assert painted[round(point["y"]) - 3 :, :][:6, round(point["x"]) - 3 :][:, :6].any()
-        assert not painted[330:350, 630:650].any()
+    assert cv2.imread("seen.png").any(), "how it is painted: test_vision_draw.py"
 
 
 @pytest.mark.parametrize(

@@ -147,9 +147,3 @@ def test_check_shows_how_each_box_would_be_called(tmp_path: Path) -> None:
     assert "in the clear" in boxes["c"]["problem"]
     assert "none.pem cannot be read" in boxes["d"]["problem"]
     assert "secret-token" not in result.stdout
-
-
-def test_check_invalid_file_has_status_2(tmp_path: Path) -> None:
-    result = check(str(written(tmp_path, "[boxes]\nx = 1")))
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
