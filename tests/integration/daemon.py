@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import edged
 from edged.engines.views import EXACT, LEAST_GAIN
 from edged.errors import NotFound
+from tests.waiting import is_running as is_running
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -216,9 +217,3 @@ def children(pid: int) -> dict[int, str]:
                 line = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 found[int(stat.parent.name)] = line
     return found
-
-
-def is_running(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
-    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,3 +93,13 @@ def fill(folder: Path) -> Path:
         while True:
             file.write(bytes(512))
     return filler
+
+
+def library(name: str, folder: Path) -> str:
+    """Compile NAME.c of this folder into a library that changes what a program's calls find; return its path."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler is installed")
+    source, made = Path(__file__).with_name(f"{name}.c"), str(folder / f"{name}.so")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", made, str(source)], check=True, timeout=60)
+    return made

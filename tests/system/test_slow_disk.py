@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from edged.shapes import MODEL_PATH, Scene
 from tests import models
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
+from tests.system import disks
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -75,18 +74,13 @@ class Camera(threading.Thread):
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[tuple[Daemon, Path]]:
     """A daemon that answers, and the folder of its disk, which is slow while FOLDER.slow exists."""
-    source, library = Path(__file__).with_name("slow_disk.c"), tmp_path / "slow_disk.so"
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True, timeout=60)
     disk = tmp_path / "disk"
     for place in ("state/models", "tmp"):
         (disk / place).mkdir(parents=True)
     (tmp_path / "sitecustomize.py").write_text(_STACKS.format(calls=str(disk.with_suffix(".calls"))))
     environment = {
         **os.environ,
-        "LD_PRELOAD": str(library),
+        "LD_PRELOAD": disks.library("slow_disk", tmp_path),
         "SLOW_DISK": str(disk),
         "SLOW_DISK_MS": "50",
         "TMPDIR": str(disk / "tmp"),
