@@ -20,9 +20,14 @@ class Terminal:
     """The program at a terminal of its own, and everything that it has written."""
 
     def __init__(
-        self, *words: str, columns: int = 90, lines: int = 12, environment: Mapping[str, str] = os.environ
+        self,
+        *words: str,
+        columns: int = 90,
+        lines: int = 12,
+        environment: Mapping[str, str] = os.environ,
+        stdout: int | None = None,
     ) -> None:
-        """Run `edged` with these words."""
+        """Run `edged` with these words. Its standard output is the terminal as well, or `stdout`."""
         self._ours, self._its = pty.openpty()
         fcntl.ioctl(self._its, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.before = termios.tcgetattr(self._its)
@@ -31,7 +36,12 @@ class Terminal:
         environment["TERM"] = "xterm-256color"
         command = [sys.executable, "-m", "edged", *words]
         self.process = subprocess.Popen(
-            command, stdin=self._its, stdout=self._its, stderr=self._its, env=environment, start_new_session=True
+            command,
+            stdin=self._its,
+            stdout=stdout or self._its,
+            stderr=self._its,
+            env=environment,
+            start_new_session=True,
         )
 
     def shows(self, text: str, seconds: float = 30.0) -> None:

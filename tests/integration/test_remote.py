@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from edged.client.client import Client
 from edged.client.credentials import Credentials
 from edged.errors import EdgedError
-from tests import models
+from tests import models, programs
 from tests.certificates import Authority
 from tests.integration.asking import infer
 from tests.integration.daemon import Daemon, wait_for
@@ -166,6 +165,5 @@ def test_tls_token_grants_exactly_its_role(tmp_path: Path) -> None:
 
 
 def edged(*line: str, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGED_")} | more
-    command = [sys.executable, "-m", "edged", *line]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("EDGED_")}
+    return programs.edged(*line, environment=inherited | more)

@@ -5,23 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edged.shapes import MODEL_PATH
+from tests.programs import edged
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT for RTX has no wheel for this Python"
 )
-
-
-def edged(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edged", *words], capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 def build(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from onnx import TensorProto, helper
 
-from tests import models
+from tests import models, programs
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,15 +36,7 @@ class Shell:
         }
 
     def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "edged", *words],
-            cwd=self.home,
-            env=self.environment | environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return programs.edged(*words, environment=self.environment | environment, folder=self.home)
 
 
 @pytest.fixture

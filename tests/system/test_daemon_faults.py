@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from edged.errors import OutOfSpace, Refused
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
+from tests.programs import edged
 from tests.system import disks
 from tests.system.torture_state import look
 
@@ -203,7 +202,7 @@ def test_start_with_an_unwritable_runtime_folder_reports_it_in_one_line(tmp_path
     folder.mkdir()
     with disks.read_only(folder):
         words = ["serve", "--state", f"{tmp_path}/s", "--cache", f"{tmp_path}/c", "--listen", f"unix:{folder}/s"]
-        ended = subprocess.run([sys.executable, "-m", "edged", *words], capture_output=True, text=True, timeout=60)
+        ended = edged(*words)
     assert ended.returncode != 0
     (line,) = [line for line in ended.stderr.splitlines() if "cannot listen" in line]
     assert "Read-only file system" in line

@@ -16,6 +16,7 @@ import cv2
 import msgspec
 import pytest
 
+from tests.programs import edged
 from tests.waiting import is_running, wait
 
 _DEMO = (sys.executable, "-m", "edged", "demo")
@@ -51,9 +52,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     figures, snapshot = place / "new" / "demo.json", place / "demo.jpg"
     with tempfile.TemporaryDirectory(prefix="edt-", ignore_cleanup_errors=True) as folder:
         options = ["--seconds", "6", "--cameras", "2", "--json", str(figures), "--snapshot", str(snapshot)]
-        done = subprocess.run(
-            [*_DEMO, *options], env=_environment(folder), capture_output=True, text=True, timeout=220, check=False
-        )
+        done = edged("demo", *options, environment=_environment(folder), seconds=220)
         read = msgspec.json.decode(figures.read_bytes()) if figures.exists() else {}
         yield Shown(done.returncode, done.stdout, done.stderr, read, snapshot, Path(folder))
 
@@ -187,8 +186,7 @@ def test_demo_unusable_option_is_one_line(
     options: list[str], status: int, error: str, tmp_path: Path, temporary: Path
 ) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"no model")
-    pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 100, "check": False}
-    done = subprocess.run([*_DEMO, *options], env=_environment(temporary), cwd=tmp_path, **pipes)
+    done = edged("demo", *options, environment=_environment(temporary), folder=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (status, 1)
     assert error in done.stderr
     assert status == 1 or done.stdout == ""

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import models
+from tests import models, programs
 from tests.terminal import Terminal
 
 pytestmark = pytest.mark.timeout(240)  # a busy machine may take long to start a daemon
@@ -35,10 +34,7 @@ class Home:
         self.environment["EDGED_ENGINES_BUILD"] = "command"  # the reference serves; builds would take both cores
 
     def edged(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "edged", *words]
-        return subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=120, check=False, cwd=self.place
-        )
+        return programs.edged(*words, environment=self.environment, folder=self.place)
 
     def terminal(self, *words: str, columns: int = 80) -> Terminal:
         return Terminal(*words, columns=columns, lines=30, environment=self.environment)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -37,14 +37,6 @@ TENSORS: dict[str, np.ndarray] = {
 
 
 JPEG = b"\xff\xd8 a picture"
-
-
-def eventually(condition: Callable[[], object], seconds: float = 10) -> bool:
-    """Whether it becomes true in time."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(condition())
 
 
 class Frames:

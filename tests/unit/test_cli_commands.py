@@ -20,9 +20,10 @@ from edged.cli.events import position
 from edged.client.client import Client
 from edged.errors import InvalidInput
 from edged.proto import operations_pb2 as ops
+from tests.programs import program
+from tests.terminal import Terminal
 from tests.unit.client_commands import KEYS
 from tests.unit.client_daemon import Running
-from tests.unit.programs import at_terminal, program
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -89,10 +90,13 @@ def test_rebuild_without_missing_engines_says_so(running: Running) -> None:
 
 
 def test_rebuild_on_a_terminal_draws_bars_and_prints_outcomes(running: Running) -> None:
-    drawn, printed = at_terminal(*REBUILD, "doors", "-t", running.target, stdout=subprocess.PIPE)
-    assert printed.splitlines() == [f"{FIRST}: ready", f"{SECOND}: ready"]
-    assert FIRST in drawn
-    assert "100%" in drawn
+    with Terminal(*REBUILD, "doors", "-t", running.target, columns=160, stdout=subprocess.PIPE) as terminal:
+        assert terminal.ended() == 0
+        assert terminal.process.stdout is not None
+        with terminal.process.stdout as printed:
+            assert printed.read().decode().splitlines() == [f"{FIRST}: ready", f"{SECOND}: ready"]
+        assert FIRST in terminal.text
+        assert "100%" in terminal.text
 
 
 def test_rebuild_interrupted_says_that_the_work_goes_on(running: Running) -> None:

@@ -19,8 +19,8 @@ from edged.cli.app import app
 from edged.cli.inventory import Box, Defaults
 from edged.client.client import Client
 from edged.proto import operations_pb2 as ops
+from tests.programs import program
 from tests.unit.client_daemon import Running
-from tests.unit.programs import program
 from tests.waiting import wait
 
 pytestmark = pytest.mark.timeout(60)

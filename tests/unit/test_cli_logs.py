@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.programs import edged
+
 
 def logs(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edged", "logs", *words]
-    env = {**os.environ, "PATH": str(folder)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    return edged("logs", *words, environment={**os.environ, "PATH": str(folder)})
 
 
 def stand_in(folder: Path, name: str, text: str) -> None:

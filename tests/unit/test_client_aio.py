@@ -13,7 +13,8 @@ import pytest
 from edged.client import AsyncClient, Result
 from edged.errors import AlreadyExists, InvalidInput
 from tests import models
-from tests.unit.client_daemon import Frames, Running, eventually
+from tests.unit.client_daemon import Frames, Running
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 kinds = pytest.mark.parametrize("kind", ["ordinary", "asynchronous"])
@@ -37,7 +38,7 @@ async def test_stream_ended_early_closes_frames_and_call(running: Running, kind:
             async for _ in client.stream("shapes", frames.of(kind)):
                 break
         assert await asyncio.to_thread(frames.over)
-        assert await asyncio.to_thread(eventually, lambda: running.daemon.ended == 1)
+        await until(lambda: running.daemon.ended == 1)
         assert not [task for task in asyncio.all_tasks() if "edged.client" in str(task)]
 
 
@@ -81,8 +82,8 @@ async def test_client_calls_return_values_or_raise(running: Running, tmp_path: P
 async def test_client_cancelled_call_is_cancelled_at_the_daemon(running: Running) -> None:
     async with AsyncClient(running.target) as client:
         call = asyncio.ensure_future(client.infer("hung", b"x"))
-        assert await asyncio.to_thread(eventually, lambda: running.daemon.frames)
+        await until(lambda: running.daemon.frames)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert await asyncio.to_thread(eventually, lambda: running.daemon.cancelled == 1)
+        await until(lambda: running.daemon.cancelled == 1)

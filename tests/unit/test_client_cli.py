@@ -23,10 +23,11 @@ from edged.cli.app import app
 from edged.cli.targets import is_daemon_addressed
 from edged.client.client import Client
 from edged.errors import EdgedError, InvalidInput
+from tests.programs import program
+from tests.terminal import Terminal
 from tests.unit.client_daemon import Running
 from tests.unit.media import jpeg
 from tests.unit.media import video as make_video
-from tests.unit.programs import at_terminal, program
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -261,8 +262,9 @@ def test_stream_wrong_options_fail_in_one_line(running: Running, picture: str, w
 
 
 def test_stream_on_a_terminal_shows_a_live_line(running: Running, video: str) -> None:
-    drawn, _ = at_terminal("stream", "shapes", video, "-t", running.target)
-    assert re.search(r"fps  age .*2 detections  null.*40 frames sent", drawn, re.DOTALL), drawn
+    with Terminal("stream", "shapes", video, "-t", running.target, columns=160) as terminal:
+        assert terminal.ended() == 0
+        assert re.search(r"fps  age .*2 detections  null.*40 frames sent", terminal.text, re.DOTALL), terminal.text
 
 
 # --- engines show ---------------------------------------------------------------------------------------------------

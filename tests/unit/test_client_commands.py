@@ -12,7 +12,8 @@ from edged.client import AsyncClient, Client
 from edged.errors import DeadlineExceeded, NotFound, OutOfSpace, Refused
 from edged.proto import operations_pb2 as ops
 from tests.unit.client_commands import KEYS
-from tests.unit.client_daemon import Running, eventually
+from tests.unit.client_daemon import Running
+from tests.waiting import until, wait
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,7 +37,7 @@ async def test_rebuild_refused_command_raises_at_once(running: Running, model: s
     async with AsyncClient(running.target, timeout=0.5) as other:
         with pytest.raises(error):
             await other.rebuild(model)
-    assert await asyncio.to_thread(eventually, lambda: running.daemon.commands.watching == 0)
+    await until(lambda: running.daemon.commands.watching == 0)
 
 
 def test_rebuild_followed_has_no_deadline(running: Running) -> None:
@@ -63,7 +64,7 @@ def test_updates_closed_or_dropped_end_the_call(client: Client, running: Running
     else:
         del updates
         gc.collect()
-    assert eventually(lambda: running.daemon.commands.watching == 0)
+    wait(lambda: running.daemon.commands.watching == 0)
 
 
 async def test_async_updates_end_or_are_cancelled(running: Running) -> None:
@@ -74,7 +75,7 @@ async def test_async_updates_end_or_are_cancelled(running: Running) -> None:
         assert [update async for update in following] == []
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(anext(client.events(after=3, follow=True)), 0.05)
-        assert await asyncio.to_thread(eventually, lambda: running.daemon.commands.watching == 0)
+        await until(lambda: running.daemon.commands.watching == 0)
 
 
 def test_events_follow_yields_kept_events_as_values(client: Client) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from edged.client import Captured, Client, Result
 from edged.errors import DaemonUnavailable, DeadlineExceeded, InvalidInput, NotFound, NotReady
-from tests.unit.client_daemon import JPEG, Frames, Running, eventually
+from tests.unit.client_daemon import JPEG, Frames, Running
+from tests.waiting import wait
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -72,7 +73,7 @@ def test_stream_ended_early_cancels_call_and_closes_frames(client: Client, runni
             break
         gc.collect()
     assert frames.over()
-    assert eventually(lambda: running.daemon.ended == 1)
+    wait(lambda: running.daemon.ended == 1)
 
 
 def test_stream_close_from_another_thread_wakes_the_reader(client: Client) -> None:
@@ -84,7 +85,7 @@ def test_stream_close_from_another_thread_wakes_the_reader(client: Client) -> No
 def test_stream_close_while_lossless_frame_waits_ends(client: Client) -> None:
     frames = Frames()
     stream = client.stream("hung", frames, lossless=True)
-    assert eventually(lambda: stream.counts.sent == 1)
+    wait(lambda: stream.counts.sent == 1)
     time.sleep(0.1)
     stream.close()
     assert frames.over()
@@ -170,4 +171,4 @@ def test_client_outlives_a_restart_of_the_daemon(tmp_path: Path) -> None:
             assert answers()
         assert not answers()
         with Running(target):
-            assert eventually(answers)
+            wait(answers)

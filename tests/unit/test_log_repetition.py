@@ -12,8 +12,8 @@ import weakref
 import pytest
 
 from edged.logs.output import Output, Repetition
-from tests.unit.client_daemon import eventually
 from tests.unit.test_logs import record
+from tests.waiting import wait
 
 
 def hot(message: str, *values: object, **extra: str) -> logging.LogRecord:
@@ -141,7 +141,7 @@ def test_output_writes_held_records_after_a_second_or_when_it_closes(is_closed: 
     assert written.getvalue().count("\n") == 1
     if is_closed:
         output.close()
-    assert eventually(lambda: written.getvalue().count("\n") == 2, 20)
+    wait(lambda: written.getvalue().count("\n") == 2)
     last = json.loads(written.getvalue().splitlines()[1])
     assert (last["repeated"], last["message"].startswith("it failed ... and 98 more like it")) == ("98", True)
     output.close()

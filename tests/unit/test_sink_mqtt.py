@@ -14,8 +14,8 @@ from edged.client.result import Detection, Result, Timings
 from edged.client.sinks import Answered, Mqtt
 from edged.client.sinks.mqtt import Settings, Topics, broker, slug
 from edged.errors import InvalidInput, NotFound, Unsupported
-from tests.unit.client_daemon import eventually
 from tests.unit.mqtt_broker import Broker
+from tests.waiting import wait
 
 pytest.importorskip("paho.mqtt.client")
 pytestmark = pytest.mark.timeout(90)
@@ -129,7 +129,7 @@ def test_mqtt_broker_started_later_or_again_gets_everything() -> None:
     for _ in range(2):
         with Broker(port) as at:
             at.wait_for("site/one/hall/availability", b"online")
-            assert eventually(lambda at=at: published(at), 20)  # type: ignore[misc]
+            wait(lambda at=at: published(at))  # type: ignore[misc]
             assert "homeassistant/sensor/edged_box_hall/count_cat/config" in at.retained
     sink.close()
 
@@ -156,7 +156,7 @@ def test_mqtt_login_and_refused_connection(caplog: pytest.LogCaptureFixture, tmp
     with Broker(refuse=5) as at:
         url = f"mqtt://ed%40home@127.0.0.1:{at.port}"
         sink = Mqtt(broker(url, {"EDGED_MQTT_PASSWORD_FILE": str(secret)}), "hall", "box")
-        assert eventually(lambda: "refuses the connection" in caplog.text, 20)
+        wait(lambda: "refuses the connection" in caplog.text)
         assert at.logins[0] == ("ed@home", "from a file")
         sink.close()
     assert "from a file" not in caplog.text

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from edged.cli.app import app
+from tests.programs import program
 from tests.terminal import Terminal
 from tests.unit.client_daemon import Running
-from tests.unit.programs import program
 from tests.waiting import wait
 
 pytestmark = pytest.mark.timeout(90)
