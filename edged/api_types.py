@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from edged import events
+from edged.backends.contract import UNOPTIMISED
 from edged.backends.contract import Composition as Composition
 from edged.models import repair
 from edged.store.record import Speed as Speed
@@ -141,6 +142,11 @@ class EngineInfo(Info, frozen=True):
     ahead: str = ""
     speeds: tuple[Speed, ...] = ()
     instances: int = 0
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is the model as it was written, which needs no build and which the others are compared with."""
+        return self.parts.get("recipe.optimization") == UNOPTIMISED
 
     @property
     def speed(self) -> float | None:

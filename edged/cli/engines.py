@@ -193,7 +193,7 @@ def _how(engine: EngineInfo) -> str:
 
 def _speed(engine: EngineInfo) -> str:
     """Its speed as a multiple of the reference's, timed in turns with it."""
-    return "" if engine.speed is None or engine.parts.get("recipe.optimization") == "none" else f"{engine.speed:.1f}x"
+    return "" if engine.speed is None or engine.is_reference else f"{engine.speed:.1f}x"
 
 
 _COLUMNS: tuple[remote.Column[EngineInfo], ...] = (

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from edged.api_types import EngineInfo, ModelInfo
-from edged.backends.contract import UNOPTIMISED
 
 UNDER_WAY = ("absent", "queued", "building", "verifying")
 _SERVING = "serving"
@@ -68,17 +67,12 @@ class Life:
         return fastest or now - self._quiet_since > _OPENING_S
 
 
-def is_reference(engine: EngineInfo) -> bool:
-    """Whether it is the model as it was written, which needs no build."""
-    return engine.parts.get("recipe.optimization") == UNOPTIMISED
-
-
 def title(engine: EngineInfo) -> str:
     """A short name of an engine: its backend, and its precision and device unless they are the usual ones."""
     words = [engine.backend]
     words += [engine.precision] if engine.precision not in ("", "fp32") else []
     words += [engine.device] if engine.device not in ("", "cpu") else []
-    words += ["unoptimised"] if is_reference(engine) else []
+    words += ["unoptimised"] if engine.is_reference else []
     return " ".join(words)
 
 
@@ -120,9 +114,8 @@ class Story:
         for engine in self._life.engines:
             if engine.key not in self._decided and _is_decided(engine):
                 self._decided.add(engine.key)
-                if (
-                    is_reference(engine) or engine.key not in self._life.first_by
-                ):  # otherwise the line about the swap has it
+                # Otherwise the line about the swap has it.
+                if engine.is_reference or engine.key not in self._life.first_by:
                     self._reported.add(engine.key)
                     lines.append(Line(now, outcome(engine)))
         for key, at in self._life.first_by.items():
@@ -136,9 +129,8 @@ def outcome(engine: EngineInfo) -> str:
     """How making an engine ended."""
     if engine.state in ("failed", "rejected"):
         return f"{title(engine)} {engine.state}: {engine.reason}"
-    return (
-        f"{title(engine)} measured" if is_reference(engine) else f"{title(engine)} {_making(engine)}: {_speed(engine)}"
-    )
+    how = "measured" if engine.is_reference else f"{_making(engine)}: {_speed(engine)}"
+    return f"{title(engine)} {how}"
 
 
 def answering(life: Life, key: str, before: Life | None = None, *, brief: bool = False) -> str:
@@ -152,7 +144,7 @@ def answering(life: Life, key: str, before: Life | None = None, *, brief: bool =
     if before is not None:
         stored = any(e.key == key and e.created_unix_s > 0 for e in before.engines)
         return f"first answer, by {title(engine)} {'from the store' if stored else 'and not from the store'}"
-    return f"first answer, by {title(engine)}{'; nothing is built yet' if is_reference(engine) else ''}"
+    return f"first answer, by {title(engine)}{'; nothing is built yet' if engine.is_reference else ''}"
 
 
 def _is_decided(engine: EngineInfo) -> bool:

@@ -18,7 +18,7 @@ from edged.api_types import EngineInfo
 from edged.client.frames import Picture
 from edged.client.result import Result
 from edged.client.sinks.sink import paint
-from edged.demo.life import Life, Line, answering, cosine, is_reference, outcome, title
+from edged.demo.life import Life, Line, answering, cosine, outcome, title
 from edged.demo.report import IOU, SCORE, FrameCounts, Outcome, Report
 from edged.formatting import many
 from edged.vision.draw import encode_jpeg
@@ -150,7 +150,7 @@ def _more(counts: FrameCounts) -> list[str]:
 
 
 def _engine_row(engine: EngineInfo) -> tuple[str, str, str]:
-    speed = "" if engine.speed is None or is_reference(engine) else f"{engine.speed:.1f}x"
+    speed = "" if engine.speed is None or engine.is_reference else f"{engine.speed:.1f}x"
     return title(engine), engine.state, speed
 
 

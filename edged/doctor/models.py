@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edged.api_types import AlarmInfo, EngineInfo, ModelInfo
 from edged.backends import registry
-from edged.backends.contract import REFERENCE, UNOPTIMISED
+from edged.backends.contract import REFERENCE
 from edged.config import Engines
 from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint
@@ -269,7 +269,7 @@ def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: boo
 
     `by_daemon`: a daemon that answers reports them; it makes missing ones in their turn.
     """
-    built = [engine for engine in engines if not _is_reference(engine)]
+    built = [engine for engine in engines if not engine.is_reference]
     good = [engine for engine in built if engine.state in _GOOD]
     coming = [e for e in built if e.state in _MAKING or (by_daemon and e.state == "absent" and not e.reason)]
     remedies = _REMEDIES | ({"absent": "edged engines rebuild --engine {key}"} if by_daemon else {})
@@ -324,7 +324,7 @@ def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInf
     engine = _best(engines)
     if engine is None or engine.speed is None:
         return unknown(Name.LATENCY, "no engine of it was timed", model)
-    if _is_reference(engine):
+    if engine.is_reference:
         return ok(Name.LATENCY, f"{_named(engine)} serves and is the fastest engine", model)
     message = f"{_named(engine)} is {engine.speed:.2g} times as fast as the unoptimised model"
     if engine.speed < 1:
@@ -338,7 +338,7 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
     for engine in engines:
         if engine.verdict is None or not engine.verdict.accepted or engine.precision not in TOLERANCES:
             continue
-        if _is_reference(engine):
+        if engine.is_reference:
             continue
         judged += 1
         for figure, value, bound in close_figures(engine.verdict.figures, tolerance(settings, engine.precision)):
@@ -370,10 +370,6 @@ def _best(engines: Iterable[EngineInfo]) -> EngineInfo | None:
 def _rank(engine: EngineInfo) -> tuple[bool, float]:
     """The engine that serves first, then the fastest against the reference."""
     return engine.state != "serving", -(engine.speed or 0.0)
-
-
-def _is_reference(engine: EngineInfo) -> bool:
-    return engine.parts.get("recipe.optimization") == UNOPTIMISED
 
 
 def _named(engine: EngineInfo) -> str:

@@ -50,15 +50,13 @@ class Bench:
     before: Path | None = None
 
     @contextlib.contextmanager
-    def daemons(
-        self, prepare: Callable[[Daemon], None], *arguments: str, builds: bool = True
-    ) -> Iterator[dict[str, Daemon]]:
+    def daemons(self, prepare: Callable[[Daemon], None], *arguments: str) -> Iterator[dict[str, Daemon]]:
         """The daemon of this tree, and of the other; `prepare` fills the folder of models of each."""
         with contextlib.ExitStack() as stack:
-            found = {"edged": Daemon(*arguments, builds=builds)}
+            found = {"edged": Daemon(*arguments)}
             if self.before is not None:
                 python = self.before / ".venv" / "bin" / "python"
-                found["before"] = Daemon(*arguments, python=python, builds=builds, folder=self.before)
+                found["before"] = Daemon(*arguments, python=python, folder=self.before)
             for daemon in found.values():
                 prepare(daemon)
                 stack.enter_context(daemon)

@@ -16,14 +16,14 @@ _PEER = Path(__file__).with_name("triton_load.py")
 class Load:
     """Runs while the `with` lasts; afterwards `failures` has every request that was not answered."""
 
-    def __init__(self, daemon: Daemon, model: str = "shapes", cameras: int = 3) -> None:
-        self._daemon, self._model = daemon, model
-        self.cameras = Cameras(daemon, cameras)
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self.cameras = Cameras(daemon, 3)
         self.failures: list[object] = []
         self.asked = 0  # by tritonclient
 
     def __enter__(self) -> Load:
-        command = [sys.executable, str(_PEER), self._daemon.tcp, self._model]
+        command = [sys.executable, str(_PEER), self._daemon.tcp, "shapes"]
         self._peer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._peer.stdout is not None
         assert self._peer.stdout.readline() == "asking\n"

@@ -35,12 +35,12 @@ async def examine(steps: Sequence[Step], seconds: float = 30.0) -> tuple[list[Ch
     return await examination.run(steps), examination.left_out
 
 
-def step(name: Name, *checks: Check, seconds: float = 10.0, sleep: float = 0.0, heavy: bool = False) -> Step:
+def step(name: Name, *checks: Check, seconds: float = 10.0, sleep: float = 0.0) -> Step:
     async def ask() -> Sequence[Check]:
         await asyncio.sleep(sleep)
         return checks
 
-    return Step(name, "it", ask, seconds, heavy)
+    return Step(name, "it", ask, seconds)
 
 
 def test_check_texts_become_one_line() -> None:
