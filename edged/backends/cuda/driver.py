@@ -28,8 +28,8 @@ from edged.backends.contract import one_line
 from edged.errors import EdgedError, EngineUnusable
 
 _ATTRIBUTE = driver.CUdevice_attribute
-_BLOCKING = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC)  # sleep instead of spinning: cameras need the processor
-_UNTIMED = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+# Waiting sleeps instead of spinning: cameras need the processor.
+_EVENT = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC) | int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 _MAPPED = int(driver.CU_MEMHOSTALLOC_DEVICEMAP)
 # Other threads may allocate and copy while this one captures.
@@ -37,18 +37,11 @@ _MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 class DeviceProperties(msgspec.Struct, frozen=True):
-    """Constants of one GPU, among them all that TensorRT compares an engine with."""
+    """Constants of one GPU."""
 
     name: str
     pci_address: str  # "0000:01:00.0", as NVML and sysfs write it
     compute_capability: str  # "8.7"
-    multiprocessors: int
-    total_memory: int
-    memory_bus_bits: int
-    l2_bytes: int
-    shared_bytes_per_block: int
-    shared_bytes_per_multiprocessor: int
-    texture_alignment: int
     is_integrated: bool  # part of the processor, with the system's memory, as on a Jetson
     can_map_host_memory: bool
 
@@ -56,20 +49,6 @@ class DeviceProperties(msgspec.Struct, frozen=True):
     def shares_memory(self) -> bool:
         """Whether the device works on the host's memory as fast as on its own, so that nothing need be copied."""
         return self.is_integrated and self.can_map_host_memory
-
-
-class Versions(msgspec.Struct, frozen=True):
-    """CUDA's, as "13.0": the newest one that the driver runs, and the one that the Python library was made for."""
-
-    driver: str
-    library: str
-
-
-class MemoryInfo(msgspec.Struct, frozen=True):
-    """Bytes of device memory; of an integrated device the system's."""
-
-    free: int
-    total: int
 
 
 class DeviceMemory:
@@ -115,8 +94,8 @@ class HostMemory:
 class Event:
     """A point in a stream. One that was never recorded counts as passed."""
 
-    def __init__(self, timed: bool) -> None:
-        self.raw = _call(driver.cuEventCreate, _BLOCKING if timed else _BLOCKING | _UNTIMED)
+    def __init__(self) -> None:
+        self.raw = _call(driver.cuEventCreate, _EVENT)
 
     def synchronize(self) -> None:
         """Sleep until the work recorded before it is done."""
@@ -128,10 +107,6 @@ class Event:
             return False
         _call(driver.cuEventQuery, self.raw)
         return True
-
-    def elapsed_ms(self, start: Event) -> float:
-        """Milliseconds since another event; both are timed, recorded and done."""
-        return float(_call(driver.cuEventElapsedTime, start.raw, self.raw))
 
     def close(self) -> None:
         raw, self.raw = self.raw, None
@@ -236,17 +211,11 @@ class Device:
         _call(driver.cuInit, 0)
         self._device = _call(driver.cuDeviceGet, number)
         self.properties = _properties(self._device)
-        version = int(_call(driver.cuDriverGetVersion))
-        self.versions = Versions(_version_text(version), _version_text(driver.CUDA_VERSION))
         self._current = _Current(_call(driver.cuDevicePrimaryCtxRetain, self._device))
 
     def current(self) -> _Current:
         """Make the device the calling thread's own inside a `with`; may be nested. Cheap."""
         return self._current
-
-    def memory(self) -> MemoryInfo:
-        free, total = _call(driver.cuMemGetInfo)
-        return MemoryInfo(int(free), int(total))
 
     def allocate(self, size: int) -> DeviceMemory:
         return DeviceMemory(size)
@@ -259,8 +228,8 @@ class Device:
         """A stream that never waits for CUDA's default stream."""
         return Stream()
 
-    def event(self, *, timed: bool = False) -> Event:
-        return Event(timed)
+    def event(self) -> Event:
+        return Event()
 
     def close(self) -> None:
         """Release the context. Everything made with the device must be closed before."""
@@ -280,13 +249,6 @@ def _properties(device: object) -> DeviceProperties:
         name=text(driver.cuDeviceGetName, 256),
         pci_address=text(driver.cuDeviceGetPCIBusId, 32).lower(),
         compute_capability=f"{ask('COMPUTE_CAPABILITY_MAJOR')}.{ask('COMPUTE_CAPABILITY_MINOR')}",
-        multiprocessors=ask("MULTIPROCESSOR_COUNT"),
-        total_memory=int(_call(driver.cuDeviceTotalMem, device)),
-        memory_bus_bits=ask("GLOBAL_MEMORY_BUS_WIDTH"),
-        l2_bytes=ask("L2_CACHE_SIZE"),
-        shared_bytes_per_block=ask("MAX_SHARED_MEMORY_PER_BLOCK"),
-        shared_bytes_per_multiprocessor=ask("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
-        texture_alignment=ask("TEXTURE_ALIGNMENT"),
         is_integrated=bool(ask("INTEGRATED")),
         can_map_host_memory=bool(ask("CAN_MAP_HOST_MEMORY")),
     )
@@ -296,11 +258,6 @@ def _require_within(size: int, memory: DeviceMemory, host: HostMemory) -> None:
     """Raise EngineUnusable for a copy beyond what was allocated: the driver does not know the end of host memory."""
     if size > memory.size or size > host.size:
         raise EngineUnusable(f"a copy of {size} bytes between {memory.size} of the device and {host.size} of the host")
-
-
-def _version_text(number: int) -> str:
-    """13000 is "13.0"."""
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _call(function: Callable[..., Any], *arguments: object) -> Any:  # the package has no types

@@ -91,12 +91,6 @@ static int device_of(int ordinal) {
 
 static int is_device(CUdevice device) { return device >= 0 && device < fake_setting("devices"); }
 
-API CUresult cuDeviceGetCount(int *count) {
-    ENTER("cuDeviceGetCount");
-    *count = (int)fake_setting("devices");
-    return initialised ? SUCCESS : NOT_INITIALIZED;
-}
-
 API CUresult cuDeviceGet(CUdevice *device, int ordinal) {
     ENTER("cuDeviceGet");
     if (!initialised)
@@ -104,15 +98,6 @@ API CUresult cuDeviceGet(CUdevice *device, int ordinal) {
     if (!is_device(ordinal) || !is_device(device_of(ordinal)))
         return INVALID_DEVICE;
     *device = device_of(ordinal);
-    return SUCCESS;
-}
-
-API CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *address) {
-    ENTER("cuDeviceGetByPCIBusId");
-    int bus;
-    if (sscanf(address, "%*x:%x:", (unsigned *)&bus) != 1 || !is_device(bus - 1))
-        return INVALID_DEVICE;
-    *device = bus - 1;
     return SUCCESS;
 }
 
@@ -128,33 +113,14 @@ API CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
     return SUCCESS;
 }
 
-API CUresult cuDeviceTotalMem_v2(size_t *size, CUdevice device) {
-    ENTER("cuDeviceTotalMem");
-    (void)device;
-    *size = (size_t)fake_setting("memory");
-    return SUCCESS;
-}
-
-API CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device) {
-    (void)device;
-    *major = 8, *minor = 7;
-    return SUCCESS;
-}
-
 API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     (void)device;
     ENTER("cuDeviceGetAttribute");
     switch (attribute) {
-    case 8: *value = 49152; break;   /* shared memory of a block */
-    case 14: *value = 512; break;    /* texture alignment */
-    case 16: *value = 16; break;     /* multiprocessors */
     case 18: *value = (int)fake_setting("integrated"); break;
     case 19: *value = (int)fake_setting("can_map"); break;
-    case 37: *value = 256; break;    /* memory bus, bits */
-    case 38: *value = 4194304; break; /* L2 */
     case 75: *value = 8; break;      /* compute capability */
     case 76: *value = 7; break;
-    case 81: *value = 167936; break; /* shared memory of a multiprocessor */
     default: *value = 0;
     }
     return SUCCESS;
@@ -179,12 +145,6 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     return SUCCESS;
 }
 
-API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
-    (void)device, (void)flags;
-    ENTER("cuDevicePrimaryCtxSetFlags");
-    return SUCCESS;
-}
-
 API CUresult cuCtxPushCurrent_v2(CUcontext context) {
     ENTER("cuCtxPushCurrent");
     if (depth == DEPTH || !context)
@@ -203,28 +163,9 @@ API CUresult cuCtxPopCurrent_v2(CUcontext *context) {
     return SUCCESS;
 }
 
-API CUresult cuCtxGetCurrent(CUcontext *context) {
-    ENTER("cuCtxGetCurrent");
-    *context = depth ? stack[depth - 1] : NULL;
-    return SUCCESS;
-}
-
-API CUresult cuCtxSetCurrent(CUcontext context) {
-    ENTER("cuCtxSetCurrent");
-    depth = depth ? depth : 1;
-    stack[depth - 1] = context;
-    return SUCCESS;
-}
-
 API CUresult cuCtxGetDevice(CUdevice *device) {
     NEED_CONTEXT("cuCtxGetDevice");
     *device = stack[depth - 1]->device;
-    return SUCCESS;
-}
-
-API CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version) {
-    (void)context;
-    *version = 3020;
     return SUCCESS;
 }
 

@@ -3,10 +3,10 @@
 #include <stdlib.h>
 
 API CUresult cuEventCreate(CUevent *made, unsigned flags) {
+    (void)flags;
     NEED_CONTEXT("cuEventCreate");
     fake_hold();
     CUevent event = calloc(1, sizeof *event);
-    event->flags = flags;
     fake_objects++;
     fake_release();
     *made = event;
@@ -51,18 +51,4 @@ API CUresult cuEventSynchronize(CUevent event) {
         pthread_cond_wait(&fake_changed, &fake_lock);
     fake_release();
     return result ? result : fake_require_context();
-}
-
-API CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
-    NEED_CONTEXT("cuEventElapsedTime");
-    if (!start->asked || !end->asked || ((start->flags | end->flags) & 2))
-        return INVALID_HANDLE;
-    if (state(start) == NOT_READY || state(end) == NOT_READY)
-        return NOT_READY;
-    *milliseconds = (float)((double)(end->time - start->time) / 1e6);
-    return SUCCESS;
-}
-
-API CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
-    return cuEventElapsedTime_v2(milliseconds, start, end);
 }

@@ -10,7 +10,6 @@
  *   graphs.c    capture and graphs
  *   driver.c    devices, contexts, look-up of functions
  *   control.c   what only tests call: configure, fail on purpose, count, trace
- *   absent.c    functions that a binding wants to find and nobody calls
  *
  * Numbers and signatures are those of NVIDIA's public driver API.
  */
@@ -49,7 +48,7 @@ enum {
     CAPTURED_EVENT = 907,
 };
 
-typedef enum { COPY, AFFINE, HOST_FUNCTION, RECORD, WAIT, BREAK, LAUNCH } Kind;
+typedef enum { COPY, AFFINE, RECORD, WAIT, BREAK, LAUNCH } Kind;
 
 typedef struct Operation {
     struct Operation *next;
@@ -60,8 +59,6 @@ typedef struct Operation {
     long microseconds;
     CUevent event;
     uint64_t turn; /* of the event */
-    void (*function)(void *);
-    void *argument;
     CUresult error;
     CUgraph graph;
     void *owned; /* a copy of pageable memory that goes with the operation */
@@ -78,8 +75,6 @@ struct Stream {
 
 struct Event {
     uint64_t asked, done; /* how often it was recorded, and how far that has come */
-    uint64_t time;
-    unsigned flags;
     int dead;
     CUstream captured_by;
 };

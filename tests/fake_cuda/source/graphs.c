@@ -36,12 +36,6 @@ API CUresult cuStreamEndCapture(CUstream stream, CUgraph *made) {
     return result;
 }
 
-API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
-    ENTER("cuStreamIsCapturing");
-    *status = !stream->capturing ? 0 : stream->broken ? 2 : 1;
-    return SUCCESS;
-}
-
 API CUresult cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph graph, unsigned long long flags) {
     (void)flags;
     NEED_CONTEXT("cuGraphInstantiate");

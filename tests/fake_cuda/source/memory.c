@@ -146,13 +146,6 @@ API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, un
     return result;
 }
 
-API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
-    NEED_CONTEXT("cuMemGetInfo");
-    *total = (size_t)fake_setting("memory");
-    *free = *total - used;
-    return SUCCESS;
-}
-
 static CUresult copy(uint64_t to, int to_device, uint64_t from, int from_device, size_t size, CUstream stream) {
     Operation op = {.kind = COPY, .to = to, .from = from, .size = size, .to_device = to_device};
     op.from_device = from_device;

@@ -34,7 +34,7 @@ static void *bytes(uint64_t address, int device, size_t size) {
 }
 
 static void perform(CUstream stream, Operation *op) {
-    static const char *const names[] = {"copy", "compute", "call", "record", "wait", "break", "launch"};
+    static const char *const names[] = {"copy", "compute", "record", "wait", "break", "launch"};
     uint64_t begin = fake_now();
     rest(op->microseconds);
     if (op->kind == COPY || op->kind == AFFINE) {
@@ -49,13 +49,8 @@ static void perform(CUstream stream, Operation *op) {
             for (size_t i = 0; i < op->size; i++)
                 ((float *)to)[i] = 2.0f * ((float *)from)[i] + 1.0f;
         }
-    } else if (op->kind == HOST_FUNCTION) {
-        fake_release();
-        op->function(op->argument);
-        fake_hold();
     } else if (op->kind == RECORD) {
         op->event->done = op->turn;
-        op->event->time = fake_now();
     } else if (op->kind == WAIT) {
         while (op->event->done < op->turn)
             pthread_cond_wait(&fake_changed, &fake_lock);
@@ -183,9 +178,4 @@ API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     (void)flags;
     NEED_CONTEXT("cuStreamWaitEvent");
     return fake_enqueue(stream, (Operation){.kind = WAIT, .event = event});
-}
-
-API CUresult cuLaunchHostFunc(CUstream stream, void (*function)(void *), void *argument) {
-    NEED_CONTEXT("cuLaunchHostFunc");
-    return fake_enqueue(stream, (Operation){.kind = HOST_FUNCTION, .function = function, .argument = argument});
 }
