@@ -44,7 +44,9 @@ class Artefact(msgspec.Struct, frozen=True):
 
         Reads once and checks what was read, so that nothing can change between the check and the use.
         """
-        record = self._record(name)
+        record = self.files.get(name)
+        if record is None:
+            raise EngineDamaged(f"engine file {name} is not in its record; it will be rebuilt")
         try:
             data = read_regular(Path(self.root) / name)
         except OSError as error:
@@ -62,12 +64,6 @@ class Artefact(msgspec.Struct, frozen=True):
                 raise EngineDamaged(f"engine file {name} cannot be read: {error.strerror}") from error
             if found != record:
                 raise EngineDamaged(f"engine file {name} does not match its record (altered on disk)")
-
-    def _record(self, name: str) -> FileRecord:
-        try:
-            return self.files[name]
-        except KeyError:
-            raise EngineDamaged(f"engine file {name} is not in its record; it will be rebuilt") from None
 
 
 def _digest(path: Path) -> FileRecord:

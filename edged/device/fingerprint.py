@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -51,11 +51,6 @@ class Fingerprint(msgspec.Struct, frozen=True):
         """SHA-256 over all facts, 64 hex digits."""
         return hashlib.sha256(_DIGEST_FORMAT + msgspec.json.encode(self.facts)).hexdigest()
 
-    def subset(self, prefixes: Iterable[str]) -> Fingerprint:
-        """Keep only the facts with these names or below them: "cpu" keeps `cpu.isa`, "cpu.i" keeps nothing."""
-        wanted = tuple(prefix.rstrip(".") for prefix in prefixes)
-        return Fingerprint({name: value for name, value in self.facts.items() if _is_within(name, wanted)})
-
     def diff(self, other: Fingerprint) -> tuple[Change, ...]:
         """Return the changes from this fingerprint to `other`, by name."""
         names = sorted(self.facts.keys() | other.facts.keys())
@@ -80,10 +75,6 @@ def _one_line(value: str) -> str:
     """Keep printable characters and single spaces only: facts are shown in terminals, logs and keys."""
     printable = "".join(char if char.isprintable() else " " for char in value[:_LONGEST])
     return " ".join(printable.split())
-
-
-def _is_within(name: str, prefixes: tuple[str, ...]) -> bool:
-    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
 
 
 class Device(msgspec.Struct, frozen=True):

@@ -115,7 +115,7 @@ def is_driver(fact: str) -> bool:
 
 
 def relevant(backend: str, device_kind: str, index: int = 0) -> tuple[str, ...]:
-    """Return the names of facts, for `subset`, that this backend's engines for device `index` of a kind depend on.
+    """Return the names of the facts that this backend's engines for device `index` of a kind depend on.
 
     Facts that a box lacks are absent from the key. Unsupported for an unknown pair, since "depends on nothing" would be
     wrong; it holds for the null backend only.

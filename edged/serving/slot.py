@@ -32,10 +32,9 @@ from edged.errors import (
 from edged.ipc import messages as m
 from edged.ipc.finite import Finiteness
 from edged.serving.batch import Batch, answers, reply_bytes, stage, times_of
-from edged.serving.demand import Demand
 from edged.serving.link import HostLink, Reply
 from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
-from edged.serving.session import ServingSession
+from edged.serving.session import Demand, ServingSession
 from edged.serving.statistics import Statistics
 from edged.serving.work import Answered, EngineRef, TensorWork, Work
 

@@ -1,4 +1,4 @@
-"""CUDA by cuda-bindings on a stand-in driver."""
+"""CUDA by cuda-bindings, and TensorRT's sessions, on a stand-in driver."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runner.compile_driver(tmp_path_factory.mktemp("driver"))
 
 
-def test_device_on_the_stand_in_driver_passes_its_checks(driver: Path) -> None:
-    runner.run("contract_checks.py", driver)
+@pytest.mark.parametrize("checks", ["contract_checks.py", "session_checks.py"])
+def test_device_and_tensorrt_sessions_on_the_stand_in_driver_pass_their_checks(driver: Path, checks: str) -> None:
+    runner.run(checks, driver)
 
 
 def test_older_driver_has_all_that_is_called(driver: Path) -> None:

@@ -97,14 +97,6 @@ def test_diff_leads_from_one_to_the_other_and_back(old: dict[str, str], new: dic
     assert (Fingerprint(old).digest == Fingerprint(new).digest) == (old == new)
 
 
-def test_subset_keeps_names_and_those_below_them() -> None:
-    box = Fingerprint({"cpu": "0", "cpu.isa": "1", "cpux": "2", "gpu.1.name": "3", "gpu.10.name": "4"})
-    assert box.subset(["cpu"]).facts == {"cpu": "0", "cpu.isa": "1"}
-    assert box.subset(["gpu.1."]).facts == {"gpu.1.name": "3"}
-    assert box.subset(["absent"]).facts == {}
-    assert box.subset([]).facts == {}
-
-
 def test_fingerprint_is_sorted_and_survives_json() -> None:
     one, other = Fingerprint({"a": "1", "b": "2"}), Fingerprint({"b": "2", "a": "1"})
     assert one == other

@@ -27,8 +27,9 @@ HARMLESS = """
 """
 
 
-def key(box: Fingerprint, backend: str, kind: str, index: int = 0) -> str:
-    return box.subset(relevant(backend, kind, index)).digest
+def key(box: Fingerprint, backend: str, kind: str) -> list[str | None]:
+    """The values of the facts that an engine's key has."""
+    return [box.facts.get(name) for name in relevant(backend, kind)]
 
 
 def with_fact(box: Fingerprint, name: str, value: str = "changed") -> Fingerprint:

@@ -1,4 +1,5 @@
-"""A session's threads in a host: failures while it opens or closes are reported, and stopping a job stops no other."""
+"""A session's threads in a host: failures while it opens or closes are reported, stopping a job stops no other, and
+the next inputs are staged while one inference runs."""
 
 from __future__ import annotations
 
@@ -6,18 +7,23 @@ import errno
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from edged.backends.contract import Nodes, Order, Parallelism, Recipe, Signature
-from edged.errors import DeadlineExceeded, EngineUnusable
+from edged.errors import DeadlineExceeded, EngineUnusable, InvalidInput, Unsupported
 from edged.host.engine import CancellableJobs, EngineThreads
+from edged.host.pipeline import Pipeline
 from edged.ipc import messages as m
-from edged.tensors import TensorSpec
-from edged.vision.family import recognise
+from edged.ipc.arena import SharedView, Span
+from edged.tensors import Array, TensorSpec
+from edged.vision.family import Recognition, Thresholds, recognise
+from edged.vision.preprocess import Preprocess
 
 _SIGNATURE = Signature((TensorSpec("x", "UINT8", ("n",)),), (TensorSpec("y", "FP32", (1, 2)),))
 
@@ -52,14 +58,19 @@ class Backend:
         return self.session
 
 
-def opened(session: Session, instances: int = 1) -> tuple[EngineThreads, Callable[[], m.FromHost]]:
+def opened(
+    session: Session,
+    instances: int = 1,
+    signature: Signature = _SIGNATURE,
+    recognition: Recognition | None = None,
+    shared: Any = None,
+) -> tuple[EngineThreads, Callable[[], m.FromHost]]:
     """Threads that open a session, and what returns their next message."""
     sent: queue.SimpleQueue[m.FromHost] = queue.SimpleQueue()
-    recognition = recognise(_SIGNATURE.inputs, _SIGNATURE.outputs, {}, {})
+    recognition = recognition or recognise(signature.inputs, signature.outputs, {}, {})
     parallelism = Parallelism(instances, 1)
-    order = m.Open(1, Order("/nowhere", _SIGNATURE, Recipe("null"), parallelism=parallelism), recognition)
+    order = m.Open(1, Order("/nowhere", signature, Recipe("null"), parallelism=parallelism), recognition)
     backend: Any = Backend(session)
-    shared: Any = None
     return EngineThreads(order, backend, shared, sent.put), lambda: sent.get(timeout=20)
 
 
@@ -199,3 +210,115 @@ def test_stop_answered_or_unknown_job_has_no_effect() -> None:
 def test_stop_job_of_a_session_that_cannot_be_stopped_lets_it_end() -> None:
     jobs = jobs_of(1)
     assert jobs.run(1, None, lambda: (jobs.stop(1), "done")[1]) == "done"
+
+
+# -- sessions that stage ----------------------------------------------------------------------------------------------
+
+PICTURES = Signature((TensorSpec("x", "FP32", (2, 3, 4, 4)),), (TensorSpec("y", "FP32", (1,)),))
+RECOGNITION = Recognition(None, "", Preprocess(4, 4), "takes pictures", (), Thresholds(), "x")
+
+
+class Recorder(Session):
+    """A session that stages: its answer is the sum of the inputs. It notes which threads call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: dict[str, set[int]] = {}
+        self.lent: list[Array] = []
+        self.given: list[Array] = []
+        self.staged = threading.Semaphore(0)
+        self.waits_for_next = False  # whether an inference ends only when another one has been staged
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        if self.wrong == "memory":
+            raise EngineUnusable("no memory")
+        self.lent.append(np.zeros(shape, dtype))
+        return self.lent[-1]
+
+    def stage(self, inputs: Mapping[str, Array]) -> object:
+        total = float(inputs["x"].sum())
+        if total < 0:
+            raise InvalidInput("negative")
+        self.threads.setdefault("stage", set()).add(threading.get_ident())
+        self.given.append(inputs["x"])
+        self.staged.release()
+        return total
+
+    def infer_staged(self, staged: object, outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        self.threads.setdefault("infer", set()).add(threading.get_ident())
+        if self.waits_for_next:
+            assert self.staged.acquire(timeout=20), "nothing is staged while this is inferred"
+        return {"y": np.array([staged], np.float32)}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> SharedView:
+    descriptor = os.open(tmp_path / "arena", os.O_RDWR | os.O_CREAT)
+    os.truncate(descriptor, 1 << 16)
+    view = SharedView(descriptor)
+    os.close(descriptor)
+    return view
+
+
+def full_of(job: int, value: float) -> m.Infer:
+    data = np.full((2, 3, 4, 4), value, np.float32).tobytes()
+    return m.Infer(job, 1, (m.TensorRef("x", "FP32", (2, 3, 4, 4), None, data),), None, None)
+
+
+def value_of(output: m.TensorRef) -> list[float]:
+    return np.frombuffer(output.data, np.float32).tolist()
+
+
+def test_staging_of_the_next_request_is_done_by_the_other_thread_while_one_is_inferred() -> None:
+    session = Recorder()
+    session.waits_for_next = True
+    threads, received = opened(session, 1, PICTURES, RECOGNITION)
+    assert isinstance(received(), m.Opened)
+    session.staged.release()  # the last one waits for none
+    for job in range(1, 6):
+        threads.submit(full_of(job, job))
+    for job in range(1, 6):
+        answer = received()
+        assert isinstance(answer, m.Answer)
+        assert (answer.job, value_of(answer.outputs[0])) == (job, [job * 96.0])
+    threads.submit(None)
+    assert isinstance(received(), m.Closed)
+    assert session.closed == 1
+    assert session.threads["stage"].isdisjoint(session.threads["infer"])
+
+
+def test_staging_that_refuses_inputs_fails_their_own_job() -> None:
+    threads, received = opened(Recorder(), 1, PICTURES, RECOGNITION)
+    assert isinstance(received(), m.Opened)
+    for job, value in ((1, 1.0), (2, -1.0), (3, 2.0)):
+        threads.submit(full_of(job, value))
+    output = sorted((received() for _ in range(3)), key=lambda message: message.job)  # type: ignore[union-attr]
+    assert [type(message) for message in output] == [m.Answer, m.JobFailed, m.Answer]
+    assert isinstance(output[1], m.JobFailed)
+    assert (output[1].error, output[1].message) == ("InvalidInput", "negative")
+
+
+def test_staging_pictures_are_fitted_into_the_sessions_own_arrays(shared: SharedView) -> None:
+    session = Recorder()
+    threads, received = opened(session, 1, PICTURES, RECOGNITION, shared)
+    assert isinstance(received(), m.Opened)
+    assert [array.shape for array in session.lent] == [(2, 3, 4, 4)] * 3
+    span = Span(0, 48)
+    for job in range(1, 5):
+        shared.at(span)[:] = bytes([job]) * 48
+        threads.submit(m.Detect(job, 1, (m.Picture(span, "rgb", 4, 4, 12),), None))
+        answer = received()
+        assert isinstance(answer, m.Detected)
+        (seen,) = answer.seen
+        assert value_of(seen.outputs[0]) == pytest.approx([48 * job / 255])
+    assert all(any(given is lent for lent in session.lent) for given in session.given)
+    assert session.given[0] is not session.given[1]
+
+
+@pytest.mark.parametrize(("wrong", "family"), [("memory", None), ("", "strange")], ids=["no arrays", "unknown family"])
+def test_pipeline_that_cannot_be_made_closes_its_session(wrong: str, family: str | None) -> None:
+    session = Recorder()
+    session.wrong = wrong
+    with pytest.raises(EngineUnusable if wrong else Unsupported):
+        Pipeline(session, PICTURES, msgspec.structs.replace(RECOGNITION, family=family))
+    assert session.closed == 1
