@@ -12,12 +12,16 @@ import pytest
 from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import UNOPTIMISED, Order, Recipe, Session, Signature, one_line
+from edged.backends.ort.runtime import create, session_options
+from edged.backends.ort.session import DeviceSession
 from edged.errors import EngineDamaged, EngineUnusable, InvalidInput, Unsupported
 from edged.jobs.tasks import load_graphs
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from tests import models
 
 REAL = ("onnxruntime", "openvino")
+BOUND = "bound"
+SESSIONS = (*REAL, BOUND)
 BLOBS = {"onnxruntime": "model.onnx", "openvino": "engine.blob", "null": "engine.null"}
 EXACT_ON_OPENVINO = ("FP32", "FP16", "INT32", "UINT8", "INT8", "BOOL")
 RANDOM = np.random.default_rng(11)
@@ -41,6 +45,10 @@ def build(folder: Path, proto: onnx.ModelProto, recipe: Recipe) -> Order:
 
 
 def engine(folder: Path, proto: onnx.ModelProto, backend: str, **recipe: object) -> Session:
+    """An engine of a backend; BOUND is ONNX Runtime with its tensors on a device, which the CPU stands for here."""
+    if backend == BOUND:
+        path = models.save(proto, folder / "model.onnx")
+        return DeviceSession(create(str(path), session_options("all", 1)), models.signature(proto), "cpu", 0)
     built = build(folder / backend, proto, Recipe(backend, **recipe))  # type: ignore[arg-type]
     return registry.load(backend).open(built)
 
@@ -125,7 +133,7 @@ def test_infer_onnx_runtime_keeps_the_bits_of_every_datatype(
 ) -> None:
     proto = models.identity(datatype, shape)
     array = values(models.signature(proto).inputs[0])
-    for session in (reference(tmp_path, proto), engine(tmp_path, proto, "onnxruntime")):
+    for session in (reference(tmp_path, proto), *(engine(tmp_path, proto, name) for name in ("onnxruntime", BOUND))):
         answer = session.infer({"x": array})["y"]
         assert answer.dtype == array.dtype
         assert answer.tolist() == array.tolist() if datatype == "BYTES" else answer.tobytes() == array.tobytes()
@@ -147,7 +155,7 @@ def test_build_openvino_datatype_that_it_would_narrow_is_unusable(tmp_path: Path
     assert list((tmp_path / "engine").iterdir()) == []
 
 
-@pytest.mark.parametrize("backend", REAL)
+@pytest.mark.parametrize("backend", SESSIONS)
 @pytest.mark.parametrize(("declared", "given"), [((), ()), ((0, 4), (0, 4)), (("n", 4), (0, 4)), (("n", 4), (3, 4))])
 def test_infer_scalars_and_empty_tensors_keep_their_shape(
     tmp_path: Path, backend: str, declared: tuple[int | str, ...], given: tuple[int, ...]
@@ -159,7 +167,7 @@ def test_infer_scalars_and_empty_tensors_keep_their_shape(
     assert answer.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize("backend", REAL)
+@pytest.mark.parametrize("backend", SESSIONS)
 def test_infer_control_flow_follows_its_inputs_in_every_run(tmp_path: Path, backend: str) -> None:
     branches, loop = engine(tmp_path / "a", models.branches(), backend), engine(tmp_path / "b", models.loop(), backend)
     for times in (3, 0, 1, 0, 0, 2):
@@ -170,7 +178,7 @@ def test_infer_control_flow_follows_its_inputs_in_every_run(tmp_path: Path, back
         np.testing.assert_array_equal(answer, x * 2**times)
 
 
-@pytest.mark.parametrize("backend", REAL)
+@pytest.mark.parametrize("backend", SESSIONS)
 def test_infer_returns_the_chosen_outputs_in_order(tmp_path: Path, backend: str) -> None:
     session = engine(tmp_path, models.several(), backend)
     a, b = np.float32([[1, 2, 3]]), np.float32([[10, 20, 30]])
@@ -181,7 +189,7 @@ def test_infer_returns_the_chosen_outputs_in_order(tmp_path: Path, backend: str)
     np.testing.assert_array_equal(answer["prod"], a * b)
 
 
-@pytest.mark.parametrize("backend", [*REAL, "null"])
+@pytest.mark.parametrize("backend", [*SESSIONS, "null"])
 def test_infer_answer_stays_while_the_next_one_is_computed(tmp_path: Path, backend: str) -> None:
     session = engine(tmp_path, models.identity(shape=[1, 1000]), backend)
     x = np.ones((1, 1000), np.float32)
@@ -193,7 +201,7 @@ def test_infer_answer_stays_while_the_next_one_is_computed(tmp_path: Path, backe
     np.testing.assert_array_equal(first, copy)
 
 
-@pytest.mark.parametrize("backend", REAL)
+@pytest.mark.parametrize("backend", SESSIONS)
 def test_infer_takes_read_only_inputs(tmp_path: Path, backend: str) -> None:
     session = engine(tmp_path, models.several(), backend)
     data = np.float32([[1, 2, 3]]).tobytes()

@@ -10,30 +10,21 @@ from hypothesis import strategies as st
 
 from edged.device.load import LoadMonitor, Ticks, read, was_loaded
 
-
-def stat(tmp_path: Path, text: str) -> Path:
-    place = tmp_path / "stat"
-    place.write_text(text)
-    return place
+WHOLE = Ticks(busy=10 + 20 + 30 + 6 + 7 + 8, total=981)  # idle and iowait are not busy
 
 
-def test_read_idle_and_iowait_are_not_busy(tmp_path: Path) -> None:
-    place = stat(tmp_path, "cpu  10 20 30 400 500 6 7 8 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
-    assert read(place) == Ticks(busy=10 + 20 + 30 + 6 + 7 + 8, total=981)
-
-
-def test_read_guest_time_counts_once(tmp_path: Path) -> None:
-    with_guests = read(stat(tmp_path, "cpu  10 20 30 400 500 6 7 8 9 9\n"))
-    assert with_guests == read(stat(tmp_path, "cpu  10 20 30 400 500 6 7 8 0 0\n"))
-
-
-def test_read_fewer_columns_is_understood(tmp_path: Path) -> None:
-    assert read(stat(tmp_path, "cpu  10 20 30 400\n")) == Ticks(60, 460)
-
-
-@pytest.mark.parametrize("text", ["", "cpu\n", "cpu 1 2 3\n", "cpu a b c d\n", "intr 1 2 3 4\n", "\xff\n"])
-def test_read_malformed_file_returns_no_ticks(tmp_path: Path, text: str) -> None:
-    assert read(stat(tmp_path, text)) == Ticks()
+@pytest.mark.parametrize(
+    ("text", "ticks"),
+    [
+        ("cpu  10 20 30 400 500 6 7 8 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n", WHOLE),
+        ("cpu  10 20 30 400 500 6 7 8 9 9\n", WHOLE),  # guest time is part of user time
+        ("cpu  10 20 30 400\n", Ticks(60, 460)),
+        *((text, Ticks()) for text in ("", "cpu\n", "cpu 1 2 3\n", "cpu a b c d\n", "intr 1 2 3 4\n", "\xff\n")),
+    ],
+)
+def test_read_ticks_of_a_file(tmp_path: Path, text: str, ticks: Ticks) -> None:
+    (tmp_path / "stat").write_text(text)
+    assert read(tmp_path / "stat") == ticks
 
 
 def test_read_missing_file_returns_no_ticks(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ STRANGE: dict[str, Callable[[Array], Array | None]] = {
 EVERY = pytest.mark.parametrize("name", EXPORTS)
 
 
-def decode(export: Export, outputs: Outputs, index: int = 0) -> Detections:
+def decode(export: Export, outputs: Outputs, index: int = 0, score: float = 0.25) -> Detections:
     family = open_family(export.recognition)
     assert not isinstance(family, Classifier)
-    return family.decode(outputs, index, export.place(WIDTH, HEIGHT), Thresholds(max_detections=4096))
+    return family.decode(outputs, index, export.place(WIDTH, HEIGHT), Thresholds(score, max_detections=4096))
 
 
 @EVERY
@@ -147,6 +147,22 @@ def test_decode_inverted_box_displaces_no_other() -> None:
     assert not isinstance(family, Classifier)
     found = family.decode(outputs, 0, export.place(WIDTH, HEIGHT), Thresholds(max_detections=1))
     assert found.class_ids.tolist() == [SEEN[1].class_id]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_decode_cells_count_once_if_finite_and_above_the_threshold(dtype: type) -> None:
+    """A cell has a score for each class. Half floats are compared as integers, whose signs differ."""
+    export = EXPORTS["ultralytics"]
+    table = np.zeros((1, 4 + CLASSES, CELLS), dtype)
+    table[:, 2:4], table[:, 4:] = 10, -3
+    assert len(decode(export, {"output0": table}, score=0.0)) == 0
+    for cell in range(5):
+        table[0, :6, cell] = 50 + 20 * cell, 50, 10, 10, 0.25, 0.5  # of the classes 0 and 1
+    for cell, row, bad in ((1, 4 + 3, np.nan), (2, 0, np.inf), (3, 2, -np.nan)):
+        table[0, row, cell] = bad
+    found = decode(export, {"output0": table}, score=0.0)
+    assert found.class_ids.tolist() == [1, 1]
+    assert found.boxes.tolist() == [[45, 45, 55, 55], [125, 45, 135, 55]]
 
 
 @pytest.mark.parametrize("datatype", ["BF16", "UINT8", "INT8", "BYTES", "BOOL"])
