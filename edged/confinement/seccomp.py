@@ -189,10 +189,8 @@ def filter_of(machine: str, pid: int) -> bytes:
     refusal = _operation(_RETURN, _ERRNO | errno.EPERM)
     if column == 0:
         code += [_operation(_AT_LEAST, _X32, 0, 1), refusal]
-    for numbers in (*_SOCKETS.values(), *_REFUSED.values()):
-        number = numbers[column]
-        if number is not None:
-            code += [_operation(_EQUAL, number, 0, 1), refusal]
+    for _, number in calls(machine):
+        code += [_operation(_EQUAL, number, 0, 1), refusal]
     # The C library then uses clone, whose flags the filter can check: threads only, no process that outlives this one.
     code += [_operation(_EQUAL, _CLONE3[column], 0, 1), _operation(_RETURN, _ERRNO | errno.ENOSYS)]
     threads = [_operation(_SET, _NAMESPACES, 0, 1), refusal, _operation(_SET, _THREAD, 1, 0), refusal]

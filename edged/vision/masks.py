@@ -111,11 +111,6 @@ def crop(counts: Counts, width: int, height: int) -> tuple[Inside, int, int]:
     return inside[top:bottom], first, top
 
 
-def area(counts: Counts) -> int:
-    """Pixels that are on."""
-    return int(counts[1::2].sum(dtype=np.int64))
-
-
 def polygon(counts: Counts, width: int, height: int) -> npt.NDArray[np.int32]:
     """Return the outer contour of a mask's largest piece, int32 [n, 2]: x, y of its border pixels, in order.
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.vision.masks import area, crop, decode, encode, encode_coarse, polygon
+from edged.vision.masks import crop, decode, encode, encode_coarse, polygon
 
 
 def by_the_book(whole: np.ndarray) -> list[int]:
@@ -42,7 +42,7 @@ def test_encode_and_decode_are_inverse(placed, is_turned):
     assert counts.dtype == np.uint32
     assert counts.tolist() == by_the_book(whole)
     assert np.array_equal(decode(counts, width, height), whole)
-    assert area(counts) == whole.sum()
+    assert counts[1::2].sum() == whole.sum()
     part, left, top = crop(counts, width, height)
     assert part.sum() == whole.sum()
     if part.size:

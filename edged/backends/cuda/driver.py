@@ -101,13 +101,6 @@ class Event:
         """Sleep until the work recorded before it is done."""
         _call(driver.cuEventSynchronize, self.raw)
 
-    def is_done(self) -> bool:
-        (error,) = driver.cuEventQuery(self.raw)
-        if error == driver.CUresult.CUDA_ERROR_NOT_READY:
-            return False
-        _call(driver.cuEventQuery, self.raw)
-        return True
-
     def close(self) -> None:
         raw, self.raw = self.raw, None
         if raw is not None:

@@ -38,11 +38,6 @@ static CUresult state(CUevent event) {
     return event->done < event->asked ? NOT_READY : SUCCESS;
 }
 
-API CUresult cuEventQuery(CUevent event) {
-    NEED_CONTEXT("cuEventQuery");
-    return state(event);
-}
-
 API CUresult cuEventSynchronize(CUevent event) {
     NEED_CONTEXT("cuEventSynchronize");
     fake_hold();
