@@ -149,12 +149,6 @@ def test_memory_that_the_box_does_not_have_is_one_requests_error(daemon: Daemon)
     assert daemon.hosts() == hosts
 
 
-def test_a_host_yields_to_the_daemon_when_memory_runs_out(daemon: Daemon) -> None:
-    own = int(Path(f"/proc/{daemon.pid}/oom_score_adj").read_text())
-    for pid in daemon.hosts():
-        assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) > own
-
-
 def test_outputs_that_are_not_finite_are_counted_or_refused_or_let_be(daemon: Daemon) -> None:
     def alarms(model: str) -> list[str]:
         with daemon.client() as client:

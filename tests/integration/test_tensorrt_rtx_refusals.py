@@ -245,19 +245,6 @@ answer = {{
     assert "cuInit" in str(answer["json"]) or "CUDA" in str(answer["json"])
 
 
-def test_a_plan_altered_on_disk_is_damaged_before_anything_looks_at_it(
-    builder: Builder, store: Store, tmp_path: Path
-) -> None:
-    _, key, _ = make(builder, read(conv(tmp_path)))
-    blob = tmp_path / "cache" / "engines" / key / "engine.plan"
-    data = bytearray(blob.read_bytes())
-    data[len(data) // 2] ^= 1
-    blob.chmod(0o600)
-    blob.write_bytes(data)
-    with pytest.raises(EdgedError, match="does not match its record"):
-        store.artefact(key).load("engine.plan")
-
-
 OLDER = os.environ.get("EDGED_OLDER_TENSORRT_RTX", "")
 
 
