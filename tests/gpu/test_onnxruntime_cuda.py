@@ -11,14 +11,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from edged.backends import registry
 from edged.backends.artefact import Artefact
-from edged.backends.contract import UNOPTIMISED, Composition, Order, Recipe, Session
+from edged.backends.contract import Composition, Order, Recipe
 from edged.errors import EngineUnusable
 from edged.jobs.precision import Precision, convert
-from edged.jobs.tasks import load_graphs
 from edged.tensors import Array, numpy_dtype
-from tests import models
+from tests import engines, models
+from tests.engines import opened
 from tests.gpu.conftest import Gpu
 from tests.unit import precision_models as nets
 
@@ -35,30 +34,16 @@ def provider(gpu: Gpu) -> None:
 
 def build(folder: Path, proto: onnx.ModelProto, precision: str = "fp32", **more: object) -> tuple[Order, Composition]:
     """The order that opens the engine on the first GPU, and its composition."""
-    out, path = folder / f"engine-{precision}", folder / "model.onnx"
-    out.mkdir()
-    order = Order(
-        str(models.save(proto, path)),
-        models.signature(proto),
-        Recipe("onnxruntime", device="cuda:0", precision=precision, **more),  # type: ignore[arg-type]
-    )
+    wanted = engines.order(folder, proto, "onnxruntime", device="cuda:0", precision=precision, **more)
     if precision in ("fp16", "int8"):
         (folder / precision).mkdir()
-        made = convert(path, precision, folder / precision / "model.onnx", SAMPLES)  # type: ignore[arg-type]
-        order = msgspec.structs.replace(order, model=made.path)
-    composition = registry.load("onnxruntime").build(order, out, lambda fraction: None, load_graphs)
-    return msgspec.structs.replace(order, artefact=Artefact.seal(out)), composition
-
-
-def opened(order: Order) -> Session:
-    return registry.load("onnxruntime").open(order)
+        made = convert(Path(wanted.model), precision, folder / precision / "model.onnx", SAMPLES)  # type: ignore[arg-type]
+        wanted = msgspec.structs.replace(wanted, model=made.path)
+    return engines.build(wanted, folder / f"engine-{precision}")
 
 
 def reference(folder: Path, proto: onnx.ModelProto, inputs: dict[str, Array]) -> dict[str, Array]:
-    path = models.save(proto, folder / "reference.onnx")
-    recipe = Recipe("onnxruntime", optimization=UNOPTIMISED)
-    session = registry.load("onnxruntime").open(Order(str(path), models.signature(proto), recipe))
-    return session.infer(inputs)
+    return engines.reference(folder, proto).infer(inputs)
 
 
 def apart(found: Array, expected: Array) -> float:
@@ -143,15 +128,13 @@ def test_datatypes_pass_through(tmp_path: Path, datatype: str) -> None:
 def test_external_weights_are_part_of_the_engine(tmp_path: Path) -> None:
     path = models.external(tmp_path / "model", "deep/weights.bin", columns=5000)
     weights = np.frombuffer((path.parent / "deep" / "weights.bin").read_bytes(), np.float32).reshape(4, 5000)
-    recipe, out = Recipe("onnxruntime", device="cuda:0"), tmp_path / "out"
-    out.mkdir()
-    signature = models.signature(models.matmul(columns=5000))
-    order = Order(str(path), signature, recipe, external=("deep/weights.bin",))
-    registry.load("onnxruntime").build(order, out, lambda fraction: None, load_graphs)
+    recipe, signature = Recipe("onnxruntime", device="cuda:0"), models.signature(models.matmul(columns=5000))
+    wanted = Order(str(path), signature, recipe, external=("deep/weights.bin",))
+    built, _ = engines.build(wanted, tmp_path / "out")
     path.unlink()
     (path.parent / "deep" / "weights.bin").unlink()
     x = np.float32([[1, 2, 3, 4]])
-    answer = opened(msgspec.structs.replace(order, artefact=Artefact.seal(out))).infer({"x": x})["y"]
+    answer = opened(built).infer({"x": x})["y"]
     assert apart(answer, x @ weights) < 1e-5
 
 

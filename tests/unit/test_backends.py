@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
 
 from edged.backends import registry
-from edged.backends.artefact import Artefact
-from edged.backends.contract import UNOPTIMISED, Order, Recipe, Session, Signature, one_line
+from edged.backends.contract import Order, Recipe, Session, Signature, one_line
 from edged.backends.ort.runtime import create, session_options
 from edged.backends.ort.session import DeviceSession
 from edged.errors import EngineDamaged, EngineUnusable, InvalidInput, Unsupported
-from edged.jobs.tasks import load_graphs
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from tests import models
+from tests.engines import build, opened, order, reference
 
 REAL = ("onnxruntime", "openvino")
 BOUND = "bound"
@@ -27,35 +25,12 @@ EXACT_ON_OPENVINO = ("FP32", "FP16", "INT32", "UINT8", "INT8", "BOOL")
 RANDOM = np.random.default_rng(11)
 
 
-def ignore(fraction: float) -> None:
-    pass
-
-
-def order(folder: Path, proto: onnx.ModelProto, recipe: Recipe) -> Order:
-    return Order(str(models.save(proto, folder / "model.onnx")), models.signature(proto), recipe)
-
-
-def build(folder: Path, proto: onnx.ModelProto, recipe: Recipe) -> Order:
-    """Builds and seals an engine; the order to open it."""
-    wanted = order(folder, proto, recipe)
-    out = folder / "engine"
-    out.mkdir(parents=True)
-    registry.load(recipe.backend).build(wanted, out, ignore, load_graphs)
-    return Order(wanted.model, wanted.signature, recipe, Artefact.seal(out))
-
-
 def engine(folder: Path, proto: onnx.ModelProto, backend: str, **recipe: object) -> Session:
     """An engine of a backend; BOUND is ONNX Runtime with its tensors on a device, which the CPU stands for here."""
     if backend == BOUND:
         path = models.save(proto, folder / "model.onnx")
         return DeviceSession(create(str(path), session_options("all", 1)), models.signature(proto), "cpu", 0)
-    built = build(folder / backend, proto, Recipe(backend, **recipe))  # type: ignore[arg-type]
-    return registry.load(backend).open(built)
-
-
-def reference(folder: Path, proto: onnx.ModelProto) -> Session:
-    recipe = Recipe("onnxruntime", optimization=UNOPTIMISED)
-    return registry.load("onnxruntime").open(order(folder, proto, recipe))
+    return opened(build(order(folder / backend, proto, backend, **recipe), folder / backend / "engine")[0])
 
 
 def values(spec: TensorSpec) -> Array:
@@ -107,21 +82,19 @@ def test_build_model_that_lists_its_initializers_as_inputs_folds_them(
     proto, path, out = models.listed_initializers(ir_version), tmp_path / "model.onnx", tmp_path / "engine"
     signature, inputs = models.signature(proto), {"x": RANDOM.standard_normal((1, 4)).astype(np.float32)}
     onnx.save(proto, path, save_as_external_data=is_external, location="w.bin", size_threshold=0)
-    out.mkdir()
-    backend, recipe = registry.load("onnxruntime"), Recipe("onnxruntime")
-    wanted = Order(str(path), signature, recipe, external=("w.bin",) if is_external else ())
-    backend.build(wanted, out, ignore, load_graphs)
+    wanted = Order(str(path), signature, Recipe("onnxruntime"), external=("w.bin",) if is_external else ())
+    built, _ = build(wanted, out)
     made = onnx.load(out / "model.onnx", load_external_data=False).graph
     assert [value.name for value in made.input] == ["x"]
     assert not {"w", "v"} & {name for node in made.node for name in node.input}
     for file in tmp_path.glob("*.*"):  # an engine needs nothing of the model
         file.unlink()
-    answer = backend.open(msgspec.structs.replace(wanted, artefact=Artefact.seal(out))).infer(inputs)["y"]
+    answer = opened(built).infer(inputs)["y"]
     np.testing.assert_allclose(answer, np.tile(inputs["x"].sum() * 6, (1, 5)), rtol=1e-4)
 
 
 def test_build_optimises_the_graph(tmp_path: Path) -> None:
-    built = build(tmp_path, models.conv(), Recipe("onnxruntime"))
+    built, _ = build(order(tmp_path, models.conv(), "onnxruntime"), tmp_path / "engine")
     assert built.artefact is not None
     assert built.artefact.load("model.onnx") != Path(built.model).read_bytes()
 
@@ -151,7 +124,7 @@ def test_infer_openvino_keeps_the_bits_of_datatypes_that_it_has(tmp_path: Path, 
 @pytest.mark.parametrize("datatype", sorted(set(models.ONNX_TYPES) - set(EXACT_ON_OPENVINO)))
 def test_build_openvino_datatype_that_it_would_narrow_is_unusable(tmp_path: Path, datatype: str) -> None:
     with pytest.raises(EngineUnusable, match=datatype):
-        build(tmp_path, models.identity(datatype), Recipe("openvino"))
+        build(order(tmp_path, models.identity(datatype), "openvino"), tmp_path / "engine")
     assert list((tmp_path / "engine").iterdir()) == []
 
 
@@ -215,21 +188,18 @@ def test_infer_takes_read_only_inputs(tmp_path: Path, backend: str) -> None:
 def test_build_external_weights_are_part_of_the_engine(tmp_path: Path, backend: str, columns: int) -> None:
     proto = models.matmul(columns=columns, seed=1)
     path = models.external(tmp_path / "first", seed=1, columns=columns)
-    out = tmp_path / "out"
-    out.mkdir()
-    order = Order(str(path), models.signature(proto), Recipe(backend), external=("weights.bin",))
-    registry.load(backend).build(order, out, ignore, load_graphs)
+    wanted = Order(str(path), models.signature(proto), Recipe(backend), external=("weights.bin",))
+    built, _ = build(wanted, tmp_path / "out")
     x = np.float32([[1, 2, 3, 4]])
     expected = reference(tmp_path, proto).infer({"x": x})["y"]
     (path.parent / "weights.bin").write_bytes(bytes(16 * columns))  # what is there later must not matter
-    session = registry.load(backend).open(Order(order.model, order.signature, order.recipe, Artefact.seal(out)))
-    np.testing.assert_allclose(session.infer({"x": x})["y"], expected, rtol=1e-4)
+    np.testing.assert_allclose(opened(built).infer({"x": x})["y"], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", [*REAL, "null"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
 def test_open_altered_file_is_damaged(tmp_path: Path, backend: str, damage: str) -> None:
-    built = build(tmp_path, models.conv(), Recipe(backend))
+    built, _ = build(order(tmp_path, models.conv(), backend), tmp_path / "engine")
     blob = tmp_path / "engine" / BLOBS[backend]
     data = bytearray(blob.read_bytes())
     data[len(data) // 2] ^= 1
@@ -238,13 +208,13 @@ def test_open_altered_file_is_damaged(tmp_path: Path, backend: str, damage: str)
     else:
         blob.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
     with pytest.raises(EngineDamaged):
-        registry.load(backend).open(built)
+        opened(built)
 
 
 @pytest.mark.parametrize("backend", REAL)
 def test_open_without_files_is_unusable(tmp_path: Path, backend: str) -> None:
     with pytest.raises(EngineUnusable, match="not been built"):
-        registry.load(backend).open(order(tmp_path, models.conv(), Recipe(backend)))
+        opened(order(tmp_path, models.conv(), backend))
 
 
 def _garbage() -> bytes:
@@ -278,10 +248,8 @@ def test_check_and_build_refused_model_is_unusable_in_one_line(
         backend.check(path)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 500
-    (tmp_path / "out").mkdir()
-    wanted = Order(str(path), models.signature(models.identity()), Recipe(name))
     with pytest.raises(EngineUnusable):
-        backend.build(wanted, tmp_path / "out", ignore, load_graphs)
+        build(Order(str(path), models.signature(models.identity()), Recipe(name)), tmp_path / "out")
 
 
 @pytest.mark.parametrize("backend", REAL)
@@ -372,7 +340,7 @@ def test_null_answers_the_mean_of_all_bytes_in_declared_shapes() -> None:
         (TensorSpec("a", "UINT8", (4,)), TensorSpec("b", "FP32", ("n",))),
         tuple(TensorSpec(name, name, ("n", 2)) for name in models.ONNX_TYPES),
     )
-    session = registry.load("null").open(Order("", signature, Recipe("null")))
+    session = opened(Order("", signature, Recipe("null")))
     answer = session.infer({"a": np.array([2, 4, 6, 8], np.uint8), "b": np.zeros(0, np.float32)})
     for name in models.ONNX_TYPES:
         assert answer[name].shape == (1, 2)

@@ -12,14 +12,12 @@ import onnx
 import openvino as ov
 import pytest
 
-from edged.backends import openvino, registry
-from edged.backends.artefact import Artefact
-from edged.backends.contract import Order, Recipe
+from edged.backends import openvino
+from edged.backends.contract import Composition, Order, Recipe
 from edged.device.root import Root
 from edged.errors import EngineUnusable, Unsuitable
 from edged.jobs.precision import convert
-from edged.jobs.tasks import load_graphs
-from tests import models
+from tests import engines, models
 from tests.unit import precision_models as nets
 
 SAMPLES = [nets.picture(seed) for seed in range(4)]
@@ -156,14 +154,13 @@ def test_threads_are_for_cpus() -> None:
 # -- what was made of a model, for real on the CPU ------------------------------------------------------------------
 
 
-def build(folder: Path, proto: onnx.ModelProto, precision: str, path: str = "", device: str = "cpu") -> tuple:
+def build(
+    folder: Path, proto: onnx.ModelProto, precision: str, path: str = "", device: str = "cpu"
+) -> tuple[Order, Composition]:
     """The order that opens the engine, and its composition."""
-    out = folder / f"engine-{precision}"
-    out.mkdir()
     path = path or str(models.save(proto, folder / "model.onnx"))
-    order = Order(path, models.signature(proto), recipe(device, precision))
-    made = registry.load("openvino").build(order, out, lambda fraction: None, load_graphs)
-    return msgspec.structs.replace(order, artefact=Artefact.seal(out)), made
+    wanted = Order(path, models.signature(proto), recipe(device, precision))
+    return engines.build(wanted, folder / f"engine-{precision}")
 
 
 def test_layers_are_counted_by_the_precision_that_they_compute_in(tmp_path: Path) -> None:
@@ -200,7 +197,7 @@ def test_a_quantised_graph_runs_in_int8_and_answers_alike(tmp_path: Path) -> Non
     else:  # its plugin for ARM without dot products; then it has to say so
         assert platform.machine() == "aarch64"
         assert any(note.startswith("asked for int8, OpenVINO computes in ") for note in composition.notes)
-    session = registry.load("openvino").open(order)
+    session = engines.opened(order)
     for seed in range(3):
         expected = nets.answers(made.path, nets.picture(seed))["y"]
         found = session.infer(nets.picture(seed))["y"]
@@ -227,7 +224,7 @@ def test_neither_built_nor_opened_on_a_device_that_is_not_there(tmp_path: Path, 
     with pytest.raises(Unsuitable, match=f"does not see {device}"):
         build(tmp_path, models.conv(), "fp16", device=device)
     with pytest.raises(EngineUnusable, match=f"does not see {device}"):
-        registry.load("openvino").open(msgspec.structs.replace(order, recipe=recipe(device, "fp16")))
+        engines.opened(msgspec.structs.replace(order, recipe=recipe(device, "fp16")))
 
 
 def test_an_npu_takes_no_open_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import Composition, Order, Recipe
 from edged.backends.ort import cuda, device, placement, runtime
@@ -22,8 +21,8 @@ from edged.backends.ort.placement import PlacedNode, Placement
 from edged.backends.ort.runtime import CPU_PROVIDER, CpuForbidden, Provider, create
 from edged.backends.ort.session import DeviceSession
 from edged.errors import EngineDamaged, EngineUnusable, Unsuitable
-from edged.jobs.tasks import load_graphs
 from tests import models
+from tests.engines import build, opened, order
 
 GPU = Provider(cuda.PROVIDER, {}, "cuda:0")
 RECIPE = Recipe("onnxruntime", device="cuda:0")
@@ -91,19 +90,9 @@ def _bound(session: object) -> DeviceSession:
     return session
 
 
-def order(folder: Path, proto: onnx.ModelProto, **more: object) -> Order:
-    path = models.save(proto, folder / "model.onnx")
-    return Order(str(path), models.signature(proto), msgspec.structs.replace(RECIPE, **more))
-
-
-def build(wanted: Order, out: Path) -> Composition:
-    out.mkdir(exist_ok=True)
-    return registry.load("onnxruntime").build(wanted, out, lambda fraction: None, load_graphs)
-
-
-def built(wanted: Order, out: Path) -> Order:
-    build(wanted, out)
-    return msgspec.structs.replace(wanted, artefact=Artefact.seal(out))
+def made_of(folder: Path, proto: onnx.ModelProto) -> tuple[Order, Composition]:
+    """The order that opens an engine on the GPU, and its composition."""
+    return build(order(folder, proto, "onnxruntime", device="cuda:0"), folder / "out")
 
 
 # -- what is built --------------------------------------------------------------------------------------------------
@@ -112,8 +101,7 @@ def built(wanted: Order, out: Path) -> Order:
 def test_a_model_that_runs_wholly_on_the_device_is_built_and_opened_with_the_cpu_forbidden(
     tmp_path: Path, gpu: Gpu
 ) -> None:
-    wanted = order(tmp_path, models.conv())
-    made = build(wanted, tmp_path / "out")
+    sealed, made = made_of(tmp_path, models.conv())
     assert made.nodes == {GPU.name: {"Conv": 1, "GlobalAveragePool": 1, "Relu": 1}}
     assert made.layers == {"fp32": 1}
     assert made.fallback == made.notes == ()
@@ -122,14 +110,13 @@ def test_a_model_that_runs_wholly_on_the_device_is_built_and_opened_with_the_cpu
         "is_whole": True,
         "on_cpu": {},
     }
-    sealed = msgspec.structs.replace(wanted, artefact=Artefact.seal(tmp_path / "out"))
-    registry.load("onnxruntime").open(sealed).close()
+    opened(sealed).close()
     assert gpu.forbade == [True, True]
 
 
 def test_operators_the_device_lacks_are_reported_except_shape_computations(tmp_path: Path, gpu: Gpu) -> None:
     gpu.lacks = {"Relu", "Shape", "Gather", "Concat"}
-    made = build(order(tmp_path, shapes()), tmp_path / "out")
+    _, made = made_of(tmp_path, shapes())
     assert made.nodes == {
         CPU_PROVIDER: {"Concat": 1, "Gather": 1, "Relu": 1, "Shape": 1},
         GPU.name: {"Reshape": 1},
@@ -142,7 +129,7 @@ def test_operators_the_device_lacks_are_reported_except_shape_computations(tmp_p
 @pytest.mark.parametrize("can_save", [True, False])
 def test_shape_work_alone_on_the_cpu_is_no_fallback(tmp_path: Path, gpu: Gpu, can_save: bool) -> None:
     gpu.lacks, gpu.can_save = {"Gather", "Concat"}, can_save
-    made = build(order(tmp_path, shapes()), tmp_path / "out")
+    _, made = made_of(tmp_path, shapes())
     assert made.fallback == ()
     assert len(made.notes) == 1
 
@@ -150,19 +137,19 @@ def test_shape_work_alone_on_the_cpu_is_no_fallback(tmp_path: Path, gpu: Gpu, ca
 def test_a_model_of_which_nothing_runs_on_the_device_is_not_for_it(tmp_path: Path, gpu: Gpu) -> None:
     gpu.lacks = {"Add", "Sub", "Mul"}
     with pytest.raises(Unsuitable, match=r"^none of the model's operators runs on cuda:0; leave it to the CPU$"):
-        built(order(tmp_path, models.several()), tmp_path / "out")
+        made_of(tmp_path, models.several())
 
 
 def test_the_engine_holds_all_that_it_needs(tmp_path: Path, gpu: Gpu) -> None:
     path = models.external(tmp_path / "model", columns=5000)
     signature = models.signature(models.matmul(columns=5000))
-    opened = built(Order(str(path), signature, RECIPE, external=("weights.bin",)), tmp_path / "out")
+    sealed, _ = build(Order(str(path), signature, RECIPE, external=("weights.bin",)), tmp_path / "out")
     x = np.float32([[1, 2, 3, 4]])
     expected = x @ np.frombuffer((path.parent / "weights.bin").read_bytes(), np.float32).reshape(4, 5000)
     for file in path.parent.iterdir():
         file.unlink()
     # The session is bound to the CPU's memory, which stands for the device's.
-    session = _bound(registry.load("onnxruntime").open(opened))
+    session = _bound(opened(sealed))
     np.testing.assert_allclose(session.infer({"x": x})["y"], expected, rtol=1e-5)
 
 
@@ -182,30 +169,30 @@ def test_open_engine_with_more_nodes_on_the_cpu_is_unusable(
     tmp_path: Path, gpu: Gpu, built_without: tuple[str, ...], opened_without: tuple[str, ...], problem: str
 ) -> None:
     gpu.lacks = set(built_without)
-    sealed = built(order(tmp_path, models.several()), tmp_path / "out")
+    sealed, _ = made_of(tmp_path, models.several())
     gpu.lacks = set(opened_without)
     with pytest.raises(EngineUnusable, match=problem) if problem else contextlib.nullcontext():
-        registry.load("onnxruntime").open(sealed).close()
+        opened(sealed).close()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"provider":1,"is_whole":true,"on_cpu":{}}'])
 def test_a_placement_that_cannot_be_read_is_damage(tmp_path: Path, gpu: Gpu, content: bytes) -> None:
-    opened = built(order(tmp_path, models.several()), tmp_path / "out")
+    sealed, _ = made_of(tmp_path, models.several())
     (tmp_path / "out" / "placement.json").write_bytes(content)
     with pytest.raises(EngineDamaged, match=r"placement\.json"):
-        registry.load("onnxruntime").open(opened)  # altered
+        opened(sealed)  # altered
     with pytest.raises(EngineDamaged, match=r"placement\.json"):
-        registry.load("onnxruntime").open(msgspec.structs.replace(opened, artefact=Artefact.seal(tmp_path / "out")))
+        opened(msgspec.structs.replace(sealed, artefact=Artefact.seal(tmp_path / "out")))
 
 
 def test_weights_that_were_altered_are_damage(tmp_path: Path, gpu: Gpu) -> None:
     path = models.external(tmp_path / "model", columns=5000)
     signature = models.signature(models.matmul(columns=5000))
-    opened = built(Order(str(path), signature, RECIPE, external=("weights.bin",)), tmp_path / "out")
+    sealed, _ = build(Order(str(path), signature, RECIPE, external=("weights.bin",)), tmp_path / "out")
     weights = tmp_path / "out" / "model.onnx.data"
     weights.write_bytes(bytes(weights.stat().st_size))
     with pytest.raises(EngineDamaged, match="altered"):
-        registry.load("onnxruntime").open(opened)
+        opened(sealed)
 
 
 def test_all_nodes_on_one_provider_of_an_older_runtime_are_those_of_the_graph(
@@ -218,5 +205,5 @@ def test_all_nodes_on_one_provider_of_an_older_runtime_are_those_of_the_graph(
 
     monkeypatch.setattr(placement, "made", made)
     monkeypatch.setattr(device, "create", lambda source, options, where: None)
-    made_of = build(order(tmp_path, models.conv()), tmp_path / "out")
-    assert made_of.nodes == {GPU.name: {"Conv": 1, "GlobalAveragePool": 1, "Relu": 1}}
+    _, composition = made_of(tmp_path, models.conv())
+    assert composition.nodes == {GPU.name: {"Conv": 1, "GlobalAveragePool": 1, "Relu": 1}}

@@ -12,14 +12,12 @@ import numpy as np
 import onnx
 import pytest
 
-from edged.backends import registry
-from edged.backends.contract import Order, Recipe
 from edged.backends.ort import placement
 from edged.backends.ort.placement import PlacedNode
 from edged.backends.ort.runtime import CPU, create, session_options
 from edged.jobs import engine_graph
-from edged.jobs.tasks import load_graphs
 from tests import models
+from tests.engines import build, order
 
 # Lines of ONNX Runtime 1.23's verbose log, from a session with another provider.
 LOG = """\
@@ -52,9 +50,7 @@ def shape_work(folder: Path, graph: str) -> set[str]:
 )
 def test_build_cpu_engine_records_its_nodes(tmp_path: Path, make: object, expected: dict[str, int]) -> None:
     proto = make()  # type: ignore[operator]
-    order = Order(str(models.save(proto, tmp_path / "model.onnx")), models.signature(proto), Recipe("onnxruntime"))
-    (tmp_path / "out").mkdir()
-    made = registry.load("onnxruntime").build(order, tmp_path / "out", lambda fraction: None, load_graphs)
+    _, made = build(order(tmp_path, proto, "onnxruntime"), tmp_path / "out")
     assert list(made.nodes) == ["CPUExecutionProvider"]
     found = made.nodes["CPUExecutionProvider"]
     if placement._KEPT:

@@ -4,38 +4,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
 
-from edged.backends import registry
-from edged.backends.artefact import Artefact
 from edged.backends.contract import Order, Recipe, Session
-from edged.backends.onnxruntime import BACKEND
 from edged.backends.ort.runtime import create, session_options
 from edged.jobs.engine_graph import EngineGraph
 from edged.jobs.onnx_graph import Model
 from edged.jobs.precision import Precision, convert
-from edged.jobs.tasks import load_graphs
 from tests import models
+from tests.engines import build, opened
 from tests.unit import precision_models as nets
 
 SAMPLES = [nets.picture(seed) for seed in range(4)]
 
 
-def engine(folder: Path, proto: onnx.ModelProto, precision: Precision, backend: str = "onnxruntime") -> Session:
+def engine(folder: Path, proto: onnx.ModelProto, precision: Precision) -> Session:
     """Converts as a build does, with files that are gone when the engine is opened."""
-    source, graphs, out = nets.store(proto, folder), folder / "graphs", folder / "engine"
+    source, graphs = nets.store(proto, folder), folder / "graphs"
     graphs.mkdir()
-    out.mkdir()
     made = convert(source, precision, graphs / "model.onnx", SAMPLES)
-    order = Order(made.path, models.signature(proto), Recipe(backend, precision=precision))
-    composition = registry.load(backend).build(order, out, lambda fraction: None, load_graphs)
+    wanted = Order(made.path, models.signature(proto), Recipe("onnxruntime", precision=precision))
+    built, composition = build(wanted, folder / "engine")
     assert composition.fallback == ()
     for path in graphs.iterdir():
         path.unlink()
-    return registry.load(backend).open(msgspec.structs.replace(order, artefact=Artefact.seal(out)))
+    return opened(built)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
@@ -62,10 +57,8 @@ def test_composition_has_the_precision_of_each_layer(tmp_path: Path) -> None:
     proto = nets.chain(4)
     graphs, out = tmp_path / "graphs", tmp_path / "engine"
     graphs.mkdir()
-    out.mkdir()
     made = convert(nets.store(proto, tmp_path), "int8", graphs / "model.onnx", SAMPLES)
-    order = Order(made.path, models.signature(proto), Recipe("onnxruntime", precision="int8"))
-    composition = BACKEND.build(order, out, lambda fraction: None, load_graphs)
+    _, composition = build(Order(made.path, models.signature(proto), Recipe("onnxruntime", precision="int8")), out)
     saved = [node.op_type for node in onnx.load(out / "model.onnx").graph.node]
     assert sum(composition.layers.values()) == 4
     # Between these pairs and a ReLU the CPU's optimiser finds no layer that it has in integers; that may change.
