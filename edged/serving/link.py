@@ -18,7 +18,7 @@ import msgspec
 
 from edged import errors, tasks
 from edged.backends.contract import Nodes, Order
-from edged.config.child_limits import HostLimits
+from edged.config.child_limits import HostLimits, box_mb
 from edged.confinement import rules
 from edged.decoding import ready
 from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite
@@ -158,7 +158,7 @@ class HostLink:
         self.nodes: dict[int, Nodes] = {}  # where the nodes of each session run, as far as its runtime reports it
         self.lost = ""  # why, once it takes nothing more
         self.loss = Loss()  # the details, once it is over
-        self.memory_mb = limits.memory_mb or memory.derived_mb(memory.box_mb())
+        self.memory_mb = limits.memory_mb or memory.derived_mb(box_mb())
         self._progress = Progress(times.progress)
         self._sent = self._received = 0  # messages
         self._is_garbled = False  # its further messages are ignored

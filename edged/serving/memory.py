@@ -7,7 +7,6 @@ import functools
 import os
 from pathlib import Path
 
-from edged.device import system
 from edged.device.root import Root
 from edged.device.system import read_memory
 
@@ -25,13 +24,6 @@ def derived_mb(total_mb: int) -> int:
     does not report its memory."""
     left = max(_LEFT_MB, round(total_mb * _LEFT_SHARE))
     return max(total_mb - left, round(total_mb * _LEAST_SHARE))
-
-
-@functools.cache
-def box_mb() -> int:
-    """Memory of this box, or of its cgroup if that is less; 0 if unknown."""
-    facts = system.probe(Root())
-    return int(facts.get("memory.limit_mb") or facts.get("memory.total_mb") or 0)
 
 
 def is_gpu_mapped() -> bool:

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
+from edged.config.child_limits import box_mb
 from edged.serving import memory
 
 
 @pytest.mark.parametrize(("box", "hosts"), [(8192, 8192 - 819), (2048, 2048 - 512), (600, 300), (0, 0)])
 def test_derived_mb_leaves_memory_for_the_rest_of_the_box(box: int, hosts: int) -> None:
     assert memory.derived_mb(box) == hosts
-    assert memory.box_mb() > 0
+    assert box_mb() > 0
 
 
 def test_used_mb_is_the_memory_of_one_process() -> None:
@@ -33,7 +34,7 @@ def test_hosts_for_suspects_by_available_memory(available_mb: int, hosts: int) -
 
 
 def test_available_memory_is_some_of_the_box() -> None:
-    assert 0 < memory.available_mb() <= memory.box_mb()
+    assert 0 < memory.available_mb() <= box_mb()
 
 
 def test_kernel_kills_only_grow() -> None:
