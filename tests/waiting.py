@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 Value = TypeVar("Value")
-Arguments = ParamSpec("Arguments")
 _PATIENCE = 30.0
 
 
@@ -39,20 +38,10 @@ def run(work: Coroutine[Any, Any, Value], seconds: float = _PATIENCE) -> Value:
     return result
 
 
-def asynchronous(test: Callable[Arguments, Coroutine[Any, Any, None]]) -> Callable[Arguments, None]:
-    """Makes a test of a coroutine function, run in a loop of its own."""
-
-    @functools.wraps(test)
-    def runs(*arguments: Arguments.args, **options: Arguments.kwargs) -> None:
-        run(test(*arguments, **options))
-
-    return runs
-
-
 def within(
     make: Callable[..., AbstractAsyncContextManager[Any]], **options: Any
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """As `asynchronous`, for a test whose first argument is the value of `make(**options)`, entered around it."""
+    """Makes a test of a coroutine function: its first argument is the value of `make(**options)`, entered around it."""
 
     def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         @functools.wraps(test)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from edged.config.cameras import Camera, check_names, settings
-from edged.config.checking import contradictions, faults, nearest
+from edged.config.checking import contradictions, faults
 from edged.config.keys import Table, dotted, tables, toml
 from edged.config.reading import parsed
 from edged.decoding import ready
@@ -46,11 +46,6 @@ def camera_of(name: str, changes: Mapping[str, str], base: Camera | None = None)
 def as_texts(camera: Camera) -> dict[str, str]:
     """Return the settings that differ from their defaults, as `camera_of` reads them, without passwords."""
     return {key: redact(value if isinstance(value, str) else toml(value)) for key, value in _leaves(settings(camera))}
-
-
-def suggestion(key: str) -> str:
-    """Return the known key that is closest to one that a person typed; empty if no key is close."""
-    return nearest(key, [each.path[-1] for each in _ROOT.keys])
 
 
 def _leaves(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -14,7 +14,6 @@ import pytest
 
 from edged import systemd
 from edged.api.grpc.activation import Activation
-from tests.waiting import asynchronous
 
 _PID = 4711
 
@@ -86,7 +85,6 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
-@asynchronous
 async def test_each_is_for_the_address_of_its_path_and_no_child_hears_of_it(passing: Passing, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "var").symlink_to("run")
@@ -116,7 +114,6 @@ def test_take_ignores_sockets_of_another_process(passing: Passing, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["tcp", "bound", "datagram", "packets", "abstract", "file"])
-@asynchronous
 async def test_take_unusable_socket_is_one_line(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
@@ -149,7 +146,6 @@ def passed(kind: str, folder: Path) -> socket.socket | TextIO:
     return found
 
 
-@asynchronous
 async def test_take_too_large_count_is_one_line(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,7 +159,6 @@ async def test_take_too_large_count_is_one_line(
         activation.close()
 
 
-@asynchronous
 async def test_activated_socket_without_a_configured_address_refuses_clients(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

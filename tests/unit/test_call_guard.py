@@ -25,7 +25,7 @@ from edged.config import Access, Tls
 from edged.errors import ClientLimited, InvalidInput
 from tests.fake_call import FakeCall
 from tests.http2_peer import Peer
-from tests.waiting import asynchronous, until
+from tests.waiting import until
 
 SOURCE = Path(edged.__file__).parent
 PATH = "/inference.GRPCInferenceService/ModelInfer"  # any method that needs a role
@@ -88,26 +88,22 @@ def guard(tmp_path: Path) -> Guard:
     return Guard(Access(), Tls(), tmp_path)
 
 
-@asynchronous
 async def test_run_single_call_is_answered(guard: Guard) -> None:
     call = await run(guarded(guard, echo), calling())
     assert (call.written, call.status) == ([b"message"], Status.OK)
 
 
-@asynchronous
 async def test_run_unknown_method_is_unimplemented(guard: Guard) -> None:
     assert (await run(guarded(guard, echo), calling(path="/a/b"))).status is Status.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("gives_many", [False, True])
-@asynchronous
 async def test_run_call_without_its_message_is_invalid(guard: Guard, gives_many: bool) -> None:
     handler = Handlers().many if gives_many else echo
     call = await run(guarded(guard, handler, gives_many=gives_many), calling(None))
     assert call.status is Status.INVALID_ARGUMENT
 
 
-@asynchronous
 async def test_run_caller_without_the_role_is_refused_before_its_message_is_read(tmp_path: Path) -> None:
     guard = Guard(Access(loopback=()), Tls(), tmp_path)
     call = await run(guarded(guard, echo), calling())
@@ -116,7 +112,6 @@ async def test_run_caller_without_the_role_is_refused_before_its_message_is_read
 
 
 @pytest.mark.parametrize("takes_many", [False, True])
-@asynchronous
 async def test_run_caller_beyond_its_limit_is_refused_before_its_message_is_read(
     guard: Guard, takes_many: bool
 ) -> None:
@@ -127,7 +122,6 @@ async def test_run_caller_beyond_its_limit_is_refused_before_its_message_is_read
     assert "grpc-retry-pushback-ms" in dict(call.ended[2])
 
 
-@asynchronous
 async def test_run_call_counts_for_its_client_before_its_message_comes(guard: Guard) -> None:
     class Silent(FakeCall):
         async def announced(self) -> int | None:
@@ -145,7 +139,6 @@ async def test_run_call_counts_for_its_client_before_its_message_comes(guard: Gu
     assert guard.limits.together().is_idle
 
 
-@asynchronous
 async def test_run_message_beyond_the_bytes_of_its_client_is_refused_unread(guard: Guard) -> None:
     guard.limits.bounds = Bounds(streams=1, requests=9, size=1 << 20, rate=1000.0)
     usage = guard.limits.usage("loopback", "loopback", 0.0)
@@ -155,7 +148,6 @@ async def test_run_message_beyond_the_bytes_of_its_client_is_refused_unread(guar
 
 
 @pytest.mark.parametrize("takes_many", [False, True])
-@asynchronous
 async def test_run_large_message_is_let_in_when_there_is_room(guard: Guard, takes_many: bool) -> None:
     async def first(asked: Any, context: Context) -> bytes:
         data: bytes = await anext(asked) if takes_many else asked
@@ -174,7 +166,6 @@ async def test_run_large_message_is_let_in_when_there_is_room(guard: Guard, take
 
 @pytest.mark.parametrize("gives_many", [False, True])
 @pytest.mark.parametrize("takes_many", [False, True])
-@asynchronous
 async def test_run_cancelled_call_ends_its_handler_first(guard: Guard, takes_many: bool, gives_many: bool) -> None:
     call, handlers = calling(), Handlers()
     answer = handlers.many if gives_many else handlers.single
@@ -190,7 +181,6 @@ async def test_run_cancelled_call_ends_its_handler_first(guard: Guard, takes_man
     assert guard.limits.together().is_idle
 
 
-@asynchronous
 async def test_run_error_of_handler_becomes_status_of_call(guard: Guard) -> None:
     async def failing(asked: Any, context: Context) -> AsyncIterator[bytes]:
         yield b"answer"
@@ -200,7 +190,6 @@ async def test_run_error_of_handler_becomes_status_of_call(guard: Guard) -> None
     assert (call.status, call.written) == (Status.INTERNAL, [b"answer"])
 
 
-@asynchronous
 async def test_run_error_says_when_to_try_again(guard: Guard) -> None:
     async def limited(asked: Any, context: Context) -> bytes:
         raise ClientLimited("too many at a time", 0.25)
@@ -224,7 +213,6 @@ def test_no_generator_is_iterated_without_being_closed() -> None:
     assert found == []
 
 
-@asynchronous
 async def test_end_with_an_error_that_is_kept_keeps_no_message() -> None:
     kept = list[weakref.ref[object]]()
 

@@ -21,7 +21,7 @@ from edged.serving.camera import Cameras
 from edged.serving.slot import Slot
 from edged.vision.detections import Detections
 from tests.fake_link import FakeLink
-from tests.waiting import asynchronous, run
+from tests.waiting import run
 
 _PICTURE = Detections.empty().pack()  # which the fake engine finds in it
 CONTEXT = Context("unix:")
@@ -104,7 +104,6 @@ def test_detect_tracking_without_its_library_later_answers_that_frame_so() -> No
     assert [bool(result.error.message) for result in results] == [False, True]
 
 
-@asynchronous
 async def test_one_camera_too_many_ends_the_call_once_the_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "_MOST_CAMERAS", 2)
     room = Room()
@@ -116,7 +115,6 @@ async def test_one_camera_too_many_ends_the_call_once_the_others_are_answered(mo
     ]
 
 
-@asynchronous
 async def test_a_call_for_a_model_that_does_not_exist_ends_and_a_later_frame_for_one_is_answered_so() -> None:
     with pytest.raises(NotFound):
         await Room().detect(sent(pb.Frame(camera="a", model="x", encoded=_PICTURE)))
@@ -126,7 +124,6 @@ async def test_a_call_for_a_model_that_does_not_exist_ends_and_a_later_frame_for
 
 
 @pytest.mark.usefixtures("uncollected")
-@asynchronous
 async def test_the_error_of_a_refused_picture_does_not_keep_it() -> None:
     frames = (pb.Frame(camera="a", model="m", encoded=_PICTURE, rotation=45) for _ in range(3))
     results = await Room().detect(sent(*frames))
@@ -135,7 +132,6 @@ async def test_the_error_of_a_refused_picture_does_not_keep_it() -> None:
 
 
 @pytest.mark.usefixtures("uncollected")
-@asynchronous
 async def test_the_error_of_a_call_of_one_picture_does_not_keep_it() -> None:
     room = Room()
     frame = pb.Frame(camera="a", model="m", encoded=_PICTURE)

@@ -6,7 +6,7 @@ import pytest
 
 from edged.api.endpoints.endpoints import Endpoint, Opened
 from edged.errors import ConfigError
-from tests.waiting import asynchronous, run
+from tests.waiting import run
 
 
 class FakeListener:
@@ -53,7 +53,6 @@ def test_change_closes_before_it_opens() -> None:
     assert listener.did == ["open a", "close a 2", "open b", "close b 1", "open c", "close c 0"]
 
 
-@asynchronous
 async def test_change_that_fails_opens_the_previous_setting() -> None:
     endpoint = await started(FakeListener("b"), "a")
     for _ in range(2):
@@ -63,7 +62,6 @@ async def test_change_that_fails_opens_the_previous_setting() -> None:
 
 
 @pytest.mark.parametrize(("before", "failures", "after"), [("a", 3, ("b",)), ("", 1, None)])
-@asynchronous
 async def test_change_tries_again_if_it_was_open(before: str, failures: int, after: tuple[str, ...] | None) -> None:
     listener = FakeListener()
     endpoint = await started(listener, before)

@@ -14,7 +14,6 @@ from edged.config import Health
 from edged.engines.plan import PlannedModel
 from edged.errors import NotFound, NotReady
 from tests.unit.control_room import model, planned_model, serve, settle
-from tests.waiting import asynchronous
 
 Status = health_pb2.HealthCheckResponse
 NONE: Any = None
@@ -49,7 +48,6 @@ class World:
         return reported, asyncio.get_running_loop().create_task(read())
 
 
-@asynchronous
 async def test_health_of_the_daemon_and_its_services_is_serving() -> None:
     world = World()
     world.add("m", ready=False).problem = NotReady("it is no model")
@@ -59,14 +57,12 @@ async def test_health_of_the_daemon_and_its_services_is_serving() -> None:
         await world.check("nobody")
 
 
-@asynchronous
 async def test_a_model_that_is_called_as_a_service_does_not_hide_it() -> None:
     world = World()
     world.add("edged.v1.Cameras", ready=False)
     assert await world.check("edged.v1.Cameras") == Status.SERVING
 
 
-@asynchronous
 async def test_health_watch_reports_each_change_once() -> None:
     world = World()
     reported, watching = world.watch("m")
@@ -89,7 +85,6 @@ async def test_health_watch_reports_each_change_once() -> None:
     watching.cancel()
 
 
-@asynchronous
 async def test_health_watch_ends_when_the_daemon_stops() -> None:
     world = World()
     world.add("m", ready=True)

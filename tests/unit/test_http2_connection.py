@@ -14,7 +14,7 @@ from edged.api.http2.headers import Status
 from edged.api.http2.limits import Limits
 from tests.fuzz import http2
 from tests.http2_peer import Frame, Peer, messages
-from tests.waiting import asynchronous, run, until
+from tests.waiting import run, until
 
 
 async def echo(call: Call) -> None:
@@ -46,7 +46,6 @@ def code_of(peer: Peer) -> int | None:
     return int.from_bytes(found[-1][4:8], "big") if found else None
 
 
-@asynchronous
 async def test_connection_call_is_answered_with_headers_data_and_trailers() -> None:
     peer = Peer(echo)
     peer.frames()
@@ -92,7 +91,6 @@ def test_connection_messages_cut_anywhere_come_whole(sent: list[bytes], piece: i
     run(story())
 
 
-@asynchronous
 async def test_connection_large_message_is_let_in_only_while_it_is_read() -> None:
     go = asyncio.Event()
 
@@ -124,7 +122,6 @@ async def test_connection_large_message_is_let_in_only_while_it_is_read() -> Non
 
 
 @pytest.mark.parametrize("way", ["reset", "refused", "answered"])
-@asynchronous
 async def test_connection_window_is_given_back_for_bytes_that_nobody_reads(way: str) -> None:
     """However often a call ends before its bytes are read, later calls get theirs."""
 
@@ -160,7 +157,6 @@ async def test_connection_window_is_given_back_for_bytes_that_nobody_reads(way: 
     await peer.end()
 
 
-@asynchronous
 async def test_connection_answer_waits_for_the_windows_of_the_client() -> None:
     peer = Peer(echo)
     peer.send(http2.settings(s4=3))
@@ -179,7 +175,6 @@ async def test_connection_answer_waits_for_the_windows_of_the_client() -> None:
     assert statuses(peer, frames) == {1: "OK"}
 
 
-@asynchronous
 async def test_connection_answer_waits_while_the_kernel_takes_nothing() -> None:
     peer = Peer(echo)
     peer.connection.pause_writing()
@@ -192,7 +187,6 @@ async def test_connection_answer_waits_while_the_kernel_takes_nothing() -> None:
     assert messages(peer.frames(), 1) == [b"hello"]
 
 
-@asynchronous
 async def test_connection_large_answer_is_cut_into_frames_that_the_client_takes() -> None:
     peer = Peer(echo)
     peer.send(http2.settings(s4=1 << 30, s5=20_000) + http2.update(0, 1 << 30))
@@ -204,7 +198,6 @@ async def test_connection_large_answer_is_cut_into_frames_that_the_client_takes(
 
 
 @pytest.mark.parametrize("way", ["reset", "lost", "deadline"])
-@asynchronous
 async def test_connection_abandoned_call_cancels_its_handler(way: str) -> None:
     ended = asyncio.Event()
 
@@ -226,7 +219,6 @@ async def test_connection_abandoned_call_cancels_its_handler(way: str) -> None:
     assert statuses(peer, peer.frames()) == ({1: "DEADLINE_EXCEEDED"} if way == "deadline" else {})
 
 
-@asynchronous
 async def test_connection_client_need_not_send_what_the_answer_does_not_wait_for() -> None:
     async def refuse(call: Call) -> None:
         call.finish(Status.NOT_FOUND, "naïve 100%\n", (("detail-bin", b"\1\2"),))
@@ -259,7 +251,6 @@ async def test_connection_client_need_not_send_what_the_answer_does_not_wait_for
         ([(b"note", b"v" * 17_000)], "RESOURCE_EXHAUSTED"),
     ],
 )
-@asynchronous
 async def test_connection_unfit_headers_fail_the_call_alone(more: list[tuple[bytes, bytes]], status: str) -> None:
     peer = Peer(echo)
     peer.begin(1, *more)
@@ -281,7 +272,6 @@ async def test_connection_unfit_headers_fail_the_call_alone(more: list[tuple[byt
         [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b"x-bin", b"*")],
     ],
 )
-@asynchronous
 async def test_connection_malformed_headers_reset_the_stream_alone(fields: list[tuple[bytes, bytes]]) -> None:
     peer = Peer(echo)
     peer.frames()
@@ -302,7 +292,6 @@ async def test_connection_malformed_headers_reset_the_stream_alone(fields: list[
         (b"\0\0", "INTERNAL"),
     ],
 )
-@asynchronous
 async def test_connection_unfit_message_fails_the_call_alone(data: bytes, status: str) -> None:
     peer = Peer(echo, Limits(max_message=8))
     peer.begin(1)
@@ -349,7 +338,6 @@ async def test_connection_unfit_message_fails_the_call_alone(data: bytes, status
         ),
     ],
 )
-@asynchronous
 async def test_connection_broken_protocol_ends_it(data: bytes, code: Code) -> None:
     peer = Peer(echo)
     peer.send(data)
@@ -357,7 +345,6 @@ async def test_connection_broken_protocol_ends_it(data: bytes, code: Code) -> No
     assert code_of(peer) == code
 
 
-@asynchronous
 async def test_connection_more_data_than_the_window_ends_it_and_its_calls() -> None:
     peer = Peer(wait, Limits(stream_window=256 << 10))
     peer.begin(1)
@@ -368,7 +355,6 @@ async def test_connection_more_data_than_the_window_ends_it_and_its_calls() -> N
     assert all(call.task is not None and call.task.cancelled() for call in peer.calls)
 
 
-@asynchronous
 async def test_connection_calls_reset_at_once_end_it() -> None:
     peer = Peer(wait)
     for stream in range(1, 6001, 2):
@@ -382,7 +368,6 @@ async def test_connection_calls_reset_at_once_end_it() -> None:
     await peer.end()
 
 
-@asynchronous
 async def test_connection_calls_beyond_the_limit_are_refused_and_may_come_again() -> None:
     peer = Peer(wait, Limits(streams=2))
     peer.frames()
@@ -396,7 +381,6 @@ async def test_connection_calls_beyond_the_limit_are_refused_and_may_come_again(
     peer.lose()
 
 
-@asynchronous
 async def test_connection_many_calls_at_once_leave_turns_to_others() -> None:
     peer = Peer(wait)
     peer.send(b"".join(http2.call(stream, "/a/b") for stream in range(1, 401, 2)))
@@ -416,7 +400,6 @@ async def test_connection_many_calls_at_once_leave_turns_to_others() -> None:
         b"".join(http2.frame(http2.HEADERS, http2.END_HEADERS, n, b"\x83" * 500) for n in range(3, 401, 2)),
     ],
 )
-@asynchronous
 async def test_connection_flood_of_frames_leaves_turns_to_others(flood: bytes) -> None:
     peer = Peer(wait)
     peer.send(http2.call(1, "/a/b") + flood)
@@ -425,7 +408,6 @@ async def test_connection_flood_of_frames_leaves_turns_to_others(flood: bytes) -
     peer.lose()
 
 
-@asynchronous
 async def test_connection_client_that_reads_nothing_begins_no_more_calls() -> None:
     peer = Peer(echo)
     peer.connection.pause_writing()
@@ -442,7 +424,6 @@ async def test_connection_client_that_reads_nothing_begins_no_more_calls() -> No
     peer.lose()
 
 
-@asynchronous
 async def test_connection_padding_uses_up_no_window() -> None:
     limits = Limits(stream_window=64 << 10)
     peer = Peer(echo_all, limits)
@@ -460,7 +441,6 @@ async def test_connection_padding_uses_up_no_window() -> None:
     peer.lose()
 
 
-@asynchronous
 async def test_connection_that_ended_is_cut_off_if_its_client_reads_no_more() -> None:
     peer = Peer(echo, Limits(keepalive=0.05, answer=0.05, handshake=0.05))
     peer.send(http2.update(0, 0))
@@ -470,7 +450,6 @@ async def test_connection_that_ended_is_cut_off_if_its_client_reads_no_more() ->
 
 
 @pytest.mark.parametrize("way", ["answered", "reset"])
-@asynchronous
 async def test_call_that_ended_keeps_no_messages_and_no_window(way: str) -> None:
     limits = Limits(streams=1, stream_window=64 << 10)
     peer = Peer(wait, limits)
@@ -493,7 +472,6 @@ async def test_call_that_ended_keeps_no_messages_and_no_window(way: str) -> None
     peer.lose()
 
 
-@asynchronous
 async def test_connection_that_broke_is_written_no_more() -> None:
     """Before asyncio tells it, as it logs every such write."""
     peer = Peer(echo)
@@ -504,7 +482,6 @@ async def test_connection_that_broke_is_written_no_more() -> None:
     await peer.end()
 
 
-@asynchronous
 async def test_leave_answers_running_calls_and_refuses_new_ones() -> None:
     go = asyncio.Event()
 
@@ -526,7 +503,6 @@ async def test_leave_answers_running_calls_and_refuses_new_ones() -> None:
     assert peer.transport.is_closed
 
 
-@asynchronous
 async def test_keepalive_silent_client_is_pinged_then_disconnected() -> None:
     peer = Peer(echo, Limits(keepalive=0.05, answer=0.3, handshake=0.05))
     await until(lambda: http2.PING in [frame.kind for frame in peer.frames()])
@@ -537,14 +513,12 @@ async def test_keepalive_silent_client_is_pinged_then_disconnected() -> None:
 
 
 @pytest.mark.parametrize("begins", [b"", http2.PREFACE[:10], http2.PREFACE])
-@asynchronous
 async def test_handshake_that_is_not_completed_ends_the_connection(begins: bytes) -> None:
     peer = Peer(echo, Limits(handshake=0.05), greets=False)
     peer.send(begins)
     await until(lambda: peer.transport.is_closed)
 
 
-@asynchronous
 async def test_connection_of_another_protocol_is_closed_at_once() -> None:
     peer = Peer(echo, greets=False)
     peer.send(b"GET / HTTP/1.1\r\n\r\n")

@@ -22,7 +22,6 @@ from edged.api.http2.headers import Status
 from edged.errors import InvalidInput
 from edged.proto import model_config_pb2 as config_pb
 from edged.proto import open_inference_pb2 as pb
-from tests.waiting import asynchronous
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,6 @@ def test_message_fields_are_plain_values_with_their_defaults() -> None:
         ),
     ],
 )
-@asynchronous
 async def test_by_message_fills_the_message_with_the_path_and_the_body(
     method: str, names: dict[str, str], body: bytes, message: Message
 ) -> None:

@@ -27,7 +27,6 @@ from edged.serving.slot import Slot
 from edged.serving.trace import Tracing
 from edged.tensors import TensorSpec
 from tests.fake_link import FakeLink, engine_ref
-from tests.waiting import asynchronous
 
 CALLER = Caller("unix:")
 
@@ -87,7 +86,6 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-@asynchronous
 async def test_the_strings_of_two_clients_are_never_put_into_one_tensor() -> None:
     world = World("BYTES", gives="UINT8")
     mine = struct.pack("<I", 6) + b"secret"
@@ -103,7 +101,6 @@ async def test_the_strings_of_two_clients_are_never_put_into_one_tensor() -> Non
     await first
 
 
-@asynchronous
 async def test_rows_that_go_alone_are_counted_all_the_same() -> None:
     world = World("BYTES")
     world.serve()
@@ -115,7 +112,6 @@ async def test_rows_that_go_alone_are_counted_all_the_same() -> None:
     assert (figures.inference_count, figures.execution_count, list(figures.batches)) == (3, 1, [3])
 
 
-@asynchronous
 async def test_abandoned_request_waits_without_its_bytes() -> None:
     world = World("UINT8")
     contents = memoryview(bytes(1000))
@@ -133,7 +129,6 @@ async def test_abandoned_request_waits_without_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
-@asynchronous
 async def test_request_timeout_is_allowed_by_the_models_policy(is_allowed: bool) -> None:
     world = World("UINT8", policy=QueuePolicy(timeout=3600, allow_override=is_allowed))
     task = world.ask(b"a", [1, 1], timeout=1)
@@ -144,7 +139,6 @@ async def test_request_timeout_is_allowed_by_the_models_policy(is_allowed: bool)
     task.cancel()
 
 
-@asynchronous
 async def test_a_far_deadline_is_no_way_round_a_models_own_limit() -> None:
     world = World("UINT8", policy=QueuePolicy(timeout=0.005, allow_override=True))
     task = world.ask(b"a", [1, 1], timeout=1 << 40)
@@ -156,7 +150,6 @@ async def test_a_far_deadline_is_no_way_round_a_models_own_limit() -> None:
     assert "deadline" in str(task.exception())
 
 
-@asynchronous
 async def test_requests_that_wait_for_a_model_that_is_refused_are_counted_as_failed() -> None:
     world = World("UINT8")
     task = world.ask(b"a", [1, 1])

@@ -12,7 +12,7 @@ import pytest
 from edged.api.inference.requests import Options
 from edged.api.inference.sequences import Sequences, StateTensor
 from edged.errors import DeadlineExceeded, InvalidInput, Overloaded
-from tests.waiting import asynchronous, until, within
+from tests.waiting import until, within
 
 FOREVER = float("inf")
 
@@ -204,7 +204,6 @@ async def test_requests_that_wait_beyond_the_limit_are_refused(book: Book) -> No
             task.cancel()
 
 
-@asynchronous
 async def test_memory_of_forgotten_sequences_is_freed_in_time() -> None:
     sequences = Sequences()
     for number in range(3):

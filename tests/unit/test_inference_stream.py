@@ -10,7 +10,6 @@ from edged.api.grpc.rpc import Context
 from edged.api.grpc.wire import Request
 from edged.api.inference.service import InferHandlers
 from edged.proto import open_inference_pb2 as pb
-from tests.waiting import asynchronous
 
 
 class Slow:
@@ -24,7 +23,6 @@ class Slow:
         return [write(pb.ModelInferResponse(id=request.message.id), ())]
 
 
-@asynchronous
 async def test_every_request_that_was_read_is_answered_in_order_when_the_daemon_stops() -> None:
     inference, read = Slow(), []
 
@@ -44,7 +42,6 @@ async def test_every_request_that_was_read_is_answered_in_order_when_the_daemon_
     assert await answered == read
 
 
-@asynchronous
 async def test_large_requests_are_read_no_further_ahead_than_their_bytes_allow() -> None:
     inference, read = Slow(), []
 

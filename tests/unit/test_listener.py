@@ -10,7 +10,6 @@ import pytest
 from edged.api.grpc.listener import Listener, most_connections, peer_of
 from edged.api.http2.call import Call
 from edged.api.http2.limits import Limits
-from tests.waiting import asynchronous
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,6 @@ def test_connections_leave_descriptors_for_everything_else(descriptors: int, mos
     assert most_connections(descriptors) == most
 
 
-@asynchronous
 async def test_stop_while_a_client_is_within_its_handshake_disconnects_it() -> None:
     async def handle(call: Call) -> None:
         raise AssertionError

@@ -24,7 +24,7 @@ from edged.vision.detections import Classes, Detections
 from edged.vision.family import Recognition, recognise
 from tests.unit.zmq_peers import folder as folder
 from tests.unit.zmq_peers import peer
-from tests.waiting import asynchronous, run, until
+from tests.waiting import run, until
 
 ECHO = Echo("door", 7, "yolo", 123)
 OBJECT = Detections.of([[10, 20, 30, 60]], [0.5], [1])
@@ -117,7 +117,6 @@ async def received(link: zmq.asyncio.Socket) -> tuple[bytes, dict[str, Any]]:
     return topic, json.loads(payload)
 
 
-@asynchronous
 async def test_result_without_subscriber_is_not_built(folder: Path) -> None:
     def never() -> Fields:
         raise AssertionError("no subscriber")
@@ -133,7 +132,6 @@ async def test_result_without_subscriber_is_not_built(folder: Path) -> None:
         publisher.result("m", "door", never)
 
 
-@asynchronous
 async def test_wants_ends_with_the_last_subscriber(folder: Path) -> None:
     async with published(folder) as (publisher, _):
         async with peer(folder, zmq.SUB, "events") as one, peer(folder, zmq.SUB, "events") as two:
@@ -146,7 +144,6 @@ async def test_wants_ends_with_the_last_subscriber(folder: Path) -> None:
         await until(lambda: not publisher.wants("results/m/c"), "no subscriber is left")
 
 
-@asynchronous
 async def test_events_are_published_as_they_happen(folder: Path) -> None:
     async with published(folder) as (publisher, events), peer(folder, zmq.SUB, "events") as link:
         await subscribed(link, publisher, "events/model_read")
@@ -181,7 +178,6 @@ def test_slow_subscriber_misses_results_and_delays_nothing(folder: Path) -> None
     run(main(), 60)
 
 
-@asynchronous
 async def test_publisher_that_is_not_started_drops_messages() -> None:
     publisher = Publisher(EventLog())
     assert not publisher.wants("")

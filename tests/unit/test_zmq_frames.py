@@ -32,7 +32,7 @@ from edged.vision.detections import Detections
 from edged.vision.placement import Region, Roi
 from tests.fake_link import FakeLink
 from tests.unit.zmq_peers import peer
-from tests.waiting import asynchronous, until, within
+from tests.waiting import until, within
 
 PICTURE = Detections.of([[0, 0, 2, 2]], [0.5], [3]).pack()  # what the link hands back
 
@@ -44,7 +44,6 @@ def parse(header: Any, *data: bytes) -> zmq_frames.Message:
     return zmq_frames.parse([memoryview(text), *map(memoryview, data)])
 
 
-@asynchronous
 async def test_parse_full_header_gives_the_work_and_the_options() -> None:
     header = {
         "camera": "door",
@@ -187,7 +186,6 @@ async def played(answers: bool = True, kind: int = zmq.DEALER, **limits: Any) ->
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ])
-@asynchronous
 async def test_frames_are_answered_in_their_order(kind: int) -> None:
     async with played(kind=kind) as box:
         for number in range(20):

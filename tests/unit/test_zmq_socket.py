@@ -12,7 +12,6 @@ import zmq
 from edged.api.endpoints.zmq_socket import BoundSocket, place
 from edged.errors import ConfigError
 from tests.unit.zmq_peers import folder as folder
-from tests.waiting import asynchronous
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,6 @@ def test_place_invalid_address_is_refused_in_one_line(remote: bool | None, addre
     assert "\n" not in str(raised.value)
 
 
-@asynchronous
 async def test_bound_socket_replaces_a_dead_socket_and_no_living_one_or_other_file(folder: Path) -> None:
     path = folder / "sub" / "socket"
     listen = partial(BoundSocket, zmq.ROUTER, f"ipc://{path}", "[x] y", lambda _: None, hwm=1, max_message=100)
