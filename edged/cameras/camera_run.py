@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
 from edged import tasks
 from edged.backoff import Backoff
-from edged.cameras.files import capture_reach
 from edged.config.cameras import Camera
+from edged.confinement import rules
 from edged.decoding import ready
 from edged.errors import redact
 from edged.events import CameraMoved, EventLog, ZoneChanged
@@ -177,3 +179,33 @@ class CameraRun:
         level = logging.INFO if report.state is m.State.STREAMING else logging.WARNING
         _LOG.log(level, "camera %s is %s%s", self.name, report.state.value, f": {report.error}" * bool(report.error))
         self._events.emit(CameraMoved(self.name, report.state.value, self.report.error), self.camera.model)
+
+
+def capture_reach(begin: m.Begin) -> rules.Reach:
+    """Return the files, devices and network that the process of a camera may use. A pipeline of GStreamer may need any
+    file, and is not confined."""
+    found = rules.reach(_reads(begin), _writes(begin), network=True, devices=rules.CAMERAS)
+    return found._replace(mode="off") if begin.camera.source.startswith("gst:") else found
+
+
+def _reads(begin: m.Begin) -> Iterator[str]:
+    camera = begin.camera
+    if "://" not in camera.source:
+        yield os.path.abspath(camera.source)
+        yield os.path.realpath(camera.source)
+    if camera.sinks.mqtt_password_file:
+        yield camera.sinks.mqtt_password_file
+    with contextlib.suppress(ValueError):  # of an invalid address; the process of the camera says what is wrong with it
+        yield from parse_qs(urlsplit(camera.sinks.mqtt).query).get("ca", ())
+    if begin.target.startswith("unix:"):
+        yield os.path.dirname(begin.target.removeprefix("unix:"))
+
+
+def _writes(begin: m.Begin) -> Iterator[str]:
+    camera = begin.camera
+    yield "/dev/shm"  # noqa: S108 - rings of frames for the daemon
+    yield begin.folder
+    if camera.sinks.lines:
+        yield os.path.dirname(os.path.abspath(camera.sinks.lines))
+    if camera.sinks.zmq.startswith("ipc://"):
+        yield os.path.dirname(camera.sinks.zmq.removeprefix("ipc://"))

@@ -13,9 +13,8 @@ from typing import cast
 from edged.backoff import Backoff
 from edged.capture.events import EventRecorder
 from edged.capture.scene import SceneMonitor
-from edged.capture.viewer import Viewer
+from edged.capture.sinks import Viewer, ZmqPublisher
 from edged.capture.webhook import Webhook
-from edged.capture.zmq_sink import ZmqPublisher
 from edged.capture.zones import Presence, Watch
 from edged.client.frames import Captured, Picture
 from edged.client.result import Result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edged.capture.health import CameraHealth
+from edged.capture.capture import CameraHealth
 from edged.ipc.capture_messages import State
 
 

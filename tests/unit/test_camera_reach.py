@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edged.cameras.files import capture_reach
+from edged.cameras.camera_run import capture_reach
 from edged.config.cameras import Camera, Sinks
 from edged.ipc.capture_messages import Begin
 
