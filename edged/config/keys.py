@@ -265,9 +265,9 @@ def tables(
     return Table(path, kind, tuple(keys), tuple(inner), is_optional)
 
 
-def all_keys(kind: type[msgspec.Struct] = Config) -> tuple[Key, ...]:
+def all_keys() -> tuple[Key, ...]:
     """Every key, table by table."""
-    return tuple(key for table in tables(kind).walk() for key in table.keys)
+    return tuple(key for table in tables().walk() for key in table.keys)
 
 
 def reload_of(hint: object) -> Reload | None:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from edged.config.checking import DEFAULT, Fault, Origin, Problem, Source, contradictions, faults, nearest
-from edged.config.keys import NAME, Path, Table, choices, core, dotted, item_of, tables, variable, without_index
+from edged.config.keys import NAME, Path, choices, core, dotted, item_of, tables, variable, without_index
 from edged.config.schema import Config
 from edged.decoding import ready
 from edged.errors import ConfigError
@@ -39,10 +39,10 @@ OTHERS = frozenset(
 )
 
 
-def variables(root: Table | None = None) -> dict[str, tuple[Path, object]]:
+def variables() -> dict[str, tuple[Path, object]]:
     """Return every variable with the path and type of the key or optional table that it sets."""
     names: dict[str, tuple[Path, object]] = {}
-    for table in (root or tables()).walk():
+    for table in tables().walk():
         *outer, last = table.path or ("",)
         if NAME in outer:
             continue  # set with the whole table around it
@@ -55,15 +55,12 @@ def variables(root: Table | None = None) -> dict[str, tuple[Path, object]]:
     return names
 
 
-def read_variables(
-    environment: Mapping[str, str], root: Table | None = None
-) -> tuple[Source, list[Problem], list[str]]:
+def read_variables(environment: Mapping[str, str]) -> tuple[Source, list[Problem], list[str]]:
     """Read the environment: its values, what is wrong with them, and warnings about unknown names.
 
     An unknown name is only a warning, since other programs share the environment, unless it is or begins as a table's.
     """
-    root = root or tables()
-    known = variables(root)
+    known = variables()
     tree: dict[str, object] = {}
     places: dict[Path, Origin] = {}
     problems: list[Problem] = []
@@ -77,14 +74,14 @@ def read_variables(
             _put(tree, path, parsed(text, hint))
             places[path] = Origin("environment", name)
     source = Source(tree, places, Origin("environment"))
-    problems += _problems(source, faults(tree, root))
+    problems += _problems(source, faults(tree, tables()))
     strangers = [name for name in environment if name.startswith(_PREFIX) and name not in known.keys() | OTHERS]
     warnings: list[str] = []
     for name in sorted(strangers):
         close = nearest(name, sorted(known))
         meant = f"; did you mean {close}?" if close else ""
         # A table's own name is among them: EDGED_ACCESS would restrict nothing, which its user has to know.
-        if any(f"{name}_".startswith(f"{prefix}_") for prefix in _prefixes(root)):
+        if any(f"{name}_".startswith(f"{prefix}_") for prefix in _prefixes()):
             problems.append(Problem(Origin("environment", _whole(name)), "", f"unknown variable{meant}"))
         else:
             warnings.append(f"{_whole(name)} in the environment is unknown to edged{meant}")
@@ -134,9 +131,9 @@ def _put(tree: dict[str, object], path: Path, value: object) -> None:
     tree[last] = value
 
 
-def _prefixes(root: Table) -> Iterator[str]:
+def _prefixes() -> Iterator[str]:
     """Yield the prefixes of tables' variables."""
-    for table in root.walk():
+    for table in tables().walk():
         if NAME in table.path:
             yield variable(table.path[: table.path.index(NAME)])
             continue

@@ -22,14 +22,9 @@ _HEAD = (
 )
 
 
-def template(root: Table | None = None) -> str:
+def template() -> str:
     """Return the whole file. As it is, it changes nothing."""
-    return "\n\n".join(_blocks(root or tables())) + "\n"
-
-
-def _blocks(root: Table) -> Iterator[str]:
-    yield _comment(_HEAD)
-    yield from _inside(root)
+    return "\n\n".join((_comment(_HEAD), *_inside(tables()))) + "\n"
 
 
 def _inside(table: Table) -> Iterator[str]:
@@ -165,9 +160,9 @@ def _line(row: Row, with_origin: bool) -> str:
     return f"{text}  # {row.origin}" if with_origin else text
 
 
-def reference(root: Table | None = None) -> Iterator[str]:
+def reference() -> Iterator[str]:
     """Yield the lines of the reference in docs/configuration.md: a table of keys for each table of the file."""
-    for table in (root or tables()).walk():
+    for table in tables().walk():
         if table.path:
             yield from (f"### [{dotted(table.path)}]", "", table.meaning, "")
         yield from ("| key | default | reload | meaning |", "|---|---|---|---|")

@@ -108,12 +108,11 @@ async def _serve(
         cameras,
         supervisor,
         tracing,
-        controller.tracking,
         config.max_message_mb,
         config.allow_shared_memory_over_tcp,
         publisher,
-        guard=guard,
-        activation=activation,
+        guard,
+        activation,
     )
     endpoints = Endpoints(controller, cameras, config, publisher, servers)
     reloader = Reloader(config, read, controller, builder, servers, endpoints, supervisor, notifier)

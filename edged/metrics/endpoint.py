@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 
-from edged.api.endpoints.address import make_way, tcp_address, unix_path
+from edged.api.endpoints.address import listening_unix, tcp_address, unix_path
 from edged.api.http.exchange import web_page_refusal
 from edged.errors import ConfigError
 
@@ -40,7 +40,11 @@ class Endpoint:
         """Start to listen and return the URL. ConfigError if the address cannot be used."""
         try:
             if self._listen.startswith("unix:"):
-                return await self._start_unix(unix_path(self._listen))
+                path = unix_path(self._listen)
+                listening = listening_unix(path, self._max_connections, setting="[metrics]")
+                self._path = path
+                self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=_HEAD_BYTES)
+                return f"http+unix:{path}"
             host, port = tcp_address(self._listen)
             self._server = await asyncio.start_server(self._connected, host, port, limit=_HEAD_BYTES)
         except OSError as error:
@@ -61,14 +65,6 @@ class Endpoint:
         await asyncio.gather(*self._connections, return_exceptions=True)
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-    async def _start_unix(self, path: Path) -> str:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-        make_way(path)
-        self._server = await asyncio.start_unix_server(self._connected, path, limit=_HEAD_BYTES)
-        self._path = path
-        path.chmod(0o660)
-        return f"http+unix:{path}"
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

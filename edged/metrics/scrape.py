@@ -94,14 +94,13 @@ class Scraper:
         counts: EventCounts,
         guard: Guard,
         supervisor: CameraSupervisor,
-        sensors: Sensors | None = None,
     ) -> None:
         self._controller, self._cameras, self._counts, self._guard = controller, cameras, counts, guard
         self._supervisor = supervisor
-        self._sensors = sensors or Sensors()
+        self._sensors = Sensors()
         self._lock = asyncio.Lock()
 
-    async def scrape(self, accept: str, compressed: bool = False) -> tuple[bytes, str]:
+    async def scrape(self, accept: str, compressed: bool) -> tuple[bytes, str]:
         """Return the text and its content type, as the request's `Accept` header wants it."""
         async with self._lock:
             readings = await asyncio.to_thread(self._sensors.read)

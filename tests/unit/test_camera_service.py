@@ -10,11 +10,13 @@ from types import SimpleNamespace, TracebackType
 
 import pytest
 
+from edged.api.endpoints.publisher import Publisher
 from edged.api.grpc import cameras
 from edged.api.grpc.cameras import CameraService
 from edged.api.grpc.rpc import Context
 from edged.api.grpc.wire import FrameRequest
 from edged.errors import InvalidInput, NotFound, Overloaded, Refused
+from edged.events import EventLog
 from edged.proto import cameras_pb2 as pb
 from edged.serving import stream as streams
 from edged.serving.camera import Cameras
@@ -35,7 +37,7 @@ class Room:
         self.slot.install(self.link.session())
         planned = SimpleNamespace(model=None, answering=answering)
         controller = SimpleNamespace(slot=self._slot, find=lambda name: planned)
-        self.service = CameraService(controller, self.cameras, tracking)  # type: ignore[arg-type]
+        self.service = CameraService(controller, self.cameras, tracking, Publisher(EventLog()))  # type: ignore[arg-type]
 
     def _slot(self, name: str) -> Slot:
         if name != "m":

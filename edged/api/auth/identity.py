@@ -29,6 +29,7 @@ from edged.api.endpoints.address import unix_path
 
 READ, WRITE = 4, 2  # the bits of one class of a file's mode
 _MEMBERS_SECONDS = 60  # for which the members of a group are cached
+_CONNECTIONS = Path("/proc/net")  # the kernel's tables
 _ESTABLISHED = b"01"
 _MAPPED = bytes(10) + b"\xff\xff"
 
@@ -108,7 +109,7 @@ def _members(gid: int, period: int) -> frozenset[int]:
     return frozenset(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid)
 
 
-def of_peer(peer: str, root: Path = Path("/proc/net")) -> Identity:
+def of_peer(peer: str) -> Identity:
     """The user at the other end of a connection over loopback; ANYONE if unknown."""
     kind, _, rest = peer.partition(":")
     host, _, port = unquote(rest).rpartition(":")
@@ -118,9 +119,9 @@ def of_peer(peer: str, root: Path = Path("/proc/net")) -> Identity:
         packed = socket.inet_pton(socket.AF_INET if kind == "ipv4" else socket.AF_INET6, host.strip("[]"))
         uids = set[int]()
         if kind == "ipv4":
-            uids |= _owners(root / "tcp", packed, int(port))
+            uids |= _owners(_CONNECTIONS / "tcp", packed, int(port))
             packed = _MAPPED + packed
-        uids |= _owners(root / "tcp6", packed, int(port))
+        uids |= _owners(_CONNECTIONS / "tcp6", packed, int(port))
         if len(uids) == 1:
             (uid,) = uids
             return Identity(f"user {uid}", uid)

@@ -80,18 +80,37 @@ def _is_answered(path: Path) -> bool:
     return True
 
 
-def listening_sockets(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Listen at each address of a host, all at the same port; 0 is any free one. ConfigError.
+def listening_unix(path: Path, backlog: int, group: str = "", setting: str = "") -> socket.socket:
+    """Listen at a socket file, which its owner and a group may open (`settle`). ConfigError, beginning with
+    `setting`."""
+    with contextlib.ExitStack() as undo:
+        found = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        found.setblocking(False)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_way(path)
+            found.bind(str(path))
+            settle(path, group)
+            found.listen(backlog)
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f"{setting} cannot listen on {path}: {why}; choose another place".strip()) from error
+        undo.pop_all()
+    return found
+
+
+def listening_sockets(host: str, port: int, backlog: int, setting: str = "") -> list[socket.socket]:
+    """Listen at each address of a host, all at the same port; 0 is any free one. ConfigError, beginning with `setting`.
 
     A name may have addresses that this box lacks, such as those of IPv6. One that is taken is an error: clients could
     send their tokens to another process.
     """
-    place = f"{host}:{port}"
+    cannot = f"{setting} cannot listen on {host}:{port}".strip()
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, socket.gaierror) else error
-        raise ConfigError(f"cannot listen on {place}: {host} has no address here: {why}") from error
+        raise ConfigError(f"{cannot}: {host} has no address here: {why}") from error
     with contextlib.ExitStack() as undo:
         sockets, failure = list[socket.socket](), ""
         for family, _, _, _, address in found:
@@ -101,10 +120,10 @@ def listening_sockets(host: str, port: int, backlog: int) -> list[socket.socket]
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     why = _TAKEN if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-                    raise ConfigError(f"cannot listen on {place}: {why}") from error
+                    raise ConfigError(f"{cannot}: {why}") from error
                 failure = error.strerror or str(error)
         if not sockets:
-            raise ConfigError(f"cannot listen on {place}: {failure}")
+            raise ConfigError(f"{cannot}: {failure}")
         undo.pop_all()
     return sockets
 

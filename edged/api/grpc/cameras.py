@@ -38,11 +38,7 @@ class CameraService:
     """Turns frames into work for slots, and answers into results."""
 
     def __init__(
-        self,
-        controller: Controller,
-        cameras: Cameras,
-        tracking: Tracking | None = None,
-        publisher: Publisher | None = None,
+        self, controller: Controller, cameras: Cameras, tracking: Tracking | None, publisher: Publisher
     ) -> None:
         self._controller, self._cameras, self._tracking = controller, cameras, tracking
         self._publisher = publisher
@@ -146,10 +142,9 @@ class CameraService:
 
     def _publish(self, delivery: Delivery[Tag]) -> None:
         """Publish a result, built only if someone subscribes."""
-        if self._publisher is not None:
-            header = delivery.tag.header
-            echo = partial(Echo, delivery.camera, header.sequence, delivery.tag.model, header.captured_unix_ns)
-            self._publisher.result(delivery.tag.model, delivery.camera, lambda: delivered(echo(), delivery))
+        header, model = delivery.tag.header, delivery.tag.model
+        echo = partial(Echo, delivery.camera, header.sequence, model, header.captured_unix_ns)
+        self._publisher.result(model, delivery.camera, lambda: delivered(echo(), delivery))
 
 
 _FORMATS = {pb.BGR: "bgr", pb.RGB: "rgb", pb.GRAY: "gray", pb.NV12: "nv12", pb.I420: "i420"}

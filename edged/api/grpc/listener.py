@@ -12,13 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edged.api.endpoints.address import listening_sockets, make_way, settle, tcp_address, unix_path
+from edged.api.endpoints.address import listening_sockets, listening_unix, tcp_address, unix_path
 from edged.api.grpc.activation import Activation
 from edged.api.http2.call import Call
 from edged.api.http2.connection import Connection
 from edged.api.http2.headers import Status
 from edged.api.http2.limits import Limits
-from edged.errors import ConfigError
 from edged.files import NO_DESCRIPTORS
 
 _LOG = logging.getLogger("edged.api")
@@ -26,6 +25,7 @@ _BACKLOG = 512
 _AT_ONCE = 16  # connections, before other tasks have their turn
 _AGAIN_SECONDS = 0.2  # until the next try if no descriptors are left
 _CLOSE_SECONDS = 1.0  # for cancelled calls to end
+_DESCRIPTORS = 8192  # of the daemon at most
 _MOST_CONNECTIONS = 1024  # of one address
 _FEWEST_CONNECTIONS = 16
 _OTHERS = 128  # descriptors for everything else: hosts, children, engines, HTTP, ZeroMQ
@@ -40,11 +40,11 @@ def most_connections(descriptors: int) -> int:
     return min(_MOST_CONNECTIONS, max(_FEWEST_CONNECTIONS, (descriptors - _OTHERS) // _ADDRESSES))
 
 
-def raise_descriptor_limit(most: int = 8192) -> None:
-    """Raise the soft limit of descriptors to the hard limit, up to `most`: services start with 1024, which is for
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of descriptors as far as the hard limit allows: services start with 1024, which is for
     programs that use select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -193,20 +193,7 @@ class Listener:
         path = unix_path(address)
         if (passed := self._activation.take_over(address)) is not None:
             return f"unix:{path}", [passed]
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            make_way(path)
-            listening.setblocking(False)
-            listening.bind(str(path))
-            settle(path, group)
-            listening.listen(_BACKLOG)
-        except OSError as error:
-            listening.close()
-            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; choose another place") from error
-        except ConfigError:
-            listening.close()
-            raise
+        listening = listening_unix(path, _BACKLOG, group)
         self._path = path
         return f"unix:{path}", [listening]
 

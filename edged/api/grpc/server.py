@@ -32,7 +32,6 @@ from edged.metrics.sources import EventCounts
 from edged.proto import POOL
 from edged.serving.camera import Cameras
 from edged.serving.trace import Tracing
-from edged.serving.tracking import Tracking
 
 _ACCESS_LOG = logging.getLogger("edged.access")
 
@@ -47,20 +46,18 @@ class GrpcServers:
         cameras: Cameras,
         supervisor: CameraSupervisor,
         tracing: Tracing,
-        tracking: Tracking | None = None,
-        max_message_mb: int = 32,
-        shared_memory_over_tcp: bool = False,
-        publisher: Publisher | None = None,
-        *,
+        max_message_mb: int,
+        shared_memory_over_tcp: bool,
+        publisher: Publisher,
         guard: Guard,
-        activation: Activation | None = None,
+        activation: Activation | None,
     ) -> None:
         """`activation` has the sockets that systemd listens on already."""
         self._limits = Limits(max_message=max_message_mb << 20)
         self.guard, self.supervisor = guard, supervisor
         self._activation = activation or Activation()
         self.event_counts = EventCounts(controller.events)
-        self.cameras = CameraService(controller, cameras, tracking, publisher)
+        self.cameras = CameraService(controller, cameras, controller.tracking, publisher)
         self.inference = InferenceService(controller, tracing, shared_memory_over_tcp)
         self._streaming = (self.cameras, self.inference)
         self.calls = Calls(self.inference.service, self.inference.inference, self.cameras)

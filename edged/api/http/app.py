@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -15,7 +12,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from edged.api.auth.guard import Guard
-from edged.api.endpoints.address import make_way, tcp_address, unix_path
+from edged.api.endpoints.address import listening_sockets, listening_unix, tcp_address, unix_path
 from edged.api.http import bodies
 from edged.api.http.bodies import Bodies, Gone, Held, Receive, TooSlow
 from edged.api.http.exchange import HttpRequest, HttpResponse, error_response, offload
@@ -23,7 +20,7 @@ from edged.api.http.handlers import Calls
 from edged.api.http.routes import Dispatcher, failure_response
 from edged.api.http.server import LONGEST_HEAD, Server
 from edged.config import Http
-from edged.errors import ConfigError, ErrorCode, InvalidInput
+from edged.errors import ErrorCode, InvalidInput
 
 Scope: TypeAlias = "Mapping[str, Any]"
 Send: TypeAlias = "Callable[[Any], Awaitable[None]]"
@@ -155,10 +152,10 @@ class HttpListener:
         server = Server(app)
         if is_unix:
             path = unix_path(self._listen)
-            sockets, self.address = [_unix(path)], f"http+unix:{path}"
+            sockets, self.address = [listening_unix(path, _BACKLOG, setting="[http]")], f"http+unix:{path}"
             self._path = path
         else:
-            sockets = _tcp(self._listen)
+            sockets = listening_sockets(*tcp_address(self._listen), _BACKLOG, "[http]")
             host, port = sockets[0].getsockname()[:2]
             name = "localhost" if self._listen.startswith(("localhost:", ":")) else f"[{host}]" if ":" in host else host
             self.address = f"http://{name}:{port}"
@@ -171,50 +168,3 @@ class HttpListener:
             await self._server.stop(grace)
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-
-def _unix(path: Path) -> socket.socket:
-    """A listening unix socket. ConfigError."""
-    with contextlib.ExitStack() as undo:
-        listening = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            make_way(path)
-            listening.bind(str(path))
-            path.chmod(0o660)
-            listening.listen(_BACKLOG)
-        except OSError as error:
-            raise ConfigError(f"[http] cannot listen on {path}: {error.strerror or error}; choose another") from error
-        undo.pop_all()
-    return listening
-
-
-def _tcp(address: str) -> list[socket.socket]:
-    """Sockets on one port of every loopback address of the host's name. ConfigError if it has none."""
-    host, port = tcp_address(address)
-    bound: list[socket.socket] = []
-    problem: OSError | None = None
-    with contextlib.ExitStack() as undo:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        except OSError as error:
-            raise ConfigError(f"[http] cannot listen on {address}: {error.strerror or error}") from error
-        for family, kind, _, _, place in found:
-            listening = undo.enter_context(socket.socket(family, kind))
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                listening.bind((place[0], bound[0].getsockname()[1] if bound else port))
-                listening.listen(_BACKLOG)
-            except OSError as error:
-                problem = error
-                listening.close()
-            else:
-                bound.append(listening)
-        taken = problem is not None and problem.errno == errno.EADDRINUSE
-        if not bound or taken:
-            why = "the port is taken" if taken else problem.strerror if problem is not None else "no address"
-            raise ConfigError(f"[http] cannot listen on {address}: {why}; choose another")
-        undo.pop_all()
-    return bound

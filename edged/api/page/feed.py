@@ -13,7 +13,7 @@ from edged.api.page import view
 from edged.backends import registry
 from edged.engines.controller import Controller
 
-_SECONDS = 1.0
+_SECONDS = 1.0  # between two looks at the box
 _LOG_LINES = 300  # at most; some events have none
 _ENGINES_EVERY = 3  # rounds: the list of engines takes the longest
 
@@ -23,9 +23,8 @@ _encoder = msgspec.json.Encoder()
 class Feed:
     """The parts of the page as JSON, by name. Used from one event loop."""
 
-    def __init__(self, controller: Controller, operations: OperationsService, seconds: float = _SECONDS) -> None:
-        """`seconds`: between two looks at the box."""
-        self._controller, self._operations, self._seconds = controller, operations, seconds
+    def __init__(self, controller: Controller, operations: OperationsService) -> None:
+        self._controller, self._operations = controller, operations
         self._parts: dict[str, bytes] = {}
         self._viewers = 0
         self._round = asyncio.Condition()
@@ -61,7 +60,7 @@ class Feed:
     async def _run(self) -> None:
         count = 0
         while True:
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(_SECONDS)
             count += 1
             await self._look(count)
             async with self._round:

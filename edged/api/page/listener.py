@@ -35,7 +35,7 @@ class PageListener:
         certificate = self._guard.certificate if policy.has_tls else None
         # Browsers sign in with a token, also if other addresses ask for certificates.
         server = Server(app, partial(certificate.context, False) if certificate is not None else None)
-        sockets = listening_sockets(host, port, _BACKLOG)
+        sockets = listening_sockets(host, port, _BACKLOG, "[page]")
         port = sockets[0].getsockname()[1]
         name = f"[{host}]" if ":" in host else host
         self.address = f"{'https' if certificate is not None else 'http'}://{name}:{port}"

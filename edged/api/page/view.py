@@ -14,8 +14,10 @@ from edged.api_types import (
     DeviceLoad,
     EngineInfo,
     EngineProgress,
+    LineInfo,
     ModelInfo,
     StatusInfo,
+    ZoneInfo,
 )
 from edged.event_text import sentence
 from edged.events import EngineMoved, Event
@@ -37,21 +39,6 @@ class Summary(msgspec.Struct, frozen=True):
     up: str
 
 
-class Zone(msgspec.Struct, frozen=True):
-    """`counts`: objects by class, now."""
-
-    occupied: bool
-    counts: dict[str, int]
-    visits: int
-
-
-class Line(msgspec.Struct, frozen=True):
-    """Objects by class since the camera started."""
-
-    entered: dict[str, int]
-    left: dict[str, int]
-
-
 class CameraCard(msgspec.Struct, frozen=True):
     """A camera. `pictures`: the page can ask for its picture; `removable`: the page can change it. `age_ms` is from
     capture to answer, the median of the latest; `settings` are keys of its table, without passwords."""
@@ -71,8 +58,8 @@ class CameraCard(msgspec.Struct, frozen=True):
     age_ms: float | None
     skipped: str
     reconnections: int
-    zones: dict[str, Zone]
-    lines: dict[str, Line]
+    zones: dict[str, ZoneInfo]
+    lines: dict[str, LineInfo]
     sinks: dict[str, str]
     settings: dict[str, str]
 
@@ -188,8 +175,8 @@ def card(info: CameraInfo) -> CameraCard:
         age_ms=None if info.age_p50_ms is None else round(info.age_p50_ms, 1),
         skipped=formatting.skipped(info.skipped, info.received),
         reconnections=info.reconnections,
-        zones={name: Zone(zone.occupied, zone.counts, zone.visits) for name, zone in info.zones.items()},
-        lines={name: Line(line.entered, line.left) for name, line in info.lines.items()},
+        zones=info.zones,
+        lines=info.lines,
         sinks=info.sinks,
         settings=info.settings,
     )
