@@ -1,4 +1,8 @@
-"""Certificates for tests, made on the spot by openssl's command line: an authority, and what it signs."""
+"""Certificates for tests: an authority, and what it signs.
+
+They are made by openssl's command line, which every machine that builds Python has; a library for it would be a
+dependency for the tests alone.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +21,23 @@ class Authority:
     def __init__(self, folder: Path, name: str = "authority") -> None:
         if shutil.which("openssl") is None:
             pytest.skip("needs openssl's command line")
-        self._folder = folder
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         self.ca, self._key = folder / f"{name}.pem", folder / f"{name}.key"
-        _openssl("req", "-x509", *CURVE, "-keyout", self._key, "-out", self.ca, "-days", "30", "-subj", f"/CN={name}")
+        openssl("req", "-x509", *CURVE, "-keyout", self._key, "-out", self.ca, "-days", "30", "-subj", f"/CN={name}")
 
     def sign(self, name: str, *names: str, days: int = 30) -> tuple[Path, Path]:
         """Certificate and key of a subject called `name`; `names` are alternative ones, such as DNS:box or
         IP:127.0.0.1. One of -1 `days` has been over since yesterday."""
-        made = self._folder / f"{name}.pem"
+        made = self.folder / f"{name}.pem"
         key, request, more = made.with_suffix(".key"), made.with_suffix(".csr"), made.with_suffix(".ext")
         more.write_text(f"subjectAltName={','.join(names)}\n" if names else "basicConstraints=CA:FALSE\n")
-        _openssl("req", *CURVE, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
+        openssl("req", *CURVE, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
         signed = ("-CA", self.ca, "-CAkey", self._key, "-CAcreateserial", "-extfile", more, "-days", str(days))
-        _openssl("x509", "-req", "-in", request, "-out", made, *signed)
+        openssl("x509", "-req", "-in", request, "-out", made, *signed)
         return made, key
 
 
-def _openssl(*arguments: object) -> None:
+def openssl(*arguments: object) -> None:
     done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr

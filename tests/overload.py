@@ -15,8 +15,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edged.proto import cameras_pb2 as pb
+from tests.integration.inference_calls import method
 
-_DETECT = "/edged.v1.Cameras/Detect"
 _SIDE = 8
 
 
@@ -118,11 +118,8 @@ async def offer(
             await asyncio.sleep(max(0.0, began + number / fps - time.monotonic()))
 
     async with grpc.aio.insecure_channel(target) as channel:
-        detect = channel.stream_stream(
-            _DETECT, request_serializer=pb.Frame.SerializeToString, response_deserializer=pb.Result.FromString
-        )
         newest: dict[str, int] = {}
-        async for result in detect(frames(), timeout=seconds + 120):
+        async for result in method(channel, "Detect")(frames(), timeout=seconds + 120):
             camera = cameras[result.camera]
             for run in result.skips:
                 camera.skipped[run.reason] += run.count

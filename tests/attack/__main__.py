@@ -33,18 +33,9 @@ class AttackedDaemon(Daemon):
     """Answers gRPC, HTTP and metrics with the default limits."""
 
     def __init__(self) -> None:
-        super().__init__("--model", f"{DETECTOR}={MODEL_PATH}", builds=False)
-        config = self.home / "edged.toml"
-        config.write_text('[http]\nlisten = "127.0.0.1:0"\n[metrics]\nlisten = "127.0.0.1:0"\n')
-        self._arguments = ("--config", str(config), *self._arguments)
+        config = '[http]\nlisten = "127.0.0.1:0"\n[metrics]\nlisten = "127.0.0.1:0"\n'
+        super().__init__("--model", f"{DETECTOR}={MODEL_PATH}", builds=False, config=config, endpoints=2)
         onnx_files.scale(self.models / f"{NUMBERS}.onnx", 3.0)
-
-    def start(self) -> AttackedDaemon:
-        super().start()
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self.addresses += [self._process.stdout.readline().split()[-1] for _ in range(2)]
-        return self
 
     @property
     def target(self) -> Target:

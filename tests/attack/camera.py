@@ -16,6 +16,7 @@ import grpc
 
 from edged.proto import cameras_pb2 as pb
 from edged.shapes import Scene
+from tests.integration.inference_calls import method
 
 FPS = 20
 _PATIENCE = 60.0  # for the answers that are missing at the end
@@ -35,13 +36,8 @@ def main() -> None:
             yield pb.Frame(camera="good", model=model, sequence=number, encoded=_PICTURE, options=options)
 
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        detect = channel.stream_stream(
-            "/edged.v1.Cameras/Detect",
-            request_serializer=pb.Frame.SerializeToString,
-            response_deserializer=pb.Result.FromString,
-        )
         try:
-            for result in detect(frames(), timeout=seconds + _PATIENCE):
+            for result in method(channel, "Detect")(frames(), timeout=seconds + _PATIENCE):
                 now = time.monotonic()
                 for run in result.skips:
                     for number in range(run.first, run.last + 1):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import itertools
 import time
 from collections.abc import Callable
 
 import grpc
 
 from edged.proto import open_inference_pb2 as pb
-from tests.attack.abuse import Abuse, Target
+from tests.attack.abuse import Abuse, Target, together
 from tests.fuzz import http2
 
 _CONNECTIONS = 8
@@ -20,7 +20,7 @@ def _continuations(piece: bytes) -> Callable[[Target, float], None]:
     """Headers that go on in CONTINUATION frames for as long as the daemon reads them."""
 
     def work(target: Target, until: float) -> None:
-        def client() -> None:
+        def client(number: int) -> None:
             frame = http2.frame(http2.CONTINUATION, 0, 1, piece)
             while time.monotonic() < until:
                 with contextlib.suppress(OSError), http2.greeted(target.tcp) as connection:
@@ -29,7 +29,7 @@ def _continuations(piece: bytes) -> Callable[[Target, float], None]:
                         connection.sendall(frame * 4)
                 time.sleep(0.01)
 
-        _together(client, _CONNECTIONS)
+        together(client, _CONNECTIONS)
 
     return work
 
@@ -37,24 +37,16 @@ def _continuations(piece: bytes) -> Callable[[Target, float], None]:
 def _unknown_models(target: Target, until: float) -> None:
     """Is a model ready that nobody has? Asked as fast as it is answered."""
 
-    def client() -> None:
+    def client(number: int) -> None:
         with grpc.insecure_channel(target.tcp, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             ready = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
-            number = 0
-            while time.monotonic() < until:
-                number += 1
+            for count in itertools.count():
+                if time.monotonic() > until:
+                    return
                 with contextlib.suppress(grpc.RpcError):
-                    ready(pb.ModelReadyRequest(name=f"unknown{number}").SerializeToString(), timeout=10)
+                    ready(pb.ModelReadyRequest(name=f"unknown{count}").SerializeToString(), timeout=10)
 
-    _together(client, 4)
-
-
-def _together(client: Callable[[], None], count: int) -> None:
-    threads = [threading.Thread(target=client, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(client, 4)
 
 
 _FIELD = http2.block([(b"x-a", b"v" * 60)])

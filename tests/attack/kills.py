@@ -24,10 +24,10 @@ import numpy as np
 
 from edged.client import AsyncClient
 from edged.errors import EdgedError
-from edged.proto import open_inference_pb2 as pb
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, children, is_running
+from tests.integration.inference_calls import method, request
 
 DETECTOR = "detector"
 _PATIENCE = 30.0  # of a request
@@ -100,18 +100,13 @@ def left_behind(daemon: Daemon) -> list[str]:
 
 
 async def _ask(channel: grpc.aio.Channel, name: str, seen: Seen, over: asyncio.Event) -> None:
-    infer = channel.unary_unary(
-        "/inference.GRPCInferenceService/ModelInfer",
-        request_serializer=pb.ModelInferRequest.SerializeToString,
-        response_deserializer=pb.ModelInferResponse.FromString,
-    )
+    infer = method(channel, "ModelInfer")
     factor, dice, last = int(name[1:]) + 2, random.Random(name), time.monotonic()
     while not over.is_set():
         values = np.array([dice.randrange(1000) for _ in range(4)], np.float32)
-        tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])
-        request = pb.ModelInferRequest(model_name=name, inputs=[tensor], raw_input_contents=[values.tobytes()])
+        asked = request(name, values[None])
         try:
-            answer = np.frombuffer((await infer(request, timeout=_PATIENCE)).raw_output_contents[0], np.float32)
+            answer = np.frombuffer((await infer(asked, timeout=_PATIENCE)).raw_output_contents[0], np.float32)
         except grpc.RpcError as error:
             seen.failures.append(f"{name}: {error.code().name} {error.details()}")
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import numpy as np
 
 from edged.config import Config
 from edged.proto import open_inference_pb2 as pb
-from tests.attack.abuse import NUMBERS, Abuse, Target
+from tests.attack.abuse import NUMBERS, Abuse, Target, together
 from tests.fuzz import http2
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -77,7 +76,7 @@ def _calls(
                         else:
                             call(data, timeout=left)  # type: ignore[operator]
 
-        _together(client, count)
+        together(client, count)
 
     return work
 
@@ -104,7 +103,7 @@ def _bombs(size: int) -> Callable[[Target, float], None]:
                     connection.settimeout(max(0.1, min(2.0, until - time.monotonic())))
                     list(http2.frames(connection))
 
-        _together(client, 9)
+        together(client, 9)
 
     return work
 
@@ -122,19 +121,11 @@ def _announced(target: Target, until: float) -> None:
                     connection.sendall(http2.frame(http2.DATA, 0, stream, bytes(200)))
                 time.sleep(0.2)
 
-    _together(client, 4)
+    together(client, 4)
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
     return (data[at : at + 65536] for at in range(0, len(data), 65536))
-
-
-def _together(client: Callable[[int], None], count: int) -> None:
-    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def _varint(value: int) -> bytes:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
 import time
 import zlib
 from collections.abc import Callable
 
-from tests.attack.abuse import NUMBERS, Abuse, Target
+from tests.attack.abuse import NUMBERS, Abuse, Target, together
 
 _MIB = 1 << 20
 _PATH = f"/v2/models/{NUMBERS}/infer"
@@ -33,18 +32,14 @@ def _bodies(body: Callable[[], bytes], headers: str = "") -> Callable[[Target, f
     def work(target: Target, until: float) -> None:
         data = body()
 
-        def client() -> None:
+        def client(number: int) -> None:
             while time.monotonic() < until:
                 with contextlib.suppress(OSError), _post(target, len(data), headers) as connection:
                     connection.settimeout(max(0.1, until - time.monotonic()))
                     connection.sendall(data)
                     connection.recv(1 << 16)
 
-        threads = [threading.Thread(target=client, daemon=True) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(client, 4)
 
     return work
 

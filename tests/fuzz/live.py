@@ -33,18 +33,16 @@ _CHANNELS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_p
 class FuzzedDaemon(Daemon):
     """A daemon with every listener that there is."""
 
-    def __init__(self, *arguments: str) -> None:
-        super().__init__(builds=False)
+    def __init__(self) -> None:
+        super().__init__(
+            builds=False,
+            config='max_message_mb = 32\n[http]\nlisten = "unix:HOME/http.sock"\nbody_mb = 8\n'
+            '[metrics]\nlisten = "unix:HOME/metrics.sock"\n[zmq]\nframes = "ipc://HOME/frames"\n'
+            f'[frigate]\nendpoint = "ipc://HOME/frigate"\nmodel = "{goods.SHAPES}"\nuploads = true\n',
+        )
         self.http, self.metrics = self.home / "http.sock", self.home / "metrics.sock"
         self.frames, self.frigate = f"ipc://{self.home}/frames", f"ipc://{self.home}/frigate"
-        config = self.home / "edged.toml"
-        config.write_text(
-            f'max_message_mb = 32\n[http]\nlisten = "unix:{self.http}"\nbody_mb = 8\n'
-            f'[metrics]\nlisten = "unix:{self.metrics}"\n[zmq]\nframes = "{self.frames}"\n'
-            f'[frigate]\nendpoint = "{self.frigate}"\nmodel = "{goods.SHAPES}"\nuploads = true\n'
-        )
         goods.write_models(self.models)
-        self._arguments = ("--config", str(config), *arguments)
 
     def run_by(self, command: str) -> None:
         """Has a command of the shell done in its process before it begins."""

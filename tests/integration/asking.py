@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from edged.proto import open_inference_pb2 as pb
 from tests import models
 from tests.integration.daemon import Daemon
+from tests.integration.inference_calls import method, request
 
 Status = health_pb2.HealthCheckResponse
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -38,27 +39,16 @@ def check(channel: grpc.Channel, service: str) -> int:
 
 def model_ready(channel: grpc.Channel, name: str) -> bool | tuple[grpc.StatusCode, str]:
     """Triton's ModelReady: its answer, or its status and line."""
-    call = channel.unary_unary(
-        "/inference.GRPCInferenceService/ModelReady",
-        request_serializer=pb.ModelReadyRequest.SerializeToString,
-        response_deserializer=pb.ModelReadyResponse.FromString,
-    )
     try:
-        return bool(call(pb.ModelReadyRequest(name=name), timeout=10).ready)
+        return bool(method(channel, "ModelReady")(pb.ModelReadyRequest(name=name), timeout=10).ready)
     except grpc.RpcError as error:
         return error.code(), error.details() or ""
 
 
 def infer(channel: grpc.Channel, name: str, tensor: str, datatype: str, array: np.ndarray) -> grpc.StatusCode:
     """One tensor request; the status it was answered with."""
-    call = channel.unary_unary(
-        "/inference.GRPCInferenceService/ModelInfer",
-        request_serializer=pb.ModelInferRequest.SerializeToString,
-        response_deserializer=pb.ModelInferResponse.FromString,
-    )
-    given = pb.ModelInferRequest.InferInputTensor(name=tensor, datatype=datatype, shape=array.shape)
     try:
-        call(pb.ModelInferRequest(model_name=name, inputs=[given], raw_input_contents=[array.tobytes()]), timeout=30)
+        method(channel, "ModelInfer")(request(name, array, tensor, datatype), timeout=30)
     except grpc.RpcError as error:
         code: grpc.StatusCode = error.code()
         return code

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -48,17 +48,27 @@ class Daemon:
         python: Path = Path(sys.executable),
         builds: bool = True,
         folder: Path | None = None,
+        config: str = "",
+        listen: Sequence[str] = ("unix:HOME/edged.sock", "localhost:0"),
+        endpoints: int = 0,
     ) -> None:
-        """`folder` is where it is started; with the `python` of another checkout it is that checkout, whose code then
-        runs. `builds`: whether engines are built by themselves, which many tests have no use for, and which takes the
-        processors of all of them."""
+        """`builds`: whether engines are built by themselves, which many tests have no use for, and which takes the
+        processors of all of them. `folder` is where it is started; with the `python` of another checkout it is that
+        checkout, whose code then runs. `config` is the text of a configuration file, `listen` the addresses of gRPC;
+        HOME in them is the daemon's folder. `endpoints`: how many other addresses it prints after gRPC's."""
         # Not pytest's tmp_path: a socket's path must stay below 108 bytes.
         self.home = Path(tempfile.mkdtemp(prefix="edt-"))
         self.state, self.cache = self.home / "state", self.home / "cache"
         self.models = self.state / "models"
         self.models.mkdir(parents=True)
         self.log = self.home / "log"
+        self.config = self.home / "edged.toml"
+        if config:
+            self.config.write_text(config.replace("HOME", str(self.home)))
+            arguments = (*arguments, "--config", str(self.config))
         self._arguments, self._python, self.folder = arguments, python, folder
+        self._listen = [word for each in listen for word in ("--listen", each.replace("HOME", str(self.home)))]
+        self._endpoints = endpoints
         self._environment = {**(os.environ if environment is None else environment)}
         self._environment["XDG_CONFIG_HOME"] = str(self.home)  # not of whoever runs the tests
         self._builds = builds
@@ -72,13 +82,13 @@ class Daemon:
 
     def start(self) -> Self:
         command = self.command("serve", "--state", str(self.state), "--cache", str(self.cache))
-        command += ["--listen", f"unix:{self.home}/edged.sock", "--listen", "localhost:0", *self._arguments]
+        command += [*self._listen, *self._arguments]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment, cwd=self.folder
             )
         assert self._process.stdout is not None
-        lines = [self._process.stdout.readline() for _ in range(2)]
+        lines = [self._process.stdout.readline() for _ in range(len(self._listen) // 2 + self._endpoints)]
         if not all(line.startswith("listening on ") for line in lines):
             self.kill()
             raise AssertionError(self.log.read_text())

@@ -1,16 +1,10 @@
-"""A daemon with certificates and tokens, and clients that show them or something else.
-
-Certificates are made by openssl's command line, which every machine that builds Python has; a library for it would be a
-dependency for the tests alone.
-"""
+"""A daemon with certificates and tokens, and clients that show them or something else."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,93 +12,39 @@ import grpc
 
 from edged.api.auth.policy import parse_roles
 from edged.api.auth.tokens import TokenFile, make
+from tests.certificates import Authority
 from tests.integration.daemon import Daemon, wait_for
 
-_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+LOCAL = ("DNS:localhost", "IP:127.0.0.1")  # names of a certificate
 
 
-def openssl(*arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-class Authority:
-    """Makes certificates in a folder of its own."""
-
-    def __init__(self, folder: Path, name: str = "authority") -> None:
-        self.folder, self.name = folder, name
-        folder.mkdir(parents=True, exist_ok=True)
-        self.ca = folder / f"{name}.pem"
-        openssl(
-            "req", "-x509", *_KEY, "-keyout", self._key, "-out", str(self.ca), "-days", "30", "-subj", f"/CN={name}"
-        )
-
-    @property
-    def _key(self) -> str:
-        return str(self.folder / f"{self.name}.key")
-
-    def issue(self, name: str, names: Sequence[str] = ("DNS:localhost", "IP:127.0.0.1"), days: int = 60) -> Path:
-        """A certificate whose common name is `name`, with `names` besides; its key lies beside it. With 0 days, one
-        that ended a day ago."""
-        place, request = self.folder / f"{name}.pem", self.folder / f"{name}.csr"
-        key, extra = place.with_suffix(".key"), self.folder / f"{name}.ext"
-        openssl("req", "-new", *_KEY, "-keyout", str(key), "-out", str(request), "-subj", f"/CN={name}")
-        extra.write_text(f"subjectAltName={','.join(names)}\n")
-        lasts = ["-days", str(days)] if days else ["-days", "-1"]
-        signer = ["-CA", str(self.ca), "-CAkey", self._key, "-CAcreateserial"]
-        openssl("x509", "-req", "-in", str(request), *signer, "-out", str(place), *lasts, "-extfile", str(extra))
-        return place
+_CONFIG = """
+[tls]
+certificate = "HOME/tls/server.pem"
+key = "HOME/tls/server.key"
+client_ca = "HOME/tls/authority.pem"
+without_client_certificate = ["127.0.0.1:0"]
+[access.certificates]
+"""
 
 
 class Guarded(Daemon):
     """Listens at the two default sockets, at one port with TLS and one that asks for certificates as well.
 
-    `certificates` says which roles which names have; tokens are made by `token`. `more` are tables of the
-    configuration.
+    `certificates` says which roles which names have; tokens are made by `token`. `more` are lines of the configuration.
     """
 
-    def __init__(self, *more: str, certificates: dict[str, list[str]] | None = None) -> None:
-        super().__init__()
+    def __init__(self, *more: str, certificates: Mapping[str, Sequence[str]] | None = None, endpoints: int = 0) -> None:
+        roles = [f'"{name}" = {json.dumps(roles)}' for name, roles in (certificates or {}).items()]
+        super().__init__(
+            environment={**os.environ, "EDGED_ACCESS_LOOPBACK": "", "PYTHONUNBUFFERED": "1"},
+            config=_CONFIG + "\n".join((*roles, *more)),
+            listen=("unix:HOME/edged.sock", "unix:HOME/operate.sock", "127.0.0.1:0", "localhost:0"),
+            endpoints=endpoints,
+        )
+        self._environment["RUNTIME_DIRECTORY"] = str(self.home)  # where the default sockets are
         self.authority = Authority(self.home / "tls")
-        self.server = self.authority.issue("server")
-        self.config = self.home / "edged.toml"
-        self._certificates = certificates or {}
-        self.write(*more)
-
-    def write(self, *more: str) -> None:
-        """The configuration."""
-        folder = self.home / "tls"
-        listen = [f"unix:{self.home}/edged.sock", f"unix:{self.home}/operate.sock", "127.0.0.1:0", "localhost:0"]
-        lines = [
-            f"listen = {json.dumps(listen)}",
-            "[tls]",
-            f'certificate = "{folder}/server.pem"',
-            f'key = "{folder}/server.key"',
-            f'client_ca = "{self.authority.ca}"',
-            'without_client_certificate = ["127.0.0.1:0"]',
-            "[access.certificates]",
-            *[f'"{name}" = {json.dumps(roles)}' for name, roles in self._certificates.items()],
-            *more,
-        ]
-        self.config.write_text("\n".join(lines))
-
-    def start(self) -> Guarded:
-        command = [sys.executable, "-m", "edged", "serve", "--config", str(self.config)]
-        command += ["--state", str(self.state), "--cache", str(self.cache)]
-        environment = {**os.environ, "RUNTIME_DIRECTORY": str(self.home), "PYTHONUNBUFFERED": "1"}
-        with self.log.open("a") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-        assert self._process.stdout is not None
-        self.addresses = []
-        while len(self.addresses) < self._awaited:
-            line = self._process.stdout.readline()
-            if not line.startswith("listening on "):
-                self.kill()
-                raise AssertionError(self.log.read_text())
-            self.addresses.append(line.split()[-1])
-        return self
-
-    _awaited = 4
+        self.server = self.authority.sign("server", *LOCAL)[0]
 
     @property
     def infer_socket(self) -> str:

@@ -1,24 +1,55 @@
-"""Calls of inference.GRPCInferenceService with our own messages."""
+"""Calls of the daemon's services with our own messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
+import pytest
+from google.protobuf.message_factory import GetMessageClass
 
+from edged.proto import cameras_pb2, operations_pb2
 from edged.proto import open_inference_pb2 as pb
+
+_METHODS = {
+    method.name: method
+    for module in (pb, cameras_pb2, operations_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
 
 
 def method(channel: Any, name: str) -> Any:
-    """A unary method of the service on a channel, blocking or not."""
-    return channel.unary_unary(
-        f"/inference.GRPCInferenceService/{name}",
-        request_serializer=getattr(pb, f"{name}Request").SerializeToString,
-        response_deserializer=getattr(pb, f"{name}Response").FromString,
+    """A method of inference.GRPCInferenceService, Cameras or Operations on a channel, blocking or not."""
+    found = _METHODS[name]
+    given, got = ("stream" if many else "unary" for many in (found.client_streaming, found.server_streaming))
+    return getattr(channel, f"{given}_{got}")(
+        f"/{found.containing_service.full_name}/{name}",
+        request_serializer=GetMessageClass(found.input_type).SerializeToString,
+        response_deserializer=GetMessageClass(found.output_type).FromString,
     )
+
+
+def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
+    """The status of a call that must fail, and its words, which are one short line."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*arguments, **options)
+    words = str(caught.value.details())
+    assert 0 < len(words) < 600
+    assert "\n" not in words
+    assert "Traceback" not in words
+    code: grpc.StatusCode = caught.value.code()
+    return code, words
+
+
+def tell(parameters: Any, **values: bool | int | str | float) -> None:
+    """Adds parameters as clients send them: whole numbers signed."""
+    fields = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+    for key, value in values.items():
+        setattr(parameters[key], fields[type(value)], value)
 
 
 def request(model: str, values: Any, name: str = "x", datatype: str = "FP32", **fields: Any) -> pb.ModelInferRequest:

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from edged.proto import cameras_pb2 as pb
 from tests.integration.daemon import Daemon
+from tests.integration.inference_calls import method
 
 _SIDE, _CELLS, _CAMERAS = 64, 84, 8
 
@@ -61,12 +62,7 @@ def test_cameras_that_go_together_get_their_own_boxes(batch: int | str, settings
     (folder.parent / "edged.toml").write_text(f'family = "ultralytics"\nbatch.wait_ms = "20"\n{settings}')
     with daemon, grpc.insecure_channel(daemon.unix) as channel:
         daemon.settled("bright")
-        detect = channel.stream_stream(
-            "/edged.v1.Cameras/Detect",
-            request_serializer=pb.Frame.SerializeToString,
-            response_deserializer=pb.Result.FromString,
-        )
-        results = list(detect(iter(_frames(40)), timeout=60))
+        results = list(method(channel, "Detect")(iter(_frames(40)), timeout=60))
     together = defaultdict(int)
     for result in results:
         assert not result.HasField("error"), result.error.message

@@ -19,19 +19,15 @@ from tests import models
 from tests.integration import bounded_models as bounded
 from tests.integration.bounded_models import EDGE, place
 from tests.integration.daemon import Daemon, is_running, wait_for
-from tests.integration.inference_calls import Calls, request
+from tests.integration.inference_calls import Calls, method, refusal, request
 
 _ENDLESS = 1e15
 _MARK_MB = 400
-_CONFIG = "[hosts]\nmemory_mb = 1500\noutput_mb = 64\n"
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    daemon = Daemon()
-    config = daemon.home / "edged.toml"
-    config.write_text(_CONFIG)
-    daemon._arguments = ("--config", str(config))
+    daemon = Daemon(config="[hosts]\nmemory_mb = 1500\noutput_mb = 64\n")
     place(daemon.models, "good", models.conv())
     place(daemon.models, "endless", bounded.endless(), limits__seconds="0.4")
     place(daemon.models, "patient", bounded.endless(), limits__seconds="60")
@@ -81,19 +77,9 @@ class Neighbour:
 
 def ask(daemon: Daemon, model: str, x: float, timeout: float = 60) -> pb.ModelInferResponse:
     with grpc.insecure_channel(daemon.unix, (("grpc.max_receive_message_length", -1),)) as channel:
-        call = channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelInferResponse.FromString,
-        )
-        answer: pb.ModelInferResponse = call(request(model, np.array([x], np.float32)), timeout=timeout)
+        asked = request(model, np.array([x], np.float32))
+        answer: pb.ModelInferResponse = method(channel, "ModelInfer")(asked, timeout=timeout)
         return answer
-
-
-def refusal(daemon: Daemon, model: str, x: float, timeout: float = 60) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.RpcError) as caught:
-        ask(daemon, model, x, timeout)
-    return caught.value.code(), caught.value.details()
 
 
 def floats(answer: pb.ModelInferResponse, index: int = 0) -> list[float]:
@@ -104,7 +90,7 @@ def test_a_request_is_stopped_at_its_limit_and_the_same_session_goes_on(daemon: 
     hosts = daemon.hosts()
     with Neighbour(daemon):
         for _ in range(2):
-            code, line = refusal(daemon, "endless", _ENDLESS)
+            code, line = refusal(ask, daemon, "endless", _ENDLESS)
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED
             assert "'endless'" in line
             assert "0.4 s" in line
@@ -115,7 +101,7 @@ def test_a_request_is_stopped_at_its_limit_and_the_same_session_goes_on(daemon: 
 
 def test_abandoned_request_is_stopped_before_its_limit(daemon: Daemon) -> None:
     hosts = daemon.hosts()
-    code, _ = refusal(daemon, "patient", _ENDLESS, timeout=0.5)
+    code, _ = refusal(ask, daemon, "patient", _ENDLESS, timeout=0.5)
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert floats(ask(daemon, "patient", 5, timeout=20)) == [5]
     assert daemon.hosts() == hosts
@@ -128,7 +114,7 @@ def test_an_output_beyond_its_limit_is_that_requests_error_and_never_reaches_the
 
     before = peak()
     with Neighbour(daemon):
-        code, line = refusal(daemon, "large", EDGE + (80 << 20) / 4)
+        code, line = refusal(ask, daemon, "large", EDGE + (80 << 20) / 4)
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "'large' are larger than 64 MiB" in line
     assert "limits.output_mb" in line
@@ -142,7 +128,7 @@ def test_memory_that_the_box_does_not_have_is_one_requests_error(daemon: Daemon)
     hosts = daemon.hosts()
     with Neighbour(daemon):
         for _ in range(3):
-            code, line = refusal(daemon, "greedy", EDGE + 1e10 / 4)
+            code, line = refusal(ask, daemon, "greedy", EDGE + 1e10 / 4)
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "memory" in line
             assert floats(ask(daemon, "greedy", 5)) == [5]
@@ -158,7 +144,7 @@ def test_outputs_that_are_not_finite_are_counted_or_refused_or_let_be(daemon: Da
         assert floats(ask(daemon, model, 1)) == [0]
     assert np.isnan(floats(ask(daemon, "counted", -1)))
     assert np.isnan(floats(ask(daemon, "ignored", -1)))
-    code, line = refusal(daemon, "refused", 0)
+    code, line = refusal(ask, daemon, "refused", 0)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "output 'y' of model 'refused' holds NaN or infinity" in line
     for model in ("counted", "refused"):
@@ -195,7 +181,7 @@ class Crasher:
 def _until_quarantined(daemon: Daemon, model: str) -> str:
     """The line that says so."""
     for _ in range(10):
-        code, line = refusal(daemon, model, _ENDLESS, timeout=90)
+        code, line = refusal(ask, daemon, model, _ENDLESS, timeout=90)
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             return line
         assert code is grpc.StatusCode.UNAVAILABLE, line
@@ -224,7 +210,7 @@ def test_a_model_that_kills_its_host_again_and_again_is_quarantined_alone_and_ov
         daemon.ready("good")
         wait_for(
             "it is quarantined still",
-            lambda: refusal(daemon, "killer", 5)[0] is grpc.StatusCode.FAILED_PRECONDITION,
+            lambda: refusal(ask, daemon, "killer", 5)[0] is grpc.StatusCode.FAILED_PRECONDITION,
         )
         with daemon.client() as client:
             list(client.rebuild("killer"))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from edged.api_types import CameraInfo
-from edged.client import Client
 from edged.shapes import MODEL_PATH
+from tests.integration.camera_box import CameraBox
 from tests.integration.mjpeg_camera import MjpegCamera
 from tests.unit.client_rtsp import RtspCamera
 
@@ -20,11 +15,6 @@ pytest.importorskip("av")
 pytestmark = pytest.mark.timeout(180)
 
 CONFIG = """
-listen = ["unix:{folder}/edged.sock"]
-state = "{folder}/state"
-cache = "{folder}/cache"
-[engines]
-build = "command"
 [models]
 shapes = "{model}"
 [cameras.yard]
@@ -39,29 +29,13 @@ model = "shapes"
 """
 
 
-class Box:
-    """A daemon with a camera over HTTP and one over RTSP."""
+class Box(CameraBox):
+    """A camera over HTTP and one over RTSP."""
 
-    def __init__(self, folder: Path, yard: MjpegCamera, gate: RtspCamera) -> None:
-        self.yard, self.log = yard, folder / "log"
-        config = folder / "edged.toml"
-        config.write_text(CONFIG.format(folder=folder, model=MODEL_PATH, mjpeg=yard.url, rtsp=gate.url))
-        with self.log.open("wb") as log:
-            command = [sys.executable, "-m", "edged", "serve", "--config", str(config)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        self.client = Client(f"unix:{folder}/edged.sock")
-
-    def camera(self, name: str) -> CameraInfo:
-        return next(each for each in self.client.cameras() if each.camera == name)
-
-    def alarms(self, name: str) -> list[str]:
-        return [alarm.kind for alarm in self.client.status().alarms if alarm.camera == name]
-
-    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, self.log.read_text()[-4000:]
-            time.sleep(0.1)
+    def __init__(self, yard: MjpegCamera, gate: RtspCamera) -> None:
+        config = CONFIG.format(model=MODEL_PATH, mjpeg=yard.url, rtsp=gate.url)
+        super().__init__(builds=False, config=config)
+        self.yard = yard
 
     def streams_well(self) -> None:
         self.yard.behaviour = "moves"
@@ -69,17 +43,10 @@ class Box:
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    with MjpegCamera() as yard, RtspCamera(100) as gate:
-        made = Box(tmp_path_factory.mktemp("box"), yard, gate)
-        try:
-            made.until(lambda: b"listening on" in made.log.read_bytes())
-            made.streams_well()
-            yield made
-        finally:
-            made.client.close()
-            made.process.terminate()
-            made.process.wait(30)
+def box() -> Iterator[Box]:
+    with MjpegCamera() as yard, RtspCamera(100) as gate, Box(yard, gate).running() as made:
+        made.streams_well()
+        yield made
 
 
 def test_dark_camera_is_an_alarm_until_it_sees_again(box: Box) -> None:
@@ -121,5 +88,5 @@ def test_rtsp_camera_that_hangs_up_is_opened_again(box: Box) -> None:
 
 
 def test_passwords_are_neither_told_nor_logged(box: Box) -> None:
-    assert "secret" not in "".join(str(each.json()) for each in box.client.cameras())
+    assert "secret" not in "".join(str(each.json()) for each in box.api.cameras())
     assert "secret" not in box.log.read_text()

@@ -12,6 +12,7 @@ import pytest
 from edged.proto import cameras_pb2 as pb
 from edged.shapes import Scene
 from tests.integration.daemon import Daemon
+from tests.integration.inference_calls import method, refusal
 
 _PICTURE = Scene(5).frame(0)[0]  # 640 x 480
 _TURNS = {90: cv2.ROTATE_90_COUNTERCLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_CLOCKWISE}
@@ -27,13 +28,8 @@ def jpeg(picture: np.ndarray) -> bytes:
     return cv2.imencode(".png", picture)[1].tobytes()
 
 
-def detect(channel: grpc.Channel, **frame: object) -> pb.Result:
-    call = channel.unary_unary(
-        "/edged.v1.Cameras/DetectOne",
-        request_serializer=pb.Frame.SerializeToString,
-        response_deserializer=pb.Result.FromString,
-    )
-    answer: pb.Result = call(pb.Frame(model="shapes", **frame), timeout=30)
+def detect(channel: grpc.Channel, timeout: float = 30, **frame: object) -> pb.Result:
+    answer: pb.Result = method(channel, "DetectOne")(pb.Frame(model="shapes", **frame), timeout=timeout)
     return answer
 
 
@@ -79,18 +75,11 @@ def test_a_region_is_looked_at_alone_and_its_boxes_are_in_pixels_of_the_whole_pi
 )
 def test_invalid_arguments_are_refused_in_one_line(channel: grpc.Channel, frame: dict[str, object], words: str) -> None:
     picture = {} if "raw" in frame else {"encoded": jpeg(_PICTURE)}
-    with pytest.raises(grpc.RpcError) as refusal:
-        detect(channel, **picture, **frame)
-    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
-    assert words in refusal.value.details()  # type: ignore[attr-defined]
+    code, line = refusal(detect, channel, **picture, **frame)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in line
 
 
 def test_infer_past_its_deadline_is_deadline_exceeded(channel: grpc.Channel) -> None:
-    call = channel.unary_unary(
-        "/edged.v1.Cameras/DetectOne",
-        request_serializer=pb.Frame.SerializeToString,
-        response_deserializer=pb.Result.FromString,
-    )
-    with pytest.raises(grpc.RpcError) as refusal:
-        call(pb.Frame(model="shapes", encoded=jpeg(_PICTURE)), timeout=1e-6)
-    assert refusal.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    code, _ = refusal(detect, channel, timeout=1e-6, encoded=jpeg(_PICTURE))
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -22,6 +22,7 @@ from edged.proto import cameras_pb2 as pb
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
+from tests.integration.inference_calls import method
 
 pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every engine to be built
 
@@ -32,12 +33,10 @@ _PICTURES = [_SCENE.frame(index)[0] for index in range(10)]
 class EndpointDaemon(Daemon):
     """A daemon with the ZeroMQ endpoints open."""
 
-    def __init__(self, *arguments: str) -> None:
-        super().__init__(builds=False)
+    def __init__(self) -> None:
+        config = '[zmq]\nframes = "ipc://HOME/zmq/frames"\npublish = "ipc://HOME/zmq/publish"\n'
+        super().__init__("--model", f"shapes={MODEL_PATH}", builds=False, config=config)
         self.frames, self.publish = f"ipc://{self.home}/zmq/frames", f"ipc://{self.home}/zmq/publish"
-        config = self.home / "edged.toml"
-        config.write_text(f'[zmq]\nframes = "{self.frames}"\npublish = "{self.publish}"\n')
-        self._arguments = ("--model", f"shapes={MODEL_PATH}", "--config", str(config), *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +192,7 @@ def test_a_stream_of_arrays_goes_through_shared_memory_with_the_same_results(dae
 
 def detect(target: str, frames: list[pb.Frame]) -> list[pb.Result]:
     with grpc.insecure_channel(target) as channel:
-        call = channel.stream_stream(
-            "/edged.v1.Cameras/Detect",
-            request_serializer=pb.Frame.SerializeToString,
-            response_deserializer=pb.Result.FromString,
-        )
-        return list(call(iter(frames), timeout=60))
+        return list(method(channel, "Detect")(iter(frames), timeout=60))
 
 
 def test_announcements_that_cannot_be_are_answered_by_errors_and_the_stream_goes_on(daemon: EndpointDaemon) -> None:

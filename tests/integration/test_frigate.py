@@ -30,11 +30,9 @@ class FrigateDaemon(Daemon):
     """A daemon with an endpoint for Frigate; `settings` are lines of its [frigate] table."""
 
     def __init__(self, *arguments: str, settings: str = "", endpoint: str = "") -> None:
-        super().__init__(*arguments, "--config", "", builds=False)
-        self.endpoint = endpoint or f"ipc://{self.home}/frigate/detector"
-        config = self.home / "edged.toml"
-        config.write_text(f'[frigate]\nendpoint = "{self.endpoint}"\n{settings}\n')
-        self._arguments = (*arguments, "--config", str(config))
+        place = endpoint or "ipc://HOME/frigate/detector"
+        super().__init__(*arguments, builds=False, config=f'[frigate]\nendpoint = "{place}"\n{settings}\n')
+        self.endpoint = place.replace("HOME", str(self.home))
 
     def output(self, words: str) -> bool:
         return words in self.log.read_text()

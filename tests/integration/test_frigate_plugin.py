@@ -70,10 +70,9 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_frigates_own_plugin_gets_the_boxes_of_grpc(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = plugin(monkeypatch)
-    daemon = Daemon("--model", f"shapes={MODEL_PATH}", builds=False)
-    endpoint, config = f"ipc://{daemon.home}/frigate", daemon.home / "edged.toml"
-    config.write_text(f'[frigate]\nendpoint = "{endpoint}"\n')
-    daemon._arguments = (*daemon._arguments, "--config", str(config))
+    config = '[frigate]\nendpoint = "ipc://HOME/frigate"\n'
+    daemon = Daemon("--model", f"shapes={MODEL_PATH}", builds=False, config=config)
+    endpoint = f"ipc://{daemon.home}/frigate"
     picture = Scene(5, _SIDE, _SIDE).frame(0)[0]
     rgb = np.ascontiguousarray(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)[None])
     tensor = rgb if dtype == "uint8" else np.ascontiguousarray(rgb.transpose(0, 3, 1, 2)).astype(np.float32) / 255

@@ -21,19 +21,10 @@ from tests.integration.asking import Status, check, infer, model_ready, put
 from tests.integration.daemon import Daemon, wait_for
 
 
-class Asked(Daemon):
-    """A daemon that probes every second and gives an engine two seconds for an answer."""
-
-    def __init__(self, probe_seconds: float = 1.0) -> None:
-        super().__init__()
-        config = self.home / "edged.toml"
-        config.write_text(f"[health]\nprobe_seconds = {probe_seconds}\n[hosts]\njob_seconds = 2.0\n")
-        self._arguments = ("--config", str(config))
-
-
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Asked() as daemon:
+    """A daemon that probes every second and gives an engine two seconds for an answer."""
+    with Daemon(config="[health]\nprobe_seconds = 1.0\n[hosts]\njob_seconds = 2.0\n") as daemon:
         yield daemon
 
 

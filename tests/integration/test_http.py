@@ -37,19 +37,12 @@ _JPEG = cv2.imencode(".jpg", _PICTURE)[1].tobytes()
 class HttpDaemon(Daemon):
     """A daemon that listens for HTTP, too."""
 
-    def __init__(self, listen: str, *arguments: str, body_mb: int = 4) -> None:
-        super().__init__(builds=False)
-        config = self.home / "edged.toml"
-        config.write_text(f'[http]\nlisten = "{listen.format(home=self.home)}"\nbody_mb = {body_mb}\n')
-        self._arguments = ("--config", str(config), *arguments)
-        self.web = ""
+    def __init__(self, listen: str, *arguments: str) -> None:
+        super().__init__(*arguments, builds=False, config=f'[http]\nlisten = "{listen}"\nbody_mb = 4\n', endpoints=1)
 
-    def start(self) -> HttpDaemon:
-        super().start()
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self.web = self._process.stdout.readline().split()[-1]
-        return self
+    @property
+    def web(self) -> str:
+        return self.addresses[2]
 
     def connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.web.removeprefix("http://"), timeout=30)
@@ -247,7 +240,7 @@ def test_commands_of_the_http_page_work(daemon: HttpDaemon, tmp_path: Path) -> N
 
 
 def test_over_a_unix_socket_shared_memory_works_both_ways() -> None:
-    with HttpDaemon("unix:{home}/http.sock") as daemon:
+    with HttpDaemon("unix:HOME/http.sock") as daemon:
         onnx_files.identity(daemon.models / "id.onnx", "FP32")
         daemon.ready("id")
         path = daemon.web.removeprefix("http+unix:")

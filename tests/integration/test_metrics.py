@@ -8,7 +8,6 @@ import shutil
 import signal
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -24,30 +23,16 @@ from tests.integration.daemon import Daemon, wait_for
 class Scraped(Daemon):
     """A daemon with a listener for Prometheus."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        config = self.home / "edged.toml"
-        config.write_text('[metrics]\nlisten = "127.0.0.1:0"\n')
-        self._arguments = ("--config", str(config))
-
-    def start(self) -> Scraped:
-        super().start()
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self.metrics = self._process.stdout.readline().split()[-1]
-        return self
-
     def now(self) -> Samples:
-        return scrape(self.metrics)
+        return scrape(self.addresses[2])
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Scraped]:
-    with Scraped() as started:
-        assert isinstance(started, Scraped)
-        daemon = started
+    with Scraped(config='[metrics]\nlisten = "127.0.0.1:0"\n', endpoints=1) as daemon:
         with daemon.client() as client:
-            client.add_model("one", _saved(daemon), {"backends": "onnxruntime", "threads": "1"})
+            narrow = models.save(models.matmul(5, 4), daemon.home / "narrow.onnx")
+            client.add_model("one", narrow, {"backends": "onnxruntime", "threads": "1"})
             daemon.settled("one")
             client.add_model("shapes", MODEL_PATH, {"backends": "tensorrt"})  # only the reference: nothing is built
         daemon.ready("shapes")
@@ -109,12 +94,10 @@ def test_scrape_killed_host_is_counted_and_models_recover(daemon: Scraped) -> No
     wait_for("every model answers", again)
 
 
-def _saved(daemon: Scraped) -> Path:
-    return models.save(models.matmul(5, 4), daemon.home / "narrow.onnx")
-
-
 def test_scrape_openmetrics_if_accepted(daemon: Scraped) -> None:
-    request = urllib.request.Request(daemon.metrics, headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    request = urllib.request.Request(
+        daemon.addresses[2], headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
     with urllib.request.urlopen(request, timeout=20) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
         assert answer.read().endswith(b"# EOF\n")

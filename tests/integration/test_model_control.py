@@ -18,8 +18,7 @@ from edged.proto import model_config_pb2 as mc
 from edged.proto import open_inference_pb2 as pb
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
-
-_SECONDS = 60.0
+from tests.integration.inference_calls import method, refusal
 
 
 class Calls:
@@ -31,15 +30,9 @@ class Calls:
     def close(self) -> None:
         self._channel.close()
 
-    def __call__(self, method: str, **fields: Any) -> Any:
-        request: type[Message] = getattr(pb, f"{method}Request", None) or pb.ModelInferRequest
-        response: type[Message] = getattr(pb, f"{method}Response")
-        call = self._channel.unary_unary(
-            f"/inference.GRPCInferenceService/{method}",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=response.FromString,
-        )
-        return call(request(**fields), timeout=_SECONDS)
+    def __call__(self, name: str, /, **fields: Any) -> Any:
+        request: type[Message] = getattr(pb, f"{name}Request")
+        return method(self._channel, name)(request(**fields), timeout=60)
 
     def scaled(self, name: str, version: str = "") -> tuple[float, str]:
         """What the model multiplies by, and the version that says so."""
@@ -60,13 +53,9 @@ class Calls:
 
 def refused(code: grpc.StatusCode, call: Callable[[], object]) -> str:
     """The one line of a call's refusal, with that code."""
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    assert caught.value.code() is code, caught.value.details()
-    details = str(caught.value.details())
-    assert "\n" not in details
-    assert "Traceback" not in details
-    return details
+    found, line = refusal(call)
+    assert found is code, line
+    return line
 
 
 def scale(folder: Path, version: int, factor: float | None = None) -> Path:
@@ -79,18 +68,9 @@ def scale(folder: Path, version: int, factor: float | None = None) -> Path:
 
 
 @contextmanager
-def serving(daemon: Daemon, config: str = "") -> Iterator[Calls]:
-    if config:
-        (daemon.home / "edged.toml").write_text(config)
+def serving(daemon: Daemon) -> Iterator[Calls]:
     with daemon, closing(Calls(daemon)) as calls:
         yield calls
-
-
-def configured(text: str) -> tuple[Daemon, str]:
-    """A daemon that reads a configuration of that text."""
-    daemon = Daemon(builds=False)
-    daemon._arguments = ("--config", str(daemon.home / "edged.toml"))
-    return daemon, text
 
 
 NOT_FOUND, INVALID = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT
@@ -313,10 +293,10 @@ def test_a_model_without_a_configuration_has_one_all_the_same() -> None:
 
 @pytest.mark.long
 def test_models_are_loaded_and_unloaded_by_command() -> None:
-    daemon, config = configured('model_control = "explicit"\nstartup_models = ["first"]\n')
+    daemon = Daemon(builds=False, config='model_control = "explicit"\nstartup_models = ["first"]\n')
     for name in ("first", "m"):
         scale(daemon.models / name, 1)
-    with serving(daemon, config) as ask:
+    with serving(daemon) as ask:
         daemon.ready("first")
         assert ask.index() == {("first", "1"): ("READY", ""), ("m", ""): ("UNAVAILABLE", "it is not loaded")}
         refused(NOT_FOUND, lambda: ask.scaled("m"))
@@ -342,10 +322,10 @@ def test_models_are_loaded_and_unloaded_by_command() -> None:
 
 @pytest.mark.long
 def test_model_loads_from_files_of_the_request_and_reloads_from_disk() -> None:
-    daemon, config = configured('model_control = "explicit"\n')
+    daemon = Daemon(builds=False, config='model_control = "explicit"\n')
     other = scale(daemon.home / "other", 7).read_bytes()
     scale(daemon.models / "m", 1)
-    with serving(daemon, config) as ask:
+    with serving(daemon) as ask:
         ask.load("m")
         assert ask.scaled("m") == (1.0, "1")
         ask.load("m", {"version_policy": {"all": {}}}, **{"7/model.onnx": other, "8/model.onnx": other})
@@ -382,8 +362,8 @@ def test_model_loads_from_files_of_the_request_and_reloads_from_disk() -> None:
 
 
 def test_commands_that_make_no_sense_are_refused() -> None:
-    daemon, config = configured('model_control = "explicit"\n')
-    with serving(daemon, config) as ask:
+    daemon = Daemon(builds=False, config='model_control = "explicit"\n')
+    with serving(daemon) as ask:
         parameters = {"wibble": pb.ModelRepositoryParameter(string_param="x")}
         for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
             call = lambda **more: ask(method, model_name="m", **more)  # noqa: B023, E731
@@ -409,9 +389,9 @@ def test_a_daemon_that_follows_the_disk_takes_no_commands_to_load(daemon: Daemon
 
 
 def test_model_control_none_ignores_later_changes() -> None:
-    daemon, config = configured('model_control = "none"\n')
+    daemon = Daemon(builds=False, config='model_control = "none"\n')
     scale(daemon.models / "m", 1)
-    with serving(daemon, config) as ask:
+    with serving(daemon) as ask:
         daemon.ready("m")
         scale(daemon.models / "m", 2)
         scale(daemon.models / "late", 1)

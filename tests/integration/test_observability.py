@@ -24,14 +24,15 @@ if "edged.host.main" in sys.orig_argv:
 """
 
 
+def _config(form: str, level: str = "info") -> str:
+    return f'[metrics]\nlisten = "127.0.0.1:0"\n[log]\nformat = "{form}"\nlevel = "{level}"\n'
+
+
 class Observed(Daemon):
     """A daemon with metrics that logs JSON and whose hosts print a line."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.file = self.home / "edged.toml"
-        self.configure("json")
-        self._arguments = ("--config", str(self.file))
+        super().__init__(config=_config("json"), endpoints=1)
         (self.home / "site").mkdir()
         (self.home / "site" / "sitecustomize.py").write_text(_TALKER)
         # A systemd that runs this test sets it for its own standard error.
@@ -39,15 +40,9 @@ class Observed(Daemon):
         path = [str(self.home / "site"), *environment.get("PYTHONPATH", "").split(":")]
         self._environment = {**environment, "PYTHONPATH": ":".join(filter(None, path))}
 
-    def configure(self, form: str, level: str = "info") -> None:
-        self.file.write_text(f'[metrics]\nlisten = "127.0.0.1:0"\n[log]\nformat = "{form}"\nlevel = "{level}"\n')
-
-    def start(self) -> Observed:
-        super().start()
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self.metrics = self._process.stdout.readline().split()[-1]
-        return self
+    @property
+    def metrics(self) -> str:
+        return self.addresses[2]
 
     def lines(self) -> list[dict[str, str]]:
         """Lines of JSON; ValueError if one is something else."""
@@ -57,7 +52,6 @@ class Observed(Daemon):
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Observed]:
     with Observed() as started:
-        assert isinstance(started, Observed)
         with started.client() as client:
             small = models.save(models.matmul(5, 4), started.home / "small.onnx")
             client.add_model("small", small, {"backends": "onnxruntime", "threads": "1"})
@@ -129,13 +123,13 @@ def test_reload_changes_format_and_level_of_the_log(daemon: Observed) -> None:
         return daemon.log.read_text()[before:]
 
     with daemon.client() as client:
-        daemon.configure("text", "warning")
+        daemon.config.write_text(_config("text", "warning"))
         client.reload()
         for pid in daemon.hosts():
             os.kill(pid, signal.SIGKILL)
         wait_for("the loss is logged as text", lambda: " W edged.engines: engine host " in since())
         text = [line for line in since().splitlines() if not line.startswith("{")]
         assert not [line for line in text if " I edged" in line]
-        daemon.configure("json")
+        daemon.config.write_text(_config("json"))
         client.reload()
     assert '"message":"reloaded: log' in since()

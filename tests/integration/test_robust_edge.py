@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from tests.fuzz import goods, http2
 from tests.fuzz.live import FuzzedDaemon
 from tests.fuzz.tally import Figures
 from tests.integration.daemon import wait_for
+from tests.integration.inference_calls import refusal
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -52,7 +52,6 @@ def is_as_before(daemon: FuzzedDaemon) -> Iterator[None]:
     wait_for("its descriptors are as before", lambda: Figures.of(daemon.pid).descriptors <= before.descriptors + 6, 30)
     wait_for("its memory is as before", lambda: Figures.of(daemon.pid).resident <= before.resident + 100, 30)
     log = daemon.log.read_text(errors="replace")
-    assert "unexpected error" not in log
     assert "unexpected error" not in log
 
 
@@ -99,46 +98,6 @@ def camera(daemon: FuzzedDaemon) -> Iterator[Camera]:
         found.goes_on()
 
 
-def status(call: object) -> grpc.StatusCode:
-    with pytest.raises(grpc.RpcError) as caught:
-        call()  # type: ignore[operator]
-    code: grpc.StatusCode = caught.value.code()  # type: ignore[attr-defined]
-    return code
-
-
-# -- limits ---------------------------------------------------------------------------------------------------------
-
-
-def test_metadata_has_a_limit_and_the_connection_goes_on(daemon: FuzzedDaemon) -> None:
-    with daemon.channel() as channel:
-        live = channel.unary_unary(_LIVE)
-        assert live(b"", metadata=[("x-note", "v" * 8000)], timeout=20)
-        for size in (20_000, 200_000):
-            code = status(lambda size=size: live(b"", metadata=[("x-note", "v" * size)], timeout=20))
-            assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-        assert live(b"", timeout=20)
-
-
-def test_a_message_has_a_limit_and_the_connection_goes_on(daemon: FuzzedDaemon) -> None:
-    with daemon.channel() as channel:
-        infer = channel.unary_unary(_INFER)
-        assert status(lambda: infer(bytes((32 << 20) + 1), timeout=30)) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert infer(goods.truth().SerializeToString(), timeout=20)
-
-
-@pytest.mark.parametrize("packed", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_compressed_message_is_refused_and_the_connection_goes_on(
-    daemon: FuzzedDaemon, packed: grpc.Compression
-) -> None:
-    with daemon.channel() as channel:
-        infer = channel.unary_unary(_INFER)
-        before = Figures.of(daemon.pid).resident
-        code = status(lambda: infer(bytes(31 << 20), timeout=30, compression=packed))
-        assert code is grpc.StatusCode.UNIMPLEMENTED
-        assert Figures.of(daemon.pid).resident < before + 20
-        assert infer(goods.truth().SerializeToString(), timeout=20)
-
-
 @pytest.mark.parametrize("path", [_INFER, _STREAM])
 def test_message_that_is_costly_to_parse_is_refused_at_once(daemon: FuzzedDaemon, camera: Camera, path: str) -> None:
     hollow = b"\x2a\x00" * (15 << 20)
@@ -147,89 +106,12 @@ def test_message_that_is_costly_to_parse_is_refused_at_once(daemon: FuzzedDaemon
             (answer,) = channel.stream_stream(path)(iter([hollow]), timeout=30)
             assert inference.ModelStreamInferResponse.FromString(answer).error_message
         else:
-            infer = channel.unary_unary(path)
-            assert status(lambda: infer(hollow, timeout=30)) is grpc.StatusCode.INVALID_ARGUMENT
+            code, _ = refusal(channel.unary_unary(path), hollow, timeout=30)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
     camera.goes_on()
-
-
-def test_connection_announces_its_stream_limit(daemon: FuzzedDaemon) -> None:
-    with http2.greeted(daemon.unix) as connection:
-        connection.settimeout(5)
-        kind, _, _, payload = next(http2.frames(connection))
-    assert kind == http2.SETTINGS
-    reported = dict(struct.iter_unpack(">HI", payload))
-    assert reported[3] == 1024
-
-
-def test_flood_of_pings_closes_the_connection_and_frequent_pings_do_not(daemon: FuzzedDaemon, camera: Camera) -> None:
-    with http2.greeted(daemon.unix) as connection:
-        connection.sendall(b"".join(http2.ping(number) for number in range(5000)))
-        connection.settimeout(10)
-        assert http2.GOAWAY in [kind for kind, *_ in http2.frames(connection)]
-    with http2.greeted(daemon.unix) as connection:
-        for number in range(15):  # as a client of Triton with a keepalive of 100 ms
-            connection.sendall(http2.ping(number))
-            time.sleep(0.1)
-        connection.settimeout(0.5)
-        kinds = [kind for kind, *_ in http2.frames(connection)]
-    assert kinds.count(http2.PING) >= 15
-    assert http2.GOAWAY not in kinds
-
-
-@pytest.mark.parametrize("way", ["unix", "tcp"])
-def test_a_method_whose_name_is_no_text_costs_no_listener(daemon: FuzzedDaemon, way: str) -> None:
-    address = daemon.unix if way == "unix" else daemon.tcp
-    for _ in range(3):
-        headers = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/\xf8"), (b"te", b"trailers")]
-        headers += [(b":authority", b"edged"), (b"content-type", b"application/grpc")]
-        output = http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.block(headers)) + http2.message(1, b"")
-        with contextlib.suppress(OSError), http2.greeted(address, output) as connection:
-            connection.settimeout(0.5)
-            list(http2.frames(connection))
-        with contextlib.suppress(grpc.RpcError):
-            daemon.truth()
-    wait_for("it answers there", lambda: _answers(daemon, address))
 
 
 # -- floods ---------------------------------------------------------------------------------------------------------
-
-
-def test_streams_that_are_reset_at_once_cost_nothing_that_lasts(daemon: FuzzedDaemon, camera: Camera) -> None:
-    body = goods.truth().SerializeToString()
-    for _ in range(20):
-        output = b"".join(
-            http2.call(stream, _INFER) + http2.message(stream, body) + http2.reset(stream)
-            for stream in range(1, 1001, 2)
-        )
-        with contextlib.suppress(OSError), http2.greeted(daemon.unix, output):
-            pass
-    camera.goes_on()
-
-
-@pytest.mark.long
-def test_headers_that_never_end_are_cut_off_and_a_camera_goes_on(daemon: FuzzedDaemon, camera: Camera) -> None:
-    endless = http2.frame(http2.CONTINUATION, 0, 1, http2.block([(b"x-a", b"v" * 60)]) * 200) * 4
-    for _ in range(3):
-        with http2.greeted(daemon.tcp, http2.call(1, "/a/b", flags=0)) as connection:
-            assert _is_cut_off(connection, endless)
-    camera.goes_on()
-
-
-@pytest.mark.long
-def test_connections_without_a_request_are_closed(daemon: FuzzedDaemon, camera: Camera) -> None:
-    """Silent ones, half a preface, a preface without settings, a TLS hello that goes on no further."""
-    beginnings = (b"", http2.PREFACE[:10], http2.PREFACE, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
-    with contextlib.ExitStack() as ends:
-        silent = []
-        for output in beginnings * 4:
-            silent += [ends.enter_context(http2.connect(address)) for address in (daemon.unix, daemon.tcp)]
-            for connection in silent[-2:]:
-                connection.sendall(output)
-        camera.goes_on()
-        for connection in silent:
-            connection.settimeout(40)
-            while connection.recv(1 << 16):  # TimeoutError where it stays open
-                pass
 
 
 @pytest.mark.parametrize("way", ["unix", "tcp"])
@@ -323,17 +205,6 @@ def test_messages_as_large_as_may_be_are_given_back(daemon: FuzzedDaemon, camera
         process.stdout.close()
     print(f"{path}: {before} before, {peak} MiB at most")
     assert peak < before.resident + 900  # 240 MiB of messages, and copies of each on its way
-
-
-def _is_cut_off(connection: socket.socket, data: bytes, seconds: float = 60.0) -> bool:
-    """Whether the other end closes a connection on which the same is sent again and again."""
-    ends = time.monotonic() + seconds
-    try:
-        while time.monotonic() < ends:
-            connection.sendall(data)
-    except OSError:
-        return True
-    return False
 
 
 def _large() -> inference.ModelInferRequest:

@@ -16,6 +16,7 @@ import pytest
 from edged.proto import cameras_pb2 as pb
 from edged.shapes import Scene
 from tests.integration.daemon import Daemon, wait_for
+from tests.integration.inference_calls import method
 from tests.overload import resident_kb
 
 _JPEG = cv2.imencode(".jpg", Scene(3).frame(0)[0])[1].tobytes()
@@ -106,12 +107,7 @@ def test_a_client_that_stops_for_a_while_comes_back_to_the_newest_frame(daemon: 
         pause.wait(30)
 
     with grpc.insecure_channel(daemon.unix) as channel:
-        detect = channel.stream_stream(
-            "/edged.v1.Cameras/Detect",
-            request_serializer=pb.Frame.SerializeToString,
-            response_deserializer=pb.Result.FromString,
-        )
-        results = detect(frames(), timeout=60)
+        results = method(channel, "Detect")(frames(), timeout=60)
         got = [next(results)]
         time.sleep(1.5)
         pause.set()

@@ -20,6 +20,7 @@ import pytest
 
 from edged.proto import open_inference_pb2 as pb
 from tests.integration.daemon import Daemon, wait_for
+from tests.integration.inference_calls import method, tell
 
 RATE, WINDOW = 16000, 512
 PACKAGE = importlib.util.find_spec("silero_vad")
@@ -70,19 +71,12 @@ def request(window: np.ndarray, model: str = "voice", **parameters: Any) -> pb.M
     message.inputs.add(name="input", datatype="FP32", shape=window.shape)
     message.inputs.add(name="sr", datatype="INT64")
     message.raw_input_contents.extend([window.tobytes(), np.int64(RATE).tobytes()])
-    for key, value in parameters.items():
-        field = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
-        setattr(message.parameters[key], field, value)
+    tell(message.parameters, **parameters)
     return message
 
 
 def infer(channel: grpc.Channel, message: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    call = channel.unary_unary(
-        "/inference.GRPCInferenceService/ModelInfer",
-        request_serializer=pb.ModelInferRequest.SerializeToString,
-        response_deserializer=pb.ModelInferResponse.FromString,
-    )
-    answer: pb.ModelInferResponse = call(message, timeout=60)
+    answer: pb.ModelInferResponse = method(channel, "ModelInfer")(message, timeout=60)
     return answer
 
 
@@ -115,18 +109,14 @@ def test_each_answer_depends_on_the_windows_before_it(channel: grpc.Channel, mod
 
 def test_sequences_have_states_of_their_own_over_a_stream(channel: grpc.Channel) -> None:
     calls = {"one": sound(1, 10), "two": -0.3 * sound(1, 10)[::-1]}
-    call = channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        request_serializer=pb.ModelInferRequest.SerializeToString,
-        response_deserializer=pb.ModelStreamInferResponse.FromString,
-    )
     requests = [
         request(windows[index], sequence_id=name, sequence_start=index == 0)
         for index in range(10)
         for name, windows in calls.items()
     ]
     said: dict[str, list[np.ndarray]] = {"one": [], "two": []}
-    for name, response in zip(list(calls) * 10, call(iter(requests), timeout=60), strict=True):
+    responses = method(channel, "ModelStreamInfer")(iter(requests), timeout=60)
+    for name, response in zip(list(calls) * 10, responses, strict=True):
         assert not response.error_message
         said[name].append(output(response.infer_response))
     for name, windows in calls.items():

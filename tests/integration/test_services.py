@@ -13,6 +13,7 @@ from edged.proto import cameras_pb2 as pb
 from edged.shapes import Scene, match
 from edged.shapes.matching import Prediction
 from tests.integration.daemon import Daemon
+from tests.integration.inference_calls import method
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +35,7 @@ def test_reflection_lists_every_service(channel: grpc.Channel) -> None:
 
 
 def detect(channel: grpc.Channel, frame: pb.Frame) -> pb.Result:
-    call = channel.unary_unary(
-        "/edged.v1.Cameras/DetectOne",
-        request_serializer=pb.Frame.SerializeToString,
-        response_deserializer=pb.Result.FromString,
-    )
-    answer: pb.Result = call(frame, timeout=20)
+    answer: pb.Result = method(channel, "DetectOne")(frame, timeout=20)
     return answer
 
 
@@ -98,12 +94,7 @@ def test_one_stream_carries_many_cameras_each_in_order(channel: grpc.Channel) ->
             for camera in sent:
                 yield pb.Frame(camera=camera, sequence=sequence, model="shapes", encoded=encoded)
 
-    call = channel.stream_stream(
-        "/edged.v1.Cameras/Detect",
-        request_serializer=pb.Frame.SerializeToString,
-        response_deserializer=pb.Result.FromString,
-    )
-    results = list(call(frames(), timeout=60))
+    results = list(method(channel, "Detect")(frames(), timeout=60))
     for camera, count in sent.items():
         mine = [r for r in results if r.camera == camera]
         assert [r.sequence for r in mine] == sorted(r.sequence for r in mine)

@@ -195,9 +195,8 @@ def test_shared_memory_over_tcp_is_refused(daemon: Daemon) -> None:
 
 
 @pytest.mark.long
-def test_shared_memory_over_tcp_works_if_allowed(tmp_path: Path) -> None:
-    (tmp_path / "edged.toml").write_text("allow_shared_memory_over_tcp = true\n")
-    daemon = Daemon("--config", str(tmp_path / "edged.toml"), builds=False)
+def test_shared_memory_over_tcp_works_if_allowed() -> None:
+    daemon = Daemon(builds=False, config="allow_shared_memory_over_tcp = true\n")
     triton_models.simple(daemon.models)
     with daemon:
         daemon.ready("simple")

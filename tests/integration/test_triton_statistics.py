@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 from edged.proto import open_inference_pb2 as pb
 from tests import models
 from tests.integration.daemon import Daemon, wait_for
-from tests.integration.inference_calls import Calls, method, request
+from tests.integration.inference_calls import Calls, method, refusal, request
 
 _PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 
@@ -82,9 +82,7 @@ def test_statistics_without_a_name_list_every_model_and_version(calls: Calls) ->
 
 @pytest.mark.parametrize(("name", "version"), [("nobody", ""), ("rows", "2"), ("nobody", "1")])
 def test_statistics_of_an_unknown_model_are_not_found(calls: Calls, name: str, version: str) -> None:
-    with pytest.raises(grpc.RpcError) as refused:
-        calls.statistics(name, version)
-    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert refusal(calls.statistics, name, version)[0] is grpc.StatusCode.NOT_FOUND
 
 
 def test_requests_of_a_batch_count_their_rows(calls: Calls) -> None:
@@ -215,11 +213,6 @@ def _streamed(daemon: Daemon, model: str, rows: int) -> int:
     message = request(model, _indices(rows), datatype="INT64")
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     with grpc.insecure_channel(daemon.unix) as channel:
-        call = channel.stream_stream(
-            "/inference.GRPCInferenceService/ModelStreamInfer",
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelStreamInferResponse.FromString,
-        )
-        responses = list(call(iter([message]), timeout=60))
+        responses = list(method(channel, "ModelStreamInfer")(iter([message]), timeout=60))
     assert [each.error_message for each in responses] == [""] * len(responses)
     return len(responses)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from edged.api.auth.limits import Bounds, Budget, ClientLimits, Usage
 from edged.errors import ClientLimited
-from tests.waiting import run, until
+from tests.waiting import until
 
 BOUNDS = Bounds(streams=2, requests=3, size=100, rate=10.0)
 
@@ -91,100 +90,86 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def play(scene: Callable[[Budget], Awaitable[None]], total: int = 4, each: int = 4) -> None:
-    run(scene(Budget(total, each, refused_after=0.0)))  # type: ignore[arg-type]
+def budget_of(total: int = 4, each: int = 4) -> Budget:
+    return Budget(total, each, refused_after=0.0)
 
 
 @pytest.mark.parametrize("sizes", [{"a": 4, "b": 4}, {"a": 50}])
-def test_take_within_the_budget_or_alone_does_not_wait(sizes: dict[str, int]) -> None:
-    async def scene(budget: Budget) -> None:
-        for client, size in sizes.items():
-            await asyncio.wait_for(budget.take(client, size), 1)
-        assert budget.used == sum(sizes.values())
-
-    play(scene, 10, 6)
+async def test_take_within_the_budget_or_alone_does_not_wait(sizes: dict[str, int]) -> None:
+    budget = budget_of(10, 6)
+    for client, size in sizes.items():
+        await asyncio.wait_for(budget.take(client, size), 1)
+    assert budget.used == sum(sizes.values())
 
 
-def test_take_beyond_a_clients_share_waits_and_another_client_does_not() -> None:
-    async def scene(budget: Budget) -> None:
-        await budget.take("a", 5)
-        second = asyncio.create_task(budget.take("a", 5))
-        await settle()
-        other = asyncio.create_task(budget.take("b", 2))
-        await settle()
-        budget.give_back("a", 5, LONG)
-        await asyncio.wait_for(asyncio.gather(second, other), 1)
-        assert budget.used == 7
-
-    play(scene, 10, 6)
+async def test_take_beyond_a_clients_share_waits_and_another_client_does_not() -> None:
+    budget = budget_of(10, 6)
+    await budget.take("a", 5)
+    second = asyncio.create_task(budget.take("a", 5))
+    await settle()
+    other = asyncio.create_task(budget.take("b", 2))
+    await settle()
+    budget.give_back("a", 5, LONG)
+    await asyncio.wait_for(asyncio.gather(second, other), 1)
+    assert budget.used == 7
 
 
-def test_give_back_serves_clients_in_order_of_arrival() -> None:
-    async def scene(budget: Budget) -> None:
-        order: list[str] = []
+async def test_give_back_serves_clients_in_order_of_arrival() -> None:
+    budget = budget_of()
+    order: list[str] = []
 
-        async def message(client: str) -> None:
-            await budget.take(client, 4)
-            order.append(client)
-            budget.give_back(client, 4, LONG)
+    async def message(client: str) -> None:
+        await budget.take(client, 4)
+        order.append(client)
+        budget.give_back(client, 4, LONG)
 
-        await budget.take("first", 4)
-        tasks = [asyncio.create_task(message(name)) for name in "abc"]
-        await settle()
-        budget.give_back("first", 4, LONG)
-        await asyncio.wait_for(asyncio.gather(*tasks), 1)
-        assert (order, budget.used) == (["a", "b", "c"], 0)
-
-    play(scene)
+    await budget.take("first", 4)
+    tasks = [asyncio.create_task(message(name)) for name in "abc"]
+    await settle()
+    budget.give_back("first", 4, LONG)
+    await asyncio.wait_for(asyncio.gather(*tasks), 1)
+    assert (order, budget.used) == (["a", "b", "c"], 0)
 
 
-def test_take_cancelled_while_it_waits_leaves_nothing() -> None:
-    async def scene(budget: Budget) -> None:
-        await budget.take("a", 4)
-        waiting = asyncio.create_task(budget.take("b", 4))
-        await settle()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        budget.give_back("a", 4, LONG)
-        assert budget.used == 0
-        await asyncio.wait_for(budget.take("c", 4), 1)
-
-    play(scene)
+async def test_take_cancelled_while_it_waits_leaves_nothing() -> None:
+    budget = budget_of()
+    await budget.take("a", 4)
+    waiting = asyncio.create_task(budget.take("b", 4))
+    await settle()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    budget.give_back("a", 4, LONG)
+    assert budget.used == 0
+    await asyncio.wait_for(budget.take("c", 4), 1)
 
 
-def test_take_impatient_beyond_the_waiting_bytes_is_refused() -> None:
-    async def scene(budget: Budget) -> None:
-        await budget.take("a", 4)
-        waiting = asyncio.create_task(budget.take("b", 4, is_patient=False))
-        await settle()
-        with pytest.raises(ClientLimited):
-            await budget.take("c", 4, is_patient=False)
-        budget.give_back("a", 4, LONG)
-        await asyncio.wait_for(waiting, 1)
-
-    play(scene)
+async def test_take_impatient_beyond_the_waiting_bytes_is_refused() -> None:
+    budget = budget_of()
+    await budget.take("a", 4)
+    waiting = asyncio.create_task(budget.take("b", 4, is_patient=False))
+    await settle()
+    with pytest.raises(ClientLimited):
+        await budget.take("c", 4, is_patient=False)
+    budget.give_back("a", 4, LONG)
+    await asyncio.wait_for(waiting, 1)
 
 
-def test_give_back_early_keeps_the_room_for_a_while() -> None:
-    async def scene(budget: Budget) -> None:
-        await budget.take("a", 32 << 20)
-        budget.give_back("a", 32 << 20, 0.0)
-        assert budget.used == 32 << 20
-        await until(lambda: not budget.used)
-
-    play(scene, 64 << 20, 64 << 20)
+async def test_give_back_early_keeps_the_room_for_a_while() -> None:
+    budget = budget_of(64 << 20, 64 << 20)
+    await budget.take("a", 32 << 20)
+    budget.give_back("a", 32 << 20, 0.0)
+    assert budget.used == 32 << 20
+    await until(lambda: not budget.used)
 
 
-def test_take_cancelled_while_room_is_given_ends_as_cancelled() -> None:
-    async def scene(budget: Budget) -> None:
-        await budget.take("a", 10)
-        waiting = asyncio.ensure_future(budget.take("b", 10))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        budget.give_back("a", 10, 1.0)
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert budget.used == 0
-        await asyncio.wait_for(budget.take("c", 10), 1)
-
-    play(scene, 10, 10)
+async def test_take_cancelled_while_room_is_given_ends_as_cancelled() -> None:
+    budget = budget_of(10, 10)
+    await budget.take("a", 10)
+    waiting = asyncio.ensure_future(budget.take("b", 10))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    budget.give_back("a", 10, 1.0)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert budget.used == 0
+    await asyncio.wait_for(budget.take("c", 10), 1)

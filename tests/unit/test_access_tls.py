@@ -12,7 +12,7 @@ from edged.api.auth import tls
 from edged.api.auth.tls import Certificate, Validity, validity, worry
 from edged.config import Tls
 from edged.errors import ConfigError
-from tests.integration.guarded import Authority, openssl
+from tests.certificates import Authority, openssl
 
 _DAY = 86400.0
 
@@ -24,7 +24,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def certificate(authority: Authority) -> Path:
-    return authority.issue("box", days=60)
+    return authority.sign("box", days=60)[0]
 
 
 def _tls(certificate: Path, key: Path | None = None, ca: Path | None = None) -> Tls:
@@ -59,13 +59,13 @@ def test_check_certificate_invalid_file_is_refused() -> None:
 
 
 def test_credentials_are_checked_before_they_are_used(authority: Authority, certificate: Path, tmp_path: Path) -> None:
-    other = authority.issue("other")
+    other = authority.sign("other")[0]
     locked = tmp_path / "locked.key"
     key = str(certificate.with_suffix(".key"))
     openssl("ec", "-in", key, "-out", str(locked), "-aes256", "-passout", "pass:x")
     none = tmp_path / "none.pem"
     none.write_text("no certificate\n")
-    expired = authority.issue("old", days=0)
+    expired = authority.sign("old", days=-1)[0]
     cases = [
         (_tls(tmp_path / "missing.pem"), "tls.certificate .*missing.pem cannot be read: No such file"),
         (_tls(certificate, tmp_path / "missing.key"), "tls.key .*missing.key cannot be read"),
@@ -101,7 +101,7 @@ def test_reload_unusable_change_keeps_the_old_credentials(
     shutil.copy(certificate.with_suffix(".key"), key)
     held = Certificate(_tls(place), look_seconds=0.0)
     assert (held.problem, held.look()) == ("", False)
-    second = authority.issue("second")
+    second = authority.sign("second")[0]
     shutil.copy(second, place)
     assert not held.look()
     assert "does not match" in held.problem
@@ -119,7 +119,7 @@ def test_reload_unusable_change_keeps_the_old_credentials(
 def test_look_file_changed_while_read_is_seen_next_time(
     authority: Authority, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, second = tmp_path / "box.pem", authority.issue("meanwhile")
+    place, second = tmp_path / "box.pem", authority.sign("meanwhile")[0]
     shutil.copy(certificate, place)
     shutil.copy(certificate.with_suffix(".key"), place.with_suffix(".key"))
     held = Certificate(_tls(place), look_seconds=0.0)

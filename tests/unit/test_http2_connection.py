@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from edged.api.http2.frames import Code
 from edged.api.http2.headers import Status
 from edged.api.http2.limits import Limits
 from tests.fuzz import http2
-from tests.http2_peer import Frame, Peer, messages
+from tests.http2_peer import HEADERS, Frame, Peer, messages
 from tests.waiting import run, until
 
 
@@ -44,6 +45,12 @@ def code_of(peer: Peer) -> int | None:
     """The code with which the connection was ended."""
     found = [frame.payload for frame in peer.frames() if frame.kind == http2.GOAWAY]
     return int.from_bytes(found[-1][4:8], "big") if found else None
+
+
+async def test_connection_announces_its_limits() -> None:
+    settings = Peer(echo, Limits(streams=7, stream_window=1 << 17, frame=1 << 18)).frames()[0]
+    assert settings.kind == http2.SETTINGS
+    assert dict(struct.iter_unpack(">HI", settings.payload)) == {3: 7, 4: 1 << 17, 5: 1 << 18, 6: 16 << 10}
 
 
 async def test_connection_call_is_answered_with_headers_data_and_trailers() -> None:
@@ -249,6 +256,7 @@ async def test_connection_client_need_not_send_what_the_answer_does_not_wait_for
         ([(b"grpc-timeout", b"soon")], "INTERNAL"),
         ([(b"note", b"\xff")], "INTERNAL"),
         ([(b"note", b"v" * 17_000)], "RESOURCE_EXHAUSTED"),
+        ([(b"grpc-encoding", b"deflate")], "UNIMPLEMENTED"),
     ],
 )
 async def test_connection_unfit_headers_fail_the_call_alone(more: list[tuple[bytes, bytes]], status: str) -> None:
@@ -512,6 +520,15 @@ async def test_keepalive_silent_client_is_pinged_then_disconnected() -> None:
     await until(lambda: peer.transport.is_closed)
 
 
+async def test_connection_path_that_is_not_text_begins_a_call() -> None:
+    peer = Peer(echo)
+    fields = [(name, b"/a/\xf8" if name == b":path" else value) for name, value in HEADERS]
+    peer.send(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.block(fields)) + http2.message(1, b"x"))
+    await peer.end()
+    assert peer.calls[0].head.path == "/a/ø"
+    assert statuses(peer, peer.frames()) == {1: "OK"}
+
+
 @pytest.mark.parametrize("begins", [b"", http2.PREFACE[:10], http2.PREFACE])
 async def test_handshake_that_is_not_completed_ends_the_connection(begins: bytes) -> None:
     peer = Peer(echo, Limits(handshake=0.05), greets=False)
@@ -519,9 +536,10 @@ async def test_handshake_that_is_not_completed_ends_the_connection(begins: bytes
     await until(lambda: peer.transport.is_closed)
 
 
-async def test_connection_of_another_protocol_is_closed_at_once() -> None:
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"])
+async def test_connection_of_another_protocol_is_closed_at_once(data: bytes) -> None:
     peer = Peer(echo, greets=False)
-    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    peer.send(data)
     assert peer.transport.is_closed
 
 
