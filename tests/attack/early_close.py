@@ -29,8 +29,9 @@ from edged.proto import operations_pb2 as operations
 from tests.attack.abuse import Abuse, Target
 from tests.fuzz import goods, http2
 from tests.fuzz.goods import Method
-from tests.fuzz.live import FuzzedDaemon, HttpConnection
+from tests.fuzz.live import FuzzedDaemon
 from tests.fuzz.tally import Figures
+from tests.integration import web
 from tests.integration.daemon import is_running, wait_for
 
 # How a client leaves: it resets the stream, closes the channel, drops the socket, or its process is killed.
@@ -275,10 +276,7 @@ def _answers(daemon: FuzzedDaemon) -> bool:
 
 def _metrics(daemon: FuzzedDaemon) -> dict[str, int]:
     """Sums over all labels, by the name of the metric."""
-    connection = HttpConnection(daemon.metrics)
-    with contextlib.closing(connection):
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
+    text = web.ask(f"http+unix:{daemon.metrics}", "GET", "/metrics")[2].decode()
     found: dict[str, int] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,19 +63,6 @@ class FuzzedDaemon(Daemon):
             infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             reported = pb.ModelInferResponse.FromString(infer(request.SerializeToString(), timeout=_PATIENCE))
         return bool(live) and list(reported.raw_output_contents) == list(request.raw_input_contents)
-
-
-class HttpConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_PATIENCE)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(_PATIENCE)
-        self.sock.connect(str(self._path))
 
 
 def run(count: int, tally: Tally) -> list[str]:

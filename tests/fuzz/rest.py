@@ -15,6 +15,7 @@ import numpy as np
 from tests.fuzz import goods
 from tests.fuzz.spoiling import spoiled
 from tests.fuzz.tally import Tally
+from tests.integration import web
 
 if TYPE_CHECKING:
     from tests.fuzz.live import FuzzedDaemon
@@ -58,9 +59,7 @@ _HEAD_GAMES = (
 
 def requests(daemon: FuzzedDaemon, random: Random, count: int, tally: Tally) -> None:
     """Requests of every kind, one connection after another."""
-    from tests.fuzz.live import HttpConnection
-
-    connection = HttpConnection(daemon.http)
+    connection = web.connection(f"http+unix:{daemon.http}")
     for _ in range(count):
         tally.messages["HTTP"] += 1
         if random.random() < 0.25:

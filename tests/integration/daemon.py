@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 import edged
+from edged.api.auth.policy import parse_roles
+from edged.api.auth.tokens import TokenFile, make
 from edged.engines.views import EXACT, LEAST_GAIN
 from edged.errors import NotFound
 from tests.waiting import is_running as is_running
@@ -149,6 +151,22 @@ class Daemon:
                 return engines if all(e.state in ends for e in engines) and _best_serves(engines) else None
 
             return wait_for(f"engines of {model} are made and the best serves", done, seconds)
+
+    @property
+    def tokens(self) -> TokenFile:
+        return TokenFile(self.state / "access" / "tokens.json")
+
+    def token(self, name: str, *roles: str, days: float = 0.0) -> str:
+        """Makes a token; its secret. A daemon that runs knows it by then."""
+        token, secret = make(name, parse_roles(roles), days)
+        seen = self._looks()
+        self.tokens.add(token)
+        if self.is_started:
+            wait_for("the daemon knows the token", lambda: self._looks() > seen)
+        return secret
+
+    def _looks(self) -> int:
+        return self.log.read_text().count("tokens changed") if self.log.exists() else 0
 
     def stop(self, seconds: float = 20.0) -> int:
         """SIGTERM, as systemd does; returns the exit status."""

@@ -10,10 +10,8 @@ from typing import Any
 
 import grpc
 
-from edged.api.auth.policy import parse_roles
-from edged.api.auth.tokens import TokenFile, make
 from tests.certificates import Authority
-from tests.integration.daemon import Daemon, wait_for
+from tests.integration.daemon import Daemon
 
 LOCAL = ("DNS:localhost", "IP:127.0.0.1")  # names of a certificate
 
@@ -31,7 +29,7 @@ without_client_certificate = ["127.0.0.1:0"]
 class Guarded(Daemon):
     """Listens at the two default sockets, at one port with TLS and one that asks for certificates as well.
 
-    `certificates` says which roles which names have; tokens are made by `token`. `more` are lines of the configuration.
+    `certificates` says which roles which names have. `more` are lines of the configuration.
     """
 
     def __init__(self, *more: str, certificates: Mapping[str, Sequence[str]] | None = None, endpoints: int = 0) -> None:
@@ -61,22 +59,6 @@ class Guarded(Daemon):
     @property
     def mtls(self) -> str:
         return self.addresses[3].removeprefix("tls:")
-
-    @property
-    def tokens(self) -> TokenFile:
-        return TokenFile(self.state / "access" / "tokens.json")
-
-    def token(self, name: str, *roles: str, days: float = 0.0) -> str:
-        """Makes a token; its secret. A daemon that runs knows it by then."""
-        token, secret = make(name, parse_roles(roles), days)
-        seen = self._looks()
-        self.tokens.add(token)
-        if self.is_started:
-            wait_for("the daemon knows the token", lambda: self._looks() > seen)
-        return secret
-
-    def _looks(self) -> int:
-        return self.log.read_text().count("tokens changed") if self.log.exists() else 0
 
     def audited(self) -> list[dict[str, Any]]:
         """What was written down so far."""

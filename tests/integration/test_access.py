@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import queue
 import shutil
@@ -26,6 +25,7 @@ from edged.proto import operations_pb2
 from tests.certificates import Authority
 from tests.integration.daemon import wait_for
 from tests.integration.guarded import LOCAL, Guarded, bearer, code, outcome
+from tests.integration.web import ask
 
 _MODELS = "/edged.v1.Operations/ListModels"
 _REMOVE = "/edged.v1.Operations/RemoveModel"
@@ -204,12 +204,9 @@ class HttpGuarded(Guarded):
         limits = ("loopback = []", "client_per_second = 40")
         super().__init__("[http]", 'listen = "localhost:0"', "[access]", *limits, endpoints=1)
 
-    def ask(self, method: str, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
-        connection = http.client.HTTPConnection(self.addresses[4].removeprefix("http://"), timeout=20)
-        with contextlib.closing(connection):
-            connection.request(method, path, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+    @property
+    def web(self) -> str:
+        return self.addresses[4]
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +222,7 @@ def test_http_has_the_same_roles(limited: HttpGuarded) -> None:
 
     def status(method: str, path: str, secret: str = "") -> int:
         headers = {"authorization": f"Bearer {secret}"} if secret else {}
-        return limited.ask(method, path, **headers)[0]
+        return ask(limited.web, method, path, None, headers)[0]
 
     assert status("GET", "/v2/health/live") == 200
     assert status("GET", "/v2") == 401
@@ -233,7 +230,7 @@ def test_http_has_the_same_roles(limited: HttpGuarded) -> None:
     assert status("GET", "/v2", infer) == 200
     assert status("POST", load, infer) == 403
     assert status("POST", load, operate) not in (401, 403)
-    _, headers, body = limited.ask("GET", "/v2")
+    _, headers, body = ask(limited.web, "GET", "/v2")
     assert headers["www-authenticate"].startswith("Bearer")
     assert "token" in json.loads(body)["error"]
 
@@ -254,10 +251,10 @@ def test_one_client_may_make_so_many_requests_a_second(limited: HttpGuarded) -> 
         assert 40 <= found.count("OK") <= 41 + 40 * passed
         assert code(channel, _METADATA, other) == "OK"
         wait_for("it may again", lambda: code(channel, _METADATA, secret) == "OK", 10)
-    status, headers, _ = limited.ask("GET", "/v2/health/live")
+    status, headers, _ = ask(limited.web, "GET", "/v2/health/live")
     assert status == 200
     for _ in range(300):
-        status, headers, _ = limited.ask("GET", "/v2", authorization=f"Bearer {secret}")
+        status, headers, _ = ask(limited.web, "GET", "/v2", None, {"authorization": f"Bearer {secret}"})
         if status == 429:
             break
     assert status == 429

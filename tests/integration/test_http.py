@@ -3,15 +3,12 @@ NVIDIA's client."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import importlib.util
 import json
 import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +25,7 @@ from edged.shapes import MODEL_PATH, Scene
 from edged.tensors import numpy_dtype, to_bytes
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
+from tests.integration.web import ask
 
 _ROOT = Path(__file__).parents[2]
 _PICTURE = Scene(7).frame(0)[0]
@@ -44,24 +42,9 @@ class HttpDaemon(Daemon):
     def web(self) -> str:
         return self.addresses[2]
 
-    def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self.web.removeprefix("http://"), timeout=30)
-
-
-Told = tuple[int, dict[str, str], bytes]
-
-
-def ask(
-    daemon: HttpDaemon, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
-) -> Told:
-    with contextlib.closing(daemon.connection()) as connection:
-        connection.request(method, path, body, headers or {})
-        answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
-
 
 def reported(daemon: HttpDaemon, method: str, path: str, output: Any = None) -> Any:
-    status, _, body = ask(daemon, method, path, None if output is None else json.dumps(output).encode())
+    status, _, body = ask(daemon.web, method, path, None if output is None else json.dumps(output).encode())
     assert status == 200, body
     return json.loads(body)
 
@@ -95,7 +78,7 @@ def test_binary_tensors_come_back_bit_by_bit(daemon: HttpDaemon, datatype: str) 
     tensor = {"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
     text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     headers = {"Inference-Header-Content-Length": str(len(text))}
-    status, reported_headers, body = ask(daemon, "POST", f"/v2/models/id_{datatype}/infer", text + data, headers)
+    status, reported_headers, body = ask(daemon.web, "POST", f"/v2/models/id_{datatype}/infer", text + data, headers)
     assert status == 200, body
     length = int(reported_headers["inference-header-content-length"])
     assert json.loads(body[:length])["outputs"][0]["parameters"] == {"binary_data_size": len(data)}
@@ -117,7 +100,7 @@ def test_metadata_readiness_and_statistics_of_models_and_the_server(daemon: Http
         "/v2/models/shapes/ready",
         "/v2/models/shapes/versions/1/ready",
     ):
-        assert ask(daemon, "GET", path)[0::2] == (200, b"")
+        assert ask(daemon.web, "GET", path)[0::2] == (200, b"")
     metadata = reported(daemon, "GET", "/v2/models/shapes")
     assert metadata["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [1, 3, 320, 320]}]
     assert reported(daemon, "GET", "/v2/models/shapes/config")["input"][0]["dims"] == [1, 3, 320, 320]
@@ -167,7 +150,7 @@ def _one(datatype: str, shape: list[int]) -> dict[str, Any]:
 def test_errors_have_the_status_and_the_words_of_grpc(
     daemon: HttpDaemon, path: str, output: Any, status: int, words: str
 ) -> None:
-    got, _, body = ask(daemon, "POST", path, json.dumps(output).encode())
+    got, _, body = ask(daemon.web, "POST", path, json.dumps(output).encode())
     assert got == status, body
     assert words in json.loads(body)["error"]
     assert "\n" not in json.loads(body)["error"]
@@ -180,7 +163,7 @@ def test_a_picture_gets_what_it_gets_over_grpc(daemon: HttpDaemon) -> None:
             "score": 0.5, "region": (100, 50, 400, 400), "rotation": 90, "max_detections": 2,
         })):  # fmt: skip
             wanted = client.infer("shapes", _JPEG, **options)
-            answer = json.loads(ask(daemon, "POST", f"/edged/v1/detect/shapes{query}", _JPEG)[2])
+            answer = json.loads(ask(daemon.web, "POST", f"/edged/v1/detect/shapes{query}", _JPEG)[2])
             assert answer["image"] == {"width": wanted.width, "height": wanted.height}
             assert len(answer["predictions"]) == len(wanted.detections) > 0
             for one, other in zip(answer["predictions"], wanted.detections, strict=True):
@@ -198,12 +181,12 @@ def test_answers_fit_the_openapi_document(daemon: HttpDaemon) -> None:
             continue
         method = "get" if "get" in operations else "post"
         actual = path.replace("{model}", "id_FP32").replace("{version}", "1")
-        status, _, body = ask(daemon, method.upper(), actual, json.dumps(asked.get(path) or {}).encode())
+        status, _, body = ask(daemon.web, method.upper(), actual, json.dumps(asked.get(path) or {}).encode())
         assert status == 200, (path, body)
         fits(document, operations[method]["responses"]["200"], body)
     detected = document["paths"]["/edged/v1/detect/{model}"]["post"]["responses"]["200"]
-    fits(document, detected, ask(daemon, "POST", "/edged/v1/detect/shapes", _JPEG)[2])
-    fits(document, document["components"]["responses"]["Error"], ask(daemon, "GET", "/v2/models/none")[2])
+    fits(document, detected, ask(daemon.web, "POST", "/edged/v1/detect/shapes", _JPEG)[2])
+    fits(document, document["components"]["responses"]["Error"], ask(daemon.web, "GET", "/v2/models/none")[2])
 
 
 def fits(document: Any, response: Any, body: bytes) -> None:
@@ -247,15 +230,8 @@ def test_over_a_unix_socket_shared_memory_works_both_ways() -> None:
         assert os.stat(path).st_mode & 0o777 == 0o660
 
         def send(method: str, target: str, output: Any = None) -> tuple[int, Any]:
-            connection = http.client.HTTPConnection("localhost")
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(30)
-            connection.sock.connect(path)
-            with contextlib.closing(connection):
-                connection.request(method, target, json.dumps(output or {}))
-                answer = connection.getresponse()
-                text = answer.read()
-                return answer.status, json.loads(text or b"null")
+            status, _, body = ask(daemon.web, method, target, json.dumps(output or {}).encode())
+            return status, json.loads(body or b"null")
 
         segment = Path("/dev/shm") / f"edt-{os.getpid()}"
         values = np.arange(4, dtype=np.float32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.client
 import json
 import os
 import socket
@@ -19,39 +18,45 @@ import numpy as np
 import pytest
 
 from edged.api.page.app import COOKIE
+from edged.client import Client
 from edged.errors import ErrorCode
 from edged.shapes import MODEL_PATH, Scene
 from edged.vision.image import decode
 from tests.certificates import Authority
-from tests.integration.page_box import Box
+from tests.integration import web
+from tests.integration.page_box import PageBox
 
 pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    found = Box(tmp_path_factory.mktemp("page"))
-    try:
+def box() -> Iterator[PageBox]:
+    with PageBox() as found:
         yield found
-    finally:
-        found.close()
+        assert found.stop(30) == 0
 
 
 @pytest.fixture(scope="module")
-def operator(box: Box) -> str:
+def client(box: PageBox) -> Iterator[Client]:
+    with box.client() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def operator(box: PageBox) -> str:
     return f"{COOKIE}={box.token('operator', 'read', 'operate')}"
 
 
-def told(answer: tuple[int, dict[str, str], bytes]) -> Any:
+def told(answer: web.Told) -> Any:
     status, _, body = answer
     assert status == 200, body
     return json.loads(body)
 
 
-def events(box: Box, rounds: int, **headers: str) -> dict[str, Any]:
+def events(box: PageBox, rounds: int, **headers: str) -> dict[str, Any]:
     """The newest parts of the page after so many rounds."""
     parts: dict[str, Any] = {}
-    with contextlib.closing(box.connection()) as connection:
+    with contextlib.closing(web.connection(box.url)) as connection:
         connection.request("GET", "/events", headers=headers)
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()
@@ -69,7 +74,7 @@ def events(box: Box, rounds: int, **headers: str) -> dict[str, Any]:
     return parts
 
 
-def test_files_come_with_a_strict_policy_and_only_once(box: Box) -> None:
+def test_files_come_with_a_strict_policy_and_only_once(box: PageBox) -> None:
     for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
         status, headers, body = box.ask("GET", path)
         assert (status, headers["content-type"].partition(";")[0]) == (200, kind)
@@ -80,7 +85,7 @@ def test_files_come_with_a_strict_policy_and_only_once(box: Box) -> None:
     assert box.ask("HEAD", "/")[2] == b""
 
 
-def test_events_show_the_box(box: Box) -> None:
+def test_events_show_the_box(box: PageBox) -> None:
     box.streaming()
     parts = events(box, 1)
     assert set(parts) == {"summary", "cameras", "models", "alarms", "device", "log"}
@@ -90,12 +95,12 @@ def test_events_show_the_box(box: Box) -> None:
     assert any("shapes was read" in line["text"] for line in parts["log"])
 
 
-def test_pictures_are_stills_and_video(box: Box) -> None:
+def test_pictures_are_stills_and_video(box: PageBox) -> None:
     found = box.streaming()
     status, headers, still = box.ask("GET", "/cameras/hall/still?fps=20&width=320")
     assert (status, headers["content-type"]) == (200, "image/jpeg")
     assert decode(still).shape == (320 * found.height // found.width, 320, 3)
-    with contextlib.closing(box.connection()) as connection:
+    with contextlib.closing(web.connection(box.url)) as connection:
         connection.request("GET", "/cameras/hall/video?fps=20")
         answer = connection.getresponse()
         assert answer.headers.get_content_type() == "multipart/x-mixed-replace"
@@ -123,13 +128,13 @@ def test_pictures_are_stills_and_video(box: Box) -> None:
         ("/../edged.toml", 404),
     ],
 )
-def test_wrong_paths_are_refused_with_a_line(box: Box, path: str, status: int) -> None:
+def test_wrong_paths_are_refused_with_a_line(box: PageBox, path: str, status: int) -> None:
     found, _, body = box.ask("GET", path)
     assert found == status
     assert "\n" not in json.loads(body)["error"]
 
 
-def test_commands_need_the_role_and_the_page_of_this_origin(box: Box, operator: str) -> None:
+def test_commands_need_the_role_and_the_page_of_this_origin(box: PageBox, operator: str) -> None:
     command = json.dumps({"name": "nothing"}).encode()
     status, _, body = box.ask("POST", "/call/RemoveCamera", command)
     assert (status, json.loads(body)["code"]) == (403, ErrorCode.PERMISSION_DENIED.value)
@@ -142,7 +147,7 @@ def test_commands_need_the_role_and_the_page_of_this_origin(box: Box, operator: 
     assert box.ask("PUT", "/call/AddCamera", b"{}", cookie=operator)[0] == 405
 
 
-def test_sign_in_keeps_the_token_where_scripts_cannot_read_it(box: Box) -> None:
+def test_sign_in_keeps_the_token_where_scripts_cannot_read_it(box: PageBox) -> None:
     token = box.token("reader", "read")
     status, headers, _ = box.ask("POST", "/session", json.dumps({"token": token}).encode())
     cookie = headers["set-cookie"]
@@ -155,32 +160,32 @@ def test_sign_in_keeps_the_token_where_scripts_cannot_read_it(box: Box) -> None:
     assert told(box.ask("GET", "/session", cookie=f"{COOKIE}=edged_wrong"))["problem"]
 
 
-def test_model_is_tried_on_a_picture_and_added(box: Box, operator: str) -> None:
+def test_model_is_tried_on_a_picture_and_added(box: PageBox, client: Client, operator: str) -> None:
     model = MODEL_PATH.read_bytes()
     scene = Scene(11).frame(0)[0]
     picture = cv2.imencode(".jpg", scene)[1].tobytes()
     tried = told(box.ask("POST", f"/try/doors?picture={len(picture)}", model + picture, cookie=operator))
     assert (tried["problem"], tried["width"], tried["height"], tried["picture"]) == ("", *scene.shape[1::-1], "")
     strong = [each for each in tried["detections"] if each["score"] >= tried["score"]]
-    expected = box.client.infer("shapes", picture)
+    expected = client.infer("shapes", picture)
     assert sorted(each["label"] for each in strong) == sorted(each.label for each in expected.detections)
     boxes = np.array([[each["x1"], each["y1"], each["x2"], each["y2"]] for each in strong])
     np.testing.assert_allclose(boxes, expected.boxes().boxes, atol=2.0)
 
     drawn = told(box.ask("POST", "/try/doors", model, cookie=operator))
     assert decode(base64.b64decode(drawn["picture"])).shape[:2] == (drawn["height"], drawn["width"])
-    assert "doors" not in {each.name for each in box.client.models()}  # nothing is kept
+    assert "doors" not in {each.name for each in client.models()}  # nothing is kept
 
     added = told(box.ask("POST", "/models/doors?thresholds.score=0.4", model, cookie=operator))
     assert added["name"] == "doors"
-    found = next(each for each in box.client.models() if each.name == "doors")
+    found = next(each for each in client.models() if each.name == "doors")
     assert found.settings == {"thresholds.score": "0.4"}
     assert box.ask("POST", "/models/doors", model, cookie=operator)[0] == 409
     told(box.ask("POST", "/call/RemoveModel", b'{"name": "doors"}', cookie=operator))
-    assert "doors" not in {each.name for each in box.client.models()}
+    assert "doors" not in {each.name for each in client.models()}
 
 
-def test_file_that_is_no_model_is_a_verdict(box: Box, operator: str) -> None:
+def test_file_that_is_no_model_is_a_verdict(box: PageBox, operator: str) -> None:
     tried = told(box.ask("POST", "/try/doors", os.urandom(5000), cookie=operator))
     assert tried["problem"]
     assert tried["stage"] in ("file", "parse")
@@ -192,22 +197,22 @@ def test_file_that_is_no_model_is_a_verdict(box: Box, operator: str) -> None:
     assert box.ask("POST", "/try/doors?picture=4", MODEL_PATH.read_bytes() + b"1234", cookie=operator)[0] == 400
 
 
-def test_camera_is_added_changed_and_removed(box: Box, operator: str) -> None:
+def test_camera_is_added_changed_and_removed(box: PageBox, client: Client, operator: str) -> None:
     add = {"name": "gate", "settings": {"source": "scene:9", "model": "shapes", "enabled": "false"}}
     told(box.ask("POST", "/call/AddCamera", json.dumps(add).encode(), cookie=operator))
     zone = {"name": "gate", "settings": {"zones.door.points": "[[0,0],[1,0],[1,1]]"}}
     told(box.ask("POST", "/call/SetCamera", json.dumps(zone).encode(), cookie=operator))
-    found = next(each for each in box.client.cameras() if each.camera == "gate")
+    found = next(each for each in client.cameras() if each.camera == "gate")
     assert set(found.zones) == {"door"}
     assert box.ask("POST", "/call/SetCamera", b'{"name": "hall"}', cookie=operator)[0] == 400  # of the configuration
     told(box.ask("POST", "/call/RemoveCamera", b'{"name": "gate"}', cookie=operator))
-    assert "gate" not in {each.camera for each in box.client.cameras()}
+    assert "gate" not in {each.camera for each in client.cameras()}
 
 
-def test_browsers_that_vanish_leave_nothing_behind(box: Box, operator: str) -> None:
+def test_browsers_that_vanish_leave_nothing_behind(box: PageBox, operator: str) -> None:
     box.streaming()
     host, _, port = box.url.partition("//")[2].rpartition(":")
-    before = len(os.listdir(f"/proc/{box.process.pid}/fd"))
+    before = len(os.listdir(f"/proc/{box.pid}/fd"))
     head = f"HTTP/1.1\r\nHost: {host}:{port}\r\nOrigin: {box.url}\r\nCookie: {operator}\r\n"
     asked = [f"GET {path} {head}\r\n" for path in ("/events", "/cameras/hall/video", "/cameras/hall/still")]
     asked += [f"POST /{verb}/doors {head}Content-Length: 1000000\r\n\r\nstart" for verb in ("models", "try")]
@@ -219,7 +224,7 @@ def test_browsers_that_vanish_leave_nothing_behind(box: Box, operator: str) -> N
         for each in open_:
             each.close()
     end = time.monotonic() + 20
-    while len(os.listdir(f"/proc/{box.process.pid}/fd")) > before + 1:
+    while len(os.listdir(f"/proc/{box.pid}/fd")) > before + 1:
         assert time.monotonic() < end
         time.sleep(0.1)
     assert not list((box.state / "models").glob(".adding-*"))
@@ -230,22 +235,11 @@ def test_page_of_other_machines_has_tls_and_needs_a_token(tmp_path: Path) -> Non
     authority = Authority(tmp_path)
     certificate, key = authority.sign("localhost", "DNS:localhost,IP:127.0.0.1")
     tls = f'[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n'
-    box = Box(tmp_path, more=tls)
-    try:
+    with PageBox(more=tls) as box:
         assert box.url.startswith("https://")
         context = ssl.create_default_context(cafile=authority.ca)
-
-        def ask(path: str, **headers: str) -> tuple[int, bytes]:
-            place = box.url.partition("//")[2]
-            with contextlib.closing(http.client.HTTPSConnection(place, timeout=30, context=context)) as connection:
-                connection.request("GET", path, headers=headers)
-                answer = connection.getresponse()
-                return answer.status, answer.read()
-
-        assert ask("/")[0] == 200
-        assert ask("/cameras/hall/still")[0] == 401
-        assert ask("/events")[0] == 401
-        token = box.token("reader", "read")
-        assert json.loads(ask("/session", cookie=f"{COOKIE}={token}")[1])["name"] == "token reader"
-    finally:
-        box.close()
+        assert web.ask(box.url, "GET", "/", context=context)[0] == 200
+        assert web.ask(box.url, "GET", "/cameras/hall/still", context=context)[0] == 401
+        assert web.ask(box.url, "GET", "/events", context=context)[0] == 401
+        cookie = {"cookie": f"{COOKIE}={box.token('reader', 'read')}"}
+        assert told(web.ask(box.url, "GET", "/session", headers=cookie, context=context))["name"] == "token reader"

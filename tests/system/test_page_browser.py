@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edged.demo.daemon_process import free_port
-from tests.integration.page_box import Box
+from tests.integration.page_box import PageBox
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-page")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -60,15 +59,14 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    found = Box(tmp_path_factory.mktemp("page"))
-    found.streaming()
-    yield found
-    found.close()
+def box() -> Iterator[PageBox]:
+    with PageBox() as found:
+        found.streaming()
+        yield found
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_page_shows_health_cameras_models_and_the_box(chromium: Any, box: Box, width: int) -> None:
+def test_page_shows_health_cameras_models_and_the_box(chromium: Any, box: PageBox, width: int) -> None:
     browser = Browser(chromium, width, box.url)
     browser.shows("#cameras .camera", "hall")
     browser.shows("#cameras .camera", "frames/s")
@@ -81,7 +79,7 @@ def test_page_shows_health_cameras_models_and_the_box(chromium: Any, box: Box, w
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_camera_opens_and_closes_by_the_keyboard(chromium: Any, box: Box, width: int) -> None:
+def test_camera_opens_and_closes_by_the_keyboard(chromium: Any, box: PageBox, width: int) -> None:
     browser = Browser(chromium, width, box.url)
     browser.shows("#cameras .camera", "hall")
     for _ in range(20):
@@ -98,31 +96,22 @@ def test_camera_opens_and_closes_by_the_keyboard(chromium: Any, box: Box, width:
     assert browser.problems == []
 
 
-def test_page_that_stays_open_sees_a_restart(chromium: Any, tmp_path: Path) -> None:
-    listen = f"127.0.0.1:{free_port()}"
-    box = Box(tmp_path, listen)
-    try:
+def test_page_that_stays_open_sees_a_restart(chromium: Any) -> None:
+    with PageBox(f"127.0.0.1:{free_port()}") as box:
         browser = Browser(chromium, WIDTHS[0], box.url)
         browser.shows("#cameras .camera", "hall")
-    finally:
-        box.close()
-    browser.page.locator("#offline").wait_for(state="visible", timeout=_WAIT_MS)
-    box = Box(tmp_path, listen)
-    try:
+        assert box.stop() == 0
+        browser.page.locator("#offline").wait_for(state="visible", timeout=_WAIT_MS)
+        box.start()
         browser.page.locator("#offline").wait_for(state="hidden", timeout=_WAIT_MS)
         browser.shows("#cameras .camera", "frames/s")
-    finally:
-        box.close()
     # A browser says so itself of requests that fail.
     assert [each for each in browser.problems if "net::" not in each and "Failed to load" not in each] == []
 
 
-def test_box_without_cameras_says_what_to_do(chromium: Any, tmp_path: Path) -> None:
-    box = Box(tmp_path, cameras="")
-    try:
+def test_box_without_cameras_says_what_to_do(chromium: Any) -> None:
+    with PageBox(cameras="") as box:
         browser = Browser(chromium, WIDTHS[1], box.url)
         browser.shows("#no-cameras", "No camera yet")
         assert browser.fits()
         assert browser.problems == []
-    finally:
-        box.close()
