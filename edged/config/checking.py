@@ -120,13 +120,12 @@ class Fault(msgspec.Struct, frozen=True):
     message: str
 
 
-def faults(tree: Mapping[str, object], root: Table) -> Iterator[Fault]:
-    """Yield the mistakes in one source."""
-    yield from _table(tree, root, (), root)
+def faults(tree: Mapping[str, object], table: Table, path: Path = (), root: Table | None = None) -> Iterator[Fault]:
+    """Yield the mistakes in one source, or in a table of it at `path`, where the names that the user chose are in it.
 
-
-def _table(tree: Mapping[str, object], table: Table, path: Path, root: Table) -> Iterator[Fault]:
-    """Yield the mistakes in a table that is at `path`, where the names that the user chose are in it."""
+    `root`: the table in which known names are looked for.
+    """
+    root = root or table
     keys = {key.path[-1]: key for key in table.keys}
     inner = {each.field: each for each in table.tables}
     for name, value in tree.items():
@@ -138,7 +137,7 @@ def _table(tree: Mapping[str, object], table: Table, path: Path, root: Table) ->
         else:
             for at, each in _instances(value, inner[name], place):
                 if isinstance(each, dict):
-                    yield from _table(each, inner[name], at, root)
+                    yield from faults(each, inner[name], at, root)
                 else:
                     yield Fault(at, f"expected a table, got {shown(each)}")
 
@@ -167,22 +166,18 @@ def _value(value: object, hint: object, path: Path, is_secret: bool) -> Iterator
             yield Fault(path, f"expected {allowed(hint)}, got {got}")
 
 
-def contradictions(tree: Mapping[str, object], root: Table) -> Iterator[Fault]:
-    """Yield keys that are missing, and contradictions between keys that are valid alone."""
-    yield from _contradictions(tree, root, ())
-
-
-def _contradictions(tree: Mapping[str, object], table: Table, path: Path) -> Iterator[Fault]:
-    found = [fault for inner in table.tables for fault in _within(tree.get(inner.field), inner, (*path, inner.field))]
+def contradictions(tree: Mapping[str, object], table: Table, path: Path = ()) -> Iterator[Fault]:
+    """Yield keys that are missing from a table at `path`, and contradictions between keys that are valid alone."""
+    found = [
+        fault
+        for inner in table.tables
+        for at, each in _instances(tree.get(inner.field), inner, (*path, inner.field))
+        if isinstance(each, dict)
+        for fault in contradictions(each, inner, at)
+    ]
     missing = [key.path[-1] for key in table.keys if key.is_required and key.path[-1] not in tree]
     found += [Fault(path, f"{name} is missing; set it") for name in missing]
     yield from found or _converted(tree, table, path)
-
-
-def _within(value: object, table: Table, path: Path) -> Iterator[Fault]:
-    for at, each in _instances(value, table, path):
-        if isinstance(each, dict):
-            yield from _contradictions(each, table, at)
 
 
 def _converted(tree: Mapping[str, object], table: Table, path: Path) -> Iterator[Fault]:

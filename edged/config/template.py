@@ -122,23 +122,20 @@ def disclosed(key: Key, value: object) -> object:
     return redact(value) if isinstance(value, str) else value
 
 
-def present(config: msgspec.Struct) -> Iterator[tuple[Path, Table, msgspec.Struct | None]]:
-    """Yield each table with its path and value: None for an optional one that is absent, one for each name that the
-    user chose."""
-    yield from _present(config, tables(), ())
-
-
-def _present(
-    value: msgspec.Struct | None, table: Table, path: Path
+def present(
+    value: msgspec.Struct | None, table: Table | None = None, path: Path = ()
 ) -> Iterator[tuple[Path, Table, msgspec.Struct | None]]:
+    """Yield each table with its path and value: None for an optional one that is absent, one for each name that the
+    user chose. `table`, at `path`, has the value; by default it is the configuration."""
+    table = table or tables()
     yield path, table, value
     for inner in table.tables:
         found = None if value is None else getattr(value, inner.field)
         if not inner.is_named:
-            yield from _present(found, inner, (*path, inner.field))
+            yield from present(found, inner, (*path, inner.field))
         else:
             for name, each in (found or {}).items():
-                yield from _present(each, inner, (*path, inner.field, name))
+                yield from present(each, inner, (*path, inner.field, name))
 
 
 def lines(reading: Reading, with_origin: bool) -> Iterator[str]:
