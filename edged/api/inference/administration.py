@@ -159,24 +159,34 @@ _ISO = "ISO8601"
 _FORMATS = ("default", _ISO)
 
 
-class LogSettings(msgspec.Struct, frozen=True):
-    """Settings of the log. `verbose` 1 adds every call, 2 also the debug messages of libraries."""
+# How a value is set on the wire, and what it may be.
+_KINDS: dict[type[Value], tuple[str, str]] = {
+    bool: ("bool_param", "true or false"),
+    int: ("uint32_param", "a number"),
+    str: ("string_param", f"one of {', '.join(_FORMATS)}"),
+}
 
-    info: bool = True
-    warning: bool = True
-    error: bool = True
-    verbose: int = 0
-    format: str = "default"
+
+class LogSettings(msgspec.Struct, frozen=True):
+    """Settings of the log by their names on the wire. `log_verbose_level` 1 adds every call, 2 also the debug messages
+    of libraries."""
+
+    log_file: str = ""
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_verbose_level: int = 0
+    log_format: str = "default"
 
     def admits(self, level: int) -> bool:
         """Whether a record of that level is written. Critical records always are."""
         if level >= logging.CRITICAL:
             return True
         if level >= logging.ERROR:
-            return self.error
+            return self.log_error
         if level >= logging.WARNING:
-            return self.warning
-        return self.info if level >= logging.INFO else self.verbose > 0
+            return self.log_warning
+        return self.log_info if level >= logging.INFO else self.log_verbose_level > 0
 
 
 class LogHandlers:
@@ -193,14 +203,8 @@ class LogHandlers:
             self._settings = changed(self._settings, {name: _value(value) for name, value in request.settings.items()})
             self._apply()
         response = pb.LogSettingsResponse()
-        for name, value in shown(self._settings).items():
-            kind = (
-                "bool_param"
-                if isinstance(value, bool)
-                else "uint32_param"
-                if isinstance(value, int)
-                else "string_param"
-            )
+        for name, value in msgspec.structs.asdict(self._settings).items():
+            kind, _ = _KINDS[type(value)]
             setattr(response.settings[name], kind, value)
         return response
 
@@ -218,48 +222,25 @@ class LogHandlers:
             handler.addFilter(self.filter)  # added again it changes nothing
             if not isinstance(handler.formatter, _Iso):
                 self._before[handler] = handler.formatter
-            handler.setFormatter(_Iso() if self._settings.format == _ISO else self._before.get(handler))
+            handler.setFormatter(_Iso() if self._settings.log_format == _ISO else self._before.get(handler))
         for name, needed in ((_OURS, 1), ("", 2)):
             logger = logging.getLogger(name)
             usual = self._levels.setdefault(name, logger.level)
-            logger.setLevel(logging.DEBUG if self._settings.verbose >= needed else usual)
+            logger.setLevel(logging.DEBUG if self._settings.log_verbose_level >= needed else usual)
 
 
 def changed(settings: LogSettings, values: dict[str, Value | None]) -> LogSettings:
     """`settings` with values by their names on the wire. InvalidInput."""
-    fields: dict[str, Value] = {}
+    known = msgspec.structs.asdict(settings)
     for name, value in values.items():
-        if name in ("log_info", "log_warning", "log_error"):
-            if not isinstance(value, bool):
-                raise InvalidInput(f"{name} is true or false; set bool_param")
-            fields[name.removeprefix("log_")] = value
-        elif name == "log_verbose_level":
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise InvalidInput(f"{name} is a number; set uint32_param")
-            fields["verbose"] = value
-        elif name == "log_format":
-            if value not in _FORMATS:
-                raise InvalidInput(f"{name} is one of {', '.join(_FORMATS)}; set string_param")
-            fields["format"] = str(value)
-        elif name == "log_file":
-            if value != "":
-                raise InvalidInput("log_file cannot be set by clients; redirect the daemon's standard error instead")
-        else:
-            known = ", ".join(shown(settings))
-            raise InvalidInput(f"log setting {name[:40]!r} does not exist; known are {known}")
-    return msgspec.structs.replace(settings, **fields)
-
-
-def shown(settings: LogSettings) -> dict[str, Value]:
-    """All settings by their names on the wire."""
-    return {
-        "log_file": "",
-        "log_info": settings.info,
-        "log_warning": settings.warning,
-        "log_error": settings.error,
-        "log_verbose_level": settings.verbose,
-        "log_format": settings.format,
-    }
+        if name not in known:
+            raise InvalidInput(f"log setting {name[:40]!r} does not exist; known are {', '.join(known)}")
+        if name == "log_file" and value != "":
+            raise InvalidInput("log_file cannot be set by clients; redirect the daemon's standard error instead")
+        kind, allowed = _KINDS[type(known[name])]
+        if type(value) is not type(known[name]) or (name == "log_format" and value not in _FORMATS):
+            raise InvalidInput(f"{name} is {allowed}; set {kind}")
+    return msgspec.structs.replace(settings, **values)
 
 
 def _value(value: pb.LogSettingsRequest.SettingValue) -> Value | None:
