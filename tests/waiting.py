@@ -75,6 +75,15 @@ def wait(condition: Callable[[], bool], what: str = "what was waited for", secon
         time.sleep(0.005)
 
 
+def together(work: Callable[[int], None], count: int) -> None:
+    """Does work in so many threads at the same time, each with its number."""
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def ends_despite_fifo(function: Callable[[], object], fifo: Path, seconds: float = 1.0) -> bool:
     """Whether a function that may read a FIFO ends by itself; one that waits there is freed afterwards."""
     thread = threading.Thread(target=function, daemon=True)

@@ -20,7 +20,8 @@ from edged.shapes import MODEL_PATH
 from tests.attack.abuse import DETECTOR, NUMBERS, Abuse, Target, abuses
 from tests.fuzz.tally import Figures
 from tests.integration import onnx_files
-from tests.integration.daemon import Daemon, is_running
+from tests.integration.daemon import Daemon
+from tests.waiting import is_running
 
 _IDLE_SECONDS = 12.0
 _TIMES_GOAL = 2.0  # from here on a ratio is no noise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -36,15 +35,6 @@ class Abuse(msgspec.Struct, frozen=True):
     work: Work
     goal: float | None = 3.0
     seconds: float = 10.0
-
-
-def together(client: Callable[[int], None], count: int) -> None:
-    """Run so many clients at the same time, each with its number."""
-    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def abuses() -> dict[str, Abuse]:

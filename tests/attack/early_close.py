@@ -32,7 +32,8 @@ from tests.fuzz.goods import Method
 from tests.fuzz.live import FuzzedDaemon
 from tests.fuzz.tally import Figures
 from tests.integration import web
-from tests.integration.daemon import is_running, wait_for
+from tests.integration.daemon import wait_for
+from tests.waiting import is_running
 
 # How a client leaves: it resets the stream, closes the channel, drops the socket, or its process is killed.
 Way: TypeAlias = Literal["cancel", "close", "drop", "kill"]
@@ -149,7 +150,7 @@ def calm(daemon: FuzzedDaemon, before: Held | None) -> Held:
     with daemon.channel() as channel, contextlib.suppress(grpc.RpcError):
         everything = operations.SelectEngines(selector=operations.Selector(everything=True))
         channel.unary_unary("/edged.v1.Operations/Cancel")(everything.SerializeToString(), timeout=20)
-    wait_for("a good call is answered", lambda: _answers(daemon), _CALM_SECONDS)
+    wait_for("a good call is answered", daemon.is_right, _CALM_SECONDS)
     held = [Held.of(daemon)]
 
     def has_settled() -> bool:
@@ -266,12 +267,6 @@ def _abuse(target: Target, until: float) -> None:
 
 
 ABUSES = (Abuse("calls that end early", _abuse),)
-
-
-def _answers(daemon: FuzzedDaemon) -> bool:
-    with contextlib.suppress(grpc.RpcError):
-        return daemon.truth()
-    return False
 
 
 def _metrics(daemon: FuzzedDaemon) -> dict[str, int]:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import grpc
 
 from edged.proto import open_inference_pb2 as pb
-from tests.attack.abuse import Abuse, Target, together
+from tests.attack.abuse import Abuse, Target
 from tests.fuzz import http2
+from tests.waiting import together
 
 _CONNECTIONS = 8
 

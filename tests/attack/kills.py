@@ -26,8 +26,9 @@ from edged.client import AsyncClient
 from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration import onnx_files
-from tests.integration.daemon import Daemon, children, is_running
+from tests.integration.daemon import Daemon, children
 from tests.integration.inference_calls import method, request
+from tests.waiting import is_running
 
 DETECTOR = "detector"
 _PATIENCE = 30.0  # of a request

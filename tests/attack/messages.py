@@ -14,8 +14,9 @@ import numpy as np
 
 from edged.config import Config
 from edged.proto import open_inference_pb2 as pb
-from tests.attack.abuse import NUMBERS, Abuse, Target, together
+from tests.attack.abuse import NUMBERS, Abuse, Target
 from tests.fuzz import http2
+from tests.waiting import together
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -9,7 +9,8 @@ import time
 import zlib
 from collections.abc import Callable
 
-from tests.attack.abuse import NUMBERS, Abuse, Target, together
+from tests.attack.abuse import NUMBERS, Abuse, Target
+from tests.waiting import together
 
 _MIB = 1 << 20
 _PATH = f"/v2/models/{NUMBERS}/infer"

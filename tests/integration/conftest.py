@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from edged.shapes import MODEL_PATH
@@ -47,3 +48,10 @@ def daemon() -> Iterator[Daemon]:
     with daemon:
         daemon.ready("shapes")
         yield daemon
+
+
+@pytest.fixture(scope="module")
+def channel(daemon: Daemon) -> Iterator[grpc.Channel]:
+    """To the daemon of the tests: this one, or that of their module."""
+    with grpc.insecure_channel(daemon.unix) as channel:
+        yield channel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -13,6 +13,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from edged.proto import cameras_pb2, operations_pb2
 from edged.proto import open_inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _METHODS = {
     method.name: method
@@ -60,24 +63,33 @@ def request(model: str, values: Any, name: str = "x", datatype: str = "FP32", **
     return made
 
 
+def infer(channel: grpc.Channel, message: pb.ModelInferRequest, timeout: float = 60) -> pb.ModelInferResponse:
+    """The answer to a request of tensors."""
+    answer: pb.ModelInferResponse = method(channel, "ModelInfer")(message, timeout=timeout)
+    return answer
+
+
 class Calls:
     """Blocking calls of one daemon. Use in a `with`."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
 
-    def __enter__(self) -> Calls:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()
 
+    def __call__(self, name: str, /, **fields: Any) -> Any:
+        """The answer of a method of GRPCInferenceService to a request with these fields."""
+        return method(self._channel, name)(getattr(pb, f"{name}Request")(**fields), timeout=60)
+
     def infer(self, message: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        return method(self._channel, "ModelInfer")(message, timeout=60)
+        return infer(self._channel, message)
 
     def statistics(self, model: str = "", version: str = "") -> Sequence[pb.ModelStatistics]:
-        asked = pb.ModelStatisticsRequest(name=model, version=version)
-        answer: pb.ModelStatisticsResponse = method(self._channel, "ModelStatistics")(asked, timeout=60)
+        answer: pb.ModelStatisticsResponse = self("ModelStatistics", name=model, version=version)
         return answer.model_stats
 
     def trace(self, model: str = "", **settings: Sequence[str]) -> dict[str, list[str]]:

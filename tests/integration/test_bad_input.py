@@ -15,12 +15,6 @@ from tests.integration.daemon import Daemon, wait_for
 from tests.integration.inference_calls import method, refusal, request
 
 
-@pytest.fixture(scope="module")
-def channel(daemon: Daemon) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(daemon.unix) as channel:
-        yield channel
-
-
 @pytest.fixture(autouse=True)
 def serves_on(daemon: Daemon) -> Iterator[None]:
     yield

@@ -18,8 +18,9 @@ from edged.serving.memory import used_mb
 from tests import models
 from tests.integration import bounded_models as bounded
 from tests.integration.bounded_models import EDGE, place
-from tests.integration.daemon import Daemon, is_running, wait_for
-from tests.integration.inference_calls import Calls, method, refusal, request
+from tests.integration.daemon import Daemon, wait_for
+from tests.integration.inference_calls import Calls, infer, refusal, request
+from tests.waiting import is_running
 
 _ENDLESS = 1e15
 _MARK_MB = 400
@@ -77,9 +78,7 @@ class Neighbour:
 
 def ask(daemon: Daemon, model: str, x: float, timeout: float = 60) -> pb.ModelInferResponse:
     with grpc.insecure_channel(daemon.unix, (("grpc.max_receive_message_length", -1),)) as channel:
-        asked = request(model, np.array([x], np.float32))
-        answer: pb.ModelInferResponse = method(channel, "ModelInfer")(asked, timeout=timeout)
-        return answer
+        return infer(channel, request(model, np.array([x], np.float32)), timeout)
 
 
 def floats(answer: pb.ModelInferResponse, index: int = 0) -> list[float]:

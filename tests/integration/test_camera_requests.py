@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import cv2
 import grpc
 import numpy as np
@@ -11,17 +9,10 @@ import pytest
 
 from edged.proto import cameras_pb2 as pb
 from edged.shapes import Scene
-from tests.integration.daemon import Daemon
 from tests.integration.inference_calls import method, refusal
 
 _PICTURE = Scene(5).frame(0)[0]  # 640 x 480
 _TURNS = {90: cv2.ROTATE_90_COUNTERCLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_CLOCKWISE}
-
-
-@pytest.fixture(scope="module")
-def channel(daemon: Daemon) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(daemon.unix) as channel:
-        yield channel
 
 
 def jpeg(picture: np.ndarray) -> bytes:

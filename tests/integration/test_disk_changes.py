@@ -18,9 +18,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edged.shapes import MODEL_PATH
 from tests.integration import onnx_files
-from tests.integration.daemon import Daemon, is_running, wait_for
+from tests.integration.daemon import Daemon, wait_for
 from tests.integration.test_engine_life import Cameras
 from tests.integration.test_models import edged_command, scaled
+from tests.waiting import is_running
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import cv2
 import pytest
 
 from edged.shapes import MODEL_PATH, Scene
-from tests.integration.daemon import Daemon, is_running, wait_for
+from tests.integration.daemon import Daemon, wait_for
+from tests.waiting import is_running
 
 _SCENE = Scene(11)
 _FRAMES = [cv2.imencode(".jpg", _SCENE.frame(i)[0])[1].tobytes() for i in range(30)]

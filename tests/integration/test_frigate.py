@@ -19,6 +19,7 @@ from tests.frigate_client import FrigateDetector, Rows
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 from tests.overload import slow_model
+from tests.waiting import together
 
 pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every engine to be built
 
@@ -128,11 +129,7 @@ def test_many_detectors_are_answered_each_with_its_own(daemon: FrigateDaemon) ->
                 if not np.allclose(detector.detect(as_bytes(picture(number))), wanted[number], atol=0.01):
                     wrong.append(number)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in wanted]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(run, len(wanted))
     assert not wrong
 
 

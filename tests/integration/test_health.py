@@ -28,12 +28,6 @@ def daemon() -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(scope="module")
-def channel(daemon: Daemon) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(daemon.unix) as channel:
-        yield channel
-
-
 _TRITON = """
 import sys, tritonclient.grpc
 from tritonclient.utils import InferenceServerException

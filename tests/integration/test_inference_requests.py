@@ -18,7 +18,7 @@ from edged.tensors import numpy_dtype, to_bytes
 from tests import models, triton_models
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
-from tests.integration.inference_calls import method, refusal, tell
+from tests.integration.inference_calls import infer, method, refusal, tell
 
 pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every model to be read and opened
 
@@ -46,11 +46,6 @@ def channel(own: Daemon) -> Iterator[grpc.Channel]:
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     with grpc.insecure_channel(own.unix, options) as channel:
         yield channel
-
-
-def infer(channel: grpc.Channel, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    answer: pb.ModelInferResponse = method(channel, "ModelInfer")(request, timeout=30)
-    return answer
 
 
 def simple(**parameters: Any) -> pb.ModelInferRequest:

@@ -5,34 +5,23 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from google.protobuf.message import Message
 
 from edged.proto import model_config_pb2 as mc
 from edged.proto import open_inference_pb2 as pb
-from tests.integration import onnx_files
+from tests.integration import inference_calls, onnx_files
 from tests.integration.daemon import Daemon, wait_for
-from tests.integration.inference_calls import method, refusal
+from tests.integration.inference_calls import refusal
 
 
-class Calls:
-    """The protocol's calls as plain messages."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._channel = grpc.insecure_channel(daemon.unix)
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def __call__(self, name: str, /, **fields: Any) -> Any:
-        request: type[Message] = getattr(pb, f"{name}Request")
-        return method(self._channel, name)(request(**fields), timeout=60)
+class Calls(inference_calls.Calls):
+    """The protocol's calls, and what these tests ask most."""
 
     def scaled(self, name: str, version: str = "") -> tuple[float, str]:
         """What the model multiplies by, and the version that says so."""
@@ -69,8 +58,32 @@ def scale(folder: Path, version: int, factor: float | None = None) -> Path:
 
 @contextmanager
 def serving(daemon: Daemon) -> Iterator[Calls]:
-    with daemon, closing(Calls(daemon)) as calls:
+    with daemon, Calls(daemon.unix) as calls:
         yield calls
+
+
+@contextmanager
+def asked(daemon: Daemon, *versions: str) -> Iterator[list[tuple[float, str] | grpc.RpcError]]:
+    """What a client gets that asks for these versions of the model `m` in turn, all the time."""
+    answers: list[tuple[float, str] | grpc.RpcError] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        with Calls(daemon.unix) as calls:
+            while not is_over.is_set():
+                for version in versions:
+                    try:
+                        answers.append(calls.scaled("m", version))
+                    except grpc.RpcError as error:
+                        answers.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        is_over.set()
+        thread.join()
 
 
 NOT_FOUND, INVALID = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT
@@ -112,19 +125,7 @@ def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_leave
     (daemon.models / "m" / "config.pbtxt").write_text("version_policy { latest { num_versions: 2 } }")
     with serving(daemon) as ask:
         daemon.ready("m")
-        answers: list[tuple[float, str] | Exception] = []
-        stop = threading.Event()
-
-        def keep_asking() -> None:
-            while not stop.is_set():
-                try:
-                    answers.append(ask.scaled("m"))
-                except Exception as error:
-                    answers.append(error)
-
-        asking = threading.Thread(target=keep_asking)
-        asking.start()
-        try:
+        with asked(daemon, "") as answers:
             wait_for("version 1 answers", lambda: (1.0, "1") in answers)
             scale(daemon.models / "m", 2)
             wait_for("version 2 answers", lambda: (2.0, "2") in answers)
@@ -132,11 +133,8 @@ def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_leave
             scale(daemon.models / "m", 3)
             wait_for("version 3 answers", lambda: (3.0, "3") in answers)
             wait_for("version 1 has left", lambda: set(ask.index()) == {("m", "2"), ("m", "3")})
-        finally:
-            stop.set()
-            asking.join()
-        assert [answer for answer in answers if isinstance(answer, Exception)] == []
-        reported = [answer[0] for answer in answers if not isinstance(answer, Exception)]
+        assert [answer for answer in answers if isinstance(answer, grpc.RpcError)] == []
+        reported = [answer[0] for answer in answers if not isinstance(answer, grpc.RpcError)]
         assert reported == sorted(reported), "no old version answers after a new one has"
         refused(NOT_FOUND, lambda: ask.scaled("m", "1"))
 
@@ -149,27 +147,10 @@ def test_the_version_before_takes_over_when_the_newest_goes_and_no_request_fails
     with serving(daemon) as ask:
         daemon.ready("m")
         daemon.ready("m:1")
-        answers: list[tuple[float, str] | Exception] = []
-        stop = threading.Event()
-
-        def infer() -> None:
-            with closing(Calls(daemon)) as calls:
-                while not stop.is_set():
-                    for version in ("", "1"):
-                        try:
-                            answers.append(calls.scaled("m", version))
-                        except grpc.RpcError as error:
-                            answers.append(error)
-
-        thread = threading.Thread(target=infer)
-        thread.start()
-        try:
+        with asked(daemon, "", "1") as answers:
             (daemon.models / "m" / "2").rename(daemon.models / ".gone")
             wait_for("the version before answers", lambda: ask.scaled("m") == (1.0, "1"))
             wait_for("it is there once", lambda: ask.index() == {("m", "1"): ("READY", "")})
-        finally:
-            stop.set()
-            thread.join()
         assert set(answers) <= {(1.0, "1"), (2.0, "2")}
         refused(NOT_FOUND, lambda: ask.scaled("m", "2"))
 
@@ -382,7 +363,7 @@ def test_commands_that_make_no_sense_are_refused() -> None:
 
 
 def test_a_daemon_that_follows_the_disk_takes_no_commands_to_load(daemon: Daemon) -> None:
-    with closing(Calls(daemon)) as ask:
+    with Calls(daemon.unix) as ask:
         for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
             reported = refused(grpc.StatusCode.FAILED_PRECONDITION, lambda: ask(method, model_name="shapes"))  # noqa: B023
             assert 'model_control = "explicit"' in reported

@@ -20,7 +20,7 @@ import pytest
 
 from edged.proto import open_inference_pb2 as pb
 from tests.integration.daemon import Daemon, wait_for
-from tests.integration.inference_calls import method, tell
+from tests.integration.inference_calls import infer, method, refusal, tell
 
 RATE, WINDOW = 16000, 512
 PACKAGE = importlib.util.find_spec("silero_vad")
@@ -40,12 +40,6 @@ def daemon() -> Iterator[Daemon]:
         daemon.ready("voice")
         daemon.ready("plain")
         yield daemon
-
-
-@pytest.fixture(scope="module")
-def channel(daemon: Daemon) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(daemon.unix) as channel:
-        yield channel
 
 
 def sound(rows: int = 1, windows: int = 12) -> np.ndarray:
@@ -73,11 +67,6 @@ def request(window: np.ndarray, model: str = "voice", **parameters: Any) -> pb.M
     message.raw_input_contents.extend([window.tobytes(), np.int64(RATE).tobytes()])
     tell(message.parameters, **parameters)
     return message
-
-
-def infer(channel: grpc.Channel, message: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    answer: pb.ModelInferResponse = method(channel, "ModelInfer")(message, timeout=60)
-    return answer
 
 
 def output(response: pb.ModelInferResponse) -> np.ndarray:
@@ -138,10 +127,9 @@ def test_a_client_that_carries_the_state_itself_is_answered_as_by_any_model(chan
 
 
 def refused(channel: grpc.Channel, message: pb.ModelInferRequest) -> str:
-    with pytest.raises(grpc.RpcError) as caught:
-        infer(channel, message)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    return str(caught.value.details())
+    code, words = refusal(infer, channel, message)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    return words
 
 
 def test_requests_that_belong_to_no_sequence_are_refused(channel: grpc.Channel) -> None:

@@ -19,7 +19,8 @@ import pytest
 import edged
 from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH
-from tests.integration.daemon import Daemon, is_running, wait_for
+from tests.integration.daemon import Daemon, wait_for
+from tests.waiting import is_running
 
 _PICTURE = Path(__file__).parents[2] / "docs" / "demo.jpg"
 _GRACE, _CLOSING = 1.0, 10.0  # stop_seconds of the configuration, and what the daemon takes beyond

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edged.shared_layout import FOLDER
-from tests.integration.daemon import is_running
 from tests.soak.box import DETECTOR, STEADY, Box
 from tests.soak.deeds import churn
 from tests.soak.figures import Figures, descendants
 from tests.soak.journal import Journal
 from tests.soak.verdict import HEADER, Stretch, growths, row
+from tests.waiting import is_running
 
 
 def main() -> int:

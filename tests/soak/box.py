@@ -7,8 +7,9 @@ from pathlib import Path
 
 from edged.shapes import MODEL_PATH
 from tests.integration import onnx_files
-from tests.integration.daemon import Daemon, is_running, wait_for
+from tests.integration.daemon import Daemon, wait_for
 from tests.soak.figures import Figures
+from tests.waiting import is_running
 
 STEADY, DETECTOR, COMING, DROPPED = "steady", "shapes", "coming", "dropped"
 """Models: one that is asked for the truth all the time, the embedded detector, two that come and go."""
