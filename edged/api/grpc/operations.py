@@ -31,7 +31,6 @@ from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
 from edged.errors import InvalidInput, ModelNotFound, ModelRefused, Refused
 from edged.events import Event, ModelRepaired
-from edged.files import not_stored
 from edged.message_mapper import to_message
 from edged.metrics.sources import EventCounts, Sensors, resident_bytes
 from edged.models.entries import ModelEntry
@@ -135,10 +134,7 @@ class OperationsService:
         """Receive the files, examine the model, and only then add it to the repository."""
         repository = self._controller.repository
         async with upload_folder(repository, "the upload") as folder:
-            try:
-                header, upload = await receive_upload(parts, folder, self._controller.models)
-            except OSError as error:
-                raise not_stored("the upload", error) from error
+            header, upload = await receive_upload(parts, folder, self._controller.models)
             samples, installed = upload.samples, registry.usable(self._controller.fingerprint.facts)
             settings, pictures = dict(header.settings), tuple(samples.values())
             if header.replace and (there := await self._entry(header.name)) is not None:
@@ -189,10 +185,7 @@ class OperationsService:
     async def try_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.TryModelResponse:
         """Receive the model and its picture, examine it, and run it once."""
         async with upload_folder(self._controller.repository, "the upload") as folder:
-            try:
-                header, upload = await receive_upload(parts, folder, {})
-            except OSError as error:
-                raise not_stored("the upload", error) from error
+            header, upload = await receive_upload(parts, folder, {})
             model = next(iter(upload.files.values()))
             return await self.try_file(model, dict(header.settings), next(iter(upload.samples.values()), None))
 

@@ -79,23 +79,25 @@ async def repair_upload(
 async def receive_upload(
     parts: AsyncIterator[pb.AddModelRequest], folder: Path, taken: Mapping[str, PlannedModel]
 ) -> tuple[pb.ModelHeader, Upload]:
-    """Write an upload into `folder`; the first file is the model. InvalidInput if the parts are out of order."""
-    header, upload = pb.ModelHeader(), Upload(folder)
+    """Write an upload into `folder`; the first file is the model. InvalidInput if the parts are out of order; an
+    EdgedError if the disk does not take them."""
+    header = pb.ModelHeader()
     try:
-        async for part in parts:
-            kind = part.WhichOneof("part")
-            if kind == "header":
-                header = part.header
-                check_name(header.name)
-                if header.name in taken and not header.replace:
-                    raise AlreadyExists(taken[header.name].entry.already_there(header.digest))
-            elif kind == "file":
-                await upload.begin(part.file)
-            elif kind == "chunk":
-                await upload.write(part.chunk)
-        await upload.finish()
-    finally:
-        await upload.close()
+        async with contextlib.aclosing(Upload(folder)) as upload:
+            async for part in parts:
+                kind = part.WhichOneof("part")
+                if kind == "header":
+                    header = part.header
+                    check_name(header.name)
+                    if header.name in taken and not header.replace:
+                        raise AlreadyExists(taken[header.name].entry.already_there(header.digest))
+                elif kind == "file":
+                    await upload.begin(part.file)
+                elif kind == "chunk":
+                    await upload.write(part.chunk)
+            await upload.finish()
+    except OSError as error:
+        raise not_stored("the upload", error) from error
     if not header.name or not upload.files:
         raise InvalidInput("the upload has no header or no file; send the model's name and its bytes")
     return header, upload
@@ -151,11 +153,11 @@ class Upload:
 
     async def finish(self) -> None:
         """Check that all announced bytes came: the stream of a client that disconnects ends like a complete one."""
-        await self.close()
+        await self.aclose()
         if self._missing:
             raise InvalidInput(f"the upload is {self._missing} bytes shorter than announced; send it again")
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         if self._file is not None:
             await asyncio.to_thread(self._file.close)
 
