@@ -14,13 +14,17 @@ import pytest
 
 from edged.backends.artefact import FileRecord
 from edged.backends.contract import REFERENCE, Nodes, Order, Recipe, Signature
+from edged.config import Engines
 from edged.device.fingerprint import Fingerprint
 from edged.engines import engine as engine_module
 from edged.engines import maker as maker_module
 from edged.engines import opener as opener_module
 from edged.engines.builder import OnProgress, Reserve, Task
+from edged.engines.desired import desired
 from edged.engines.engine import PlannedEngine
+from edged.engines.maker import Maker
 from edged.engines.plan import PlannedModel
+from edged.engines.reconcile import Make
 from edged.errors import EngineUnusable
 from edged.events import EventLog, What
 from edged.ipc.job_messages import Progress
@@ -31,12 +35,15 @@ from edged.serving.hosts import HostKind
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.work import EngineRef
+from edged.store.attempts import AttemptLog
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Speed, Verdict
 from edged.store.store import Store
+from edged.tasks import TaskGroup
 from edged.tensors import TensorSpec
 from edged.verification.standard import Standard
 from edged.vision.family import Recognition
+from tests.waiting import until
 
 FACTS = {"runtime.onnxruntime": "1", "runtime.openvino": "2", "cpu.isa": "avx2", "cpu.model": "N100"}
 MB = 1 << 20
@@ -276,6 +283,48 @@ def serve(planned: PlannedModel, key: str, *, edition: str = "", backend: str = 
     ref = EngineRef(key, backend, known.digest, known.recognition, edition, limits=known.limits)
     planned.slot.install(ServingSession(host, 1, ref))
     return host  # type: ignore[no-any-return]
+
+
+# -- everything together ----------------------------------------------------------------------------------------------
+
+
+class Plant:
+    """Models with a reference and two engines, a scripted builder, scripted hosts, and a maker."""
+
+    def __init__(self, root: Path, clock: Clock, names: str = "m", **settings: object) -> None:
+        self.clock, self.store, self.events, self.looks = clock, Store(root), EventLog(), 0
+        self.builder, self.hosts, self.log = FakeBuilder(self.store), FakeHosts(), AttemptLog(root)
+        self.states: list[str] = []  # of all engines, as they change
+        self.models = {name: planned_model(name) for name in names}
+        self.planned = self.models["m"]
+        for name in names:
+            self.plan(name, "content" if name == "m" else name)
+        self.reference, self.engine, self.other = self.planned.engines.values()
+        self.tasks = TaskGroup(self._look)
+        builder: Any = self.builder
+        wanted = msgspec.convert({"keep_free_mb": 0} | settings, Engines)
+        self.maker = Maker(builder, self.store, self.models, wanted, self.events, self.tasks, self.log)
+
+    def plan(self, name: str, content: str) -> None:
+        """Let a model have this content."""
+        of = model(name, content, backends="openvino", threads="1,2")
+        for engine in self.models[name].plan(of, desired(box(), of)):
+            engine.on_change = lambda changed: self.states.append(changed.state.value)
+
+    def _look(self) -> None:
+        self.looks += 1
+
+    async def idle(self) -> None:
+        """Wait until nothing is made or opened any more."""
+        plans = self.models.values()
+        await until(lambda: not self.maker.busy and all(plan.opening is None for plan in plans), "all work has ended")
+        await settle()
+
+    async def at_work(self) -> None:
+        """Let the engine be made, until it waits for the gate of the builder."""
+        self.builder.gate.clear()
+        self.maker.start(self.planned, Make("m", self.engine.digest))
+        await until(lambda: bool(self.builder.did), "a child is at work")
 
 
 # -- what happened --------------------------------------------------------------------------------------------------

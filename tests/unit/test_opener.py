@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnxruntime
@@ -20,7 +21,6 @@ from edged.backends.contract import UNOPTIMISED, Composition, Nodes, Order, Plac
 from edged.config import Engines
 from edged.engines import opener as opener_module
 from edged.engines.alarms import Alarm, AlarmKind, Box, wrong
-from edged.engines.desired import desired
 from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.opener import Opener, misplaced_nodes
 from edged.engines.probe import NoUsableProbe
@@ -40,21 +40,16 @@ from edged.errors import (
     WarmupFailed,
     WrongAnswers,
 )
-from edged.events import EngineServes, EventLog
+from edged.events import EngineServes
 from edged.jobs.tasks import load_graphs
 from edged.serving.hosts import HostKind
-from edged.store.store import Store
-from edged.tasks import TaskGroup
 from tests import models
 from tests.unit.control_room import (
     Clock,
     FakeHost,
-    FakeHosts,
+    Plant,
     Unexpected,
-    box,
     emitted,
-    model,
-    planned_model,
     put,
     record_of,
     settle,
@@ -86,62 +81,55 @@ class Examiner:
             raise outcome
 
 
-class Gate:
-    """One model with a reference, and two engines that are in the store. Made within a loop."""
+class Gate(Plant):
+    """One model whose two engines are in the store, and an opener."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
-        self.clock, self.store, self.events, self.hosts = clock, Store(root), EventLog(), FakeHosts()
-        self.looks = 0
-        self.planned = planned_model()
-        of = model(backends="openvino", threads="1,2")
-        self.planned.plan(of, desired(box(), of))
-        self.reference, self.engine, self.other = self.planned.engines.values()
+        super().__init__(root, clock)
         for engine in (self.engine, self.other):
             composition = Composition(nodes=HOME)
             record = record_of(engine.key, engine.recipe, standard=engine.standard, composition=composition)
             put(self.store, record)
             engine.adopt(record)
         self.examiner = Examiner()
-        self.opener = Opener(
-            self.hosts,  # type: ignore[arg-type]
-            self.store,
-            4,
-            self.events,
-            TaskGroup(self._look),
-            self.examiner,  # type: ignore[arg-type]
-        )
-
-    def _look(self) -> None:
-        self.looks += 1
+        hosts: Any = self.hosts
+        probe: Any = self.examiner
+        self.opener = Opener(hosts, self.store, 4, self.events, self.tasks, probe)
 
     def host(self, engine: PlannedEngine | None = None) -> FakeHost:
         return self.hosts.host((engine or self.engine).recipe.backend)
 
-    def start(self, engine: PlannedEngine | None = None) -> None:
+    async def open(
+        self,
+        outcome: Exception | None = None,
+        engine: PlannedEngine | None = None,
+        *,
+        nodes: Nodes | None = None,
+        probe: Exception | None = None,
+    ) -> PlannedEngine:
+        """Open an engine to its end: `outcome` and `nodes` are the host's, `probe` is what comes of its question."""
+        host = self.host(engine)
+        host.outcomes.append(outcome)
+        host.nodes[len(host.opened) + 1] = nodes or {}
+        if probe is not None:
+            self.examiner.outcomes.append(probe)
         self.opener.start(self.planned, (engine or self.engine).digest)
-
-    async def open(self, outcome: Exception | None = None, engine: PlannedEngine | None = None) -> PlannedEngine:
-        """Opens an engine to its end, whatever that is."""
-        self.host(engine).outcomes.append(outcome)
-        self.start(engine)
         await self.idle()
         return engine or self.engine
 
-    async def prove(self, engine: PlannedEngine, nodes: Nodes | None = None, outcome: Exception | None = None) -> None:
-        """Open an engine whose session's nodes are there and whose probe has that outcome."""
-        host = self.host(engine)
-        host.nodes[len(host.opened) + 1] = HOME if nodes is None else nodes
-        self.examiner.outcomes.append(outcome)
-        self.start(engine)
+    async def begin(self) -> None:
+        """Start opening the engine; the host waits for its gate."""
+        self.host().gate.clear()
+        self.opener.start(self.planned, self.engine.digest)
+        await until(lambda: bool(self.host().opened), "the host was asked")
+
+    async def end(self) -> None:
+        self.host().gate.set()
         await self.idle()
 
     def alarms(self, *kinds: AlarmKind) -> list[Alarm]:
         kinds = kinds or (AlarmKind.FALLBACK, AlarmKind.ENGINE_MISMATCH)
         return [a for a in wrong([self.planned], Engines(), 0.0, Box()) if a.kind in kinds]
-
-    async def idle(self) -> None:
-        await until(lambda: self.planned.opening is None, "the opening has ended")
-        await settle()
 
     @property
     def serving(self) -> str | None:
@@ -189,12 +177,9 @@ async def test_open_reference_reads_the_models_file(gate: Gate) -> None:
 
 async def test_open_in_progress_names_the_engine_and_keeps_the_old_one_serving(gate: Gate) -> None:
     await gate.open(engine=gate.reference)
-    gate.host().gate.clear()
-    gate.start()
-    await until(lambda: bool(gate.host().opened), "the host was asked")
+    await gate.begin()
     assert (gate.planned.opening_key, gate.serving) == (gate.engine.digest, gate.reference.digest)
-    gate.host().gate.set()
-    await gate.idle()
+    await gate.end()
     assert gate.serving == gate.engine.digest
 
 
@@ -221,12 +206,9 @@ async def test_open_marks_the_engine_as_used(gate: Gate, tmp_path: Path) -> None
 
 
 async def test_open_engine_no_longer_planned_is_closed(gate: Gate) -> None:
-    gate.host().gate.clear()
-    gate.start()
-    await until(lambda: bool(gate.host().opened), "the host was asked")
+    await gate.begin()
     gate.planned.engines = {}
-    gate.host().gate.set()
-    await gate.idle()
+    await gate.end()
     assert (gate.serving, gate.host().closed) == (None, [1])
     assert emitted(gate.events, EngineServes) == []
 
@@ -246,39 +228,38 @@ async def test_open_temporary_failure_is_retried_later(gate: Gate, clock: Clock,
     assert gate.planned.is_superseded is isinstance(error, Superseded)
 
 
-async def test_open_refused_reference_is_not_retried(gate: Gate) -> None:
-    await gate.open(EngineUnusable("no such operator"), gate.reference)
-    assert (gate.reference.open_at, gate.reference.reason) == (math.inf, "no such operator")
-    assert gate.reference.state is S.ABSENT
+# For a reference or an engine: the error, and the seconds until it is tried again, after each attempt.
+PATIENCE: dict[str, tuple[bool, EdgedError, list[float]]] = {
+    "refused reference": (True, EngineUnusable("no such operator"), [math.inf]),
+    "reference without memory": (True, OutOfMemory("bad_alloc"), [2, 10, 60, 60]),
+    "reference without shared memory": (True, Overloaded("the shared memory is full"), [2, 10, 60, 60]),
+    "reference on a failing disk": (True, DiskFailing("it fails"), [2, 10, 60, 60]),
+    "reference on a full disk": (True, OutOfSpace("it is full"), [2, 10, 60, 60]),
+    "reference that takes too long": (True, DeadlineExceeded("it took longer"), [2, 10, math.inf]),
+    "engine refused before it is rebuilt": (False, EngineUnusable("the driver refuses it"), [2, 10]),
+    "engine without memory": (False, OutOfMemory("CUDA_ERROR_OUT_OF_MEMORY"), [2, 10, 60, 60, 60]),
+    "engine whose warm-up fails": (False, WarmupFailed("its model_warmup 'w' failed"), [math.inf]),
+}
 
 
-@pytest.mark.parametrize("error", [OutOfMemory("bad_alloc"), Overloaded("the shared memory is full")])
-async def test_open_reference_without_memory_is_retried_for_ever(gate: Gate, clock: Clock, error: EdgedError) -> None:
-    gate.planned.engines = {gate.reference.digest: gate.reference}
-    for wait in (2.0, 10.0, 60.0, 60.0):
-        await gate.open(error, gate.reference)
-        assert gate.reference.open_at == clock.now + wait
-        assert not gate.planned.is_hopeless()
-        assert str(error) in gate.reference.reason
-    await gate.open(engine=gate.reference)
-    assert (gate.serving, gate.reference.refusals) == (gate.reference.digest, 0)
-
-
-async def test_open_reference_that_times_out_is_retried_twice(gate: Gate, clock: Clock) -> None:
-    gate.planned.engines = {gate.reference.digest: gate.reference}
-    for wait in (2.0, 10.0):
-        await gate.open(DeadlineExceeded("it took longer"), gate.reference)
-        assert gate.reference.open_at == clock.now + wait
-    await gate.open(DeadlineExceeded("it took longer"), gate.reference)
-    assert gate.planned.is_hopeless()
-
-
-async def test_open_engine_with_failed_warm_up_is_kept_and_not_retried(gate: Gate) -> None:
-    engine = await gate.open(WarmupFailed("its model_warmup 'w' failed"))
-    assert (engine.open_at, engine.is_usable) == (math.inf, True)
+@pytest.mark.parametrize("case", PATIENCE)
+async def test_open_that_fails_is_retried_while_it_may_pass(gate: Gate, clock: Clock, case: str) -> None:
+    is_reference, error, waits = PATIENCE[case]
+    engine = gate.reference if is_reference else gate.engine
+    if is_reference:
+        gate.planned.engines = {engine.digest: engine}
+    for wait in waits:
+        await gate.open(error, engine)
+        assert (engine.open_at, engine.is_usable) == (clock.now + wait, not is_reference)
+        assert str(error) in engine.reason
+    assert gate.planned.is_hopeless() is (is_reference and waits[-1] == math.inf)
+    if waits[-1] < math.inf:
+        await gate.open(engine=engine)
+        assert (gate.serving, engine.refusals, engine.reason, engine.open_at) == (engine.digest, 0, "", 0)
 
 
 async def test_open_refused_engine_is_rebuilt_until_quarantined(gate: Gate, clock: Clock) -> None:
+    gate.store.pin(gate.engine.digest)
     for number in range(1, 5):
         for _ in range(3):
             assert gate.engine.is_usable
@@ -295,32 +276,6 @@ async def test_open_refused_engine_is_rebuilt_until_quarantined(gate: Gate, cloc
             gate.engine.finish(record, record)
     assert gate.engine.state is S.QUARANTINED
     assert "the driver refuses it" in gate.engine.reason
-
-
-async def test_open_refused_engine_is_retried_before_a_rebuild(gate: Gate, clock: Clock) -> None:
-    for wait in (2.0, 10.0):
-        await gate.open(EngineUnusable("the device is out of memory"))
-        assert (gate.engine.state, gate.engine.is_usable) == (S.READY, True)
-        assert gate.engine.open_at == clock.now + wait
-        assert "out of memory" in gate.engine.reason
-    await gate.open()
-    assert (gate.engine.refusals, gate.engine.reason) == (0, "")
-    await gate.open(EngineUnusable("the device is out of memory"))
-    assert gate.engine.is_usable
-
-
-async def test_open_without_memory_keeps_the_engine(gate: Gate, clock: Clock) -> None:
-    for wait in (2.0, 10.0, 60.0, 60.0, 60.0):
-        await gate.open(OutOfMemory("CUDA_ERROR_OUT_OF_MEMORY"))
-        assert (gate.engine.is_usable, gate.engine.open_at) == (True, clock.now + wait)
-    assert gate.engine.digest in gate.store.records()
-
-
-async def test_open_discarded_engine_leaves_its_pin(gate: Gate) -> None:
-    gate.store.pin(gate.engine.digest)
-    for _ in range(3):
-        await gate.open(EngineUnusable("the driver refuses it"))
-    assert gate.engine.digest not in gate.store.records()
     assert gate.store.is_pinned(gate.engine.digest)
 
 
@@ -339,13 +294,10 @@ async def test_open_engine_missing_from_the_store_is_rebuilt(gate: Gate) -> None
 
 
 async def test_open_damaged_engine_replaced_meanwhile_is_kept(gate: Gate) -> None:
-    gate.host().gate.clear()
     gate.host().outcomes.append(EngineDamaged("it does not match its record"))
-    gate.start()
-    await until(lambda: bool(gate.host().opened), "the host was asked")
+    await gate.begin()
     put(gate.store, record_of(gate.engine.key, gate.engine.recipe, content=b"another"), b"another")
-    gate.host().gate.set()
-    await gate.idle()
+    await gate.end()
     assert isinstance(gate.store.artefact(gate.engine.digest), Artefact)
 
 
@@ -357,7 +309,7 @@ async def test_open_engine_rejected_while_its_host_starts_is_not_opened(gate: Ga
         return await get(kind)
 
     gate.hosts.get = slowly  # type: ignore[method-assign]
-    gate.start()
+    gate.opener.start(gate.planned, gate.engine.digest)
     await settle()
     rejected = record_of(gate.engine.key, gate.engine.recipe, accepted=False, standard=gate.engine.standard)
     for state in (S.QUEUED, S.VERIFYING):
@@ -379,44 +331,28 @@ async def test_open_failure_during_a_rebuild_waits_for_its_outcome(gate: Gate, c
 
 
 async def test_open_unexpected_error_is_logged_and_retried_later(
-    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+    gate: Gate, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "edged.engines"):
-        gate = Gate(tmp_path, clock)
         engine = await gate.open(Unexpected("a bug"))
-        assert engine.open_at > clock.now
-        assert (engine.state, gate.planned.opening, gate.planned.opening_key) == (S.READY, None, "")
+    assert engine.open_at > clock.now
+    assert (engine.state, gate.planned.opening, gate.planned.opening_key) == (S.READY, None, "")
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-async def test_open_reference_whose_file_was_replaced_does_not_serve(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("outcome", [None, EngineUnusable("NO_SUCHFILE")], ids=["replaced", "removed"])
+async def test_open_reference_whose_file_changed_does_not_serve_and_is_retried_later(
+    gate: Gate, clock: Clock, monkeypatch: pytest.MonkeyPatch, outcome: EdgedError | None
 ) -> None:
-    def replaced(order: object) -> None:
+    """The runtime's own word on a file that is gone would be final."""
+
+    def changed(order: object) -> None:
         raise Superseded("model.onnx was replaced")
 
-    gate = Gate(tmp_path, clock)
-    await gate.open(engine=gate.reference)
-    gate.planned.slot.current = None
-    monkeypatch.setattr(opener_module, "require_same", replaced)
-    await gate.open(engine=gate.reference)
+    monkeypatch.setattr(opener_module, "require_same", changed)
+    await gate.open(outcome, gate.reference)
     assert (gate.serving, gate.planned.is_superseded) == (None, True)
-    assert gate.host(gate.reference).closed == [2]
-    assert clock.now < gate.reference.open_at < math.inf
-
-
-async def test_open_reference_whose_file_was_removed_is_retried_later(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The runtime's own word would be final."""
-
-    def gone(order: object) -> None:
-        raise Superseded("model.onnx was taken away")
-
-    gate = Gate(tmp_path, clock)
-    monkeypatch.setattr(opener_module, "require_same", gone)
-    await gate.open(EngineUnusable("NO_SUCHFILE"), gate.reference)
-    assert gate.planned.is_superseded
+    assert gate.host(gate.reference).closed == ([] if outcome else [1])
     assert clock.now < gate.reference.open_at < math.inf
 
 
@@ -440,19 +376,6 @@ async def test_tidy_keeps_hosts_of_planned_engines(gate: Gate) -> None:
     assert {kind.generation for kind in wanted} == {e.key.generation for e in gate.planned.engines.values()}
 
 
-@pytest.mark.parametrize("error", [Unexpected("a bug"), EngineUnusable("it is refused"), HostLost("it died")])
-async def test_open_closes_the_session_if_a_later_step_fails(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    async def fails(*_: object) -> None:
-        raise error
-
-    gate = Gate(tmp_path, clock)
-    monkeypatch.setattr(opener_module, "warm_up", fails)
-    await gate.open()
-    assert (gate.serving, gate.host().closed) == (None, [1])
-
-
 async def test_open_session_of_a_lost_host_is_not_installed(
     gate: Gate, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,90 +392,66 @@ async def test_open_session_of_a_lost_host_is_not_installed(
 # -- answers --------------------------------------------------------------------------------------------------------
 
 
-async def test_open_probes_every_engine_before_it_serves(gate: Gate) -> None:
-    await gate.prove(gate.reference, {})
-    await gate.prove(gate.engine)
-    assert gate.examiner.asked == [(1, True), (1, False)]
-    assert gate.planned.serving == gate.engine.digest
-
-
 async def test_open_engine_of_another_model_is_discarded_and_the_reference_serves(gate: Gate) -> None:
-    await gate.prove(gate.reference, {})
+    await gate.open(engine=gate.reference)
     gate.examiner.differs = "cosine 0.1 is below 0.999"
-    await gate.prove(gate.engine)
-    assert gate.planned.serving == gate.reference.digest
+    await gate.open()
+    assert gate.serving == gate.reference.digest
     assert gate.store.counts.damaged == 1
     assert gate.engine.digest not in gate.store.records()
     assert gate.engine.state is EngineState.ABSENT
-
-
-async def test_open_engine_of_another_model_raises_an_alarm_until_rebuilt(gate: Gate) -> None:
-    gate.examiner.differs = "cosine 0.1 is below 0.999"
-    await gate.prove(gate.engine)
     (alarm,) = gate.alarms()
     assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.ENGINE_MISMATCH, "m", gate.engine.digest)
     gate.engine.finish(record_of(gate.engine.key, gate.engine.recipe, standard=gate.engine.standard), None)
     assert not gate.alarms()
 
 
-async def test_open_engine_again_is_not_compared_again(gate: Gate) -> None:
-    await gate.prove(gate.reference, {})
+async def test_open_asks_every_engine_and_compares_a_build_once(gate: Gate) -> None:
+    await gate.open(engine=gate.reference)
     for _ in range(2):
-        await gate.prove(gate.engine)
+        await gate.open()
+    assert gate.examiner.asked == [(1, True), (1, False), (2, False)]
     assert gate.examiner.compared == 1
 
 
-@pytest.mark.parametrize("error", [WrongAnswers("it holds no numbers"), EngineUnusable("it refuses")])
-async def test_open_engine_with_wrong_answers_is_not_installed(gate: Gate, error: Exception, clock: Clock) -> None:
-    await gate.prove(gate.reference, {})
-    await gate.prove(gate.engine, outcome=error)
-    assert gate.planned.serving == gate.reference.digest
-    assert gate.host(gate.engine).closed == [1]
+@pytest.mark.parametrize(
+    ("error", "refusals"),
+    [
+        (WrongAnswers("it holds no numbers"), 1),
+        (EngineUnusable("it refuses"), 1),
+        (HostLost("it died"), 0),
+        (NotReady("no room"), 0),
+        (Unexpected("a bug"), 0),
+    ],
+)
+async def test_open_engine_that_fails_its_question_is_closed_and_opened_again_later(
+    gate: Gate, clock: Clock, error: Exception, refusals: int
+) -> None:
+    await gate.open(engine=gate.reference)
+    await gate.open(probe=error)
+    assert (gate.serving, gate.host().closed) == (gate.reference.digest, [1])
     assert clock.now < gate.engine.open_at < math.inf
-    assert str(error) in gate.engine.reason
-    await gate.prove(gate.engine)
-    assert gate.planned.serving == gate.engine.digest
-
-
-@pytest.mark.parametrize("error", [HostLost("it died"), NotReady("no room")])
-async def test_open_host_lost_during_the_probe_does_not_blame_the_engine(gate: Gate, error: Exception) -> None:
-    await gate.prove(gate.engine, outcome=error)
-    assert (gate.planned.serving, gate.engine.refusals) == (None, 0)
-
-
-async def test_open_model_without_usable_probe_serves_and_is_not_ready(gate: Gate) -> None:
-    await gate.prove(gate.reference, {}, NoUsableProbe("nothing is answered"))
-    assert gate.planned.slot.current is not None
-    assert gate.planned.slot.current.health.unproven == "nothing is answered"
+    assert gate.engine.refusals == refusals
+    await gate.open()
+    assert gate.serving == gate.engine.digest
 
 
 async def test_open_model_without_usable_probe_is_ready_after_a_real_request(gate: Gate, clock: Clock) -> None:
-    await gate.prove(gate.reference, {}, NoUsableProbe("nothing is answered"))
-    await gate.prove(gate.engine, None, NoUsableProbe("nothing is answered"))
-    assert gate.planned.slot.current is not None
-    assert gate.planned.slot.current.health.unproven
+    for engine in (gate.reference, gate.engine):
+        await gate.open(engine=engine, probe=NoUsableProbe("nothing is answered"))
+        assert gate.planned.slot.current is not None
+        assert gate.planned.slot.current.health.unproven == "nothing is answered"
     gate.planned.slot.current.health.answered(clock.now)
-    await gate.prove(gate.other, None, NoUsableProbe("nothing is answered"))
-    assert gate.planned.serving == gate.other.digest
+    await gate.open(engine=gate.other, probe=NoUsableProbe("nothing is answered"))
+    assert gate.serving == gate.other.digest
     assert not gate.planned.slot.current.health.unproven
 
 
-@pytest.mark.parametrize("error", [DiskFailing("it fails"), OutOfSpace("it is full")])
-async def test_open_reference_on_a_failing_disk_is_retried(gate: Gate, error: Exception, clock: Clock) -> None:
-    for _ in range(4):
-        await gate.prove(gate.reference, {}, error)
-        assert clock.now < gate.reference.open_at < math.inf
-    await gate.prove(gate.reference, {})
-    assert gate.planned.serving == gate.reference.digest
-
-
 async def test_open_on_a_failing_disk_raises_an_alarm_until_it_succeeds(gate: Gate) -> None:
-    await gate.prove(gate.reference, {}, DiskFailing("it fails"))
-    assert not gate.alarms(AlarmKind.DISK_FAILING)
-    await gate.prove(gate.reference, {}, DiskFailing("it fails"))
-    (alarm,) = gate.alarms(AlarmKind.DISK_FAILING)
-    assert alarm.model == ""
-    await gate.prove(gate.reference, {})
+    for count in (0, 1):
+        await gate.open(DiskFailing("it fails"), gate.reference)
+        assert [alarm.model for alarm in gate.alarms(AlarmKind.DISK_FAILING)] == [""] * count
+    await gate.open(engine=gate.reference)
     assert not gate.alarms(AlarmKind.DISK_FAILING)
 
 
@@ -560,10 +459,9 @@ async def test_open_on_a_failing_disk_raises_an_alarm_until_it_succeeds(gate: Ga
 
 
 async def test_open_misplaced_engine_is_not_installed_if_another_can_serve(gate: Gate) -> None:
-    await gate.prove(gate.reference, {})
-    await gate.prove(gate.engine, ELSEWHERE)
-    assert gate.planned.serving == gate.reference.digest
-    assert gate.host(gate.engine).closed == [1]
+    await gate.open(engine=gate.reference)
+    await gate.open(nodes=ELSEWHERE)
+    assert (gate.serving, gate.host().closed) == (gate.reference.digest, [1])
     assert gate.examiner.asked == [(1, True)], "only the reference is probed"
     (alarm,) = gate.alarms()
     assert alarm.engine == gate.engine.digest
@@ -572,33 +470,24 @@ async def test_open_misplaced_engine_is_not_installed_if_another_can_serve(gate:
     assert report.composition.nodes == ELSEWHERE
     assert report.composition.fallback == ("nothing runs on CPU: its nodes are on GPU",)
     assert "it is not what was verified" in report.reason
-
-
-async def test_open_misplaced_engine_serves_if_nothing_else_can_and_raises_an_alarm(gate: Gate) -> None:
-    gate.reference.open_at, gate.other.record = math.inf, None
-    await gate.prove(gate.engine, ELSEWHERE)
-    assert gate.planned.serving == gate.engine.digest
-    (alarm,) = gate.alarms()
-    assert "does not serve" not in alarm.message
-
-
-async def test_open_misplaced_engine_is_rebuilt_and_clears_the_alarm(gate: Gate) -> None:
-    for _ in range(3):
-        await gate.prove(gate.engine, ELSEWHERE)
+    for _ in range(2):
+        await gate.open(nodes=ELSEWHERE)
     assert gate.engine.digest not in gate.store.records()
     assert gate.engine.record is None
     gate.engine.finish(record_of(gate.engine.key, gate.engine.recipe, standard=gate.engine.standard), None)
     assert not gate.alarms()
 
 
-async def test_open_fallback_nodes_and_moved_nodes_are_one_alarm(gate: Gate) -> None:
+async def test_open_misplaced_engine_serves_if_nothing_else_can_and_raises_one_alarm(gate: Gate) -> None:
     assert gate.engine.record is not None
     made = Composition(nodes=HOME, fallback=("1 Loop runs on the CPU",))
     gate.engine.record = msgspec.structs.replace(gate.engine.record, composition=made)
     gate.reference.open_at, gate.other.record = math.inf, None
-    await gate.prove(gate.engine, ELSEWHERE)
+    await gate.open(nodes=ELSEWHERE)
+    assert gate.serving == gate.engine.digest
     (alarm,) = gate.alarms()
     assert "1 Loop runs on the CPU; nothing runs on CPU" in alarm.message
+    assert "does not serve" not in alarm.message
 
 
 # ONNX Runtime 1.23, the last for Python 3.10, does not report which operators a session on the CPU has.
