@@ -288,7 +288,7 @@ def serve(planned: PlannedModel, key: str, *, edition: str = "", backend: str = 
 # -- everything together ----------------------------------------------------------------------------------------------
 
 
-class Plant:
+class ControlRoom:
     """Models with a reference and two engines, a scripted builder, scripted hosts, and a maker."""
 
     def __init__(self, root: Path, clock: Clock, names: str = "m", **settings: object) -> None:

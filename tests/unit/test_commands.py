@@ -7,35 +7,30 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from edged.api_types import EngineProgress
-from edged.config import Engines
 from edged.engines import commands as commands_module
 from edged.engines.commands import Commands, Ordered, Selection
 from edged.engines.desired import desired
 from edged.engines.engine import EngineState, PlannedEngine, Request
-from edged.engines.maker import Maker
 from edged.engines.plan import PlannedModel
-from edged.engines.reconcile import Make, Open, reconcile
+from edged.engines.reconcile import Open, reconcile
 from edged.engines.views import actual
 from edged.errors import BuildFailed, EdgedError, InvalidInput, NotFound, OutOfSpace, Refused
-from edged.events import Commanded, EngineEvicted, EventLog
-from edged.store.attempts import AttemptLog
+from edged.events import Commanded, EngineEvicted
 from edged.store.store import Store
-from edged.tasks import TaskGroup
 from tests.unit.control_room import (
     Clock,
-    FakeBuilder,
+    ControlRoom,
     box,
     emitted,
     model,
-    planned_model,
     put,
     record_of,
-    serve,
     settle,
     stop_time,
 )
@@ -49,31 +44,14 @@ def keys(ordered: tuple[Ordered, ...]) -> tuple[str, ...]:
     return tuple(each.key for each in ordered)
 
 
-class Desk:
+class Desk(ControlRoom):
     """Two models with a reference and two engines each; `look` is what the control loop does between two commands."""
 
-    def __init__(self, root: Path, clock: Clock, **settings: object) -> None:
-        self.clock, self.store, self.events, self.wakes = clock, Store(root), EventLog(), 0
-        self.builder, self.log = FakeBuilder(self.store), AttemptLog(root)
-        self.models: dict[str, PlannedModel] = {}
-        for name in "mn":
-            self.models[name] = planned_model(name)
-            self.plan(name, name)
-        self.maker = Maker(
-            self.builder,  # type: ignore[arg-type]
-            self.store,
-            self.models,
-            msgspec.convert({"keep_free_mb": 0} | settings, Engines),
-            self.events,
-            TaskGroup(lambda: None),
-            self.log,
-        )
-        catalogue: object = SimpleNamespace(models=self.models, find=self._find)
-        self.commands = Commands(catalogue, self.store, self.maker, self.events, self._wake)  # type: ignore[arg-type]
-
-    def plan(self, name: str, content: str) -> None:
-        of = model(name, content, backends="openvino", threads="1,2")
-        self.models[name].plan(of, desired(box(), of))
+    def __init__(self, root: Path, clock: Clock) -> None:
+        super().__init__(root, clock, "mn")
+        self.wakes = 0
+        catalogue: Any = SimpleNamespace(models=self.models, find=self._find)
+        self.commands = Commands(catalogue, self.store, self.maker, self.events, self._wake)
 
     def _find(self, name: str) -> PlannedModel:
         if name not in self.models:
@@ -83,18 +61,18 @@ class Desk:
     def _wake(self) -> None:
         self.wakes += 1
 
-    def engine(self, name: str = "m", number: int = 1) -> PlannedEngine:
+    def of(self, name: str = "m", number: int = 1) -> PlannedEngine:
         return list(self.models[name].engines.values())[number]
 
     def selection(self, name: str = "m", number: int = 1) -> Selection:
-        return Selection(engine=self.engine(name, number).digest)
+        return Selection(engine=self.of(name, number).digest)
 
     def digests(self, name: str = "m") -> tuple[str, ...]:
         return tuple(self.models[name].engines)
 
     def have(self, name: str = "m", number: int = 1, cost: float = 0.5, accepted: bool = True) -> PlannedEngine:
         """An engine that was made before."""
-        engine = self.engine(name, number)
+        engine = self.of(name, number)
         record = record_of(engine.key, engine.recipe, cost=cost, accepted=accepted, standard=engine.standard)
         put(self.store, msgspec.structs.replace(record, model=name))
         engine.adopt(self.store.records()[engine.digest])
@@ -109,7 +87,21 @@ class Desk:
     async def until_quiet(self) -> None:
         for _ in range(20):
             await self.look()
-            await until(lambda: not self.maker.busy, "everything is made")
+            await self.idle()
+
+    async def follow(self, ordered: tuple[Ordered, ...]) -> list[EngineProgress]:
+        """Return all updates until the command is done, while the control loop runs."""
+
+        async def look() -> None:
+            while True:
+                await self.look()
+                await asyncio.sleep(0.001)
+
+        looking = asyncio.create_task(look())
+        try:
+            return [status async for status in self.commands.follow(ordered)]
+        finally:
+            looking.cancel()
 
     def commanded(self) -> list[str]:
         return [event.verb for event in emitted(self.events, Commanded)]
@@ -186,17 +178,17 @@ def test_select_by_an_ambiguous_prefix_is_refused(desk: Desk, monkeypatch: pytes
 
 
 async def test_rebuild_engine_of_two_models_builds_once(desk: Desk) -> None:
-    desk.plan("n", "m")
+    desk.plan("n", "content")
     assert desk.digests("m") == desk.digests("n")
     for name in "mn":
         for number in range(3):
             desk.have(name, number)
     desk.builder.content = b"built again"
     key = keys(desk.commands.rebuild(desk.selection(), True))
-    assert key == (desk.engine().digest,) * 2, "one for each model"
+    assert key == (desk.of().digest,) * 2, "one for each model"
     await desk.until_quiet()
     assert desk.builder.did == [("make", key[0])]
-    assert desk.engine("m").edition == desk.engine("n").edition == desk.store.records()[key[0]].edition
+    assert desk.of("m").edition == desk.of("n").edition == desk.store.records()[key[0]].edition
 
 
 # -- rebuild --------------------------------------------------------------------------------------------------------
@@ -211,16 +203,19 @@ def test_rebuild_builds_missing_engines_only(desk: Desk) -> None:
     assert desk.wakes == 1
 
 
-def test_rebuild_by_force_builds_every_selected_engine(desk: Desk) -> None:
+async def test_rebuild_by_force_builds_every_selected_engine_to_the_last(desk: Desk) -> None:
     desk.have(number=1)
     desk.have(number=2, accepted=False)
     assert keys(desk.commands.rebuild(M, True)) == desk.digests()
-    assert set(keys(desk.commands.rebuild(ALL, True))) == {*desk.digests("m"), *desk.digests("n")}
+    seen = await asyncio.wait_for(desk.follow(desk.commands.rebuild(ALL, True)), 10)
+    last = {status.key: status for status in seen}
+    assert set(last) == {*desk.digests("m"), *desk.digests("n")}
+    assert all(status.done and status.succeeded for status in last.values())
 
 
 @pytest.mark.parametrize("state", [S.FAILED, S.QUARANTINED, S.EVICTED, S.UNSUITABLE])
 def test_rebuild_retries_quarantined_and_failed_engines(desk: Desk, state: EngineState) -> None:
-    engine = desk.engine()
+    engine = desk.of()
     if state in (S.FAILED, S.UNSUITABLE):
         engine.move(S.QUEUED)
         engine.move(S.BUILDING)
@@ -241,16 +236,16 @@ def test_rebuild_rejected_engine_only_if_named_or_by_force(desk: Desk) -> None:
 
 
 def test_rebuild_by_force_skips_the_trial(desk: Desk) -> None:
-    desk.engine(number=1).trial = desk.engine(number=2).trial = "source"
+    desk.of(number=1).trial = desk.of(number=2).trial = "source"
     desk.commands.rebuild(desk.selection(number=1), True)
-    assert desk.engine(number=1).trial == ""
-    assert desk.engine(number=2).trial == "source"
+    assert desk.of(number=1).trial == ""
+    assert desk.of(number=2).trial == "source"
 
 
 async def test_rebuild_engine_in_progress_is_followed_not_repeated(desk: Desk) -> None:
     desk.builder.gate.clear()
     await desk.look()
-    reference = desk.engine(number=0)
+    reference = desk.of(number=0)
     assert reference.state not in (S.ABSENT, S.READY)
     assert reference.digest in keys(desk.commands.rebuild(M, True))
     assert reference.request is Request.NONE
@@ -279,18 +274,16 @@ async def test_cancel_ends_running_queued_and_requested_builds(desk: Desk) -> No
     ready = desk.have(number=2)
     ready.request = Request.BUILD
     desk.have("n", 1)
-    desk.builder.gate.clear()
-    desk.maker.start(desk.models["m"], Make("m", desk.digests()[0]))
-    await until(lambda: bool(desk.builder.did), "a child is at work")
+    await desk.at_work()
     assert desk.commands.cancel(M) == desk.digests()
-    await until(lambda: not desk.maker.busy, "the child has ended")
-    reference, other, _ = desk.models["m"].engines.values()
+    await desk.idle()
+    reference, other, _ = desk.planned.engines.values()
     assert (reference.state, other.state, ready.state) == (S.QUARANTINED, S.QUARANTINED, S.READY)
     assert ready.request is Request.NONE
     desk.builder.gate.set()
     await desk.until_quiet()
-    assert {key for _, key in desk.builder.did} & set(desk.digests("m")) == {reference.digest}, "and never again"
-    assert desk.engine("n").state is S.READY
+    assert {key for _, key in desk.builder.did} & set(desk.digests("m")) == {other.digest}, "and never again"
+    assert desk.of("n").state is S.READY
 
 
 # -- pin and evict --------------------------------------------------------------------------------------------------
@@ -323,28 +316,17 @@ def test_evict_removes_files_and_keeps_the_record(desk: Desk) -> None:
     assert run(desk.commands.evict(desk.selection(number=2))) == (), "it has nothing more to give"
 
 
-def test_evict_serving_engine_is_refused(desk: Desk) -> None:
-    engine = spare(desk)
-    serve(desk.models["m"], engine.digest)
-    with pytest.raises(Refused, match="it serves or soon will"):
-        run(desk.commands.evict(desk.selection(number=2)))
-    assert engine.state is S.READY
-
-
-def test_evict_pinned_engine_is_refused(desk: Desk) -> None:
-    engine = spare(desk)
-    desk.store.pin(engine.digest)
-    with pytest.raises(Refused, match="pinned; unpin it first"):
-        run(desk.commands.evict(desk.selection(number=2)))
-    desk.store.unpin(engine.digest)
-    assert run(desk.commands.evict(desk.selection(number=2))) == (engine.digest,)
-
-
-def test_evict_model_with_needed_engines_only_is_refused(desk: Desk) -> None:
+@pytest.mark.parametrize("is_whole_model", [False, True])
+@pytest.mark.parametrize("why", ["it serves or soon will", "pinned; unpin it first"])
+def test_evict_needed_engine_is_refused(desk: Desk, why: str, is_whole_model: bool) -> None:
     desk.have(number=0, cost=1.0)  # a reference has no files that could give way
-    desk.have(number=1)
-    with pytest.raises(Refused, match="it serves or soon will"):
-        run(desk.commands.evict(M))
+    engine = desk.have()
+    selection = M if is_whole_model else desk.selection()
+    if why.startswith("pinned"):
+        desk.store.pin(engine.digest)
+    with pytest.raises(Refused, match=why):
+        run(desk.commands.evict(selection))
+    assert engine.state is S.READY
 
 
 def test_evict_all_removes_unneeded_engines_without_errors(desk: Desk) -> None:
@@ -369,21 +351,6 @@ def test_evict_unplanned_engine_by_key_or_model(desk: Desk) -> None:
 # -- progress of commands --------------------------------------------------------------------------------------------
 
 
-async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[EngineProgress]:
-    """Return all updates until the command is done, while the control loop runs."""
-
-    async def look() -> None:
-        while True:
-            await desk.look()
-            await asyncio.sleep(0.001)
-
-    looking = asyncio.create_task(look())
-    try:
-        return [status async for status in desk.commands.follow(ordered)]
-    finally:
-        looking.cancel()
-
-
 @pytest.mark.parametrize(
     ("outcome", "state", "succeeded"),
     [(True, "ready", True), (False, "rejected", False), (BuildFailed("no memory"), "failed", False)],
@@ -394,7 +361,7 @@ async def test_follow_yields_every_change_until_the_end(
 ) -> None:
     desk.builder.outcomes.append(outcome)
     key = desk.commands.rebuild(desk.selection(), True)
-    seen = await asyncio.wait_for(follow(desk, key), 10)
+    seen = await asyncio.wait_for(desk.follow(key), 10)
     assert (seen[0].phase, seen[0].done) == ("waiting", False)
     assert (seen[-1].state, seen[-1].done, seen[-1].succeeded, seen[-1].phase) == (state, True, succeeded, "")
     assert all(one != other for one, other in itertools.pairwise(seen))
@@ -403,11 +370,11 @@ async def test_follow_yields_every_change_until_the_end(
 
 @pytest.mark.parametrize("outcome", [True, False])
 async def test_follow_models_that_share_an_engine_each_gets_its_outcome(desk: Desk, outcome: bool) -> None:
-    desk.plan("n", "m")
+    desk.plan("n", "content")
     for name in "mn":
         desk.have(name)
     desk.builder.outcomes.append(outcome)
-    seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
+    seen = await asyncio.wait_for(desk.follow(desk.commands.rebuild(desk.selection(), True)), 10)
     last = {status.model: status for status in seen}
     assert {name: (s.done, s.succeeded) for name, s in last.items()} == dict.fromkeys("mn", (True, outcome))
 
@@ -419,37 +386,22 @@ def test_follow_model_that_was_removed_is_named(desk: Desk) -> None:
     assert (status.model, status.state, status.done) == ("m", "gone", True)
 
 
-async def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) -> None:
+@pytest.mark.parametrize("verb", ["rebuild", "verify"])
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_cancel_work_on_a_good_engine_leaves_nothing_on_it_and_has_not_succeeded(
+    desk: Desk, verb: str, is_begun: bool
+) -> None:
+    desk.have(number=0, cost=1.0)
     engine = desk.have()
     desk.builder.gate.clear()
-    ordered = desk.commands.rebuild(desk.selection(), True)
-    desk.maker.start(desk.models["m"], Make("m", engine.digest))
-    await until(lambda: bool(desk.builder.did), "a child is at work")
-    desk.commands.cancel(desk.selection())
-    await until(lambda: not desk.maker.busy, "the child has ended")
-    assert (engine.state, engine.reason) == (S.READY, "")
-    (status,) = desk.commands.statuses(ordered)
-    assert (status.done, status.succeeded, status.reason != "") == (True, False, True)
-
-
-async def test_follow_several_engines_ends_with_the_last(desk: Desk) -> None:
-    seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(ALL, True)), 10)
-    last = {status.key: status for status in seen}
-    assert set(last) == {*desk.digests("m"), *desk.digests("n")}
-    assert all(status.done and status.succeeded for status in last.values())
-
-
-@pytest.mark.parametrize("is_begun", [False, True])
-async def test_follow_cancelled_verification_has_not_succeeded(desk: Desk, is_begun: bool) -> None:
-    desk.have(number=0, cost=1.0)
-    desk.have()
-    desk.builder.gate.clear()
-    key = desk.commands.verify(desk.selection())
+    commands = desk.commands
+    ordered = commands.verify(desk.selection()) if verb == "verify" else commands.rebuild(desk.selection(), True)
     if is_begun:
         await desk.look()
-    desk.commands.cancel(desk.selection())
+    commands.cancel(desk.selection())
     desk.builder.gate.set()
-    seen = await asyncio.wait_for(follow(desk, key), 10)
+    seen = await asyncio.wait_for(desk.follow(ordered), 10)
+    assert (engine.state, engine.reason) == (S.READY, "")
     assert (seen[-1].state, seen[-1].done, seen[-1].succeeded) == ("ready", True, False)
     assert "cancelled" in seen[-1].reason
 
@@ -480,13 +432,13 @@ async def test_follow_build_without_space_waits_and_says_so(desk: Desk, clock: C
     key = desk.commands.rebuild(desk.selection(), True)
     for _ in range(5):
         await desk.look()
-        await until(lambda: not desk.maker.busy, "it was tried")
+        await desk.idle()
     (status,) = desk.commands.statuses(key)
     assert (status.done, status.reason) == (False, "it does not fit")
     assert len(desk.builder.did) == 1, "it is not tried over and over"
     clock.now += 600
     await desk.look()
-    await until(lambda: not desk.maker.busy, "it was tried")
+    await desk.idle()
     assert len(desk.builder.did) == 2
 
 
@@ -505,7 +457,7 @@ async def test_making_lists_builds_in_progress(desk: Desk) -> None:
 
 
 def test_rebuild_unsuitable_engine_is_refused_with_the_reason(desk: Desk) -> None:
-    engine = desk.engine()
+    engine = desk.of()
     engine.problem = "input x leaves dimension 1 (length) open"
     engine.move(EngineState.UNSUITABLE, engine.problem)
     for selection in (desk.selection(), desk.selection()):

@@ -12,12 +12,10 @@ import msgspec
 import pytest
 
 from edged.backends.contract import Recipe
-from edged.config import Engines
-from edged.engines.builder import Task
+from edged.engines.builder import OnProgress, Reserve, Task
 from edged.engines.child import ChildLost
-from edged.engines.desired import desired
 from edged.engines.engine import EngineState, PlannedEngine, Request
-from edged.engines.maker import Maker, reason_to_give_up
+from edged.engines.maker import reason_to_give_up
 from edged.engines.reconcile import Action, Make, Try, Verify
 from edged.errors import (
     BuildFailed,
@@ -29,23 +27,19 @@ from edged.errors import (
     Unsuitable,
     WrongAnswers,
 )
-from edged.events import EngineEvicted, EngineMoved, EngineProgress, EventLog
+from edged.events import EngineEvicted, EngineProgress
 from edged.ipc.job_messages import Progress
 from edged.store import attempts as attempts_module
 from edged.store.attempts import AttemptLog, Attempts
-from edged.store.record import Verdict
-from edged.store.store import Store
-from edged.tasks import TaskGroup
+from edged.store.record import EngineRecord, Verdict
 from tests.unit.control_room import (
     MB,
     Clock,
-    FakeBuilder,
+    ControlRoom,
     Unexpected,
-    box,
     emitted,
     key_of,
     model,
-    planned_model,
     put,
     record_of,
     settle,
@@ -56,45 +50,12 @@ from tests.waiting import until
 S = EngineState
 
 
-class Workshop:
-    """One model with a reference and two engines, and everything that a maker needs. Made within a loop."""
-
-    def __init__(self, root: Path, clock: Clock, **settings: object) -> None:
-        self.clock, self.store, self.events = clock, Store(root), EventLog()
-        self.builder, self.log, self.looks = FakeBuilder(self.store), AttemptLog(root), 0
-        self.planned = planned_model()
-        self.models = {"m": self.planned}
-        self.plan(model(backends="openvino", threads="1,2"))
-        wanted = msgspec.convert({"keep_free_mb": 0} | settings, Engines)
-        self.tasks = TaskGroup(self._look)
-        self.maker = Maker(
-            self.builder,  # type: ignore[arg-type]
-            self.store,
-            self.models,
-            wanted,
-            self.events,
-            self.tasks,
-            self.log,
-        )
-
-    def plan(self, of: object) -> None:
-        for engine in self.planned.plan(of, desired(box(), of)):  # type: ignore[arg-type,dict-item]
-            engine.on_change = self._reported
-        self.reference, self.engine, self.other = self.planned.engines.values()
-
-    def _reported(self, engine: PlannedEngine) -> None:
-        self.events.emit(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), "m", engine.digest)
-
-    def _look(self) -> None:
-        self.looks += 1
+class Workshop(ControlRoom):
+    """One model with a reference and two engines that a maker makes."""
 
     def start(self, kind: type[Action] = Make, engine: PlannedEngine | None = None, source: str = "") -> None:
         key = (engine or self.engine).digest
         self.maker.start(self.planned, Try("m", key, source) if kind is Try else kind("m", key))  # type: ignore[call-arg]
-
-    async def idle(self) -> None:
-        await until(lambda: not self.maker.busy, "everything is made")
-        await settle()
 
     async def make(
         self, outcome: bool | BaseException = True, kind: type[Action] = Make, source: str = ""
@@ -104,15 +65,6 @@ class Workshop:
         self.start(kind, source=source)
         await self.idle()
         return self.engine
-
-    async def at_work(self) -> None:
-        """The engine is being made, and waits for the gate."""
-        self.builder.gate.clear()
-        self.start()
-        await until(lambda: bool(self.builder.did), "a child is at work")
-
-    def states(self) -> list[str]:
-        return [event.state for event in emitted(self.events, EngineMoved)]
 
     def attempts(self) -> Attempts:
         return self.log.of(self.engine.digest)
@@ -144,7 +96,7 @@ async def test_make_accepted_engine_is_ready_and_stored(shop: Workshop) -> None:
     engine = await shop.make()
     assert (engine.state, engine.is_usable, engine.making, engine.request) == (S.READY, True, None, Request.NONE)
     assert engine.record == shop.store.records()[engine.digest]
-    assert shop.states() == ["queued", "building", "verifying", "ready"]
+    assert shop.states == ["queued", "building", "verifying", "ready"]
     assert shop.attempts() == Attempts()
     assert shop.looks == 1, "the end of a task is a reason to look"
 
@@ -189,8 +141,7 @@ async def test_make_for_two_devices_runs_in_parallel(shop: Workshop) -> None:
 
 
 async def test_make_does_not_evict_its_engine_or_its_source(tmp_path: Path, clock: Clock) -> None:
-    shop = Workshop(tmp_path, clock, budget_mb=1)
-    recipe = shop.engine.recipe
+    shop, recipe = Workshop(tmp_path, clock, budget_mb=1), Recipe("openvino", threads=1)
     content = bytes(MB // 2)
     source = put(shop.store, record_of(key_of(model(), recipe, cpu__model="N97"), recipe, content=content), content)
     shop.builder.gate.clear()
@@ -208,17 +159,18 @@ async def test_make_does_not_evict_its_engine_or_its_source(tmp_path: Path, cloc
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
-async def test_make_failing_engine_is_retried_with_less_effort_until_quarantined(shop: Workshop, clock: Clock) -> None:
-    for number in range(1, 4):
+async def test_make_failing_engine_is_retried_with_less_effort_until_quarantined(tmp_path: Path, clock: Clock) -> None:
+    shop = Workshop(tmp_path, clock, attempts=6)
+    for number in range(1, 6):
         engine = await shop.make(BuildFailed(f"failure {number}"))
         assert (engine.state, engine.reason, engine.failures) == (S.FAILED, f"failure {number}", number)
         assert engine.retry_at > clock.now
         assert shop.attempts() == Attempts(number, f"failure {number}")
-    await shop.make(BuildFailed("failure 4"))
+    await shop.make(BuildFailed("failure 6"))
     assert engine.state is S.QUARANTINED
-    assert engine.reason == "failed 4 times, the last time: failure 4"
-    assert shop.attempts() == Attempts(4, "failure 4")
-    assert shop.builder.efforts == ["full", "full", "reduced", "least"]
+    assert engine.reason == "failed 6 times, the last time: failure 6"
+    assert shop.attempts() == Attempts(6, "failure 6")
+    assert shop.builder.efforts == ["full", "full", "reduced", "least", "least", "least"]
 
 
 async def test_make_engine_that_hangs_twice_is_given_up_and_similar_ones_after_one_try(shop: Workshop) -> None:
@@ -246,27 +198,20 @@ async def test_slow_lane_is_listed_after_a_long_build_if_memory_is_free(shop: Wo
     assert (shop.engine.state, shop.other.state, shop.maker.busy) == (S.READY, S.READY, frozenset())
 
 
-async def test_make_stops_at_the_least_effort(tmp_path: Path, clock: Clock) -> None:
-    shop = Workshop(tmp_path, clock, attempts=9)
-    for _ in range(6):
-        await shop.make(BuildFailed("no memory"))
-    assert shop.builder.efforts[3:] == ["least"] * 3
-
-
-async def test_make_unsuitable_engine_is_not_retried_and_counts_no_failure(shop: Workshop) -> None:
-    shop.engine.request = Request.BUILD
-    engine = await shop.make(Unsuitable("it would not keep int64 exact"))
-    assert (engine.state, engine.reason) == (S.UNSUITABLE, "it would not keep int64 exact")
-    assert (engine.request, engine.failures, shop.attempts()) == (Request.NONE, 0, Attempts())
-
-
-@pytest.mark.parametrize("error", [Superseded("it was replaced"), OutOfSpace("it does not fit")])
-async def test_make_superseded_or_without_space_is_retried_and_counts_no_failure(
-    shop: Workshop, clock: Clock, error: EdgedError, reboot: Path
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (Unsuitable("it would not keep int64 exact"), S.UNSUITABLE),
+        (Superseded("it was replaced"), S.FAILED),
+        (OutOfSpace("it does not fit"), S.FAILED),
+    ],
+)
+async def test_make_without_outcome_counts_no_failure(
+    shop: Workshop, clock: Clock, error: EdgedError, state: EngineState, reboot: Path
 ) -> None:
     engine = await shop.make(error)
-    assert (engine.state, engine.reason, engine.failures) == (S.FAILED, str(error), 0)
-    assert engine.retry_at > clock.now
+    assert (engine.state, engine.reason, engine.failures) == (state, str(error), 0)
+    assert (engine.retry_at > clock.now) is (state is S.FAILED)
     assert shop.planned.is_superseded is isinstance(error, Superseded)
     reboot.write_text("second")
     assert shop.attempts() == Attempts()
@@ -281,24 +226,15 @@ async def test_make_engine_larger_than_the_space_counts_no_failure(tmp_path: Pat
 
 
 async def test_make_unexpected_error_frees_the_device_and_is_retried_later(
-    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+    shop: Workshop, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "edged.engines"):
-        shop = Workshop(tmp_path, clock)
         engine = await shop.make(Unexpected("a bug"))
-        assert (engine.state, engine.making, shop.maker.busy) == (S.FAILED, None, frozenset())
-        assert engine.retry_at > clock.now
-        assert "Unexpected" in engine.reason
-        assert (await shop.make()).state is S.READY
+    assert (engine.state, engine.making, shop.maker.busy) == (S.FAILED, None, frozenset())
+    assert engine.retry_at > clock.now
+    assert "Unexpected" in engine.reason
+    assert (await shop.make()).state is S.READY
     assert [record.exc_info is not None for record in caplog.records] == [True]
-
-
-async def test_make_unexpected_error_keeps_the_good_engine(shop: Workshop) -> None:
-    before = (await shop.make()).record
-    shop.engine.request = Request.BUILD
-    engine = await shop.make(Unexpected("a bug"))
-    assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
-    assert engine.request is Request.NONE, "it is not tried for ever"
 
 
 async def test_make_for_a_refused_model_frees_the_device(shop: Workshop) -> None:
@@ -318,15 +254,31 @@ async def test_make_interrupted_by_a_crash_of_the_box_counts_after_restart(shop:
 # -- engines that are there already ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "outcome", [BuildFailed("no memory"), False, Unsuitable("it would not keep int64 exact")], ids=type
-)
-async def test_make_failed_forced_rebuild_keeps_the_old_engine(shop: Workshop, outcome: bool | EdgedError) -> None:
+@pytest.mark.parametrize("kind", [Make, Verify])
+@pytest.mark.parametrize("requested", [Request.BUILD, Request.VERIFY, Request.REVIEW])
+@pytest.mark.parametrize("outcome", [BuildFailed("no memory"), Unexpected("a bug"), Unsuitable("no")], ids=type)
+async def test_make_again_without_outcome_keeps_the_engine_and_ends_the_request(
+    shop: Workshop, kind: type[Action], requested: Request, outcome: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     before = (await shop.make()).record
-    shop.engine.request = Request.BUILD
-    engine = await shop.make(outcome)
+    shop.engine.request = requested
+    with caplog.at_level(logging.ERROR, "edged.engines"):
+        engine = await shop.make(outcome, kind)
+    assert bool(caplog.records) is isinstance(outcome, Unexpected)
     assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
     assert (engine.request, shop.store.records()[engine.digest]) == (Request.NONE, before)
+    assert engine.reason
+
+
+@pytest.mark.parametrize(("kind", "state"), [(Make, S.READY), (Verify, S.REJECTED)])
+async def test_make_again_with_wrong_answers_keeps_the_old_build_only(
+    shop: Workshop, kind: type[Action], state: EngineState
+) -> None:
+    await shop.make()
+    shop.engine.request = Request.BUILD
+    engine = await shop.make(False, kind)
+    assert (engine.state, engine.is_usable, engine.request) == (state, state is S.READY, Request.NONE)
+    assert bool(engine.last_attempt_failed) is (state is S.READY)
     assert engine.reason
 
 
@@ -352,28 +304,6 @@ async def test_verify_good_engine_gets_new_figures(shop: Workshop) -> None:
     assert engine.record is not None
     assert engine.record.cost == pytest.approx(0.9)
     assert [verb for verb, _ in shop.builder.did] == ["make", "verify"]
-
-
-async def test_verify_wrong_engine_is_removed(shop: Workshop) -> None:
-    await shop.make()
-    shop.engine.request = Request.VERIFY
-    engine = await shop.make(False, Verify)
-    assert (engine.state, engine.is_usable, engine.request) == (S.REJECTED, False, Request.NONE)
-
-
-@pytest.mark.parametrize("requested", [Request.VERIFY, Request.REVIEW])
-async def test_verify_without_outcome_keeps_the_engine(
-    tmp_path: Path, clock: Clock, requested: Request, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.ERROR, "edged.engines"):
-        shop = Workshop(tmp_path, clock)
-        await shop.make()
-        shop.engine.request = requested
-        engine = await shop.make(BuildFailed("the child ran out of time"), Verify)
-        assert (engine.state, engine.is_usable, bool(engine.last_attempt_failed)) == (S.READY, True, True)
-        assert "the child ran out of time" in engine.reason
-        assert engine.request is Request.NONE, "it is not tried for ever"
-    assert not caplog.records, "it is no bug"
 
 
 async def test_verify_missing_engine_is_made(shop: Workshop) -> None:
@@ -404,10 +334,14 @@ async def test_trial_passed_adopts_the_engine(shop: Workshop) -> None:
     assert source in shop.store.records()
 
 
-@pytest.mark.parametrize("outcome", [False, BuildFailed("it crashed"), Unsuitable("no")], ids=type)
-async def test_trial_failed_builds_the_engine_and_counts_no_failure(shop: Workshop, outcome: bool | EdgedError) -> None:
+@pytest.mark.parametrize("outcome", [False, BuildFailed("it crashed"), Unsuitable("no"), None], ids=type)
+async def test_trial_failed_builds_the_engine_and_counts_no_failure(
+    shop: Workshop, outcome: bool | EdgedError | None
+) -> None:
     source = source_for(shop)
-    engine = await shop.make(outcome, Try, source)
+    if outcome is None:  # it was evicted
+        shop.store.remove(source)
+    engine = await shop.make(True if outcome is None else outcome, Try, source)
     assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
     assert source[:12] in engine.reason
     assert shop.attempts() == Attempts()
@@ -456,13 +390,6 @@ async def test_trial_interrupted_by_a_crash_of_the_box_counts_after_restart(shop
     shop.builder.gate.set()
     await shop.idle()
     assert shop.attempts() == Attempts()
-
-
-async def test_trial_of_an_evicted_engine_builds_instead(shop: Workshop) -> None:
-    source = source_for(shop)
-    shop.store.remove(source)
-    engine = await shop.make(kind=Try, source=source)
-    assert (engine.state, engine.trial) == (S.ABSENT, "")
 
 
 @pytest.mark.parametrize("error", [Superseded("it was replaced"), OutOfSpace("it does not fit")])
@@ -526,7 +453,7 @@ async def test_abandon_stops_builds_no_model_needs(shop: Workshop) -> None:
     shop.maker.abandon()
     await settle()
     assert shop.maker.is_making(gone), "it is wanted"
-    shop.plan(model(content="other", backends="openvino", threads="1,2"))
+    shop.plan("m", "other")
     for _ in range(2):
         shop.maker.abandon()
     await shop.idle()
@@ -541,12 +468,26 @@ def progress(shop: Workshop) -> list[tuple[str, float | None]]:
     return [(event.phase, event.fraction) for event in emitted(shop.events, EngineProgress)]
 
 
-async def test_progress_reports_each_phase_once(shop: Workshop) -> None:
+async def test_progress_reports_each_phase_of_the_engine_once_until_its_end(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, make = [], shop.builder.make
+
+    async def remember(task: Task, tell: OnProgress, reserve: Reserve) -> EngineRecord:
+        told.append(tell)
+        return await make(task, tell, reserve)
+
+    monkeypatch.setattr(shop.builder, "make", remember)
     phases = ("asking the reference", "building", "building", "verifying", "verifying", "timing", "timing")
-    shop.builder.says = [Progress(phase) for phase in phases]
+    shop.builder.says, shop.builder.estimate = [Progress(phase) for phase in phases], 40.0
     await shop.make()
-    assert [phase for phase, _ in progress(shop)][-4:] == list(dict.fromkeys(phases))
-    assert shop.states() == ["queued", "building", "verifying", "ready"]
+    told[0](Progress("building", 0.5))
+    assert [phase for phase, _ in progress(shop)] == ["building", *dict.fromkeys(phases)]
+    assert shop.states == ["queued", "building", "verifying", "ready"]
+    first = emitted(shop.events, EngineProgress)[0]
+    assert (first.phase, first.estimate_s, first.elapsed_s) == ("building", 40.0, 0.0)
+    events = [e async for e in shop.events.follow(live=False) if isinstance(e.what, EngineProgress)]
+    assert {(e.model, e.engine) for e in events} == {("m", shop.engine.digest)}
 
 
 @pytest.mark.parametrize("step", [0.01, 0.03, 0.25])
@@ -557,30 +498,6 @@ async def test_progress_is_reported_in_steps_of_a_tenth(shop: Workshop, step: fl
     gaps = [after - before for before, after in itertools.pairwise(shares)]
     assert max(shares) > 0.85
     assert all(0.0999 < gap <= max(0.1 + step, step) for gap in gaps)
-
-
-async def test_progress_names_the_engine_and_the_expected_seconds(shop: Workshop) -> None:
-    shop.builder.estimate = 40.0
-    await shop.make()
-    first = emitted(shop.events, EngineProgress)[0]
-    assert (first.phase, first.estimate_s, first.elapsed_s) == ("building", 40.0, 0.0)
-    events = [e async for e in shop.events.follow(live=False) if isinstance(e.what, EngineProgress)]
-    assert {(e.model, e.engine) for e in events} == {("m", shop.engine.digest)}
-
-
-async def test_progress_after_the_end_is_ignored(shop: Workshop) -> None:
-    tells = []
-    make = shop.builder.make
-
-    async def remember(task: Task, tell, room):  # type: ignore[no-untyped-def]
-        tells.append(tell)
-        return await make(task, tell, room)
-
-    shop.builder.make = remember  # type: ignore[method-assign]
-    await shop.make()
-    before = progress(shop)
-    tells[0](Progress("building", 0.5))
-    assert (shop.engine.state, progress(shop)) == (S.READY, before)
 
 
 async def test_make_records_the_attempt_without_blocking_the_loop(shop: Workshop) -> None:

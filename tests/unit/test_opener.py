@@ -46,8 +46,8 @@ from edged.serving.hosts import HostKind
 from tests import models
 from tests.unit.control_room import (
     Clock,
+    ControlRoom,
     FakeHost,
-    Plant,
     Unexpected,
     emitted,
     put,
@@ -81,7 +81,7 @@ class Examiner:
             raise outcome
 
 
-class Gate(Plant):
+class Gate(ControlRoom):
     """One model whose two engines are in the store, and an opener."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
