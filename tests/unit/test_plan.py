@@ -95,30 +95,19 @@ def test_retry_delay_grows_with_failures_up_to_a_bound(clock: Clock) -> None:
 # -- what the store holds -------------------------------------------------------------------------------------------
 
 
-def test_finish_reference_ignores_the_standard() -> None:
-    planned = engine(REFERENCE, standard="new")
-    planned.adopt(record(planned, standard="old"))
-    assert (planned.state, planned.request) == (S.READY, Request.NONE)
-
-
 # -- how far it is --------------------------------------------------------------------------------------------------
 
 
-def test_fraction_is_the_childs_or_estimated(clock: Clock) -> None:
+def test_fraction_is_the_childs_or_estimated_and_below_one(clock: Clock) -> None:
     making_it = Making(clock.now, estimate_s=100.0)
     clock.now += 25
     making_it.update(Progress("building"))
     assert (making_it.phase, making_it.fraction, making_it.elapsed_s) == ("building", 0.25, 25.0)
-    making_it.update(Progress("building", 0.75))
-    assert making_it.fraction == 0.75
-
-
-def test_fraction_of_a_late_build_stays_below_one(clock: Clock) -> None:
-    making_it = Making(clock.now, estimate_s=10.0)
     clock.now += 1000
-    making_it.update(Progress("building"))
     assert making_it.fraction is not None
     assert 0.9 < making_it.fraction < 1
+    making_it.update(Progress("building", 0.75))
+    assert making_it.fraction == 0.75
 
 
 # -- a model --------------------------------------------------------------------------------------------------------
@@ -161,24 +150,27 @@ def settled(planned: PlannedModel, *, accepted: bool) -> PlannedEngine:
     return last
 
 
-def test_plan_new_standard_verifies_good_engines_and_rebuilds_rejected_ones() -> None:
-    for accepted, expected in ((True, (S.READY, Request.REVIEW)), (False, (S.ABSENT, Request.NONE))):
-        planned = planned_model()
-        plan(planned, model())
-        last = settled(planned, accepted=accepted)
+@pytest.mark.parametrize(
+    ("accepted", "request_", "expected"),
+    [
+        (True, Request.NONE, (S.READY, Request.REVIEW)),
+        (True, Request.BUILD, (S.READY, Request.BUILD)),
+        (False, Request.NONE, (S.ABSENT, Request.NONE)),
+    ],
+)
+def test_plan_new_standard_verifies_good_engines_and_rebuilds_rejected_ones(
+    accepted: bool, request_: Request, expected: tuple[EngineState, Request]
+) -> None:
+    planned = planned_model()
+    reference = plan(planned, model())[0]
+    reference.adopt(record(reference, standard="old"))
+    last = settled(planned, accepted=accepted)
+    last.request = request_
+    for _ in range(2):
         assert plan(planned, model(**STRICT)) == []
         assert (last.state, last.request) == expected
-        assert plan(planned, model(**STRICT)) == [], "once"
-        assert last.standard == desired(box(), model(**STRICT))[-1].standard
-
-
-def test_plan_new_standard_keeps_the_request_of_a_command() -> None:
-    planned = planned_model()
-    plan(planned, model())
-    last = settled(planned, accepted=True)
-    last.request = Request.BUILD
-    plan(planned, model(**STRICT))
-    assert last.request is Request.BUILD
+    assert last.standard == desired(box(), model(**STRICT))[-1].standard
+    assert (reference.state, reference.request) == (S.READY, Request.NONE), "it sets the standard"
 
 
 @pytest.mark.parametrize(
@@ -196,21 +188,13 @@ def test_finish_verdict_by_an_old_standard_is_out_of_date(
     assert (last.state, last.request) == expected
 
 
-def test_plan_new_standard_leaves_the_reference() -> None:
-    planned = planned_model()
-    reference = plan(planned, model())[0]
-    making(reference).finish(record(reference), None)
-    plan(planned, model(**STRICT))
-    assert (reference.state, reference.request) == (S.READY, Request.NONE)
-
-
 # -- hopeless models ------------------------------------------------------------------------------------------------
 
 
-def test_hopeless_only_if_the_reference_is_refused_and_no_engine_is_ready() -> None:
+def test_hopeless_only_if_the_reference_is_refused_and_no_engine_is_ready_or_serves() -> None:
     planned = planned_model()
     assert not planned.is_hopeless(), "nothing is planned yet"
-    reference, built, _ = plan(planned, model())
+    reference, built, other = plan(planned, model())
     assert not planned.is_hopeless()
     reference.open_at = math.inf
     assert planned.is_hopeless()
@@ -218,13 +202,7 @@ def test_hopeless_only_if_the_reference_is_refused_and_no_engine_is_ready() -> N
     assert not planned.is_hopeless()
     built.open_at = math.inf
     assert planned.is_hopeless()
-
-
-def test_hopeless_is_false_while_an_engine_serves() -> None:
-    planned = planned_model()
-    reference, built, _ = plan(planned, model())
-    reference.open_at = math.inf
-    serve(planned, built.digest)
+    serve(planned, other.digest)
     assert not planned.is_hopeless()
 
 
@@ -442,14 +420,6 @@ def test_plan_known_engine_keeps_its_state(store: Store) -> None:
     assert (engine.state, engine.failures) == (S.ABSENT, 2), "what the store holds is for the next look"
 
 
-def test_plan_after_a_device_change(store: Store) -> None:
-    into, plans = planned_model(), planner(store)
-    plans.plan(into, model())
-    plans.fingerprint = box(**OTHER_RUNTIME)
-    plans.plan(into, model())
-    assert last(into).key == key_of(model(), RECIPE, **OTHER_RUNTIME)
-
-
 def test_plan_reports_every_state_of_a_new_engine(store: Store) -> None:
     seen = list[tuple[str, EngineState]]()
     put(store, stored())
@@ -470,38 +440,32 @@ def fail(log: AttemptLog, times: int) -> None:
         log.failed(key_of(model(), RECIPE).digest, "no memory")
 
 
-def test_plan_after_restart_continues_the_retries(store: Store, log: AttemptLog) -> None:
-    fail(log, 3)
-    assert (last(planned(store)).state, last(planned(store)).failures) == (S.ABSENT, 3)
+FAILED = "failed 4 times, the last time: no memory"
+REMEMBERED: dict[str, tuple[int, str, dict[str, Any], bool, tuple[EngineState, int, str, bool]]] = {
+    "failed a few times": (3, "", {}, False, (S.ABSENT, 3, "", False)),
+    "failed too often": (4, "", {}, False, (S.QUARANTINED, 4, FAILED, False)),
+    "failed too often for other settings": (4, "", {"attempts": 5}, False, (S.ABSENT, 4, "", False)),
+    "failed, and is in the store": (9, "", {}, True, (S.READY, 0, "", False)),
+    "is hopeless": (0, "hopeless", {}, False, (S.QUARANTINED, 1, "failed 1 times, the last time: no kernel", False)),
+    "was cancelled": (0, "cancelled", {}, False, (S.QUARANTINED, 0, "by an operator", True)),
+}
 
 
-def test_plan_after_restart_keeps_the_quarantine_of_failures(store: Store, log: AttemptLog) -> None:
-    fail(log, 4)
-    found = last(planned(store))
-    assert (found.state, found.reason) == (S.QUARANTINED, "failed 4 times, the last time: no memory")
-    assert last(planned(store, attempts=5)).state is S.ABSENT
-    assert last(planned(store, attempts=2)).state is S.QUARANTINED
-    assert [e.state for e in planned(store).engines.values()][:2] == [S.ABSENT, S.ABSENT]
-
-
-@pytest.mark.parametrize("stopped", ["hopeless", "cancelled"])
-def test_plan_after_restart_keeps_the_quarantine_of_cancelled_engines(
-    store: Store, log: AttemptLog, stopped: str
-) -> None:
+@pytest.mark.parametrize("case", REMEMBERED)
+def test_plan_after_restart_remembers_attempts_at_the_engine(store: Store, log: AttemptLog, case: str) -> None:
+    failures, stopped, settings, is_stored, expected = REMEMBERED[case]
     key = key_of(model(), RECIPE).digest
+    fail(log, failures)
     if stopped == "cancelled":
         log.cancelled(key, "by an operator")
-    else:
+    elif stopped:
         log.failed(key, "no kernel", is_hopeless=True)
-    found = last(planned(store))
-    assert found.state is S.QUARANTINED
-    assert found.is_held is (stopped == "cancelled")
-
-
-def test_plan_stored_engine_ignores_earlier_failures(store: Store, log: AttemptLog) -> None:
-    fail(log, 9)
-    put(store, stored())
-    assert last(planned(store)).state is S.READY
+    if is_stored:
+        put(store, stored())
+    found = planned(store, **settings)
+    engine = last(found)
+    assert (engine.state, engine.failures, engine.reason, engine.is_held) == expected
+    assert [e.state for e in found.engines.values()][:2] == [S.ABSENT, S.ABSENT]
 
 
 # -- trials ---------------------------------------------------------------------------------------------------------
@@ -513,30 +477,6 @@ def test_trial_of_an_engine_for_another_driver_comes_before_a_build(store: Store
     assert (found.state, found.trial) == (S.ABSENT, source)
     assert source[:12] in found.reason
     assert [e.trial for e in planned(store).engines.values()][:2] == ["", ""]
-
-
-@pytest.mark.parametrize(
-    ("facts", "here", "settings"),
-    [
-        pytest.param(OTHER_PROCESSOR, None, {"on_driver_change": "rebuild"}, id="disabled"),
-        pytest.param(OTHER_RUNTIME, None, {}, id="another runtime"),
-        pytest.param(OTHER_PROCESSOR, {"accepted": True}, {}, id="stored here"),
-        pytest.param(OTHER_PROCESSOR, {"accepted": False}, {}, id="rejected here"),
-    ],
-)
-def test_trial_is_not_planned(
-    store: Store, facts: dict[str, str], here: dict[str, Any] | None, settings: dict[str, str]
-) -> None:
-    put(store, of_another(**facts))
-    if here is not None:
-        put(store, stored(**here))
-    assert last(planned(store, **settings)).trial == ""
-
-
-def test_trial_excludes_quarantined_engines(store: Store, log: AttemptLog) -> None:
-    put(store, of_another())
-    fail(log, 4)
-    assert (last(planned(store)).state, last(planned(store)).trial) == (S.QUARANTINED, "")
 
 
 def by_key(*records: EngineRecord) -> dict[str, EngineRecord]:
@@ -596,51 +536,55 @@ def test_trial_of_an_engine_built_ahead_makes_it_an_ordinary_engine(store: Store
     assert (found.state, found.trial) == (S.READY, "")
 
 
-def test_trial_excludes_engines_built_ahead_for_another_device(store: Store) -> None:
-    put(store, built_ahead(runtime__openvino="1"))
-    assert last(planned(store)).trial == ""
-
-
 # -- what cannot be made --------------------------------------------------------------------------------------------
 
 
-def test_plan_unsuitable_engine_has_a_reason_and_a_crash_of_the_box_ends_trials(store: Store, log: AttemptLog) -> None:
+NOT_TRIED: dict[str, tuple[list[EngineRecord], int, dict[str, str]]] = {
+    "disabled": ([of_another()], 0, {"on_driver_change": "rebuild"}),
+    "another runtime": ([of_another(**OTHER_RUNTIME)], 0, {}),
+    "stored here": ([of_another(), stored()], 0, {}),
+    "rejected here": ([of_another(), stored(accepted=False)], 0, {}),
+    "failed too often here": ([of_another()], 4, {}),
+    "built ahead for another device": ([built_ahead(runtime__openvino="1")], 0, {}),
+    "tried when the box went down": ([built_ahead()], 1, {}),
+}
+
+
+@pytest.mark.parametrize("case", NOT_TRIED)
+def test_trial_is_not_planned(store: Store, log: AttemptLog, case: str) -> None:
+    records, failures, settings = NOT_TRIED[case]
+    for each in records:
+        put(store, each)
+    fail(log, failures)
+    assert last(planned(store, **settings)).trial == ""
+
+
+def test_plan_unsuitable_engine_has_a_reason(store: Store) -> None:
     into = planned_model()
-    of = model(precisions="int8")
-    Planner(store, box(), Engines()).plan(into, of)
+    Planner(store, box(), Engines()).plan(into, model(precisions="int8"))
     made = [engine for engine in into.engines.values() if not engine.recipe.is_reference]
     assert made
     for engine in made:
         assert (engine.state, engine.reason) == (S.UNSUITABLE, engine.problem)
         assert engine.problem.startswith("int8 is calibrated on pictures")
-    key = put(store, built_ahead())
-    log.failed(key, "the box went down")
-    assert last(planned(store)).trial == ""
 
 
 # -- why an engine is not there -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("facts", "recipe", "reason"),
+    ("content", "recipe", "facts", "reason"),
     [
-        ({"runtime__openvino": "3"}, {}, "runtime"),
-        ({"cpu__isa": "avx512"}, {}, "cpu"),
-        ({}, {"threads": 7}, "recipe"),
-        ({"runtime__openvino": "3"}, {"threads": 7}, "several"),
+        ("content", RECIPE, {"runtime__openvino": "3"}, "runtime"),
+        ("content", RECIPE, {"cpu__isa": "avx512"}, "cpu"),
+        ("content", Recipe("openvino", threads=7), {}, "recipe"),
+        ("content", Recipe("openvino", threads=7), {"runtime__openvino": "3"}, "several"),
+        ("content", Recipe("onnxruntime"), {}, "new"),
+        ("other", RECIPE, {}, "new"),
     ],
 )
 def test_misses_are_counted_by_the_kind_of_difference(
-    facts: dict[str, str], recipe: dict[str, int], reason: str
+    content: str, recipe: Recipe, facts: dict[str, str], reason: str
 ) -> None:
-    of = model()
-    stored = key_of(of, Recipe("openvino"))
-    wanted = key_of(of, Recipe("openvino", **recipe), **facts)
-    assert missing(wanted.parts, {stored.digest: record_of(stored, Recipe("openvino"))}) == reason
-
-
-def test_misses_ignore_engines_of_other_models_and_backends() -> None:
-    of, recipe = model(), Recipe("openvino")
-    other, backend = key_of(model(content="other"), recipe), key_of(of, Recipe("onnxruntime"))
-    stored = {key.digest: record_of(key, recipe) for key in (other, backend)}
-    assert missing(key_of(of, recipe).parts, stored) == "new"
+    wanted = key_of(model(content=content), recipe, **facts)
+    assert missing(wanted.parts, by_key(record_of(key_of(model(), RECIPE), RECIPE))) == reason
