@@ -97,14 +97,23 @@ class House:
             if isinstance(action, Refuse):
                 self.catalogue.refuse(self.catalogue.models[action.model])
 
-    async def look(self) -> None:
-        self.catalogue.look()
-        await settle()
+    async def look(self, times: int = 1) -> None:
+        """Look, and let models be read to their end unless the readers' gate is closed."""
+        for _ in range(times):
+            self.catalogue.look()
+            await settle()
+            if self.readers.gate.is_set():
+                readings = [planned.reading for planned in self.catalogue.models.values()]
+                await asyncio.gather(*filter(None, readings), return_exceptions=True)
 
     async def add(self, name: str, stamp: str = "1", **settings: str) -> PlannedModel:
         self.shelf.models[name] = entry(name, stamp, **settings)
         await self.look()
         return self.catalogue.models[name]
+
+    async def remove(self, name: str) -> None:
+        del self.shelf.models[name]
+        await self.look()
 
     async def holds(self, name: str, found: Inspection | Exception, stamp: str) -> PlannedModel:
         """The file is replaced by another one."""
@@ -161,8 +170,7 @@ async def test_look_reports_whether_models_changed(house: House) -> None:
 
 async def test_look_unchanged_model_is_read_once(house: House) -> None:
     before = dict((await house.add("m")).engines)
-    for _ in range(3):
-        await house.look()
+    await house.look(3)
     assert house.readers.reads == 1
     assert house.catalogue.models["m"].engines == before
 
@@ -185,15 +193,11 @@ async def test_look_changed_settings_replan_the_model(house: House) -> None:
 
 async def test_look_changed_external_data_reads_the_model_again(house: House, tmp_path: Path) -> None:
     house.readers.files["model"] = inspection(external=["weights.bin"])
-    (tmp_path / "weights.bin").write_bytes(b"1")
     house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
     for reads in (1, 2):
-        for _ in range(3):
-            await house.look()
-            reading = house.catalogue.models["m"].reading
-            await asyncio.gather(*filter(None, [reading]))
+        (tmp_path / "weights.bin").write_bytes(bytes(reads))
+        await house.look(3)
         assert house.readers.reads == reads
-        (tmp_path / "weights.bin").write_bytes(b"22")
 
 
 @pytest.mark.parametrize("name", ["a\0b", "/dev/null", "../weights.bin", ""])
@@ -203,31 +207,23 @@ async def test_look_external_data_outside_its_folder_leaves_other_models_alone(
     cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_OUTSIDE, "it lies outside the model's folder")
     house.readers.files["model"] = msgspec.structs.replace(inspection(external=[name]), finding=cut)
     house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
-    for _ in range(2):
-        await house.look()
-        await asyncio.gather(*filter(None, [house.catalogue.models["m"].reading]))
+    await house.look(2)
     assert house.catalogue.models["m"].weights == ()
-    house.shelf.models.clear()
-    await house.look()
+    await house.remove("m")
     assert not house.catalogue.models
 
 
-async def test_look_external_data_that_arrives_later_makes_the_model_ready(tmp_path: Path) -> None:
-    house, whole = House(tmp_path), inspection(external=["weights.bin"])
+async def test_look_external_data_that_arrives_later_makes_the_model_ready(house: House, tmp_path: Path) -> None:
+    whole = inspection(external=["weights.bin"])
     cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, "weights.bin is missing", "put it beside the model")
     house.readers.files["model"] = msgspec.structs.replace(whole, finding=cut)
     house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
-
-    async def look() -> PlannedModel:
-        for _ in range(3):
-            await house.look()
-            await asyncio.gather(*filter(None, [house.catalogue.models["m"].reading]))
-        return house.catalogue.models["m"]
-
-    assert ((await look()).problem is not None, house.readers.reads) == (True, 1)
+    await house.look(3)
+    planned = house.catalogue.models["m"]
+    assert (planned.problem is not None, house.readers.reads) == (True, 1)
     house.readers.files["model"] = whole
     (tmp_path / "weights.bin").write_bytes(b"1")
-    planned = await look()
+    await house.look(3)
     assert (planned.problem, len(planned.engines), house.readers.reads) == (None, 3, 2)
 
 
@@ -235,8 +231,7 @@ async def test_look_removed_model_fails_waiting_requests(house: House) -> None:
     planned = await house.add("m")
     frame = FrameWork(b"")
     planned.slot.offer("camera", frame)
-    del house.shelf.models["m"]
-    await house.look()
+    await house.remove("m")
     assert house.catalogue.models == {}
     assert planned.engines == {}, "what is being made for it has no use any more"
     assert isinstance(frame.future.exception(), NotFound)
@@ -248,8 +243,7 @@ async def test_look_removed_model_retires_its_session(house: House) -> None:
     planned = await house.add("m")
     serve(planned, "key")
     current = planned.slot.current
-    del house.shelf.models["m"]
-    await house.look()
+    await house.remove("m")
     assert house.retired == [current, None], "the slot and the fallback slot"
     with pytest.raises(NotFound):
         planned.fallback.push(TensorWork((), None))
@@ -259,8 +253,7 @@ async def test_forget_cache_of_a_digest_with_its_last_model(house: House) -> Non
     for name in "mn":
         await house.holds(name, inspection("twins"), "1")
     for name, forgotten in (("m", []), ("n", [inspection("twins").digest])):
-        del house.shelf.models[name]
-        await house.look()
+        await house.remove(name)
         assert house.readers.forgotten == forgotten
 
 
@@ -278,12 +271,10 @@ async def test_forget_cache_of_a_replaced_digest(house: House) -> None:
 async def test_forget_caches_of_earlier_models_after_the_first_reading(house: House) -> None:
     house.readers.gate.clear()
     house.shelf.models["m"] = entry("m", "1")
-    for _ in range(2):
-        await house.look()
+    await house.look(2)
     assert house.readers.tidied == [], "it is not known yet which models there are"
     house.readers.gate.set()
-    for _ in range(3):
-        await house.look()
+    await house.look(3)
     assert house.readers.tidied == [{inspection("m").digest}]
 
 
@@ -296,16 +287,14 @@ async def test_forget_keeps_findings_of_a_refused_model_until_removed(tmp_path: 
     assert planned.problem is not None
     await house.look()
     assert house.readers.forgotten == []
-    del house.shelf.models["m"]
-    await house.look()
+    await house.remove("m")
     assert house.readers.forgotten == [inspection("m").digest]
 
 
 async def test_look_model_removed_while_read_is_not_planned(house: House) -> None:
     house.readers.gate.clear()
     planned = await house.add("m")
-    del house.shelf.models["m"]
-    await house.look()
+    await house.remove("m")
     house.readers.gate.set()
     await settle()
     assert (planned.model, planned.engines, house.readers.now) == (None, {}, 0)
@@ -332,7 +321,9 @@ async def test_superseded_model_is_read_once_and_not_opened_meanwhile(house: Hou
     planned.is_superseded = True
     actions = reconcile(actual(house.store, [planned]), 0.0, set())
     assert [action for action in actions if not isinstance(action, Replan)] == [Read("m")]
-    house.catalogue.read_again(planned)
+    for _ in range(2):
+        house.catalogue.read_again(planned)
+        await settle()
     house.readers.gate.set()
     await settle()
     assert (house.readers.reads, planned.is_superseded) == (2, False)
@@ -346,17 +337,6 @@ async def test_look_reads_a_bounded_number_of_models_at_once(house: House) -> No
     house.readers.gate.set()
     await settle()
     assert all(planned.model for planned in house.catalogue.models.values())
-
-
-async def test_read_again_does_not_interrupt_a_reading(house: House) -> None:
-    planned = await house.add("m")
-    house.readers.gate.clear()
-    for _ in range(3):
-        house.catalogue.read_again(planned)
-        await settle()
-    house.readers.gate.set()
-    await settle()
-    assert house.readers.reads == 2
 
 
 # -- names ----------------------------------------------------------------------------------------------------------
@@ -395,35 +375,42 @@ async def test_find_unknown_name_lists_the_models(house: House) -> None:
 
 
 async def test_refused_model_is_logged_by_its_alarm_and_later_reasons_here(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "edged.engines"):
-        house = House(tmp_path)
         await house.holds("m", NotReady("it is no model"), "1")
         assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
         await house.holds("m", NotReady("it is truncated"), "2")
-        assert [r.getMessage() for r in caplog.records] == ["model m cannot be served: it is truncated"]
+    assert [r.getMessage() for r in caplog.records] == ["model m cannot be served: it is truncated"]
 
 
-async def test_unreadable_model_is_refused_and_fails_waiting_requests(house: House) -> None:
-    planned = await house.holds("m", Refusal("it is no model"), "1")
-    assert (str(planned.problem), planned.model, planned.engines) == ("it is no model", None, {})
-    assert "model 'm' cannot be served: it is no model" in str(await answer(planned))
-    assert emitted(house.events, ModelRefused) == [ModelRefused("it is no model")]
+CUT = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_TRUNCATED, "w.bin is truncated", "copy it again")
 
 
-async def test_refused_model_event_has_the_category(house: House) -> None:
-    cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_TRUNCATED, "w.bin is truncated", "copy it again")
-    planned = await house.holds("m", msgspec.structs.replace(inspection("m"), finding=cut), "1")
-    assert planned.problem is not None
-    assert Finding.of(planned.problem) == cut
-    refused = ModelRefused("w.bin is truncated; copy it again", "external_truncated", "external_data")
-    assert emitted(house.events, ModelRefused) == [refused]
-
-
-async def test_look_repaired_model_is_served(house: House) -> None:
-    await house.holds("m", Refusal("it is no model"), "1")
-    planned = await house.holds("m", inspection(), "2")
+@pytest.mark.parametrize(
+    ("found", "problem", "event"),
+    [
+        (Refusal("it is no model"), "", ModelRefused("it is no model")),
+        (
+            msgspec.structs.replace(inspection(), finding=CUT),
+            "",
+            ModelRefused("w.bin is truncated; copy it again", "external_truncated", "external_data"),
+        ),
+        (inspection(), "edged.toml: unknown setting", ModelRefused("edged.toml: unknown setting", "settings", "file")),
+    ],
+    ids=["unreadable", "with a finding", "with a problem of its settings"],
+)
+async def test_look_refused_model_fails_requests_until_it_is_repaired(
+    house: House, found: Inspection | Exception, problem: str, event: ModelRefused
+) -> None:
+    house.readers.files["m"] = found
+    house.shelf.models["m"] = msgspec.structs.replace(entry("m"), problem=problem)
+    await house.look()
+    planned = house.catalogue.models["m"]
+    assert (planned.model, planned.engines, str(planned.problem)) == (None, {}, event.reason)
+    assert f"model 'm' cannot be served: {event.reason}" in str(await answer(planned))
+    assert emitted(house.events, ModelRefused) == [event]
+    await house.holds("m", inspection(), "2")
     assert (planned.problem, len(planned.engines)) == (None, 3)
     assert await answer(planned) is None
 
@@ -444,16 +431,16 @@ async def test_look_model_replaced_by_a_broken_one_serves_until_its_host_is_lost
 
 
 async def test_unexpected_error_while_reading_is_logged_and_refuses_the_model(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "edged.engines"):
-        house = House(tmp_path)
         planned = await house.holds("m", Unexpected("a bug"), "1")
-        assert "Unexpected" in str(await answer(planned))
+    assert "Unexpected" in str(await answer(planned))
     assert any(record.exc_info for record in caplog.records)
 
 
-async def test_model_whose_reference_no_runtime_opens_is_refused(house: House) -> None:
+async def test_model_whose_reference_no_runtime_opens_is_refused_until_the_device_changes(house: House) -> None:
+    """An update of the runtime may bring the operator that was missing."""
     planned = await house.add("m")
     house.refuse_hopeless()
     assert planned.problem is None
@@ -462,20 +449,10 @@ async def test_model_whose_reference_no_runtime_opens_is_refused(house: House) -
     house.refuse_hopeless()
     assert "no such operator" in str(await answer(planned))
     assert (str(planned.problem), planned.engines) == ("no such operator", {})
-
-
-async def test_plan_all_reads_refused_models_again(house: House) -> None:
-    """An update of the runtime may have brought the operator that was missing."""
-
-    planned = await house.add("m")
-    assert planned.reference is not None
-    planned.reference.open_at, planned.reference.reason = math.inf, "no such operator"
-    house.refuse_hopeless()
     house.planner.fingerprint = box(runtime__onnxruntime="2")
     house.catalogue.plan_all()
     await settle()
-    assert len(planned.engines) == 3
-    assert planned.problem is None
+    assert (planned.problem, len(planned.engines)) == (None, 3)
     assert await answer(planned) is None
 
 
@@ -498,13 +475,6 @@ async def test_engine_moves_are_events_with_their_model(house: House) -> None:
     assert emitted(house.events, EngineMoved) == [EngineMoved("queued", "onnxruntime", "because")]
     events = [event async for event in house.events.follow(live=False) if isinstance(event.what, EngineMoved)]
     assert [(event.model, event.engine) for event in events] == [("m", planned.reference.digest)]
-
-
-async def test_entry_with_a_problem_is_refused_with_it(house: House) -> None:
-    house.shelf.models["m"] = msgspec.structs.replace(entry("m"), problem="edged.toml: unknown setting")
-    await house.look()
-    planned = house.catalogue.models["m"]
-    assert "edged.toml: unknown setting" in str(planned.problem)
 
 
 # -- versions -------------------------------------------------------------------------------------------------------
