@@ -29,6 +29,7 @@ from tests.zoo import measure, runtime
 from tests.zoo.exhibit import MODEL, SERVED, Exhibit
 from tests.zoo.judged import judge
 from tests.zoo.manifest import exhibits
+from tests.zoo.words import WORDS
 
 _SECONDS = 20.0  # in which every model has its end, on a box that has a processor left for it
 _STARVED = 4  # times as long, where others have them
@@ -41,7 +42,8 @@ _SHOWN = (
     "fifo", "text", "truncated_to_50", "nested_by_thousands", "two_models_in_one_file", "cycle_in_a_branch",
     "function_calls_itself", "type_mixed", "map_out", "opset_beyond", "domain_unknown", "attribute_of_a_wrong_type",
     "external_absolute", "external_link_to_a_device", "external_sum_overflows", "output_of_4_tib",
-    "row_beyond_the_table",
+    "row_beyond_the_table", "opset_0", "opset_of_unused_domain", "ir_beyond", "operator_unknown",
+    "operator_of_a_later_version", "shape_of_matrices", "always_too_many",
 )  # fmt: skip
 _DROPPED = (
     "type_fp32", "file_unicode", "nan_constant", "fifo", "html", "nested_by_thousands", "cycle_of_two", "opset_beyond",
@@ -54,7 +56,7 @@ _FEW = ("type_fp32", "nan_constant", "html", "cycle_of_two", "external_upwards",
 # read the file; or that it holds other weights than its checksum is of, which runtimes do not look at.
 _RUNS = {
     "unreadable", "two_outputs_of_one_name", "two_constants_of_one_name", "input_without_a_name", "sequence_out",
-    "map_out", "external_altered", "external_checksum_odd",
+    "map_out", "external_altered", "external_checksum_odd", "function_of_two_opsets", "sequence_out_unsaid",
 }  # fmt: skip
 _PICKY = {"takes_only_long_inputs", "dims_that_agree_unsaid"}  # of the sizes that it is asked with there
 
@@ -115,6 +117,7 @@ def test_judge_ends_as_in_the_manifest(
     assert verdict.ending in exhibit.endings, f"{exhibit.how}: {verdict}"
     if verdict.ending == SERVED and exhibit.warns is not None:
         assert exhibit.warns in verdict.warnings
+    assert WORDS.get(name, "") in verdict.line
     assert len(verdict.line) < _LONGEST_LINE
     assert verdict.line.isprintable()  # and so in one line
     assert took < _patience()

@@ -66,6 +66,7 @@ _PLACES: dict[str, tuple[str, Mapping[str, str], bytes | None, tuple[Ending, ...
     "external_in_a_folder": ("weights in a folder beside the model", {"location": "data/w.bin"}, _WHOLE, (SERVED,)),
     "external_unicode": ("weights in a file of an odd name", {"location": "größe 模型.bin"}, _WHOLE, (SERVED,)),
     "external_with_checksum": ("weights with their checksum", {"checksum": _SHA_1}, _WHOLE, (SERVED,)),
+    "external_with_checksum_in_capitals": ("as before, in capitals", {"checksum": _SHA_1.upper()}, _WHOLE, (SERVED,)),
     "external_altered": ("other weights than the checksum is of", {"checksum": _SHA_1}, bytes(16), _DAMAGED),
     "external_checksum_odd": ("a checksum of another kind", {"checksum": "0" * 64}, _WHOLE, _DAMAGED),
     "external_missing": ("weights that were left behind", {}, None, _MISSING),
@@ -198,6 +199,16 @@ def external_missing_in_an_attribute() -> onnx.ModelProto:
 def external_missing_in_a_function() -> onnx.ModelProto:
     """A constant of a function that was left behind"""
     return calling(function("Outer", [node("Constant", "", "w", value=_lost("")), node("Mul", "a w", "b")]))
+
+
+@HALL.model(*_MISSING)
+def external_missing_in_a_branch_of_a_function() -> onnx.ModelProto:
+    """A constant of a branch of a function that was left behind"""
+    then = body(node("Mul", "a w", "t"), outputs=[value("t")])
+    then.initializer.append(_lost("w"))
+    other = body(node("Neg", "a", "e"), outputs=[value("e")])
+    up = node("Constant", "", "up", value=constant("", True, np.bool_))
+    return calling(function("Outer", [up, choice(then, other, output="b")]))
 
 
 _BIG = 2_200 << 20  # bytes, more than a message of protobuf can have

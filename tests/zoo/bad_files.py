@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import pickle
 import random
 import socket
 import struct
@@ -98,13 +99,20 @@ def saved_model(path: Path) -> None:
     (path / "saved_model.pb").write_bytes(b"\x08\x01")
 
 
+@HALL.file(*_NOT_A_FILE)
+def folder_of_a_model(path: Path) -> None:
+    """A folder with a model in it"""
+    path.mkdir()
+    (path / "yolo.onnx").touch()
+
+
 # -- something else --------------------------------------------------------------------------------------------------
 
 
-def _zip() -> bytes:
+def _zip(name: str, content: bytes) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("model.onnx"), relu().SerializeToString())
+        archive.writestr(zipfile.ZipInfo(name), content)
     return packed.getvalue()
 
 
@@ -127,7 +135,10 @@ _POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\
 _TENSOR = numpy_helper.from_array(np.ones((2, 3), np.float32), "input")
 _HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 _MISTAKES: dict[str, tuple[str, bytes]] = {
-    "zip": ("a zip archive with a model inside, which is also what PyTorch writes", _zip()),
+    "zip": ("a zip archive with a model inside", _zip("model.onnx", relu().SerializeToString())),
+    "checkpoint": ("what PyTorch writes", _zip("yolo/data.pkl", b"\x80\x02}.")),
+    "pickle": ("what PyTorch wrote before that", pickle.dumps({"w": 1}, 2)),
+    "keras": ("what Keras writes", b"\x89HDF\r\n\x1a\n" + bytes(64)),
     "gzip": ("a model, compressed", gzip.compress(relu().SerializeToString(), mtime=0)),
     "tar": ("an archive with a model inside", _tar()),
     "html": ("the web page of a download", b"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n"),
@@ -136,6 +147,11 @@ _MISTAKES: dict[str, tuple[str, bytes]] = {
     "lfs_pointer": ("what Git leaves in place of a large file", _POINTER.encode()),
     "text": ("a note", b"This is not a model.\n" * 20),
     "text_other_alphabet": ("a note in Greek", "αυτό δεν είναι μοντέλο\n".encode() * 20),
+    "text_cut_in_a_letter": (
+        "a note of which what is looked at first ends inside a letter",
+        ("h" + "ä" * 5000).encode(),
+    ),
+    "text_latin": ("a word as it was written before UTF-8", "nächst".encode("latin-1")),
     "text_wide": ("a note as Windows writes it, two bytes to a letter", "not a model\n".encode("utf-16")),
     "json": ("an error message of a server", b'{"error": {"code": 403, "message": "Forbidden"}}\n'),
     "png": ("the beginning of a picture", b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + bytes(64)),
@@ -145,6 +161,10 @@ _MISTAKES: dict[str, tuple[str, bytes]] = {
     "numpy": ("an array", _numpy()),
     "tensor": ("an input of a test data set, in protobuf as a model is", _TENSOR.SerializeToString()),
     "safetensors": ("weights without a graph", struct.pack("<Q", len(_HEADER)) + _HEADER + bytes(8)),
+    "safetensors_bracket": (
+        "weights without a graph whose length is an angle bracket, as of a web page",
+        b"<" + bytes(7) + b'{"w":{}}'.ljust(60) + bytes(8),
+    ),
     "tensorrt_plan": ("a built engine", b"ftrt" + bytes(28) + bytes(range(256))),
 }
 # Of a format that announces itself by no first bytes nothing is known but that it does not parse.

@@ -42,7 +42,7 @@ HALL.models(
 
 HALL.models(
     _CYCLE,
-    cycle_of_one=("A node that reads what it makes", chain(node("Add", "x y", "y"))),
+    cycle_of_one=("A node that reads what it makes", chain(node("Add", "x y", "y", name="own"))),
     cycle_of_many=(
         "A ring of two thousand nodes",
         chain(*[node("Identity", f"t{at}", f"t{(at + 1) % 2000}") for at in range(2000)], node("Add", "x t0", "y")),
@@ -59,7 +59,7 @@ HALL.texts(
         (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] b) { a = Add(x, b) b = Relu(a) }> }
     cycle_through_a_branch: A branch that reads what the If makes
-        (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
+        (bool up, float[n,4] x) => (float[n,4] y) { [choice] y = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] t) { t = Relu(y) }> }
     cycle_off_the_way: A cycle that no output depends on
         y = Relu(x) a = Add(x, b) b = Relu(a)
@@ -97,7 +97,7 @@ HALL.texts(
     _DANGLING,
     """
     dangling_input: A node that reads what nothing makes
-        y = Add(x, missing)
+        [sum] y = Add(x, missing)
     dangling_output: An output that nothing makes
         (float[n,4] x) => (float[n,4] y, float[n,4] missing) { y = Relu(x) }
     dangling_in_a_branch: A branch that reads what nothing makes, inside or outside
@@ -134,6 +134,14 @@ HALL.texts(
 
 
 @HALL.model(*_DUPLICATE)
+def function_of_two_opsets() -> onnx.ModelProto:
+    """A function that names two versions of one domain"""
+    outer = function("Outer", [node("Relu", "a", "b")])
+    outer.opset_import.append(onnx.helper.make_opsetid("ai.onnx", 13))
+    return calling(outer)
+
+
+@HALL.model(*_DUPLICATE)
 def two_models_in_one_file() -> onnx.ModelProto:
     """A model appended to itself, which protobuf reads as one with everything twice"""
     return onnx.ModelProto.FromString(relu().SerializeToString() * 2)
@@ -147,7 +155,7 @@ HALL.texts(
     node_makes_a_constant: A node whose output is called as an initialiser is
         <float w = {1}> { w = Relu(x) y = Add(x, w) }
     two_nodes_make_one_tensor: Two nodes with the same output
-        y = Relu(x) y = Neg(x)
+        y = Relu(x) [two] y = Neg(x)
     two_inputs_of_one_name: Two inputs called x
         (float[n,4] x, int64[n,4] x) => (float[n,4] y) { y = Relu(x) }
     two_outputs_of_one_name: One output listed twice
@@ -159,6 +167,14 @@ HALL.texts(
         (bool up, float[n,4] x) => (float[n,4] y) { h = Relu(x)
         z = If(up) <else_branch = branch () => (float[n,4] e) {
         e = Neg(x) }, then_branch = branch () => (float[n,4] h) { h = Neg(x) }> y = Add(h, z) }
+    branch_hides_an_input: A branch that makes a tensor called as an input is
+        (bool up, float[n,4] x) => (float[n,4] y) { y = If(up) <else_branch = branch () => (float[n,4] e) {
+        e = Neg(x) }, then_branch = branch () => (float[n,4] x) { [in] x = Neg(up) }> }
+    branch_in_a_branch_hides_a_name: A branch of a branch that makes a tensor called as one outside of both is
+        (bool up, float[n,4] x) => (float[n,4] y) { h = Relu(x)
+        y = If(up) <else_branch = branch () => (float[n,4] e) { e = Neg(x) }, then_branch = branch () =>
+        (float[n,4] t) { t = If(up) <else_branch = branch () => (float[n,4] f) { f = Neg(x) },
+        then_branch = branch () => (float[n,4] h) { [in] h = Neg(x) }> }> }
     """,
 )
 

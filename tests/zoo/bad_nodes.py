@@ -26,7 +26,7 @@ _IMPOSSIBLE = _INVALID + refused(Stage.GRAPH, Category.SHAPE_MISMATCH)
 @HALL.model(*_DOMAIN)
 def domain_unknown() -> onnx.ModelProto:
     """A custom operator"""
-    return chain(node("Frobnicate", "x", "y", domain="com.example"), domains={"com.example": 1})
+    return chain(node("Frobnicate", "x", "y", name="odd", domain="com.example"), domains={"com.example": 1})
 
 
 @HALL.model(*_DOMAIN)
@@ -67,7 +67,7 @@ HALL.texts(
     operator_of_a_later_version: An operator that came with version 20, in a model of version 17
         y = Gelu(x)
     operator_unknown: An operator that ONNX never had
-        y = Frobnicate(x)
+        [odd] y = Frobnicate(x)
     operator_in_other_case: ReLU as mathematicians write it
         y = RELU(x)
     """,

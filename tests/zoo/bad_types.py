@@ -115,8 +115,8 @@ def _weights(change: Mapping[str, Any]) -> onnx.ModelProto:
     weights = constant("w", [1, 2, 3, 4])
     for field, content in change.items():
         weights.ClearField(field)
-        if field == "dims":
-            weights.dims.extend(content)
+        if isinstance(content, list):
+            getattr(weights, field).extend(content)
         else:
             setattr(weights, field, content)
     return chain(node("Mul", "x w", "y"), constants=[weights])
@@ -126,6 +126,11 @@ for _name, _how, _change in (
     ("weights_too_short", "weights with fewer bytes than their shape says", {"raw_data": bytes(12)}),
     ("weights_too_long", "weights with more bytes than their shape says", {"raw_data": bytes(64)}),
     ("weights_absent", "weights with a shape and no bytes", {"raw_data": b""}),
+    (
+        "weights_of_too_few_values",
+        "weights as numbers, too few",
+        {"raw_data": b"", "float_data": [1, 2]},
+    ),
     ("weights_negative", "weights with a negative size", {"dims": [-4]}),
     ("weights_overflow", "weights whose sizes multiply to nothing in 64 bits", {"dims": [2**32, 2**32]}),
     ("weights_without_a_type", "weights without a type of elements", {"data_type": 0}),
@@ -149,6 +154,7 @@ for _name, _how, _kind in (
     ("elements_int4", "integers of four bits", TensorProto.INT4),
     ("elements_undefined", "elements of no type", TensorProto.UNDEFINED),
     ("elements_unknown", "elements of an unknown type", 999),
+    ("elements_negative", "elements of a type below zero", -1),
 ):
     HALL.add(_name, f"an input of {_how}", partial(_of_type, int(_kind)), *_UNSERVABLE)
 
@@ -183,6 +189,8 @@ HALL.texts(
         (seq(float[4]) x) => (float[] y) { y = ConcatFromSequence<axis = 0>(x) }
     sequence_out: An output that is a sequence of tensors
         (float[n,4] x) => (seq(float[4]) y) { y = SplitToSequence<axis = 0>(x) }
+    sequence_out_unsaid: An output without a type that is a sequence of tensors by the node that makes it
+        (float[n,4] x) => ( y) { y = SplitToSequence<axis = 0>(x) }
     sparse_in: An input that is a sparse tensor
         (sparse_tensor(float[4]) x) => (float[] y) { y = Relu(x) }
     input_without_a_type: An input with a name only
