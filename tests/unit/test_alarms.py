@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from edged.backends.contract import REFERENCE, Composition, Recipe
 from edged.config import Engines
 from edged.engines import alarms as alarms_module
-from edged.engines.alarms import Alarm, AlarmKind, Alarms, Box, slow_engine, wrong
+from edged.engines.alarms import Alarm, AlarmKind, Alarms, Box, wrong
 from edged.engines.engine import EngineState, PlannedEngine
-from edged.engines.plan import PlannedModel
 from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.events import AlarmCleared, AlarmRaised, EventLog
 from edged.ipc.finite import QUIET_SECONDS
@@ -33,21 +32,18 @@ def alarms(events: EventLog) -> Alarms:
     return Alarms(events)
 
 
-def test_update_changed_message_is_shown_but_not_reported(alarms: Alarms, events: EventLog) -> None:
-    alarms.update([SLOW])
-    later = Alarm(AlarmKind.SLOW, "inference takes 350 ms instead of 12 ms", "m", "key")
-    alarms.update([later])
-    assert [alarm.message for alarm in alarms.active()] == [later.message]
-    assert len(emitted(events, AlarmRaised)) == 1
-
-
-def test_update_lasting_alarm_keeps_its_start(alarms: Alarms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_lasting_alarm_keeps_its_start_and_is_reported_once(
+    alarms: Alarms, events: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock(100.0)
     monkeypatch.setattr(alarms_module, "time", clock)
     alarms.update([SLOW])
     clock.now = 200.0
-    alarms.update([SLOW, Alarm(AlarmKind.UNSERVED, "", "n")])
+    later = Alarm(AlarmKind.SLOW, "inference takes 350 ms instead of 12 ms", "m", "key")
+    alarms.update([later, Alarm(AlarmKind.UNSERVED, "", "n")])
     assert [alarm.since_unix_s for alarm in alarms.active()] == [100.0, 200.0]
+    assert alarms.active()[0].message == later.message
+    assert len(emitted(events, AlarmRaised)) == 2
 
 
 @pytest.mark.parametrize(
@@ -66,17 +62,11 @@ def test_update_other_subject_is_another_alarm(alarms: Alarms, events: EventLog,
     assert [alarm.subject for alarm in alarms.active()] == [other.subject]
 
 
-def test_update_event_names_model_and_engine(alarms: Alarms, events: EventLog) -> None:
+async def test_update_event_names_model_and_engine(alarms: Alarms, events: EventLog) -> None:
     alarms.update([SLOW])
     alarms.update([])
-    log = events.follow(live=False)
-    found = []
-    for _ in range(2):
-        step = log.__anext__()
-        with pytest.raises(StopIteration) as end:
-            step.send(None)
-        found.append(end.value.value)
-    assert [(event.model, event.engine) for event in found] == [("m", "key")] * 2
+    found = [(event.model, event.engine) async for event in events.follow(live=False)]
+    assert found == [("m", "key")] * 2
 
 
 def test_update_lasting_alarm_is_logged_once(alarms: Alarms, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,39 +133,42 @@ def served() -> Served:
 # -- slowness -------------------------------------------------------------------------------------------------------
 
 
-def test_slow_engine_raises_an_alarm_after_it_lasted(served: Served) -> None:
-    assert served.infer(12, 60) == []
-    assert served.infer(340, 29) == []
-    assert AlarmKind.SLOW in served.infer(340, 60)
+# Milliseconds and seconds of what is answered in turn, and whether the alarm is raised at the end of each.
+SLOWNESS: dict[str, tuple[float | None, list[tuple[float, float, bool]]]] = {
+    "for long enough": (12, [(12, 60, False), (340, 29, False), (340, 60, True)]),
+    "fast again": (12, [(340, 90, True), (12, 30, False)]),
+    "for short periods": (12, [(340, 20, False), (12, 30, False)] * 4),
+    "below the factor": (12, [(35, 120, False), (37, 120, True)]),
+    "tiny, by microseconds": (None, [(0.11, 120, False), (1.2, 120, True)]),
+    "never faster": (None, [(340, 120, False)]),
+}
+
+
+@pytest.mark.parametrize("case", SLOWNESS)
+def test_slow_engine_raises_an_alarm_while_it_lasts(served: Served, case: str) -> None:
+    usual_ms, course = SLOWNESS[case]
+    if usual_ms is None:
+        served.engine.served_ms.clear()
+    was_slow = False
+    for milliseconds, seconds, is_slow in course:
+        found = served.infer(milliseconds, seconds)
+        assert is_slow == bool(served.look())
+        assert (AlarmKind.SLOW in found) or not is_slow
+        assert found == [] or is_slow or was_slow
+        was_slow = is_slow
+
+
+def test_slow_alarm_names_the_engine_and_ends_with_it(served: Served) -> None:
+    served.infer(340, 90)
     (alarm,) = served.look()
-    assert alarm.model == "m"
-    assert alarm.engine == served.engine.digest
+    assert (alarm.model, alarm.engine) == ("m", served.engine.digest)
     for part in ("340 ms", "12 ms", "28.3x", "25%"):
         assert part in alarm.message
-
-
-def test_slow_alarm_clears_when_inference_is_fast_again(served: Served) -> None:
-    served.infer(340, 90)
-    assert served.look()
-    served.infer(12, 30)
+    engines, served.planned.engines = served.planned.engines, {}
+    assert served.look() == [], "it is outdated"
+    served.planned.engines = engines
+    serve(served.planned, served.engine.digest)
     assert served.look() == []
-
-
-def test_slow_engine_for_short_periods_raises_no_alarm(served: Served) -> None:
-    for _ in range(4):
-        assert served.infer(340, 20) == []
-        assert served.infer(12, 30) == []
-
-
-def test_slow_engine_below_the_factor_raises_no_alarm(served: Served) -> None:
-    assert served.infer(35, 120) == []
-    assert AlarmKind.SLOW in served.infer(37, 120)
-
-
-def test_slow_tiny_engine_within_microseconds_raises_no_alarm(served: Served) -> None:
-    served.engine.served_ms.clear()
-    assert served.infer(0.11, 120) == []
-    assert AlarmKind.SLOW in served.infer(1.2, 120)
 
 
 def test_slow_alarm_stays_without_requests(served: Served) -> None:
@@ -193,69 +186,38 @@ def test_slow_engine_with_few_answers_raises_no_alarm(served: Served) -> None:
     assert found == []
 
 
-def test_slow_engine_that_was_never_faster_raises_no_alarm(served: Served) -> None:
-    served.engine.served_ms.clear()
-    assert served.infer(340, 120) == []
-    assert slow_engine(served.planned, SETTINGS, served.clock.now) is None
-
-
-def test_slow_outdated_engine_raises_no_alarm(served: Served) -> None:
-    served.planned.engines = {}
-    assert served.infer(340, 120) == []
-
-
-def test_slow_alarm_ends_with_the_engine(served: Served) -> None:
-    served.infer(340, 90)
-    serve(served.planned, served.engine.digest)
-    assert served.look() == []
-
-
 # -- everything else ------------------------------------------------------------------------------------------------
 
 
-def kinds(*models: PlannedModel, paused: str = "", is_reboot_pending: bool = False) -> list[AlarmKind]:
-    return [alarm.kind for alarm in wrong(models, SETTINGS, 0.0, Box(0.0, paused, is_reboot_pending))]
+@pytest.mark.parametrize(
+    ("box", "kind", "message"),
+    [
+        (Box(paused="the disk is full"), AlarmKind.BUILDS_PAUSED, "the disk is full"),
+        (Box(is_reboot_pending=True), AlarmKind.REBOOT_PENDING, "rebooted"),
+        (Box(untracked="no library: install it"), AlarmKind.UNTRACKED, "no tracker ids: no library: install it"),
+    ],
+)
+def test_alarm_of_the_box_has_its_reason(box: Box, kind: AlarmKind, message: str) -> None:
+    (alarm,) = wrong([], SETTINGS, 0.0, box)
+    assert (alarm.kind, alarm.model, alarm.engine) == (kind, "", "")
+    assert message in alarm.message
 
 
-def test_paused_builds_alarm_has_the_disks_reason() -> None:
-    (alarm,) = wrong([], SETTINGS, 0.0, Box(paused="the disk is full"))
-    assert alarm == Alarm(AlarmKind.BUILDS_PAUSED, "the disk is full")
-
-
-def test_reboot_pending_alarm_names_the_remedy() -> None:
-    (alarm,) = wrong([], SETTINGS, 0.0, Box(is_reboot_pending=True))
-    assert alarm.kind is AlarmKind.REBOOT_PENDING
-    assert "rebooted" in alarm.message
-
-
-def test_tracking_alarm_names_the_remedy() -> None:
-    (alarm,) = wrong([], SETTINGS, 0.0, Box(untracked="a library is not installed: pip install it"))
-    assert (alarm.kind, alarm.model) == (AlarmKind.UNTRACKED, "")
-    assert "no tracker ids: a library is not installed: pip install it" in alarm.message
-
-
-@pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.QUARANTINED])
-def test_wrong_healthy_engine_has_no_alarm(served: Served, state: EngineState) -> None:
-    served.engine.state = state
-    assert kinds(served.planned) == []
+@pytest.mark.parametrize("state", EngineState)
+def test_wrong_healthy_or_cancelled_engine_has_no_alarm(served: Served, state: EngineState) -> None:
+    served.engine.state, served.engine.is_held = state, True
+    assert served.look() == []
+    served.engine.is_held = False
+    assert [alarm.kind for alarm in served.look()] == [AlarmKind.QUARANTINED] * (state is EngineState.QUARANTINED)
 
 
 def test_quarantined_engine_alarm_has_reason_and_remedy(served: Served) -> None:
+    served.engine.record, served.engine.failures = None, 3
     served.engine.move(EngineState.QUEUED)
-    served.engine.record = None
-    for _ in range(4):
-        served.engine.fail(BuildFailed("no memory"), most=4)
-        if served.engine.state is EngineState.FAILED:
-            served.engine.move(EngineState.QUEUED)
+    served.engine.fail(BuildFailed("no memory"), most=4)
     (alarm,) = served.look()
     assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.QUARANTINED, "m", served.engine.digest)
     assert "failed 4 times, the last time: no memory; see: edged engines rebuild" in alarm.message
-
-
-def test_cancelled_engine_raises_no_alarm(served: Served) -> None:
-    served.engine.move(EngineState.QUEUED)
-    served.engine.quarantine("cancelled by an operator", held=True)
-    assert served.look() == []
 
 
 def test_refused_and_replaced_models_raise_different_alarms(served: Served) -> None:

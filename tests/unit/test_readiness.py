@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,16 +42,12 @@ def health(planned: PlannedModel) -> SessionHealth:
 # -- ready or not ---------------------------------------------------------------------------------------------------
 
 
-def test_readiness_without_an_engine_is_loading() -> None:
+def test_readiness_without_an_engine_is_loading_and_says_why() -> None:
     planned = planned_model()
-    assert readiness(planned, SETTINGS).state is ReadyState.LOADING
-    assert readiness(planned, SETTINGS).reason == "it is being read"
-    planned.model = model()
-    assert readiness(planned, SETTINGS).reason == "no engine is open yet"
-    assert readiness(planned, SETTINGS).can_serve
-
-
-def test_readiness_of_an_engine_that_cannot_be_opened_has_the_reason() -> None:
+    for model_read, reason in ((None, "it is being read"), (model(), "no engine is open yet")):
+        planned.model = model_read
+        found = readiness(planned, SETTINGS)
+        assert (found.state, found.reason, found.can_serve) == (ReadyState.LOADING, reason, True)
     planned = served_reference()
     planned.slot.current = None
     (reference,) = planned.engines.values()
@@ -92,24 +89,18 @@ def test_readiness_ends_after_failed_probes_and_returns_with_an_answer(clock: Cl
     assert readiness(planned, SETTINGS).is_ready
 
 
-def test_readiness_failed_requests_lead_to_a_probe(clock: Clock) -> None:
+@pytest.mark.parametrize("answers", [False, True])
+def test_readiness_failed_requests_lead_to_a_probe_that_decides(clock: Clock, answers: bool) -> None:
     planned = served_reference()
     for _ in range(50):
         health(planned).failed(WRONG)  # by a client that sends nothing that the model takes, say
     assert health(planned).is_suspect
     assert readiness(planned, SETTINGS).is_ready
+    if answers:
+        health(planned).answered(clock.now)
+        assert not health(planned).is_suspect
     health(planned).missed(WRONG)
-    assert readiness(planned, SETTINGS).state is ReadyState.FAILING
-
-
-def test_readiness_answered_probe_clears_failed_requests(clock: Clock) -> None:
-    planned = served_reference()
-    for _ in range(50):
-        health(planned).failed(WRONG)
-    health(planned).answered(clock.now)
-    assert not health(planned).is_suspect
-    health(planned).missed(WRONG)
-    assert readiness(planned, SETTINGS).is_ready
+    assert readiness(planned, SETTINGS).is_ready is answers
 
 
 def test_readiness_ignores_invalid_requests() -> None:
@@ -177,38 +168,24 @@ def test_prober_disabled_probes_suspects_only(clock: Clock) -> None:
     assert next_probe([planned], never, clock.now + 1e6) is planned
 
 
-def busy(planned: PlannedModel) -> None:
-    assert planned.slot.current is not None
-    planned.slot.current.in_flight = 1
+def session(planned: PlannedModel) -> Any:
+    return planned.slot.current
 
 
-def opening(planned: PlannedModel) -> None:
-    planned.opening = object()  # type: ignore[assignment]
+REPLACED: dict[str, Callable[[PlannedModel], object]] = {
+    "busy": lambda planned: setattr(session(planned), "in_flight", 1),
+    "opening": lambda planned: setattr(planned, "opening", object()),
+    "lost": lambda planned: setattr(session(planned).link, "lost", "died"),
+    "stopping": lambda planned: setattr(session(planned).link, "stopping", True),
+    "outdated": lambda planned: planned.engines.clear(),
+    "gone": lambda planned: setattr(planned.slot, "current", None),
+}
 
 
-def lost(planned: PlannedModel) -> None:
-    assert planned.slot.current is not None
-    planned.slot.current.link.lost = "died"
-
-
-def stopping(planned: PlannedModel) -> None:
-    assert planned.slot.current is not None
-    planned.slot.current.link.stopping = True
-
-
-def outdated(planned: PlannedModel) -> None:
-    planned.engines = {}
-
-
-def empty(planned: PlannedModel) -> None:
-    planned.slot.current = None
-
-
-@pytest.mark.parametrize("change", [busy, opening, lost, stopping, outdated, empty])
-def test_prober_skips_busy_and_replaced_engines(change: object, clock: Clock) -> None:
+@pytest.mark.parametrize("change", REPLACED)
+def test_prober_skips_busy_and_replaced_engines(change: str, clock: Clock) -> None:
     planned = served_reference()
-    assert callable(change)
-    change(planned)
+    REPLACED[change](planned)
     assert next_probe([planned], SETTINGS, clock.now + 1e6) is None
 
 
@@ -243,35 +220,26 @@ def prober(probe: SessionProbe) -> Prober:
 async def test_probe_records_its_outcome() -> None:
     probe, planned = SessionProbe(), served_reference()
     probing = prober(probe)
-    assert planned.slot.current is not None
-    health = planned.slot.current.health
     probe.outcomes.append(EngineUnusable("no kernel"))
     probing.look([planned], LATER)
     await settle()
-    assert (health.misses, health.reason, probe.asked) == (1, "no kernel", [True])
+    assert (health(planned).misses, health(planned).reason, probe.asked) == (1, "no kernel", [True])
     probing.look([planned], LATER)
     await settle()
-    assert (health.misses, health.reason) == (0, "")
+    assert (health(planned).misses, health(planned).reason) == (0, "")
 
 
-@pytest.mark.parametrize("error", [HostLost("it died"), NotReady("no room")])
-async def test_probe_that_could_not_run_records_nothing(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "unproven"),
+    [(HostLost("it died"), ""), (NotReady("no room"), ""), (EngineUnusable("as before"), "nothing is answered")],
+)
+async def test_probe_that_could_not_run_or_never_succeeded_records_nothing(error: Exception, unproven: str) -> None:
     probe, planned = SessionProbe(), served_reference()
+    health(planned).unproven = unproven
     probe.outcomes.append(error)
     prober(probe).look([planned], LATER)
     await settle()
-    assert planned.slot.current is not None
-    assert planned.slot.current.health.misses == 0
-
-
-async def test_probe_without_earlier_success_records_no_failure() -> None:
-    probe, planned = SessionProbe(), served_reference()
-    assert planned.slot.current is not None
-    planned.slot.current.health.unproven = "nothing is answered"
-    probe.outcomes.append(EngineUnusable("nothing is answered"))
-    prober(probe).look([planned], LATER)
-    await settle()
-    assert planned.slot.current.health.misses == 0
+    assert health(planned).misses == 0
 
 
 async def test_prober_probes_one_engine_at_a_time() -> None:
@@ -310,17 +278,13 @@ async def test_request_outcomes_are_recorded_for_their_engine() -> None:
     assert (session.health.failures, session.health.reason) == (0, "")
 
 
-async def test_probe_of_a_replanned_model_records_nothing() -> None:
+@pytest.mark.parametrize("change", [{"engines": {}}, {"model": None}], ids=str)
+async def test_probe_of_a_replanned_model_records_nothing(change: dict[str, object]) -> None:
     before = tasks.FAILURES.total()
-    for change in ("engines", "model"):
-        probe, planned = SessionProbe(), served_reference()
-        prober(probe).look([planned], LATER)
-        if change == "engines":
-            planned.engines = {}
-        else:
-            planned.model = None
-        await settle()
-        assert probe.asked == []
-        assert planned.slot.current is not None
-        assert planned.slot.current.health.misses == 0
+    probe, planned = SessionProbe(), served_reference()
+    prober(probe).look([planned], LATER)
+    for name, value in change.items():
+        setattr(planned, name, value)
+    await settle()
+    assert (probe.asked, health(planned).misses) == ([], 0)
     assert tasks.FAILURES.total() == before
