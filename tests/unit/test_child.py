@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from edged.errors import (
 from edged.ipc import job_messages as jobs
 from edged.jobs import tasks
 from edged.models.inspection import Inspection
-from edged.store.record import Verdict
 from edged.tensors import Array, TensorSpec
 from edged.verification import golden
 from edged.verification.golden import Sample
@@ -93,20 +92,13 @@ async def running(job: jobs.Job, answer: type[msgspec.Struct]) -> AsyncIterator[
     yield task, pid
     assert task.done()
     assert children() == before
+    assert not is_running(pid)
 
 
 async def cancel(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-def leaves_nothing(work: Callable[[], object]) -> None:
-    work()  # what a first run opens for good (the loop's child watcher, say) is not a leak
-    before = descriptors(), children()
-    work()
-    assert children() == before[1]
-    assert descriptors() == before[0]
 
 
 def test_run_returns_the_answer(tmp_path: Path) -> None:
@@ -118,14 +110,6 @@ def test_run_returns_the_answer(tmp_path: Path) -> None:
     built = run(do(jobs.Build(order(tmp_path), str(tmp_path / "out"), TENSORS), jobs.Built, ENOUGH))
     assert built.artefact.load("engine.null") == b"all"
     assert built.peak_memory_mb > 1
-
-
-def test_run_rejection_is_an_answer(tmp_path: Path) -> None:
-    ones = np.ones((1, 4), np.float32)
-    golden.save(tmp_path / "golden", [Sample({"x": ones}, {"y": ones * 9})])
-    timed = run(do(checking(order(tmp_path), tmp_path / "golden", order(tmp_path)), jobs.Verified, ENOUGH))
-    assert isinstance(timed.verdict, Verdict)
-    assert not timed.verdict.accepted
 
 
 def test_verify_engine_that_refuses_a_shape_is_unsuitable_and_names_the_setting(
@@ -150,14 +134,6 @@ def test_verify_engine_that_refuses_a_shape_is_unsuitable_and_names_the_setting(
         "the engine refuses shapes that the reference takes, x 1x64, y 7: "
         "input 'x' is 1x64, the engine takes 1x128; change profile.x to accept them"
     )
-
-
-def test_run_runtime_that_prints_does_not_disturb_the_answer(tmp_path: Path) -> None:
-    proto = models.conv()
-    path = models.save(proto, tmp_path / "model.onnx")
-    (tmp_path / "out").mkdir()
-    job = jobs.Build(Order(str(path), models.signature(proto), Recipe("onnxruntime")), str(tmp_path / "out"), TENSORS)
-    assert "model.onnx" in run(do(job, jobs.Built, ENOUGH)).artefact.files  # it warns while it saves
 
 
 @pytest.mark.parametrize(
@@ -193,12 +169,12 @@ def test_run_silent_child_is_stopped_before_its_time_limit(tmp_path: Path) -> No
 
 def test_run_late_child_is_stopped_and_leaves_nothing(tmp_path: Path) -> None:
     job = verification(tmp_path, milliseconds=SLOW)
-
-    def work() -> None:
+    before: list[tuple[int, set[int]]] = []
+    for _ in range(2):  # what a first run opens for good (the loop's child watcher, say) is not a leak
         with pytest.raises(BuildFailed, match=r"verify child took longer than 0\.5 s"):
             run(do(job, jobs.Verified, Limits(seconds=0.5)))
-
-    leaves_nothing(work)
+        before.append((descriptors(), children()))
+    assert before[0] == before[1]
 
 
 def test_run_child_beyond_its_memory_is_a_failed_build() -> None:
@@ -229,23 +205,17 @@ async def test_run_child_has_the_priority_of_its_job(tmp_path: Path, examines: b
         await cancel(task)
 
 
-def test_run_cancelled_kills_the_child_and_leaves_nothing(tmp_path: Path) -> None:
-    async def cancelled() -> None:
-        async with running(verification(tmp_path, milliseconds=SLOW), jobs.Verified) as (task, pid):
-            await cancel(task)
-            assert not is_running(pid)
-
-    leaves_nothing(lambda: run(cancelled()))
-
-
-@pytest.mark.parametrize("pause", [0.0, 0.001, 0.02, 0.2])
-def test_run_cancelled_twice_or_early_leaves_nothing(tmp_path: Path, pause: float) -> None:
+@pytest.mark.parametrize("pause", [0.0, 0.001, 0.02, 0.2, None])
+def test_run_cancelled_twice_or_early_leaves_nothing(tmp_path: Path, pause: float | None) -> None:
     job = verification(tmp_path, milliseconds=SLOW)
 
     async def cancelled() -> None:
         before, tasks = children(), asyncio.all_tasks()
         task = asyncio.create_task(do(job, jobs.Verified, ENOUGH))
-        await asyncio.sleep(pause)
+        if pause is None:
+            await until(lambda: children() != before, "the child")
+        else:
+            await asyncio.sleep(pause)
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0)

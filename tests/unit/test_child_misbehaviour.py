@@ -61,7 +61,7 @@ def raw(body: str) -> list[str]:
 
 
 def do(
-    command: list[str], limits: Limits = ENOUGH, tell: child.Tell | None = None, path: Path = Path("/none")
+    command: list[str], limits: Limits = ENOUGH, tell: child.OnProgress | None = None, path: Path = Path("/none")
 ) -> Coroutine[Any, Any, jobs.Done]:
     return child.run(jobs.Inspect(str(path)), jobs.Done, limits, on_progress=tell, command=command)
 

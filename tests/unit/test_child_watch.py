@@ -17,7 +17,6 @@ from edged.engines import child_watch as watch
 from edged.engines.child_watch import Family, Usage, Watch, patience, quiet_seconds
 from edged.models.model import Model
 from tests.unit.control_room import model
-from tests.waiting import is_running, wait
 
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -119,19 +118,6 @@ def test_read_ended_process_returns_none() -> None:
         pass
     assert watch.read(process.pid) is None
     assert Family(process.pid, 100).measure() == Usage(0.0, 0.0, 0)
-
-
-def test_kill_ends_session_and_descendants() -> None:
-    start = f"import subprocess, sys; p = {_SLEEP!r}; subprocess.Popen(p); subprocess.Popen(p, start_new_session=True)"
-    orphan = f"subprocess.run([sys.executable, '-c', {f'import subprocess; subprocess.Popen({_SLEEP!r})'!r}])"
-    command = [sys.executable, "-c", f"{start}; {orphan}; import time; time.sleep(60)"]
-    with subprocess.Popen(command, start_new_session=True) as leader:
-        wait(lambda: len(watch.family(leader.pid)) == 4, "the leader, its two children and the orphan")
-        members = watch.family(leader.pid)
-        assert leader.pid in members
-        assert os.getpid() not in members
-        watch.kill(leader.pid)
-    wait(lambda: not any(is_running(member) for member in members), "the end of all four")
 
 
 def test_measure_takes_little_processor_time() -> None:
