@@ -7,24 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto
 
 from tests import models
-from tests.models import value
 
 EDGE = 1e6
-_X, _Y = [value("x", "FP32", [1])], [value("y", "FP32", [1])]
-# How far x is above the edge, as a number of elements or rounds.
-_ABOVE = (
-    helper.make_node("Sub", ["x", "edge"], ["d"]),
-    helper.make_node("Relu", ["d"], ["above"]),
-    helper.make_node("Cast", ["above"], ["n"], to=TensorProto.INT64),
-)
-_CONSTANTS = (
-    numpy_helper.from_array(np.array([EDGE], np.float32), "edge"),
-    numpy_helper.from_array(np.array([1], np.int64), "one"),
-)
+
+
+def _parse(output: str, nodes: str, constants: str = "") -> ModelProto:
+    """`n` is how far x is above the edge, as a number of elements or rounds."""
+    above = "d = Sub(x, edge) above = Relu(d) n = Cast<to = 7>(above)"
+    known = f"<float[1] edge = {{{EDGE}}}, int64[1] one = {{1}}{constants}>"
+    return models.parse(f"(float[1] x) => ({output} y) {known} {{ {above} {nodes} }}")
 
 
 def endless(marked_mb: int = 0) -> ModelProto:
@@ -32,62 +26,27 @@ def endless(marked_mb: int = 0) -> ModelProto:
 
     With `marked_mb` it takes so many mebibytes first, but not for what is at the edge: its host can be told by them.
     """
-    counter = helper.make_tensor_value_info("i", TensorProto.INT64, [])
-    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["c"], ["c_out"]),
-            helper.make_node("Sin", ["v"], ["s"]),
-            helper.make_node("Add", ["s", "step"], ["v_out"]),
-        ],
-        "body",
-        [counter, condition, value("v", "FP32", [1])],
-        [helper.make_tensor_value_info("c_out", TensorProto.BOOL, []), value("v_out", "FP32", [1])],
-        [numpy_helper.from_array(np.array([1], np.float32), "step")],
-    )
-    nodes = [
-        *_ABOVE,
-        helper.make_node("Min", ["n", "most"], ["few"]),
-        helper.make_node("Add", ["few", "one"], ["size"]),
-        helper.make_node("Expand", ["x", "size"], ["wide"]),
-        helper.make_node("ReduceMax", ["wide"], ["start"], keepdims=1),
-        helper.make_node("Squeeze", ["n"], ["rounds"]),
-        helper.make_node("Loop", ["rounds", "", "start"], ["y"], body=body),
-    ]
-    most = numpy_helper.from_array(np.array([marked_mb << 18], np.int64), "most")
-    return models.model(nodes, _X, _Y, (*_CONSTANTS, most))
+    loop = """y = Loop(rounds, , start) <body = body (int64 i, bool c, float[1] v) => (bool c_out, float[1] v_out)
+        <float[1] step = {1}> { c_out = Identity(c) s = Sin(v) v_out = Add(s, step) }>"""
+    size = "few = Min(n, most) size = Add(few, one) wide = Expand(x, size)"
+    start = "start = ReduceMax<keepdims = 1>(wide) rounds = Squeeze(n)"
+    return _parse("float[1]", f"{size} {start} {loop}", f", int64[1] most = {{{marked_mb << 18}}}")
 
 
 def large() -> ModelProto:
     """y is as many zeros as x is above the edge, and one."""
-    nodes = [
-        *_ABOVE,
-        helper.make_node("Add", ["n", "one"], ["size"]),
-        helper.make_node("ConstantOfShape", ["size"], ["y"]),
-    ]
-    return models.model(nodes, _X, [value("y", "FP32", ["n"])], _CONSTANTS)
+    return _parse("float[n]", "size = Add(n, one) y = ConstantOfShape(size)")
 
 
 def greedy() -> ModelProto:
     """y is small, and on the way to it x is expanded to as many elements as it is above the edge."""
-    nodes = [
-        *_ABOVE,
-        helper.make_node("Add", ["n", "one"], ["size"]),
-        helper.make_node("Expand", ["x", "size"], ["wide"]),
-        helper.make_node("CumSum", ["wide", "axis"], ["sums"]),
-        helper.make_node("ReduceMax", ["sums"], ["y"], keepdims=1),
-    ]
-    axis = numpy_helper.from_array(np.array(0, np.int64), "axis")
-    return models.model(nodes, _X, _Y, (*_CONSTANTS, axis))
+    sums = "size = Add(n, one) wide = Expand(x, size) sums = CumSum(wide, axis)"
+    return _parse("float[1]", f"{sums} y = ReduceMax<keepdims = 1>(sums)", ", int64 axis = {0}")
 
 
 def logarithm() -> ModelProto:
     """y = log(x), which is NaN below zero and -inf at zero, and z = x."""
-    nodes = [
-        helper.make_node("Log", ["x"], ["y"]),
-        helper.make_node("Identity", ["x"], ["z"]),
-    ]
-    return models.model(nodes, _X, [*_Y, value("z", "FP32", [1])])
+    return models.parse("(float[1] x) => (float[1] y, float[1] z) { y = Log(x) z = Identity(x) }")
 
 
 def place(folder: Path, name: str, proto: ModelProto, **settings: str) -> None:

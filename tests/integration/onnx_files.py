@@ -1,92 +1,62 @@
-"""Small ONNX models for tests. IR and opset are set by hand: the library's newest are newer than runtimes take."""
+"""Small ONNX files for tests, of the IR version and opset that the oldest runtimes take."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
-DTYPES = {
-    "FP32": TensorProto.FLOAT,
-    "FP16": TensorProto.FLOAT16,
-    "FP64": TensorProto.DOUBLE,
-    "INT8": TensorProto.INT8,
-    "INT16": TensorProto.INT16,
-    "INT32": TensorProto.INT32,
-    "INT64": TensorProto.INT64,
-    "UINT8": TensorProto.UINT8,
-    "UINT16": TensorProto.UINT16,
-    "UINT32": TensorProto.UINT32,
-    "UINT64": TensorProto.UINT64,
-    "BOOL": TensorProto.BOOL,
-    "BYTES": TensorProto.STRING,
-    "BF16": TensorProto.BFLOAT16,
-}
+from edged.tensors import Array
+from tests import models
+
+DTYPES = models.ONNX_TYPES
 
 
-def save(path: Path, graph: onnx.GraphProto, domains: dict[str, int] | None = None, **options: object) -> Path:
-    opsets = [helper.make_opsetid(domain, version) for domain, version in {"": 17, **(domains or {})}.items()]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path, **options)
+def write(
+    path: Path,
+    graph: str,
+    constants: Mapping[str, Array] | None = None,
+    domains: Mapping[str, int] | None = None,
+    **options: object,
+) -> Path:
+    """A graph in ONNX's textual syntax; options are those of `onnx.save`."""
+    onnx.save(models.parse(graph, constants, opset=17, ir_version=9, domains=domains), path, **options)
     return path
 
 
 def identity(path: Path, datatype: str, operator: str = "Identity", domain: str = "") -> Path:
     """y = x of any dtype, shape [n, 4]; or another operator of one input and one output."""
-    shape = ["n", 4]
-    graph = helper.make_graph(
-        [helper.make_node(operator, ["x"], ["y"], domain=domain)],
-        "identity",
-        [helper.make_tensor_value_info("x", DTYPES[datatype], shape)],
-        [helper.make_tensor_value_info("y", DTYPES[datatype], shape)],
-    )
-    return save(path, graph, {domain: 1} if domain else None)
+    ends = (models.value(name, datatype, ["n", 4]) for name in "xy")
+    node = onnx.helper.make_node(operator, ["x"], ["y"], domain=domain)
+    domains = {domain: 1} if domain else None
+    return models.save(models.model([node], [next(ends)], [next(ends)], opset=17, ir_version=9, domains=domains), path)
 
 
 def scale(path: Path, factor: float) -> Path:
     """y = factor * x, FP32 [1, 4]: tells versions of a model apart."""
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "f"], ["y"])],
-        "scale",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
-        [numpy_helper.from_array(np.array([factor], np.float32), "f")],
-    )
-    return save(path, graph)
+    return write(path, f"(float[1,4] x) => (float[1,4] y) <float[1] f = {{{factor}}}> {{ y = Mul(x, f) }}")
 
 
 def pick(path: Path) -> Path:
     """y = the x-th of four numbers, x INT64 [1]: fails at an index beyond them."""
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["numbers", "x"], ["y"])],
-        "pick",
-        [helper.make_tensor_value_info("x", TensorProto.INT64, [1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-        [numpy_helper.from_array(np.arange(4, dtype=np.float32), "numbers")],
-    )
-    return save(path, graph)
+    numbers = "<float[4] numbers = {0, 1, 2, 3}>"
+    return write(path, f"(int64[1] x) => (float[1] y) {numbers} {{ y = Gather(numbers, x) }}")
 
 
 def convolutions(path: Path, layers: int = 4, external: bool = False) -> Path:
     """A small stack of convolutions over pictures [1, 3, 64, 64]; weights optionally in `weights.bin` beside it."""
     random = np.random.default_rng(layers)
-    nodes, weights, last, channels = [], [], "x", 3
-    for index in range(layers):
-        name = f"w{index}"
-        kernel = random.standard_normal((8, channels, 3, 3)).astype(np.float32) / 6
-        weights.append(numpy_helper.from_array(kernel, name))
-        nodes.append(helper.make_node("Conv", [last, name], [f"c{index}"], pads=[1, 1, 1, 1]))
-        nodes.append(helper.make_node("Relu", [f"c{index}"], [f"r{index}"]))
-        last, channels = f"r{index}", 8
-    nodes[-1].output[0] = "y"
-    graph = helper.make_graph(
-        nodes,
-        "convolutions",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 64, 64])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 64, 64])],
-        weights,
-    )
+    weights = {
+        f"w{index}": random.standard_normal((8, 8 if index else 3, 3, 3)).astype(np.float32) / 6
+        for index in range(layers)
+    }
+    names = ["x", *(f"r{index}" for index in range(1, layers)), "y"]
+    nodes = [
+        f"c{at} = Conv<pads = [1, 1, 1, 1]>({names[at]}, w{at}) {names[at + 1]} = Relu(c{at})" for at in range(layers)
+    ]
+    graph = f"(float[1,3,64,64] x) => (float[1,8,64,64] y) {{ {' '.join(nodes)} }}"
     if not external:
-        return save(path, graph)
-    return save(path, graph, save_as_external_data=True, location="weights.bin", size_threshold=0)
+        return write(path, graph, weights)
+    return write(path, graph, weights, save_as_external_data=True, location="weights.bin", size_threshold=0)

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from edged.shapes import MODEL_PATH
 from tests.integration import onnx_files
@@ -33,18 +31,10 @@ def daemon() -> Iterator[Daemon]:
 def with_weights(folder: Path, value: float) -> Path:
     """y = x * w with w, 2000 times `value`, in `w.bin` beside the model: graphs of all values are the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = numpy_helper.from_array(np.full((1, 4), value, np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "w"], ["y"])],
-        "weights",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
-        [weights],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    path = folder / "weighted.onnx"
-    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
-    return path
+    graph = "(float[1,4] x) => (float[1,4] y) { y = Mul(x, w) }"
+    outside = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
+    weights = {"w": np.full((1, 4), value, np.float32)}
+    return onnx_files.write(folder / "weighted.onnx", graph, weights, **outside)
 
 
 @pytest.mark.long
@@ -89,15 +79,9 @@ def test_models_that_vanish_while_they_are_opened_are_not_kept_in_memory(daemon:
     random = np.random.default_rng(1)
     sizes = []
     for turn in range(4):
-        weights = numpy_helper.from_array(random.standard_normal((4, 8 << 20)).astype(np.float32), "w")  # 128 MB
-        graph = helper.make_graph(
-            [helper.make_node("MatMul", ["x", "w"], ["y"])],
-            "large",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8 << 20])],
-            [weights],
-        )
-        onnx_files.save(daemon.home / "next.onnx", graph)
+        weights = {"w": random.standard_normal((4, 8 << 20)).astype(np.float32)}  # 128 MB
+        graph = f"(float[1,4] x) => (float[1,{8 << 20}] y) {{ y = MatMul(x, w) }}"
+        onnx_files.write(daemon.home / "next.onnx", graph, weights)
         name = f"churn{turn}"
         (daemon.home / "next.onnx").rename(daemon.models / f"{name}.onnx")
         wait_for("it is read", lambda n=name: f"model {n}: read" in daemon.log.read_text())

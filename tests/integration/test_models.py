@@ -16,11 +16,11 @@ import pytest
 import edged
 from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
 from edged.events import EngineMoved
-from edged.proto import open_inference_pb2 as pb
 from edged.shapes import MODEL_PATH, Scene
 from edged.store.store import Store
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
+from tests.integration.inference_calls import Calls, request
 
 
 @pytest.fixture(scope="module")
@@ -42,20 +42,9 @@ def edged_command(*words: str, environment: dict[str, str] | None = None) -> sub
 
 def scaled(daemon: Daemon, model: str) -> float:
     """What a `scale` model answers to one."""
-    import grpc
-
-    request = pb.ModelInferRequest(
-        model_name=model,
-        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])],
-        raw_input_contents=[np.ones(4, np.float32).tobytes()],
-    )
-    with grpc.insecure_channel(daemon.unix) as channel:
-        call = channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelInferResponse.FromString,
-        )
-        return float(np.frombuffer(call(request, timeout=20).raw_output_contents[0], np.float32)[0])
+    with Calls(daemon.unix) as calls:
+        answer = calls.infer(request(model, np.ones((1, 4), np.float32)))
+    return float(np.frombuffer(answer.raw_output_contents[0], np.float32)[0])
 
 
 def test_add_list_infer_remove_by_command(daemon: Daemon, tmp_path: Path) -> None:

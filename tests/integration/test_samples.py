@@ -177,18 +177,19 @@ HOSTILE: dict[str, tuple[list[pb.AddModelRequest], str]] = {
 }
 
 
+def upload(daemon: Daemon, name: str, parts: list[pb.AddModelRequest]) -> None:
+    """Send the messages of an upload as they are; grpc.RpcError."""
+    header = pb.AddModelRequest(header=pb.ModelHeader(name=name))
+    with grpc.insecure_channel(daemon.unix) as channel:
+        call = channel.stream_unary("/edged.v1.Operations/AddModel", pb.AddModelRequest.SerializeToString)
+        call(iter([header, *parts]), timeout=30)
+
+
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_upload_of_samples_is_refused_and_leaves_nothing(daemon: Daemon, what: str) -> None:
     parts, words = HOSTILE[what]
-    header = pb.AddModelRequest(header=pb.ModelHeader(name="hostile"))
-    with grpc.insecure_channel(daemon.unix) as channel:
-        call = channel.stream_unary(
-            "/edged.v1.Operations/AddModel",
-            request_serializer=pb.AddModelRequest.SerializeToString,
-            response_deserializer=pb.ModelStatus.FromString,
-        )
-        with pytest.raises(grpc.RpcError) as raised:
-            call(iter([header, *parts]), timeout=30)
+    with pytest.raises(grpc.RpcError) as raised:
+        upload(daemon, "hostile", parts)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert words in (raised.value.details() or "")
     wait_for("nothing is left", lambda: leftovers(daemon.models, "hostile") == [])
@@ -202,14 +203,7 @@ def test_external_data_may_be_called_as_a_sample_is(daemon: Daemon, pictures: Pa
     parts += file("weights.bin", (tmp_path / "weights.bin").read_bytes(), sample=False)
     parts += file("samples/hall.jpg", b"weights of another layer", sample=False)
     parts += file("hall.jpg", (pictures / "hall.jpg").read_bytes())
-    header = pb.AddModelRequest(header=pb.ModelHeader(name="meeting"))
-    with grpc.insecure_channel(daemon.unix) as channel:
-        call = channel.stream_unary(
-            "/edged.v1.Operations/AddModel",
-            request_serializer=pb.AddModelRequest.SerializeToString,
-            response_deserializer=pb.ModelStatus.FromString,
-        )
-        call(iter([header, *parts]), timeout=30)
+    upload(daemon, "meeting", parts)
     folder = daemon.models / "meeting"
     assert (folder / "1" / "samples" / "hall.jpg").read_bytes() == b"weights of another layer"
     assert (folder / "samples" / "hall.jpg").read_bytes() == (pictures / "hall.jpg").read_bytes()

@@ -14,6 +14,7 @@ import numpy as np
 from edged.proto import open_inference_pb2 as pb
 from edged.tensors import to_array, to_bytes
 from tests.integration.daemon import Daemon, wait_for
+from tests.integration.inference_calls import method
 from tests.onnx_backend.cases import DATATYPES, Case, Exchange
 
 # No engine of ONNX Runtime on a processor is of this precision, so the reference serves and nothing is built.
@@ -54,11 +55,7 @@ class Server:
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
-        self._infer = self._channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelInferResponse.FromString,
-        )
+        self._infer = method(self._channel, "ModelInfer")
 
     def answers(self, case: Case, exchange: Exchange) -> list[Any]:
         """Outputs in the model's order. grpc.RpcError, with the daemon's own words."""

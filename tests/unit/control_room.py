@@ -162,12 +162,14 @@ class FakeBuilder:
     async def make(self, task: Task, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         self.efforts.append(task.effort)
         on_progress(Progress("building"))
-        await reserve(len(self.content))
+        if not task.recipe.is_reference:
+            await reserve(len(self.content))
         accepted = await self._work("make", task, on_progress)
         record = self._record(task, accepted)
         before = self.store.records().get(task.key.digest)
         if accepted:
-            put(self.store, record, self.content)
+            await reserve(record.size)
+            self._keep(record)
         elif before is None or not before.is_usable:
             self.store.strip(record)
         return record
@@ -185,8 +187,8 @@ class FakeBuilder:
         old = self.store.records()[source]
         if not await self._work("adopt", task, on_progress):
             raise EngineUnusable("its answers are wrong")
-        record = msgspec.structs.replace(old, parts=task.key.parts, adopted_from=source)
-        put(self.store, record, self.content)
+        record = msgspec.structs.replace(self._record(task, True), files=old.files, adopted_from=source)
+        self._keep(record)
         return record
 
     async def inspect(self, path: Path, tries: int = 1) -> Inspection:
@@ -210,6 +212,9 @@ class FakeBuilder:
         return record_of(
             task.key, task.recipe, accepted=accepted, cost=self.cost, content=self.content, standard=standard
         )
+
+    def _keep(self, record: EngineRecord) -> None:
+        put(self.store, record, self.content)
 
 
 # -- hosts ----------------------------------------------------------------------------------------------------------

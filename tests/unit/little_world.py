@@ -11,8 +11,7 @@ import hashlib
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Coroutine, Mapping, Set
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,18 @@ from edged.store.record import EngineRecord
 from edged.store.sealed import at_once
 from edged.tasks import TaskGroup
 from edged.verification.standard import Standard
-from tests.unit.control_room import MB, Clock, Unexpected, box, entry, inspection, record_of, stop_time
+from tests.unit.control_room import (
+    MB,
+    Clock,
+    FakeBuilder,
+    FakeHost,
+    Unexpected,
+    box,
+    entry,
+    inspection,
+    record_of,
+    stop_time,
+)
 
 GPU = Recipe("onnxruntime", device="cuda:0")
 NOISE = 0.95  # an engine is replaced only by one that takes less than this part of its time
@@ -185,11 +195,13 @@ class Steps:
                 future.set_result(None)
 
 
-class Box:
+class Box(FakeBuilder):
     """Everything outside the control room: children, hosts, and what must never be asked of them."""
 
     def __init__(self, fates: Mapping[str, Mapping[str, Fate]], store: MemoryStore, steps: Steps) -> None:
-        self.fates, self.store, self.steps = fates, store, steps
+        held: Any = store
+        super().__init__(held)
+        self.fates, self.steps, self.content = fates, steps, bytes(MB)
         self.files: dict[str, Inspection] = {}
         self.commanded: set[str] = set()  # keys of what a command wants made
         self.contents: dict[str, str] = {}  # digest of a model -> the content that its fate hangs on
@@ -201,75 +213,37 @@ class Box:
     # -- the builder ------------------------------------------------------------------------------------------------
 
     async def make(self, task: Task, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
-        async with self._child(task):
-            key, recipe = task.key.digest, task.recipe
-            known = self.store.records().get(key)
-            if known is not None and not known.verdict.accepted and known.standard == self._standard(task):
-                assert key in self.commanded, "a rejected engine is not made again without a command"
-            if not recipe.is_reference:
-                on_progress(Progress("building"))
-                await reserve(MB)
-            self.built += 1
+        key = task.key.digest
+        known = self.store.records().get(key)
+        if known is not None and not known.verdict.accepted and known.standard == self._standard(task):
+            assert key in self.commanded, "a rejected engine is not made again without a command"
+        return await super().make(task, on_progress, reserve)
+
+    async def _work(self, verb: str, task: Task, on_progress: OnProgress) -> bool:
+        self.busy[task.recipe.device] += 1
+        assert self.busy[task.recipe.device] == 1, "one thing at a time is made in a lane"
+        try:
+            self.built += verb == "make"
             await self.steps.wait()
-            outcome = self._next(task, "builds")
+            outcome = self._next(task, "builds" if verb == "make" else "trials")
             if outcome not in ("good", "rejected"):
                 raise _ERRORS[outcome](outcome)
             on_progress(Progress("verifying"))
             await self.steps.wait()
-            self.commanded.discard(key)
-            record = self._record(task, outcome == "good")
-            if outcome == "good":
-                if record.size:
-                    await reserve(record.size)
-                self.store.put(record)
-            elif known is None or not known.is_usable:
-                self.store.strip(record)
-            return record
-
-    async def verify(self, task: Task, on_progress: OnProgress) -> EngineRecord:
-        async with self._child(task):
-            record = self.store.records()[task.key.digest]
-            on_progress(Progress("verifying"))
-            await self.steps.wait()
-            outcome = self._next(task, "trials")
-            if outcome not in ("good", "rejected"):
-                raise _ERRORS[outcome](outcome)
-            found = self._record(task, outcome == "good")
-            write = self.store.amend if outcome == "good" else self.store.strip
-            write(msgspec.structs.replace(found, files=record.files))
-            return self.store.records()[task.key.digest]
-
-    async def adopt(self, task: Task, source: str, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
-        async with self._child(task):
-            old = self.store.records()[source]
-            on_progress(Progress("verifying"))
-            await self.steps.wait()
-            outcome = self._next(task, "trials")
-            if outcome != "good":
-                raise _ERRORS.get(outcome, EngineUnusable)(outcome)
-            record = msgspec.structs.replace(self._record(task, True), files=old.files, adopted_from=source)
-            return self.store.put(record)
+            if verb == "make":
+                self.commanded.discard(task.key.digest)
+            return bool(outcome == "good")
+        finally:
+            self.busy[task.recipe.device] -= 1
 
     async def inspect(self, path: Path, tries: int = 1) -> Inspection:
         return self.files[path.stem]
-
-    def expected_seconds(self, task: Task) -> float | None:
-        return None
 
     def forget(self, digest: str) -> None:
         pass
 
     def forget_others(self, needed: Set[str]) -> None:
         pass
-
-    @asynccontextmanager
-    async def _child(self, task: Task) -> AsyncIterator[None]:
-        self.busy[task.recipe.device] += 1
-        assert self.busy[task.recipe.device] == 1, "one thing at a time is made in a lane"
-        try:
-            yield
-        finally:
-            self.busy[task.recipe.device] -= 1
 
     def _standard(self, task: Task) -> str:
         return Standard.of(task.model, task.recipe.precision).digest
@@ -282,6 +256,10 @@ class Box:
         )
         sha = hashlib.sha256(f"{task.key.digest} {number}".encode()).hexdigest()
         return msgspec.structs.replace(record, files={name: FileRecord(sha, MB) for name in record.files})
+
+    def _keep(self, record: EngineRecord) -> None:
+        store: Any = self.store
+        store.put(record)
 
     def _next(self, task: Task, what: str) -> Any:
         return self.outcome(task.model.digest, task.recipe, task.key.digest, what)
@@ -311,12 +289,12 @@ class Box:
         return []
 
 
-class Link:
+class Link(FakeHost):
     """A host."""
 
     def __init__(self, box: Box, kind: HostKind) -> None:
-        self.box, self.backend, self.lost = box, kind.backend, ""
-        self.nodes: dict[int, dict[str, dict[str, int]]] = {}
+        super().__init__(kind.backend)
+        self.box = box
 
     async def open(self, order: Order, recognition: object, batch: int = 1, tenant: object = None) -> int:
         box = self.box
@@ -333,9 +311,6 @@ class Link:
             raise _ERRORS[outcome](outcome)
         box.opened += 1
         return box.opened
-
-    async def close_session(self, number: int) -> None:
-        pass
 
 
 class WatchedChores(TaskGroup):
