@@ -222,8 +222,37 @@ def ids(*shapes: tuple[int, ...]) -> Seen:
     return seen(*(({"ids": shape}, 1) for shape in shapes))
 
 
-def widen(now: str, came: Seen, given: Signature = IDS, most: int = 128 * MB, usual: bool = True) -> str:
-    return str(widened(Profile.parse(now), given, came, most, usual=usual))
+SEEN = seen(({"ids": (2, 200)}, 9), ({"ids": (1, 64)}, 3))
+GREEDY = seen(({"ids": (1, 1 << 28)}, 99), ({"ids": (1, 200)}, 1), ({"ids": (1 << 20, 1)}, 1))
+USUAL, EXACT, HUGE = "ids=1x1:1x64:4x128", "ids=1x3:1x64:5x100", "ids=1x1:1x64:1024x1024"
+TOGETHER, TWO = signature(a=("n", 3), b=("n", "m"), c=(7,)), seen(({"a": (9, 3), "b": (9, 17)}, 1))
+# The range that is set, what came, the inputs, and the range that is called for; a limit of MB bytes holds.
+WIDENED: dict[str, tuple[str, Seen, Signature, str]] = {
+    "shapes inside the range": (USUAL, ids((4, 128), (1, 1), (2, 77)), IDS, USUAL),
+    "nothing came": (USUAL, Seen(), IDS, USUAL),
+    "one dimension grows, bounds that are set stay exact": (EXACT, ids((1, 130)), IDS, "ids=1x3:1x130:5x160"),
+    "both ends grow": (EXACT, ids((6, 2)), IDS, "ids=1x2:6x2:8x100"),
+    "no range yet": ("", ids((1, 17), (1, 5), (3, 33)), IDS, "ids=1x4:1x17:4x40"),
+    "the most frequent is the usual one": (USUAL, SEEN, IDS, "ids=1x1:2x200:4x224"),
+    "too much memory, and what fits": (USUAL, GREEDY, IDS, "ids=1x1:1x200:4x224"),
+    "a setting beyond the limit": (HUGE, ids((1025, 1)), IDS, HUGE),
+    "dimensions of one name": ("", TWO, TOGETHER, "a=8x3:9x3:16x3;b=8x16:9x17:16x20"),
+    "any rank": ("", seen(({"x": (1, 2)}, 1)), signature(x=ANY_SHAPE), ""),
+    "too many dimensions": ("", seen(({"x": (1,) * 9}, 1)), signature(x=("n",) * 9), ""),
+    "fixed": ("", seen(({"x": (1, 2)}, 1)), signature(x=(1, 2)), ""),
+}
+
+
+@pytest.mark.parametrize("case", WIDENED)
+def test_widened_range_takes_what_came_within_its_limit(case: str) -> None:
+    now, came, given, expected = WIDENED[case]
+    found = widened(Profile.parse(now), given, came, MB, usual=True)
+    assert str(found) == expected
+    assert expected == HUGE or not expected or largest_bytes(found, given) <= MB
+
+
+def test_widened_range_of_pictures_keeps_their_shape_as_the_usual_one() -> None:
+    assert str(widened(Profile.parse(USUAL), IDS, SEEN, MB, usual=False)) == "ids=1x1:1x64:4x224"
 
 
 @given(st.integers(1, 1 << 31), st.integers(0, 10))
@@ -242,45 +271,7 @@ def test_few_sizes_are_left_of_many() -> None:
     assert [down(n) for n in (1, 3, 15, 16, 33, 100)] == [1, 2, 8, 16, 32, 96]
 
 
-def test_learning_shapes_inside_the_range_change_nothing() -> None:
-    now = "ids=1x1:1x64:4x128"
-    assert widen(now, ids((4, 128), (1, 1), (2, 77))) == now
-    assert widen(now, Seen()) == now
-
-
-def test_learning_range_grows_only_as_needed_and_keeps_the_settings() -> None:
-    assert widen("ids=1x3:1x64:5x100", ids((1, 130))) == "ids=1x3:1x130:5x160"
-    assert widen("ids=1x3:1x64:5x100", ids((6, 2))) == "ids=1x2:6x2:8x100"
-
-
-def test_learning_without_a_range_takes_the_seen_shapes() -> None:
-    assert widen("", ids((1, 17), (1, 5), (3, 33))) == "ids=1x4:1x17:4x40"
-
-
-def test_learning_usual_shape_is_the_most_frequent_or_the_pictures() -> None:
-    came = seen(({"ids": (2, 200)}, 9), ({"ids": (1, 64)}, 3))
-    assert widen("ids=1x1:1x64:4x128", came) == "ids=1x1:2x200:4x224"
-    assert widen("ids=1x1:1x64:4x128", came, usual=False) == "ids=1x1:1x64:4x224"
-
-
-def test_one_request_does_not_command_more_memory_than_is_allowed_and_others_count_all_the_same() -> None:
-    came = seen(({"ids": (1, 1 << 28)}, 99), ({"ids": (1, 200)}, 1), ({"ids": (1 << 20, 1)}, 1))
-    found = Profile.parse(widen("ids=1x1:1x64:4x128", came, most=MB))
-    assert str(found) == "ids=1x1:1x200:4x224"
-    assert largest_bytes(found, IDS) == 4 * 224 * 4
-
-
-def test_learning_setting_beyond_the_limit_stays_and_does_not_grow() -> None:
-    now = "ids=1x1:1x64:1024x1024"
-    assert widen(now, ids((1025, 1)), most=MB) == now
-
-
-def test_inputs_of_one_dimension_grow_together_and_fixed_ones_stay() -> None:
-    given = signature(a=("n", 3), b=("n", "m"), c=(7,))
-    came = seen(({"a": (9, 3), "b": (9, 17)}, 1))
-    assert widen("", came, given) == "a=8x3:9x3:16x3;b=8x16:9x17:16x20"
-
-
+@pytest.mark.parametrize("now", ["", USUAL])
 @pytest.mark.parametrize(
     "came",
     [
@@ -290,15 +281,8 @@ def test_inputs_of_one_dimension_grow_together_and_fixed_ones_stay() -> None:
         ids((1 << 40, 1 << 40)),
     ],
 )
-def test_learning_failed_range_changes_nothing(came: Seen) -> None:
-    for now in ("", "ids=1x1:1x64:4x128"):
-        assert widen(now, came, most=1 << 62) == now
-
-
-def test_tensors_of_any_rank_or_of_too_many_dimensions_have_no_range() -> None:
-    assert widen("", seen(({"x": (1, 2)}, 1)), signature(x=ANY_SHAPE)) == ""
-    assert widen("", seen(({"x": (1,) * 9}, 1)), signature(x=("n",) * 9)) == ""
-    assert widen("", seen(({"x": (1, 2)}, 1)), signature(x=(1, 2))) == ""
+def test_widened_by_what_has_no_range_is_unchanged(now: str, came: Seen) -> None:
+    assert str(widened(Profile.parse(now), IDS, came, 1 << 62, usual=True)) == now
 
 
 shapes = st.tuples(st.integers(0, 5000), st.integers(0, 5000))

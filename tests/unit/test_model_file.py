@@ -27,24 +27,19 @@ def nested(depth: int) -> bytes:
     return field(7, graph)
 
 
-def test_a_whole_model_is_no_trouble() -> None:
-    assert model_file.wire_trouble(WHOLE) == ""
-    assert model_file.wire_trouble(nested(20)) == ""
-
-
-@pytest.mark.parametrize("length", [len(WHOLE) // 10, len(WHOLE) // 2, len(WHOLE) - 1])
-def test_trouble_of_a_truncated_file_is_truncated(length: int) -> None:
-    assert model_file.wire_trouble(WHOLE[:length]) == "truncated"
-
-
-@pytest.mark.parametrize("data", [bytes(64), b"\xff" * 64, WHOLE + b"\x07"])
-def test_trouble_of_an_invalid_message_is_damaged(data: bytes) -> None:
-    assert model_file.wire_trouble(data) == "damaged"
-
-
-@pytest.mark.parametrize("depth", [40, 5000])
-def test_trouble_of_nesting_beyond_protobufs_limit_is_too_deep(depth: int) -> None:
-    assert model_file.wire_trouble(nested(depth)) == "too deep"
+@pytest.mark.parametrize(
+    ("data", "trouble"),
+    [
+        (WHOLE, ""),
+        (nested(20), ""),
+        (nested(40), "too deep"),
+        (nested(5000), "too deep"),
+        *((WHOLE[:length], "truncated") for length in (len(WHOLE) // 10, len(WHOLE) // 2, len(WHOLE) - 1)),
+        *((data, "damaged") for data in (bytes(64), b"\xff" * 64, WHOLE + b"\x07")),
+    ],
+)
+def test_wire_trouble_is_what_is_wrong_with_the_bytes(data: bytes, trouble: str) -> None:
+    assert model_file.wire_trouble(data) == trouble
 
 
 def test_types_inside_types_are_followed_as_well() -> None:

@@ -102,11 +102,6 @@ def test_entries_other_files_are_ignored(root: Path) -> None:
     assert Repository(root).entries() == {}
 
 
-def test_entries_version_without_model_is_a_problem(root: Path) -> None:
-    (root / "yolo" / "2").mkdir(parents=True)
-    assert Repository(root).entries()["yolo"].problem == "version 2 has no model.onnx"
-
-
 def test_entries_settings_that_are_a_fifo_return(root: Path) -> None:
     fifo = lay(root, "bad", "1") / "edged.toml"
     os.mkfifo(fifo)
@@ -147,11 +142,6 @@ def test_entries_model_removed_meanwhile_is_skipped(root: Path, monkeypatch: pyt
 # -- the sign of change ---------------------------------------------------------------------------------------------
 
 
-def test_entries_without_a_change_are_equal(root: Path) -> None:
-    lay(root, "yolo", "1", settings="threads = 1")
-    assert Repository(root).entries() == Repository(root).entries()
-
-
 CHANGES: dict[str, Callable[[Path], object]] = {
     "the model": lambda folder: (folder / "1" / "model.onnx").write_text("longer than before"),
     "its weights": lambda folder: (folder / "1" / "weights.bin").write_bytes(b"other"),
@@ -182,36 +172,31 @@ def much_later() -> int:
 
 
 def test_entries_folder_with_a_problem_is_read_each_time(root: Path) -> None:
-    (lay(root, "yolo", "1") / "1" / "model.onnx").unlink()
+    (lay(root, "yolo", "2") / "2" / "model.onnx").unlink()
     settled = Repository(root, clock_ns=much_later)
-    assert settled.entries()["yolo"] == settled.entries()["yolo"]
-    assert settled.entries()["yolo"] is not settled.entries()["yolo"]
+    one, again = (settled.entries()["yolo"] for _ in range(2))
+    assert one == again
+    assert one is not again
+    assert one.problem == "version 2 has no model.onnx"
 
 
-def test_fingerprint_of_a_folder_changed_just_now_is_not_certain(root: Path) -> None:
-    assert fingerprint(lay(root, "yolo", "1"), time.time_ns()) is None
+UNCERTAIN: dict[str, Callable[[Path], object]] = {
+    "a link": lambda folder: (folder / "link").symlink_to("/"),
+    "a link to weights": lambda folder: (folder / "1" / "link").symlink_to("/"),
+    "many files": lambda folder: [(folder / f"{number}.txt").touch() for number in range(300)],
+}
 
 
-@pytest.mark.parametrize("where", [".", "1"])
-def test_fingerprint_of_a_folder_with_a_link_is_not_certain(root: Path, tmp_path: Path, where: str) -> None:
-    folder = lay(root, "yolo", "1")
-    assert fingerprint(folder, much_later()) is not None
-    (folder / where / "link").symlink_to(tmp_path)
-    assert fingerprint(folder, much_later()) is None
-
-
-def test_fingerprint_of_many_files_is_too_costly(root: Path) -> None:
-    folder = lay(root, "yolo", "1")
-    for number in range(300):
-        (folder / f"{number}.txt").touch()
-    assert fingerprint(folder, much_later()) is None
-
-
-def test_fingerprint_changes_with_a_time(root: Path) -> None:
+@pytest.mark.parametrize("what", UNCERTAIN)
+def test_fingerprint_of_a_folder_that_is_not_certain_is_none(root: Path, what: str) -> None:
     folder = lay(root, "yolo", "1", settings="threads = 1")
     before = fingerprint(folder, much_later())
+    assert before is not None
+    assert fingerprint(folder, time.time_ns()) is None, "it changed just now"
     os.utime(folder / "edged.toml", ns=(1, 1))
     assert fingerprint(folder, much_later()) != before
+    UNCERTAIN[what](folder)
+    assert fingerprint(folder, much_later()) is None
 
 
 def test_stamp_changes_with_a_file_of_equal_size_and_time(root: Path) -> None:
