@@ -24,9 +24,8 @@ from edged.models.finding import Finding
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.settings import batch_wait_seconds, max_batch, performance
-from edged.models.triton_config import QueuePolicy as ConfiguredPolicy
 from edged.serving.extents import Traffic
-from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
+from edged.serving.schedule import Batching, TensorBatching
 from edged.serving.slot import Slot
 from edged.serving.work import ANY_NUMBER, EngineRef
 from edged.store.attempts import AttemptLog
@@ -237,15 +236,11 @@ def tensor_batching(model: Model) -> TensorBatching:
     preferred = tuple(size for size in dynamic.preferred if size <= most)
     return TensorBatching(
         Batching(max(1, most), dynamic.max_delay if most > 1 else 0.0, preferred),
-        _policy(dynamic.policy),
+        dynamic.policy,
         dynamic.levels,
         dynamic.default_level,
-        {level: _policy(policy) for level, policy in dynamic.policies.items()},
+        dynamic.policies,
     )
-
-
-def _policy(policy: ConfiguredPolicy) -> QueuePolicy:
-    return QueuePolicy(policy.size, policy.timeout, policy.allow_override, policy.delay)
 
 
 def rows(recipe: Recipe) -> int:

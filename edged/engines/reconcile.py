@@ -82,79 +82,62 @@ class ModelView(msgspec.Struct, frozen=True):
     fallback: FallbackView = FallbackView()
 
 
-class Open(msgspec.Struct, frozen=True):
+class _OfModel(msgspec.Struct, frozen=True):
+    model: str
+
+
+class _OfEngine(_OfModel, frozen=True):
+    key: str
+
+
+class Open(_OfEngine, frozen=True):
     """Open an engine in a form and install it in the model's slot."""
 
-    model: str
-    key: str
     parallelism: Parallelism = ONE_INSTANCE
 
 
-class Make(msgspec.Struct, frozen=True):
+class Make(_OfEngine, frozen=True):
     """Build, verify and time an engine."""
 
-    model: str
-    key: str
 
-
-class Try(msgspec.Struct, frozen=True):
+class Try(_OfEngine, frozen=True):
     """Verify the files of an engine for another driver, and adopt them if the answers are right."""
 
-    model: str
-    key: str
     source: str
 
 
-class Verify(msgspec.Struct, frozen=True):
+class Verify(_OfEngine, frozen=True):
     """Verify and time an engine of the store again."""
 
-    model: str
-    key: str
 
-
-class Review(msgspec.Struct, frozen=True):
+class Review(_OfEngine, frozen=True):
     """Request that an engine be verified and timed again."""
 
-    model: str
-    key: str
 
-
-class Replan(msgspec.Struct, frozen=True):
+class Replan(_OfModel, frozen=True):
     """Plan a model again: the engines that it should have are others now."""
 
-    model: str
 
-
-class Read(msgspec.Struct, frozen=True):
+class Read(_OfModel, frozen=True):
     """Read a model that changed on disk."""
 
-    model: str
 
-
-class Refuse(msgspec.Struct, frozen=True):
+class Refuse(_OfModel, frozen=True):
     """Refuse a model that no engine can serve."""
 
-    model: str
 
-
-class OpenFallback(msgspec.Struct, frozen=True):
+class OpenFallback(_OfEngine, frozen=True):
     """Open an engine and install it in the model's fallback slot."""
 
-    model: str
-    key: str
 
-
-class CloseFallback(msgspec.Struct, frozen=True):
+class CloseFallback(_OfModel, frozen=True):
     """Close the engine in the model's fallback slot: on a small box its memory is worth more than the second for which
     the next request waits."""
 
-    model: str
 
-
-class RefuseFallback(msgspec.Struct, frozen=True):
+class RefuseFallback(_OfModel, frozen=True):
     """Refuse the requests that wait for the fallback slot."""
 
-    model: str
     why: str
 
 

@@ -188,8 +188,7 @@ def _time(job: jobs.Time, report: Report) -> jobs.Timed:
 
     reference = registry.load(job.reference.recipe.backend).open(job.reference)
     forms = timing.parallelisms(job.order, timing.cores())
-    timed = timing.measure(open_form, forms, reference, sample.inputs, is_right)
-    return jobs.Timed(timed.speeds, timed.load)
+    return timing.measure(open_form, forms, reference, sample.inputs, is_right)
 
 
 def _pair(sample: golden.Sample, session: Session, signature: Signature, report: Report) -> Pair:

@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
-
 from edged.backends.contract import ONE_INSTANCE, Order, Parallelism, Replicable, Session
 from edged.device import load
+from edged.ipc.job_messages import Timed
 from edged.store.record import Speed
 from edged.tensors import Array
 
@@ -29,13 +28,6 @@ _LEAST_RUNS, _LEAST_ROUNDS = 2, 3
 _PRECISE = 0.015  # standard error of the ratio, as a share of it, at which it is known well enough
 _PAUSE = 0.0005  # seconds before an inference: the round trip of a request takes as long
 _REST = 1 / 3  # seconds of sleep for each second of work
-
-
-class Timing(msgspec.Struct, frozen=True):
-    """The speeds of an engine, and the share of the processors, 0 to 1, that other processes used meanwhile."""
-
-    speeds: tuple[Speed, ...]
-    load: float
 
 
 def parallelisms(order: Order, cores: int) -> tuple[Parallelism, ...]:
@@ -60,7 +52,7 @@ def measure(
     inputs: Mapping[str, Array],
     is_right: Callable[[Session], bool],
     seconds: float = 1.0,
-) -> Timing:
+) -> Timed:
     """Time an engine in each form for about so many seconds. `open_form` may return the reference itself.
 
     Forms with several instances are left out if the runtime cannot run them, or the answers are not `is_right`.
@@ -77,7 +69,7 @@ def measure(
                 session.close()
     elapsed = time.perf_counter() - began
     mine = (time.process_time() - used) / (elapsed * (os.cpu_count() or 1))
-    return Timing(tuple(speeds), round(max(0.0, load.read().share_since(ticks) - mine), 3))
+    return Timed(tuple(speeds), round(max(0.0, load.read().share_since(ticks) - mine), 3))
 
 
 def _compare(

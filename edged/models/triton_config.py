@@ -84,8 +84,9 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """How requests wait: the most that may wait, and the seconds after which one times out; 0 for the box's own limits.
-    `delay`: requests that time out go last instead of being refused."""
+    """How requests wait. size: the most that do, 0 for the box's own limit. timeout: seconds after which a request is
+    late, 0 for never; `allow_override` lets a request set a shorter one. A late request is refused, or, with `delay`,
+    goes after all others."""
 
     size: int = 0
     timeout: float = 0.0

@@ -18,6 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from edged.errors import Overloaded
+from edged.models.triton_config import QueuePolicy
 
 _REMEMBERED = 256  # queues without work that are ahead of their share; up to twice as many before some are dropped
 
@@ -296,17 +297,6 @@ def _sift(line: deque[Work], now: float, late: list[Work]) -> bool:
         if work.is_wanted:
             late.append(work)
     return len(line) < before
-
-
-class QueuePolicy(msgspec.Struct, frozen=True):
-    """How requests wait. size: the most that do, 0 for the default. timeout: seconds after which a request is late, 0
-    for never; `allow_override` lets a request set a shorter one. A late request is refused, or, with `delay`, goes
-    after all others."""
-
-    size: int = 0
-    timeout: float = 0.0
-    allow_override: bool = False
-    delay: bool = False
 
 
 class TensorBatching(msgspec.Struct, frozen=True):

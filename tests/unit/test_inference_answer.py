@@ -18,10 +18,10 @@ from edged.backends.contract import Signature
 from edged.backends.profile import Profile
 from edged.engines.controller import Controller
 from edged.errors import EngineUnusable
-from edged.models.triton_config import TritonConfig
+from edged.models.triton_config import QueuePolicy, TritonConfig
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.extents import Traffic
-from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
+from edged.serving.schedule import Batching, TensorBatching
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.trace import Tracing

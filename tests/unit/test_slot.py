@@ -9,7 +9,8 @@ import pytest
 
 from edged.backends.profile import Profile
 from edged.errors import EngineUnusable, HostLost, NotReady, OutOfMemory, Overloaded, TooLarge
-from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
+from edged.models.triton_config import QueuePolicy
+from edged.serving.schedule import Batching, TensorBatching
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.work import FrameWork, InputTensor, TensorWork

@@ -22,7 +22,8 @@ from edged.errors import (
     TooLarge,
 )
 from edged.ipc import messages as m
-from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
+from edged.models.triton_config import QueuePolicy
+from edged.serving.schedule import Batching, TensorBatching
 from edged.serving.slot import Slot
 from edged.serving.work import Blob, FrameWork, InputTensor, TensorWork
 from tests.fake_link import FakeLink, turn

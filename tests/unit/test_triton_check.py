@@ -15,9 +15,9 @@ from edged.models.entries import ModelEntry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.triton_check import check, declared, is_batchable, max_batch_size
-from edged.models.triton_config import TritonConfig
+from edged.models.triton_config import QueuePolicy, TritonConfig
 from edged.models.triton_text import read_text
-from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
+from edged.serving.schedule import Batching, TensorBatching
 from edged.tensors import ANY_SHAPE, TensorSpec
 
 BATCHED = Signature(

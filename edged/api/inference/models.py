@@ -15,10 +15,10 @@ from edged.engines.readiness import readiness
 from edged.errors import InvalidInput, NotFound, NotReady
 from edged.models import triton_config
 from edged.models.model import Model
-from edged.models.triton_config import Control, SequenceBatching, VersionPolicy
+from edged.models.triton_config import Control, QueuePolicy, SequenceBatching, VersionPolicy
 from edged.proto import model_config_pb2 as config_pb
 from edged.proto import open_inference_pb2 as pb
-from edged.serving.schedule import QueuePolicy, TensorBatching
+from edged.serving.schedule import TensorBatching
 from edged.tensors import TensorSpec
 from edged.version import __version__
 
