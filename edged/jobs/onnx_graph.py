@@ -21,7 +21,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from edged.backends.contract import one_line
 from edged.errors import EngineUnusable, Unsuitable
-from edged.jobs.onnx_walk import bodies
+from edged.jobs.onnx_walk import ONNX_DOMAINS, bodies, graphs
 
 FLOAT, FLOAT16 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16)
 _OLDEST_OPSET = 6  # before it, Cast named types by text
@@ -50,13 +50,13 @@ class Model:
 
     def __init__(self, proto: onnx.ModelProto, folder: Path) -> None:
         self.proto, self.graph, self.folder = proto, proto.graph, folder
-        self.opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+        self.opset = next((entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS), 0)
         _sort(self.graph)
         self.constants = {tensor.name: tensor for tensor in self.graph.initializer} | dict(_constant_nodes(self.graph))
         self.types = _types(proto)
         self.used = {name for node in self.graph.node for name in (*node.input, *captured(node))}
         self.used |= {value.name for value in self.graph.output}
-        self._names = set(_names(self.graph))
+        self.new_name = Names(self.graph).new
 
     @classmethod
     def read(cls, path: Path) -> Model:
@@ -75,14 +75,6 @@ class Model:
         """How many values a constant has; None for what is no constant."""
         tensor = self.constants.get(name)
         return None if tensor is None else int(np.prod(tensor.dims, dtype=np.int64))
-
-    def new_name(self, wanted: str) -> str:
-        """A name that no value and no node of the model has."""
-        name, number = wanted, 1
-        while name in self._names:
-            name, number = f"{wanted}.{number}", number + 1
-        self._names.add(name)
-        return name
 
     def write(self, path: Path, change: Callable[[TensorProto], None] | None = None) -> None:
         """Writes a new file, with weights in another file next to it if the model had external data or is large.
@@ -187,7 +179,7 @@ def _sort(graph: onnx.GraphProto) -> None:
 def _constant_nodes(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
     """Every Constant whose value is a tensor; numbers in attributes of their own are made one."""
     for node in graph.node:
-        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS:
             continue
         for attribute in node.attribute:
             if attribute.name in ("value_float", "value_floats"):
@@ -210,15 +202,24 @@ def _types(proto: onnx.ModelProto) -> dict[str, int]:
     return {name: kind for name, kind in types.items() if kind}
 
 
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Of values and nodes, here and inside nodes; ONNX allows none to be used twice."""
-    yield from (value.name for value in (*graph.input, *graph.output))
-    yield from (tensor.name for tensor in graph.initializer)
-    for node in graph.node:
-        yield node.name
-        yield from (*node.input, *node.output)
-        for body in bodies(node):
-            yield from _names(body)
+class Names:
+    """The names of values and nodes, in a graph and inside its nodes; ONNX allows none to be used twice."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._taken: set[str] = set()
+        for part in graphs(graph):
+            self._taken.update(value.name for value in (*part.input, *part.output))
+            self._taken.update(tensor.name for tensor in part.initializer)
+            for node in part.node:
+                self._taken.update((node.name, *node.input, *node.output))
+
+    def new(self, wanted: str) -> str:
+        """A name that is not taken yet."""
+        name, number = wanted, 1
+        while name in self._taken:
+            name, number = f"{wanted}.{number}", number + 1
+        self._taken.add(name)
+        return name
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
@@ -280,7 +281,7 @@ class Layers:
         return "before the first layer" if index in self._before else "after the last layer"
 
     def _is_layer(self, node: onnx.NodeProto) -> bool:
-        if node.op_type not in LAYERS or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in LAYERS or node.domain not in ONNX_DOMAINS:
             return False
         counts = [self._model.element_count(name) for name in node.input[:2]]
         return max((count for count in counts if count is not None), default=_LEAST_WEIGHTS) >= _LEAST_WEIGHTS

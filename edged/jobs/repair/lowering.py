@@ -24,11 +24,10 @@ from edged import packages
 from edged.backends.contract import one_line
 from edged.errors import ModelRefused, Unsuitable
 from edged.ipc.job_messages import Lower, Lowered
-from edged.jobs.onnx_graph import replace_nodes
-from edged.jobs.onnx_walk import Walk, all_graphs, bodies
+from edged.jobs.onnx_graph import Names, replace_nodes
+from edged.jobs.onnx_walk import ONNX_DOMAINS, Walk, all_graphs, bodies, graphs
 from edged.jobs.repair.nodes import REWRITES, Likeness, Scope, changed, likeness, schema, small_constants
 
-_OWN = ("", "ai.onnx")
 _LARGE = 1 << 16  # bytes of a constant
 _DEEPEST = 50  # graphs inside graphs
 _MOST_NODES = 1_000_000  # an operator that is written out may become many
@@ -77,7 +76,7 @@ class LoweredGraph:
 
 def opset_of(model: ModelProto) -> int:
     """The version of ONNX's own operators that a model is written in; 0 if it names none."""
-    return max((entry.version for entry in model.opset_import if entry.domain in _OWN), default=0)
+    return max((entry.version for entry in model.opset_import if entry.domain in ONNX_DOMAINS), default=0)
 
 
 def newest_known() -> int:
@@ -119,7 +118,7 @@ def _without_weights(graph: GraphProto) -> Iterator[None]:
 
 def _stamp(model: ModelProto, version: int) -> None:
     for entry in model.opset_import:
-        if entry.domain in _OWN:
+        if entry.domain in ONNX_DOMAINS:
             entry.version = version
 
 
@@ -129,15 +128,15 @@ class _Floor:
     def __init__(self, model: ModelProto, version: int, lowered: LoweredGraph) -> None:
         self._graph, self._version, self._lowered = model.graph, version, lowered
         self._model = model
-        self._names = set(_names(model.graph))
+        self._new_name = Names(model.graph).new
 
     def lower(self) -> None:
-        if not any(self._is_concerned(node) for node in _nodes(self._graph, 0)):
+        if not any(self._is_concerned(node) for node in _nodes(self._graph)):
             return
         self._graph_down(self._graph, Scope({}, {}), _typed(self._model).graph, 0)
 
     def _is_concerned(self, node: NodeProto) -> bool:
-        if node.domain not in _OWN:
+        if node.domain not in ONNX_DOMAINS:
             return False
         found = schema(node.op_type, self._version)
         return found is not None and found.since_version == self._version
@@ -223,13 +222,6 @@ class _Floor:
     def _report(self, node: NodeProto, how: str) -> None:
         self._lowered.how[f"{node.op_type} {how} for opset {self._version - 1}"] += 1
 
-    def _new_name(self, wanted: str) -> str:
-        name, number = wanted, 1
-        while name in self._names:
-            name, number = f"{wanted}.{number}", number + 1
-        self._names.add(name)
-        return name
-
 
 def _typed(model: ModelProto) -> ModelProto:
     """The model with the types of its values, as far as they can be worked out."""
@@ -263,30 +255,17 @@ def _reason(error: Exception) -> str:
     return text.rpartition("failed: ")[2][:200] or type(error).__name__
 
 
-def _nodes(graph: GraphProto, depth: int) -> Iterator[NodeProto]:
-    if depth > _DEEPEST:
-        raise Unsuitable(f"its graphs are nested deeper than {_DEEPEST}")
-    for node in graph.node:
-        yield node
-        for body in bodies(node):
-            yield from _nodes(body, depth + 1)
-
-
-def _names(graph: GraphProto) -> Iterator[str]:
-    for part in (graph, *_bodies(graph)):
-        yield from (value.name for value in (*part.input, *part.output))
-        yield from (tensor.name for tensor in part.initializer)
-    for node in _nodes(graph, 0):
-        yield from (*node.input, *node.output)
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    return (node for part in graphs(graph) for node in part.node)
 
 
 def _used(graph: GraphProto) -> set[str]:
-    return {name for node in _nodes(graph, 0) for name in node.input} | {value.name for value in graph.output}
+    return {name for node in _nodes(graph) for name in node.input} | {value.name for value in graph.output}
 
 
 def _drop_unused(graph: GraphProto, before: set[str]) -> None:
     """Constants that were used and are not any more, such as axes that became an attribute."""
-    gone = before - _used(graph) - {value.name for body in _bodies(graph) for value in body.output}
+    gone = before - _used(graph) - {value.name for part in graphs(graph) for value in part.output}
     dropped = {tensor.name for tensor in graph.initializer} & gone
     for values in (graph.initializer, graph.input):  # an old model declares its constants as inputs too
         for place in reversed(range(len(values))):
@@ -295,11 +274,6 @@ def _drop_unused(graph: GraphProto, before: set[str]) -> None:
     kept = [node for node in graph.node if node.op_type != "Constant" or not set(node.output) <= gone]
     if len(kept) < len(graph.node):
         replace_nodes(graph, kept)
-
-
-def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
-    for node in _nodes(graph, 0):
-        yield from bodies(node)
 
 
 def stamp_ir_version(model: ModelProto, target: int) -> None:
