@@ -1,4 +1,4 @@
-"""One question to an opened engine, and what its answer must look like."""
+"""One question to an opened engine, what its answer must look like, and the requests that warm it up."""
 
 from __future__ import annotations
 
@@ -11,160 +11,152 @@ import msgspec
 import numpy as np
 import pytest
 
+from edged import errors as e
 from edged.backends.contract import Signature
-from edged.engines.probe import KnownAnswers, NoUsableProbe, OutputForm, SessionProbe, fault
-from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady, Overloaded, WrongAnswers
+from edged.engines.probe import KnownAnswers, NoUsableProbe, OutputForm, SessionProbe, fault, warm_up
+from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady, Overloaded, WarmupFailed, WrongAnswers
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena
 from edged.models.model import Model
+from edged.models.triton_config import TritonConfig, Warmup, WarmupInput
 from edged.tensors import Array, TensorSpec
 from edged.verification.golden import Sample
 from tests.unit.control_room import entry, inspection
 from tests.waiting import run
 
-NAN = float("nan")
-
-
-class Host:
-    """As much of a link as being probe_session takes: `answer` gives the outputs to an input, or raises."""
-
-    def __init__(self, answer: Callable[[Array], Array | Exception]) -> None:
-        self.arena = Arena(1 << 22)
-        self.answer = answer
-        self.probe_session: list[tuple[int, ...]] = []
-
-    def submit(self, make: Callable[[int], m.Infer]) -> asyncio.Future[m.Answer]:
-        order = make(1)
-        (ref,) = order.inputs
-        assert ref.span is not None
-        data = np.frombuffer(bytes(self.arena.read(ref.span)), np.float32).reshape(ref.shape)
-        self.probe_session.append(ref.shape)
-        future: asyncio.Future[m.Answer] = asyncio.get_running_loop().create_future()
-        found = self.answer(data)
-        if isinstance(found, Exception):
-            future.set_exception(found)
-        else:
-            output = m.TensorRef("y", _datatype(found), found.shape, None, found.tobytes())
-            future.set_result(m.Answer(1, (output,), m.Times()))
-        return future
-
-
-def _datatype(array: Array) -> str:
-    return {"float32": "FP32", "float64": "FP64", "int32": "INT32"}[array.dtype.name]
-
-
-def acquaintance(shape: tuple[int | str, ...] = (1, 4)) -> KnownAnswers:
-    return KnownAnswers(Model.of(entry(), inspection(shape=shape)))
-
-
-def nothing(_: Model) -> Sequence[Sample]:
-    return ()
-
-
-def ask(
-    host: Host,
-    known: KnownAnswers | None = None,
-    *,
-    is_reference: bool = False,
-    recorded: Callable[[Model], Sequence[Sample]] = nothing,
-) -> KnownAnswers:
-    known = known or acquaintance()
-    link: Any = host
-    run(SessionProbe(recorded).ask(known, link, 1, is_reference=is_reference))
-    return known
+NAN = np.full((1, 4), np.nan, np.float32)
+ONES = np.ones((1, 4), np.float32)
+DATATYPES = {"float32": "FP32", "float64": "FP64", "int32": "INT32"}
+Answer = Callable[[Array], Array | Exception]
 
 
 def same(array: Array) -> Array:
     return array
 
 
+def refuse(why: str) -> Answer:
+    return lambda _: EngineUnusable(why)
+
+
+def only(value: float) -> Answer:
+    """A model that answers certain values only."""
+    return lambda array: array if (array == value).all() else EngineUnusable("not this one")
+
+
+class Host:
+    """As much of a link as a question takes: `answer` gives the output to an input, or an error."""
+
+    def __init__(self, answer: Answer = same, capacity: int = 1 << 22) -> None:
+        self.arena, self.answer = Arena(capacity), answer
+        self.asked: list[Array] = []
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [array.shape for array in self.asked]
+
+    def submit(self, make: Callable[[int], m.Infer]) -> asyncio.Future[m.Answer]:
+        (ref,) = make(1).inputs
+        assert ref.span is not None
+        self.asked.append(np.frombuffer(bytes(self.arena.read(ref.span)), np.float32).reshape(ref.shape))
+        future: asyncio.Future[m.Answer] = asyncio.get_running_loop().create_future()
+        found = self.answer(self.asked[-1])
+        if isinstance(found, Exception):
+            future.set_exception(found)
+        else:
+            output = m.TensorRef("y", DATATYPES[found.dtype.name], found.shape, None, found.tobytes())
+            future.set_result(m.Answer(1, (output,), m.Times()))
+        return future
+
+
+def known_answers(shape: tuple[int | str, ...] = (1, 4)) -> KnownAnswers:
+    return KnownAnswers(Model.of(entry(), inspection(shape=shape)))
+
+
+def ask(host: Host, known: KnownAnswers | None = None, *recorded: Sample, is_reference: bool = False) -> KnownAnswers:
+    known, link = known or known_answers(), host
+    probe: Any = SessionProbe(lambda _: recorded)
+    run(probe.ask(known, link, 1, is_reference=is_reference))
+    return known
+
+
 # -- asking ---------------------------------------------------------------------------------------------------------
 
 
 def test_an_engine_that_answers_is_asked_once_with_values_that_are_not_all_the_same() -> None:
-    seen: list[Array] = []
-
-    def answer(array: Array) -> Array:
-        seen.append(array)
-        return array
-
-    host = Host(answer)
-    known = ask(host)
-    assert host.probe_session == [(1, 4)]
-    assert len(np.unique(seen[0])) > 1
+    known = ask(host := Host())
+    assert host.shapes == [(1, 4)]
+    assert len(np.unique(host.asked[0])) > 1
     assert known.place == 0
 
 
 def test_shapes_that_a_model_takes_are_found_by_asking_and_remembered() -> None:
     host = Host(lambda array: array if array.shape[1] == 8 else EngineUnusable("the width must be 8"))
-    known = ask(host, acquaintance(("n", "w")), is_reference=True)
-    assert host.probe_session[-1] == (1, 8)
-    host.probe_session.clear()
+    known = ask(host, known_answers(("n", "w")), is_reference=True)
+    assert host.shapes[-1] == (1, 8)
+    host.asked.clear()
     ask(host, known)
-    assert host.probe_session == [(1, 8)]
+    assert host.shapes == [(1, 8)]
 
 
-def test_numbers_that_might_mean_how_much_are_never_large() -> None:
-    host = Host(lambda array: EngineUnusable("no") if np.abs(array).max() < 32 else array)
-    with pytest.raises(NoUsableProbe):
-        ask(host, is_reference=True)
-
-
-def test_ask_reference_that_refuses_every_probe_has_no_usable_probe() -> None:
-    with pytest.raises(NoUsableProbe, match="it answers no probe: the index is out of range"):
-        ask(Host(lambda _: EngineUnusable("the index is out of range")), is_reference=True)
+def recorded(kind: str, answer: Array = ONES) -> Sample:
+    return Sample({"x": ONES}, {"y": answer}, kind)
 
 
 def test_ask_engine_that_refuses_an_answered_probe_is_unusable() -> None:
-    known = ask(Host(same), is_reference=True)
-    with pytest.raises(EngineUnusable, match="refuses what the reference answers") as refused:
-        ask(Host(lambda _: EngineUnusable("no kernel")), known)
-    assert not isinstance(refused.value, NoUsableProbe)
+    known = ask(Host(), is_reference=True)
+    for samples in [(), (recorded("unit"),)]:
+        with pytest.raises(EngineUnusable, match="refuses what the reference answers") as refused:
+            ask(Host(refuse("no kernel")), None if samples else known, *samples)
+        assert not isinstance(refused.value, NoUsableProbe)
 
 
-def test_ask_engine_that_refuses_a_recorded_probe_is_unusable() -> None:
-    array = np.ones((1, 4), np.float32)
-    sample = Sample({"x": array}, {"y": array}, "unit")
-    with pytest.raises(EngineUnusable, match="refuses what the reference answers"):
-        ask(Host(lambda _: EngineUnusable("no kernel")), recorded=lambda _: [sample])
+NO_PROBE: dict[str, tuple[Answer, tuple[Sample, ...], bool, str]] = {
+    "the reference refuses all": (refuse("out of range"), (), True, "it answers no probe: out of range"),
+    "only large numbers": (
+        lambda array: EngineUnusable("no") if np.abs(array).max() < 32 else array,  # might mean how much
+        (),
+        True,
+        "",
+    ),
+    "recorded of a picture": (refuse("no kernel"), (recorded("picture"),), False, ""),
+    "recorded of wide values": (refuse("no kernel"), (recorded("wide"),), False, ""),
+    "nothing recorded": (refuse("no"), (), False, ""),
+    "invalid input": (lambda _: InvalidInput("no"), (), False, ""),
+}
 
 
-@pytest.mark.parametrize("kind", ["picture", "wide"])
-def test_ask_engine_without_an_answered_probe_has_no_usable_probe(kind: str) -> None:
-    array = np.ones((1, 4), np.float32)
-    sample = Sample({"x": array}, {"y": array}, kind)
-    with pytest.raises(NoUsableProbe):
-        ask(Host(lambda _: EngineUnusable("no kernel")), recorded=lambda _: [sample])
+@pytest.mark.parametrize("case", NO_PROBE)
+def test_ask_engine_without_an_answered_probe_has_no_usable_probe(case: str) -> None:
+    answer, samples, is_reference, reason = NO_PROBE[case]
+    host = Host(answer)
+    for _ in range(3):
+        with pytest.raises(NoUsableProbe, match=reason or None):
+            ask(host, None, *samples, is_reference=is_reference)
+    assert host.arena.taken == 0
 
 
-@pytest.mark.parametrize("error", [HostLost("it died"), InvalidInput("no"), Overloaded("full")])
-def test_ask_passes_other_errors_on(error: Exception) -> None:
-    kinds = {HostLost: HostLost, InvalidInput: NoUsableProbe, Overloaded: NotReady}
-    with pytest.raises(kinds[type(error)]):  # type: ignore[index]
+@pytest.mark.parametrize(("error", "raised"), [(HostLost("it died"), HostLost), (Overloaded("full"), NotReady)])
+def test_ask_passes_other_errors_on(error: Exception, raised: type[Exception]) -> None:
+    with pytest.raises(raised):
         ask(Host(lambda _: error))
 
 
-def test_an_answer_that_is_no_number_is_wrong_unless_the_reference_gives_it_too() -> None:
-    host = Host(lambda array: array * np.float32(NAN))
-    with pytest.raises(WrongAnswers, match="NaN"):
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda array: NAN, "NaN"),
+        (lambda array: np.zeros((1, 7), np.float32), r"is \[1, 7\], the model declares \[1, 4\]"),
+    ],
+)
+def test_an_answer_of_another_form_is_wrong_unless_the_reference_gives_it_too(answer: Answer, reason: str) -> None:
+    host = Host(answer)
+    with pytest.raises(WrongAnswers, match=reason):
         ask(host)
-    known = ask(host, is_reference=True)
-    ask(host, known)
+    ask(host, ask(host, is_reference=True))
 
 
 def test_ask_uses_recorded_answers_of_the_reference() -> None:
-    def recorded(model: Model) -> Sequence[Sample]:
-        array = np.full((1, 4), NAN, np.float32)
-        return [Sample({"x": np.ones((1, 4), np.float32)}, {"y": array}, "unit")]
-
-    ask(Host(lambda array: array * np.float32(NAN)), recorded=recorded)
-
-
-def test_the_reference_may_answer_in_other_shapes_than_its_file_declares_and_then_so_may_the_others() -> None:
-    host = Host(lambda array: np.zeros((1, 7), np.float32))
-    with pytest.raises(WrongAnswers, match=r"is \[1, 7\], the model declares \[1, 4\]"):
-        ask(host)
-    ask(host, ask(host, is_reference=True))
+    ask(Host(lambda _: NAN), None, recorded("unit", NAN))
 
 
 def test_an_answer_of_another_datatype_is_wrong() -> None:
@@ -172,23 +164,35 @@ def test_an_answer_of_another_datatype_is_wrong() -> None:
         ask(Host(lambda array: array.astype(np.float64)))
 
 
-def test_nothing_is_left_in_the_shared_memory() -> None:
-    host = Host(lambda _: EngineUnusable("no"))
-    for _ in range(3):
-        with pytest.raises(NoUsableProbe):
-            ask(host)
-    whole = host.arena.reserve(1 << 21)
-    host.arena.release(whole)
+def test_ask_falls_back_to_constants() -> None:
+    known = ask(host := Host(only(1.0)), is_reference=True)
+    assert known.place == len(host.asked) - 1, "every other kind came first"
+
+
+def test_ask_takes_the_users_samples_first_and_again_when_replaced(tmp_path: Path) -> None:
+    np.savez(tmp_path / "ask.npz", x=7.5 * ONES)
+    given = msgspec.structs.replace(entry(), samples=(str(tmp_path / "ask.npz"),))
+    host, known = Host(only(7.5)), KnownAnswers(Model.of(given, inspection()))
+    ask(host, known, is_reference=True)
+    assert (known.place, len(host.asked)) == (0, 1)
+    assert known.is_of(Model.of(given, inspection()))
+    assert not known.is_of(Model.of(msgspec.structs.replace(given, stamp="2"), inspection()))
+    (tmp_path / "ask.npz").write_bytes(b"half copied")
+    with pytest.raises(NoUsableProbe, match=r"ask\.npz"):
+        ask(host, KnownAnswers(Model.of(given, inspection())), is_reference=True)
+
+
+def test_known_answers_are_of_a_model_with_its_content() -> None:
+    known = known_answers()
+    assert known.is_of(known.model)
+    assert known.is_of(msgspec.structs.replace(known.model, entry=entry(stamp="2")))
+    assert not known.is_of(Model.of(entry(), inspection("other")))
 
 
 # -- the form of an answer ------------------------------------------------------------------------------------------
 
 SIGNATURE = Signature((), (TensorSpec("a", "FP32", ("n", 4)), TensorSpec("b", "INT64", (1,))))
 GOOD = {"a": OutputForm("FP32", (2, 4), True), "b": OutputForm("INT64", (1,), True)}
-
-
-def test_an_answer_as_declared_has_no_fault() -> None:
-    assert fault(SIGNATURE, GOOD, {}) == ""
 
 
 @pytest.mark.parametrize(
@@ -201,6 +205,7 @@ def test_an_answer_as_declared_has_no_fault() -> None:
     ],
 )
 def test_each_fault_names_its_output(change: dict[str, OutputForm | None], reported: str) -> None:
+    assert fault(SIGNATURE, GOOD, {}) == ""
     forms = {name: form for name, form in (GOOD | change).items() if form is not None}
     assert reported in fault(SIGNATURE, forms, {})
 
@@ -213,74 +218,72 @@ def test_numbers_of_every_width_are_looked_at(datatype: str, bits: int, finite: 
     assert OutputForm.of(datatype, np.array([bits], np.uint16)).is_finite is finite
 
 
-def test_another_model_is_another_acquaintance() -> None:
-    known = acquaintance()
-    assert known.is_of(known.model)
-    other = Model.of(entry(), inspection("other"))
-    assert not known.is_of(other)
-    renamed = msgspec.structs.replace(known.model, entry=entry(stamp="2"))
-    assert known.is_of(renamed)
-
-
-# -- a model that answers certain values only -----------------------------------------------------------------------
-
-
-def only(value: float) -> Callable[[Array], Array | Exception]:
-    return lambda array: array if (array == value).all() else EngineUnusable("not this one")
-
-
-def test_ask_falls_back_to_constants() -> None:
-    host = Host(only(1.0))
-    known = ask(host, is_reference=True)
-    assert known.place == len(host.probe_session) - 1, "every other kind came first"
-
-
-def test_ask_takes_the_users_samples_first_and_again_when_replaced(tmp_path: Path) -> None:
-    np.savez(tmp_path / "ask.npz", x=np.full((1, 4), 7.5, np.float32))
-    given = msgspec.structs.replace(entry(), samples=(str(tmp_path / "ask.npz"),))
-    host, known = Host(only(7.5)), KnownAnswers(Model.of(given, inspection()))
-    ask(host, known, is_reference=True)
-    assert (known.place, len(host.probe_session)) == (0, 1)
-    assert known.is_of(Model.of(given, inspection()))
-    assert not known.is_of(Model.of(msgspec.structs.replace(given, stamp="2"), inspection()))
-    (tmp_path / "ask.npz").write_bytes(b"half copied")
-    with pytest.raises(NoUsableProbe, match=r"ask\.npz"):
-        ask(host, KnownAnswers(Model.of(given, inspection())), is_reference=True)
-
-
 # -- golden questions -----------------------------------------------------------------------------------------------
 
-
-def compared(answer: Callable[[Array], Array | Exception], samples: Sequence[Sample], precision: str = "fp32") -> str:
-    async def story() -> str:
-        host = Host(answer)
-        known = acquaintance()
-        return await SessionProbe(lambda _: samples).compare(known.model, precision, host, 1)  # type: ignore[arg-type]
-
-    return run(story())
+ARRAYS = [np.linspace(1, number, 4, dtype=np.float32).reshape(1, 4) for number in (2, 3, 4, 5)]
+GOLDEN = [Sample({"x": array}, {"y": 2 * array}, "random", str(number)) for number, array in enumerate(ARRAYS)]
 
 
-def golden_answers() -> list[Sample]:
-    arrays = [np.linspace(1, number, 4, dtype=np.float32).reshape(1, 4) for number in (2, 3, 4, 5)]
-    return [Sample({"x": array}, {"y": 2 * array}, "random", str(number)) for number, array in enumerate(arrays)]
+@pytest.mark.parametrize(
+    ("answer", "samples", "precision", "right", "asked"),
+    [
+        pytest.param(lambda array: 2 * array, GOLDEN, "fp32", True, 1, id="one question is enough"),
+        pytest.param(lambda array: 3 * array, GOLDEN, "fp32", False, 3, id="another model"),
+        pytest.param(lambda array: -array, GOLDEN, "fp16", False, 3, id="another model in fp16"),
+        pytest.param(lambda array: 3 * array, [], "fp32", True, 0, id="no golden answers"),
+        pytest.param(lambda _: InvalidInput("not this"), GOLDEN, "fp32", True, 3, id="it answers none"),
+    ],
+)
+def test_compare_with_the_first_golden_answer_that_an_engine_gives(
+    answer: Answer, samples: Sequence[Sample], precision: str, right: bool, asked: int
+) -> None:
+    host: Any = Host(answer)
+    reported = run(SessionProbe(lambda _: samples).compare(known_answers().model, precision, host, 1))
+    assert (reported == "", len(host.asked)) == (right, asked)
 
 
-def test_compare_engine_of_another_model_reports_the_difference() -> None:
-    assert compared(lambda array: 3 * array, golden_answers())
-    assert compared(lambda array: -array, golden_answers(), "fp16")
+# -- the requests that a model's configuration wants made before an engine serves -------------------------------------
 
 
-def test_compare_engine_that_answers_as_the_reference_did_is_right_after_one_question() -> None:
-    probe_session: list[Array] = []
-
-    def answer(array: Array) -> Array:
-        probe_session.append(array)
-        return 2 * array
-
-    assert compared(answer, golden_answers()) == ""
-    assert len(probe_session) == 1
+def warm(host: Host, shape: tuple[int, ...] = (1, 4), count: int = 1) -> None:
+    config = TritonConfig(warmups=(Warmup("w", count=count, inputs=(WarmupInput("x", "FP32", shape),)),))
+    link: Any = host
+    run(warm_up(Model.of(msgspec.structs.replace(entry(), triton=config), inspection(shape=(1, "n"))), link, 1))
 
 
-def test_compare_without_golden_answers_has_nothing_against_an_engine() -> None:
-    assert compared(lambda array: 3 * array, []) == ""
-    assert compared(lambda _: InvalidInput("not this"), golden_answers()) == ""
+def test_warm_up_runs_as_often_as_configured_and_frees_the_arena() -> None:
+    warm(host := Host(), count=3)
+    assert (len(host.asked), host.arena.taken) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised", "message"),
+    [
+        *((k, k, "'w'") for k in (e.OutOfMemory, Overloaded, NotReady, e.DeadlineExceeded)),  # the engine is not blamed
+        *((kind, WarmupFailed, "'w'") for kind in (EngineUnusable, InvalidInput, e.TooLarge)),
+        (HostLost, HostLost, "^no$"),  # lost, and nothing else
+    ],
+)
+def test_warm_up_blames_the_engine_for_permanent_errors_only(
+    kind: type[e.EdgedError], raised: type[e.EdgedError], message: str
+) -> None:
+    host = Host(lambda _: kind("no"))
+    with pytest.raises(raised, match=message) as error:
+        warm(host)
+    assert isinstance(error.value, WarmupFailed) is (raised is WarmupFailed)
+    assert host.arena.taken == 0
+
+
+def test_an_arena_that_is_full_of_requests_is_no_failure_of_the_warm_up() -> None:
+    host = Host(capacity=64)
+    span = host.arena.reserve(64)
+    with pytest.raises(Overloaded):
+        warm(host)
+    host.arena.release(span)
+    warm(host)
+    assert len(host.asked) == 1
+
+
+def test_a_request_that_is_larger_than_the_arena_will_never_fit() -> None:
+    with pytest.raises(WarmupFailed, match=r"hosts\.arena_mb"):
+        warm(Host(capacity=8 * 64), (1, 4096))

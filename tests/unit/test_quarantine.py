@@ -16,7 +16,6 @@ from edged.serving.host_process import End
 from edged.serving.link import Loss
 from edged.serving.work import InputTensor, TensorWork
 from tests.unit.control_room import key_of, model, planned_model, record_of, serve
-from tests.waiting import run
 
 REFERENCE, OTHER = Recipe("onnxruntime", optimization="none"), Recipe("openvino")
 
@@ -60,39 +59,33 @@ def test_quarantine_engine_that_kills_hosts_leaves_others_open(tmp_path: Path) -
     assert (reference.quarantined, reference.may_open, planned.quarantine) == ("", True, "")
 
 
-def test_quarantine_of_all_engines_refuses_requests_until_forgiven(tmp_path: Path) -> None:
-    async def work() -> None:
-        quarantine, (planned, engines) = Quarantine(tmp_path), planned_with(REFERENCE, OTHER)
-        waiting = request()
-        planned.slot.push(waiting)
-        for engine in engines:
-            kill(quarantine, planned, engine)
-        look(quarantine, planned)
-        with pytest.raises(Quarantined, match="'m'"):
-            await waiting.future
-        with pytest.raises(Quarantined):
-            planned.slot.push(request())
-        assert not planned.is_hopeless()  # its engines stay, so that they can be tried again
-        quarantine.forgive("m", engines[0].digest)
-        look(quarantine, planned)
-        assert [engine.may_open for engine in engines] == [True, False]
-        assert planned.quarantine == ""
+async def test_quarantine_of_all_engines_refuses_requests_until_forgiven(tmp_path: Path) -> None:
+    quarantine, (planned, engines) = Quarantine(tmp_path), planned_with(REFERENCE, OTHER)
+    waiting = request()
+    planned.slot.push(waiting)
+    for engine in engines:
+        kill(quarantine, planned, engine)
+    look(quarantine, planned)
+    with pytest.raises(Quarantined, match="'m'"):
+        await waiting.future
+    with pytest.raises(Quarantined):
         planned.slot.push(request())
+    assert not planned.is_hopeless()  # its engines stay, so that they can be tried again
+    quarantine.forgive("m", engines[0].digest)
+    look(quarantine, planned)
+    assert [engine.may_open for engine in engines] == [True, False]
+    assert planned.quarantine == ""
+    planned.slot.push(request())
 
-    run(work())
 
-
-def test_quarantine_of_serving_engine_refuses_nothing(tmp_path: Path) -> None:
-    async def work() -> None:
-        quarantine, (planned, engines) = Quarantine(tmp_path), planned_with(REFERENCE)
-        kill(quarantine, planned, engines[0])
-        serve(planned, engines[0].digest)
-        look(quarantine, planned)
-        assert engines[0].quarantined
-        assert planned.quarantine == ""
-        assert planned.slot.current is not None
-
-    run(work())
+async def test_quarantine_of_serving_engine_refuses_nothing(tmp_path: Path) -> None:
+    quarantine, (planned, engines) = Quarantine(tmp_path), planned_with(REFERENCE)
+    kill(quarantine, planned, engines[0])
+    serve(planned, engines[0].digest)
+    look(quarantine, planned)
+    assert engines[0].quarantined
+    assert planned.quarantine == ""
+    assert planned.slot.current is not None
 
 
 def test_quarantine_survives_restart_by_model_and_engine(tmp_path: Path) -> None:
@@ -146,23 +139,20 @@ def test_quarantine_host_killed_from_outside_moves_no_engine(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("then", ["touched", "broken"])
-def test_quarantine_keeps_refusing_after_a_change_of_the_file(tmp_path: Path, then: str) -> None:
-    async def work() -> None:
-        quarantine, (planned, engines) = Quarantine(tmp_path), planned_with(REFERENCE)
-        kill(quarantine, planned, engines[0])
-        look(quarantine, planned)
-        if then == "touched":
-            assert planned.model is not None
-            planned.plan(planned.model, ())
-            planned.engines = {engines[0].digest: engines[0]}
-        else:
-            planned.problem, planned.engines = NotReady("no ONNX file"), {}
-        look(quarantine, planned)
-        with pytest.raises(Quarantined if then == "touched" else NotReady):
-            planned.slot.push(request())
-        planned.problem = None
-        quarantine.forgive("m")
-        look(quarantine, planned)
+async def test_quarantine_keeps_refusing_after_a_change_of_the_file(tmp_path: Path, then: str) -> None:
+    quarantine, (planned, engines) = Quarantine(tmp_path), planned_with(REFERENCE)
+    kill(quarantine, planned, engines[0])
+    look(quarantine, planned)
+    if then == "touched":
+        assert planned.model is not None
+        planned.plan(planned.model, ())
+        planned.engines = {engines[0].digest: engines[0]}
+    else:
+        planned.problem, planned.engines = NotReady("no ONNX file"), {}
+    look(quarantine, planned)
+    with pytest.raises(Quarantined if then == "touched" else NotReady):
         planned.slot.push(request())
-
-    run(work())
+    planned.problem = None
+    quarantine.forgive("m")
+    look(quarantine, planned)
+    planned.slot.push(request())

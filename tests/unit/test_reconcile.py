@@ -183,44 +183,108 @@ def test_reconcile_outdated_engine_serves_until_others_are_decided() -> None:
 # -- what is made ---------------------------------------------------------------------------------------------------
 
 
+def gone(key: str, cost: float | None = 0.5) -> EngineView:
+    return view(key, S.EVICTED, cost)
+
+
+READY_REF, MAKE, VERIFY, TRY = ready("ref", 1.0), Make("m", "a"), Verify("m", "a"), Try("m", "a", "old")
+DARK, DECIDED = model(view("d"), name="dark"), (S.REJECTED, S.UNSUITABLE, S.QUARANTINED)
+RICH = model(ready("r1"), view("r2"), name="rich", serving="r1")
+POOR = model(view("p1"), name="poor", serving="p0")
+HOPELESS = model(view("d1", S.REJECTED), view("d2", S.REJECTED), view("d3"), name="dark")
+LANES = model(view("a"), view("b"), view("c", lane="cuda:0"), view("d", lane="cuda:0"))
+FOUR = (gone("a", 0.5), gone("b", 0.3), gone("c", None), gone("d", 0.3))
+BY_COMMAND, STARTING = {"by_command": True}, {"is_starting": True}
+
+
+def m(*engines: EngineView, serving: str | None = None) -> tuple[ModelView, ...]:
+    return (model(*engines, serving=serving),)
+
+
+Made = tuple[tuple[ModelView, ...], dict[str, Any], list[Action]]
+MADE: dict[str, Made] = {
+    "the reference first": (m(view("ref"), view("a"), serving="ref"), {}, [Make("m", "ref")]),
+    "what may be retried later is passed over": (
+        (model(view("d", S.FAILED, retry_at=NOW + 1), name="later"), *m(view("a"), serving="ref")),
+        {},
+        [MAKE],
+    ),
+    # Trials and verifications come before builds, requests before all.
+    "a trial": (m(view("a", trial="old")), {}, [TRY]),
+    "a trial after a failure": (m(view("a", S.FAILED, trial="old")), {}, [TRY]),
+    "a trial that has to wait": (m(view("a", S.FAILED, trial="old", retry_at=NOW + 1)), {}, []),
+    "a trial by command": (m(view("a", trial="old", request="build")), {}, [TRY]),
+    "to be made anew though it is there": (m(ready("a", trial="old", request="build")), {}, [MAKE]),
+    "a trial before a build": (m(view("b"), view("a", trial="old"), serving="ref"), {}, [TRY]),
+    "a review before a build": (m(view("b"), ready("a", request="review"), serving="ref"), {}, [VERIFY]),
+    "a trial before a build of another": ((POOR, *m(view("a", trial="old"), serving="ref")), {}, [TRY]),
+    "a review before a build of another": ((POOR, *m(ready("a", request="review"), serving="ref")), {}, [VERIFY]),
+    "a verification before an unserved model": ((DARK, *m(ready("a", request="verify"), serving="a")), {}, [VERIFY]),
+    "a build by command before an unserved model": ((DARK, *m(ready("a", request="build"), serving="a")), {}, [MAKE]),
+    "a review is no command": ((DARK, *m(ready("a", request="review"), serving="a")), {}, [Make("dark", "d")]),
+    "a verification of what is stored": (m(ready("a", request="verify"), serving="a"), {}, [VERIFY]),
+    **{
+        f"a {requested} of what {what}": (m(*engines), {}, actions)
+        for requested in ("verify", "review")
+        for what, engines, actions in (
+            ("gave way", (view("a", S.EVICTED, request=requested), ready("b")), []),
+            ("has to be made first", (view("a", request=requested),), [MAKE]),
+        )
+    },
+    # Models in order, one engine per lane.
+    "the unserved model first": ((RICH, POOR, HOPELESS), {}, [Make("dark", "d3")]),
+    "the model with the fewest engines first": ((RICH, POOR), {}, [Make("poor", "p1")]),
+    "what failed comes last": (
+        (model(view("h", S.FAILED, failures=1), name="hanging"), POOR),
+        {},
+        [Make("poor", "p1")],
+    ),
+    "nothing but what failed": (m(view("a", S.FAILED, failures=1)), {}, [MAKE]),
+    "one per lane": ((LANES,), {}, [MAKE, Make("m", "c")]),
+    "one lane is busy": ((LANES,), {"busy": frozenset({"cpu"})}, [Make("m", "c")]),
+    "the other lane is busy": ((LANES,), {"busy": frozenset({"cuda:0"})}, [MAKE]),
+    "all lanes are busy": ((LANES,), {"busy": frozenset({"cpu", "cuda:0"})}, []),
+    # By command only: requests, short work and the reference. While starting: requests.
+    **{
+        f"unasked {what}": (m(READY_REF, engine), more, [] if more else [MAKE])
+        for state, engine in (("", view("a")), ("failed ", view("a", S.FAILED, retry_at=NOW - 1)), ("gone ", gone("a")))
+        for what, more in ((f"{state}engine", {}), (f"{state}engine by command only", BY_COMMAND))
+    },
+    "by command only a build": (m(view("a", request="build")), BY_COMMAND, [MAKE]),
+    "by command only a trial": (m(view("a", trial="old")), BY_COMMAND, [TRY]),
+    "by command only a review": (m(ready("a", request="review")), BY_COMMAND, [VERIFY]),
+    "by command only the reference": (m(view("ref")), BY_COMMAND, [Make("m", "ref")]),
+    "starting, a verification": (m(ready("a", request="verify")), STARTING, [VERIFY]),
+    "starting, a build": (m(view("a", request="build")), STARTING, [MAKE]),
+    # What gave way is built again if it is needed.
+    "gone, faster than the reference": (m(READY_REF, gone("a"), serving="ref"), {}, [MAKE]),
+    **{
+        f"gone, another is {state}": (m(READY_REF, gone("a"), view("b", state), serving="ref"), {}, [MAKE])
+        for state in DECIDED
+    },
+    "gone, another serves": (m(READY_REF, gone("a"), ready("b", 0.7), serving="b"), {}, []),
+    "gone, the fastest": (m(READY_REF, *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
+    "gone, one of equals": (m(READY_REF, FOUR[3], *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
+    "gone, untimed": (m(READY_REF, gone("a", None), serving="ref"), {}, [MAKE]),
+    # It gave way because nothing needed it; built again it would be the first to go, and so on for ever.
+    "gone, as slow as the reference": (m(READY_REF, gone("a", 1.0), serving="ref"), {}, []),
+    "gone, slower than the reference": (m(READY_REF, gone("a", 1.5), serving="ref"), {}, []),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_reconcile_makes_what_is_needed_most(case: str) -> None:
+    models, more, actions = MADE[case]
+    assert made(*models, **more) == actions
+
+
 @pytest.mark.parametrize("state", S)
 def test_reconcile_makes_absent_and_failed_engines_when_due(state: EngineState) -> None:
     is_made = state in (S.ABSENT, S.FAILED, S.EVICTED)
-    assert made(model(view("a", state, 0.5), serving="ref")) == ([Make("m", "a")] if is_made else [])
-    later = model(view("d", S.FAILED, retry_at=NOW + 1), name="later")
-    assert made(later, model(view("a"), serving="ref")) == [Make("m", "a")]
-    assert made(model(view("ref"), view("a"), serving="ref")) == [Make("m", "ref")]
-
-
-def test_trial_of_an_engine_for_another_driver_comes_before_a_build() -> None:
-    assert made(model(view("a", trial="source"))) == [Try("m", "a", "source")]
-    assert made(model(view("a", S.FAILED, trial="source"))) == [Try("m", "a", "source")]
-    assert made(model(view("a", S.FAILED, trial="source", retry_at=NOW + 1))) == []
-
-
-def test_reconcile_trials_and_verifications_come_before_builds() -> None:
-    for quick, action in (
-        (view("b", trial="source"), Try("m", "b", "source")),
-        (ready("b", request="review"), Verify("m", "b")),
-    ):
-        assert made(model(view("a"), quick, serving="ref")) == [action]
-        assert made(model(view("a"), name="n", serving="ref"), model(quick, serving="ref")) == [action]
-
-
-def test_reconcile_builds_first_for_unserved_models_then_for_those_with_fewest_engines() -> None:
-    rich = model(ready("r1"), view("r2"), name="rich", serving="r1")
-    poor = model(view("p1"), name="poor", serving="p0")
-    dark = model(view("d1", S.REJECTED), view("d2", S.REJECTED), view("d3"), name="dark")
-    assert made(rich, poor, dark) == [Make("dark", "d3")]
-    assert made(rich, poor) == [Make("poor", "p1")]
-
-
-def test_reconcile_makes_one_engine_per_lane() -> None:
-    box = model(view("a"), view("b"), view("c", lane="cuda:0"), view("d", lane="cuda:0"))
-    assert made(box) == [Make("m", "a"), Make("m", "c")]
-    assert made(box, busy=frozenset({"cpu"})) == [Make("m", "c")]
-    assert made(box, busy=frozenset({"cuda:0"})) == [Make("m", "a")]
-    assert made(box, busy=frozenset({"cpu", "cuda:0"})) == []
+    assert made(*m(view("a", state, 0.5), serving="ref")) == ([MAKE] if is_made else [])
+    if state is not S.STALE:
+        requested = made(*m(view("a", state, 0.5, request="build"), serving="ref"))
+        assert requested == ([] if state in MAKING else [MAKE]), "by command in any state"
 
 
 OVERTAKING: dict[str, tuple[EngineView, bool]] = {
@@ -242,71 +306,11 @@ def test_reconcile_slow_lane_is_overtaken_except_by_builders_that_time_kernels(c
     assert not made(model(other), busy=busy)
 
 
-def test_reconcile_failed_engines_come_last() -> None:
-    hanging = model(view("h", S.FAILED, failures=1), name="hanging")
-    calm = model(ready("ref", 1.0), view("c"), name="calm", serving="ref")
-    assert made(hanging, calm) == [Make("calm", "c")]
-    assert made(hanging) == [Make("hanging", "h")]
-
-
-def test_reconcile_while_paused_opens_and_makes_nothing() -> None:
+def test_reconcile_while_paused_or_starting_opens_and_makes_only_on_command() -> None:
     busy = (view("a"), ready("b", 0.5, request="verify"), view("c", S.REJECTED, request="build"))
     assert reconcile([model(*busy)], NOW, frozenset(), paused=True) == [Open("m", "b")]
-
-
-def test_reconcile_by_command_only_builds_nothing_unasked() -> None:
-    for lacking in (view("a"), view("a", S.FAILED, retry_at=NOW - 1), view("a", S.EVICTED, 0.5)):
-        assert made(model(ready("ref", 1.0), lacking)) == [Make("m", "a")]
-        assert made(model(ready("ref", 1.0), lacking), by_command=True) == []
-
-
-def test_reconcile_by_command_only_does_requests_and_short_work() -> None:
-    for engine, action in (
-        (view("a", request="build"), Make("m", "a")),
-        (view("a", trial="other"), Try("m", "a", "other")),
-        (ready("a", request="review"), Verify("m", "a")),
-        (view("ref"), Make("m", "ref")),
-    ):
-        assert made(model(engine), by_command=True) == [action]
-
-
-def test_reconcile_while_starting_opens_and_makes_only_on_command() -> None:
     unasked = ready("a", 0.5, request="review"), view("ref"), view("b"), view("c", trial="other")
     assert reconcile([model(*unasked)], NOW, frozenset(), is_starting=True) == [Open("m", "a")]
-    for engine, action in (
-        (ready("a", request="verify"), Verify("m", "a")),
-        (view("b", request="build"), Make("m", "b")),
-    ):
-        assert made(model(engine), is_starting=True) == [action]
-
-
-# -- commands -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", [s for s in S if s not in MAKING and s is not S.STALE])
-def test_reconcile_requested_build_is_made_in_any_state(state: EngineState) -> None:
-    engine = view("a", state, 0.5, request="build")
-    assert made(model(engine, serving="ref")) == [Make("m", "a")]
-
-
-@pytest.mark.parametrize("state", sorted(MAKING))
-def test_reconcile_requested_build_in_progress_is_not_repeated(state: EngineState) -> None:
-    assert made(model(view("a", state, request="build"))) == []
-
-
-def test_reconcile_requests_come_before_unserved_models() -> None:
-    dark = model(view("d"), name="dark")
-    for engine, action in ((ready("a", request="verify"), Verify), (ready("a", request="build"), Make)):
-        assert made(dark, model(engine, serving="a")) == [action("m", "a")]
-    assert made(dark, model(ready("a", request="review"), serving="a")) == [Make("dark", "d")], "this is no command"
-
-
-def test_reconcile_verifies_stored_engines_only() -> None:
-    assert made(model(ready("a", request="verify"), serving="a")) == [Verify("m", "a")]
-    assert made(model(ready("a", request="review"), serving="a")) == [Verify("m", "a")]
-    for requested in ("verify", "review"):
-        assert made(model(view("a", S.EVICTED, request=requested), ready("b"), serving="b")) == []
-        assert made(model(view("a", request=requested))) == [Make("m", "a")], "it has to be made first"
 
 
 @pytest.mark.parametrize("requested", ["build", "verify", "review"])
@@ -318,44 +322,10 @@ def test_reconcile_failed_request_is_retried_when_due(requested: str) -> None:
         assert len(made(model(msgspec.structs.replace(engine, retry_at=NOW), serving="a"))) == 1
 
 
-# -- what gave way --------------------------------------------------------------------------------------------------
-
-
-def gone(key: str, cost: float | None = 0.5) -> EngineView:
-    return view(key, S.EVICTED, cost)
-
-
-def test_reconcile_evicted_engine_is_rebuilt_only_if_needed() -> None:
-    assert made(model(view("ref", S.READY, 1.0), gone("a"), serving="ref")) == [Make("m", "a")]
-    for state in (S.REJECTED, S.UNSUITABLE, S.QUARANTINED):
-        assert made(model(ready("ref", 1.0), gone("a"), view("b", state), serving="ref")) == [Make("m", "a")]
-    assert made(model(ready("ref", 1.0), gone("a"), ready("b", 0.7), serving="b")) == []
-
-
 @pytest.mark.parametrize("state", [S.ABSENT, S.FAILED, *sorted(MAKING)])
 def test_reconcile_evicted_engine_is_not_rebuilt_while_others_are_pending(state: EngineState) -> None:
     rival = view("b", state, retry_at=NOW + 1, lane="cuda:0")
     assert Make("m", "a") not in made(model(ready("ref", 1.0), gone("a"), rival, serving="ref"))
-
-
-def test_reconcile_rebuilds_the_fastest_evicted_engine_and_untimed_ones_last() -> None:
-    engines = (gone("a", 0.5), gone("b", 0.3), gone("c", None))
-    assert made(model(ready("ref", 1.0), *engines, serving="ref")) == [Make("m", "b")]
-    assert made(model(ready("ref", 1.0), gone("d", 0.3), *engines, serving="ref")) == [Make("m", "b")], "of equals, one"
-    assert made(model(ready("ref", 1.0), gone("c", None), serving="ref")) == [Make("m", "c")]
-
-
-def test_reconcile_evicted_engine_slower_than_the_reference_is_not_rebuilt() -> None:
-    """It gave way because nothing needed it; built again it would be the first to go, and so on for ever."""
-    for cost in (1.0, 1.5):
-        assert made(model(ready("ref", 1.0), gone("a", cost), serving="ref")) == []
-
-
-@pytest.mark.parametrize("requested", ["", "build"])
-def test_reconcile_trial_comes_before_a_build_also_by_command(requested: str) -> None:
-    assert made(model(view("c", trial="t", request=requested))) == [Try("m", "c", "t")]
-    usable = ready("c", trial="t", request="build")
-    assert made(model(usable)) == [Make("m", "c")], "one that is there is to be made anew"
 
 
 # -- every question -------------------------------------------------------------------------------------------------
