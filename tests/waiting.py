@@ -14,6 +14,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 Value = TypeVar("Value")
 _PATIENCE = 30.0
 

@@ -12,6 +12,12 @@ import pytest
 from edged.shapes import MODEL_PATH
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
+from tests.waiting import play
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    return play(pyfuncitem, 300.0)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from edged.api.grpc.wire import Request
 from edged.api.inference.infer import Caller, Inference
@@ -34,26 +34,14 @@ from tests import models
 def zero(*inputs: str, dims: tuple[int | str, ...] = ("n", "w")) -> onnx.ModelProto:
     """INT64 [1], always 0, from FP32 inputs of the same dimensions."""
     # Zeroes that take the reference long to multiply, so that `null` is the faster of the two.
-    nodes = [
-        helper.make_node("MatMul", [f"zeroes{n}" if n else "zeroes", "zeroes"], [f"zeroes{n + 1}"]) for n in range(8)
-    ]
-    nodes.append(helper.make_node("ReduceSum", ["zeroes8"], ["slow"], keepdims=0))
-    zeroes = numpy_helper.from_array(np.zeros((256, 256), np.float32), "zeroes")
-    sums = ["slow"]
-    for name in inputs:
-        nodes += [
-            helper.make_node("Sub", [name, name], [f"{name}_none"]),
-            helper.make_node("ReduceSum", [f"{name}_none"], [f"{name}_sum"], keepdims=0),
-        ]
-        sums.append(f"{name}_sum")
-    nodes += [
-        helper.make_node("Sum", sums, ["sum"]),
-        helper.make_node("Constant", [], ["one"], value=helper.make_tensor("one", TensorProto.INT64, [1], [1])),
-        helper.make_node("Reshape", ["sum", "one"], ["row"]),
-        helper.make_node("Cast", ["row"], ["y"], to=TensorProto.INT64),
-    ]
-    values = [models.value(name, "FP32", dims) for name in inputs]
-    return models.model(nodes, values, [models.value("y", "INT64", [1])], [zeroes])
+    slow = " ".join(f"z{n + 1} = MatMul(z{n}, z0)" for n in range(8)) + " slow = ReduceSum<keepdims = 0>(z8)"
+    sums = " ".join(f"{x}_none = Sub({x}, {x}) {x}_sum = ReduceSum<keepdims = 0>({x}_none)" for x in inputs)
+    added = ", ".join(["slow", *(f"{name}_sum" for name in inputs)])
+    answer = f"sum = Sum({added}) one = Constant<value_ints = [1]>() row = Reshape(sum, one) y = Cast<to = 7>(row)"
+    shape = ", ".join(map(str, dims))
+    declared = ", ".join(f"float[{shape}] {name}" for name in inputs)
+    zeroes = {"z0": np.zeros((256, 256), np.float32)}
+    return models.parse(f"({declared}) => (int64[1] y) {{ {slow} {sums} {answer} }}", zeroes)
 
 
 def with_default(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -10,31 +10,27 @@ import pytest
 
 from edged.models.entries import ModelEntry
 from tests.integration.shape_world import until, world, zero
-from tests.waiting import run
 
 
-def test_removed_during_a_slow_look_at_the_disk_forgets_the_model_at_once(
+async def test_removed_during_a_slow_look_at_the_disk_forgets_the_model_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the same name cannot be added again for as long as the look takes."""
 
-    async def work() -> None:
-        async with world(tmp_path, zero("x"), backends="null") as each:
-            repository, looks = each.controller.repository, [0]
-            read = repository.entries
+    async with world(tmp_path, zero("x"), backends="null") as each:
+        repository, looks = each.controller.repository, [0]
+        read = repository.entries
 
-            def slowly() -> dict[str, ModelEntry]:
-                entries = read()
-                looks[0] += 1
-                time.sleep(0.2)
-                return entries
+        def slowly() -> dict[str, ModelEntry]:
+            entries = read()
+            looks[0] += 1
+            time.sleep(0.2)
+            return entries
 
-            monkeypatch.setattr(repository, "entries", slowly)
-            await until(lambda: looks[0], "a look is under way", 10)
-            repository.remove("m")
-            await each.controller.removed("m")
-            assert "m" not in each.controller.models
-            await asyncio.sleep(0.5)
-            assert "m" not in each.controller.models
-
-    run(work(), 60)
+        monkeypatch.setattr(repository, "entries", slowly)
+        await until(lambda: looks[0], "a look is under way", 10)
+        repository.remove("m")
+        await each.controller.removed("m")
+        assert "m" not in each.controller.models
+        await asyncio.sleep(0.5)
+        assert "m" not in each.controller.models

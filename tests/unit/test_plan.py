@@ -92,9 +92,6 @@ def test_retry_delay_grows_with_failures_up_to_a_bound(clock: Clock) -> None:
     assert waits[-1] == waits[-2] <= 3600
 
 
-# -- what the store holds -------------------------------------------------------------------------------------------
-
-
 # -- how far it is --------------------------------------------------------------------------------------------------
 
 
@@ -366,9 +363,6 @@ def stored(**more: object) -> EngineRecord:
 def of_another(made: float = 1.0, recipe: Recipe = RECIPE, accepted: bool = True, **facts: str) -> EngineRecord:
     """An engine of the same model for a box with other facts."""
     return record_of(key_of(model(), recipe, **(facts or OTHER_PROCESSOR)), recipe, accepted=accepted, made=made)
-
-
-# -- what the store holds -------------------------------------------------------------------------------------------
 
 
 def test_plan_with_an_empty_store_makes_everything(store: Store) -> None:
