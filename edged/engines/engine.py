@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from edged.backends.contract import Nodes, Recipe
 from edged.errors import DiskFailing, EdgedError
+from edged.formatting import many
 from edged.ipc.job_messages import Progress
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
@@ -206,7 +207,7 @@ class PlannedEngine:
         elif hopeless:
             self.quarantine(f"failed {hopeless}, the last time: {error}")
         elif most and self.failures >= most:
-            self.quarantine(f"failed {self.failures} times, the last time: {error}")
+            self.quarantine(f"failed {many(self.failures, 'time')}, the last time: {error}")
         else:
             self.move(EngineState.FAILED, str(error))
 

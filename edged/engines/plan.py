@@ -19,6 +19,7 @@ from edged.engines.probe import KnownAnswers
 from edged.engines.shape_book import ShapeBook
 from edged.errors import EdgedError, NotReady, Quarantined
 from edged.files import leads_outside
+from edged.formatting import many
 from edged.models.entries import ModelEntry
 from edged.models.finding import Finding
 from edged.models.inspection import Inspection
@@ -305,7 +306,7 @@ class Planner:
             engine.quarantine(before.reason, held=True)
             return
         if before.stopped or before.failures >= self._settings.attempts:
-            engine.quarantine(f"failed {before.failures} times, the last time: {before.reason}")
+            engine.quarantine(f"failed {many(before.failures, 'time')}, the last time: {before.reason}")
             return
         if before.failures:  # a trial may have taken the box down
             return

@@ -365,6 +365,9 @@ def of_another(made: float = 1.0, recipe: Recipe = RECIPE, accepted: bool = True
     return record_of(key_of(model(), recipe, **(facts or OTHER_PROCESSOR)), recipe, accepted=accepted, made=made)
 
 
+# -- what the store holds -------------------------------------------------------------------------------------------
+
+
 def test_plan_with_an_empty_store_makes_everything(store: Store) -> None:
     found = planned(store)
     assert [e.recipe.backend for e in found.engines.values()] == ["onnxruntime", "onnxruntime", "openvino"]
@@ -440,7 +443,7 @@ REMEMBERED: dict[str, tuple[int, str, dict[str, Any], bool, tuple[EngineState, i
     "failed too often": (4, "", {}, False, (S.QUARANTINED, 4, FAILED, False)),
     "failed too often for other settings": (4, "", {"attempts": 5}, False, (S.ABSENT, 4, "", False)),
     "failed, and is in the store": (9, "", {}, True, (S.READY, 0, "", False)),
-    "is hopeless": (0, "hopeless", {}, False, (S.QUARANTINED, 1, "failed 1 times, the last time: no kernel", False)),
+    "is hopeless": (0, "hopeless", {}, False, (S.QUARANTINED, 1, "failed 1 time, the last time: no kernel", False)),
     "was cancelled": (0, "cancelled", {}, False, (S.QUARANTINED, 0, "by an operator", True)),
 }
 
