@@ -64,6 +64,15 @@ class House:
         """Engines whose files are in the store."""
         return {key for key, record in self.store.records().items() if record.files}
 
+    def twin(self) -> PlannedModel:
+        """Another model of the same content, whose engines are these."""
+        twin, of = planned_model("twin"), model("twin", backends="openvino", threads="1,2,3")
+        for engine in twin.plan(of, desired(box(), of)):
+            if engine.digest in self.store.records():
+                engine.adopt(self.store.records()[engine.digest])
+        self.models["twin"] = twin
+        return twin
+
     def evicted(self) -> list[EngineEvicted]:
         return emitted(self.events, EngineEvicted)
 
@@ -217,13 +226,7 @@ def test_reserve_on_an_unreadable_disk_is_refused(house: House, monkeypatch: pyt
 
 
 def test_evict_engine_of_two_models_updates_both(house: House) -> None:
-    twin = planned_model("twin")
-    of = model("twin", backends="openvino", threads="1,2,3")
-    for engine in twin.plan(of, desired(box(), of)):
-        if engine.digest in house.store.records():
-            engine.adopt(house.store.records()[engine.digest])
-    house.models["twin"] = twin
-    spare = house.engines[1].digest
+    twin, spare = house.twin(), house.engines[1].digest
     run(house.eviction().evict(spare, "by command"))
     assert house.engines[1].state is twin.engines[spare].state is S.EVICTED
     assert len(house.evicted()) == 1
@@ -231,16 +234,13 @@ def test_evict_engine_of_two_models_updates_both(house: House) -> None:
 
 @pytest.mark.parametrize("state", [S.FAILED, S.QUARANTINED])
 def test_evict_shared_engine_that_another_model_could_not_build(house: House, state: EngineState) -> None:
-    twin = planned_model("twin")
-    of = model("twin", backends="openvino", threads="1,2,3")
-    twin.plan(of, desired(box(), of))
-    house.models["twin"] = twin
     spare = house.engines[1].digest
-    twin.engines[spare].move(S.QUEUED)
-    twin.engines[spare].move(state)
+    shared = house.twin().engines[spare] = PlannedEngine(house.engines[1].key, house.engines[1].recipe)
+    shared.move(S.QUEUED)
+    shared.move(state)
     run(house.eviction().evict(spare, "to make room"))
     assert spare not in house.held
-    assert not twin.engines[spare].is_usable
+    assert not shared.is_usable
 
 
 @pytest.mark.parametrize("requested", [Request.VERIFY, Request.REVIEW])

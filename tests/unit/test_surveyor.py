@@ -2,73 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from edged.device.fingerprint import Fingerprint
 from edged.device.nvidia import REBOOT_PENDING
 from edged.engines import surveyor as surveyor_module
 from edged.engines.surveyor import Surveyor
-from edged.events import DeviceChanged, EventLog
+from edged.events import DeviceChanged, EventLog, FactChange
+from tests.unit.control_room import emitted
 
 _OLD = Fingerprint({"nvidia.driver": "550", "nvidia.kernel_module": "550"})
 _HALF = Fingerprint({"nvidia.driver": "560", "nvidia.kernel_module": "550", "nvidia.state": REBOOT_PENDING})
 _NEW = Fingerprint({"nvidia.driver": "560", "nvidia.kernel_module": "560"})
 
 
-class Watched:
-    """A surveyor that finds the given fingerprints, one per refresh, with what it planned for and reported."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *found: Fingerprint) -> None:
-        self.planned: list[Fingerprint] = []
-        self.changes: list[int] = []
-        self.pending: list[bool] = []
-        queue = iter(found)
-        monkeypatch.setattr(surveyor_module, "probe", lambda: next(queue))
-
-        async def work() -> list[DeviceChanged]:
-            events = EventLog()
-            surveyor = Surveyor(_OLD, events, self.planned.append)
-            for _ in found:
-                self.changes.append(len(await surveyor.refresh()))
-                self.pending.append(surveyor.is_reboot_pending)
-            self.fingerprint = surveyor.fingerprint
-            return [event.what async for event in events.follow(live=False) if isinstance(event.what, DeviceChanged)]
-
-        self.reported = asyncio.run(work())
-
-
-def test_refresh_changed_facts_are_reported_once_and_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, _OLD, _NEW, _NEW)
-    assert watched.changes == [0, 2, 0]
-    assert watched.planned == [_NEW]
-    assert watched.fingerprint == _NEW
-    (reported,) = watched.reported
-    assert [(change.name, change.old, change.new) for change in reported.changes] == [
-        ("nvidia.driver", "550", "560"),
-        ("nvidia.kernel_module", "550", "560"),
-    ]
-
-
-def test_refresh_pending_reboot_plans_nothing(
+@pytest.mark.parametrize(
+    ("found", "pending", "planned", "reports"),
+    [
+        pytest.param((_OLD, _NEW, _NEW), [False] * 3, [_NEW], 1, id="changed facts are reported once"),
+        pytest.param((_HALF, _HALF), [True, True], [], 1, id="a pending reboot plans nothing"),
+        pytest.param((_HALF, _NEW), [True, False], [_NEW], 2, id="the reboot is over"),
+        pytest.param((_HALF, _OLD), [True, False], [_OLD], 2, id="the driver was restored"),
+    ],
+)
+async def test_refresh_plans_for_changed_facts_unless_a_reboot_is_pending(
+    found: tuple[Fingerprint, ...],
+    pending: list[bool],
+    planned: list[Fingerprint],
+    reports: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    watched = Watched(monkeypatch, _HALF, _HALF)
-    assert watched.pending == [True, True]
-    assert watched.planned == []
-    assert watched.fingerprint == _OLD
-    assert len(watched.reported) == 1
-
-
-def test_refresh_after_the_reboot_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, _HALF, _NEW)
-    assert watched.pending == [True, False]
-    assert watched.planned == [_NEW]
-
-
-def test_refresh_restored_driver_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, _HALF, _OLD)
-    assert watched.pending == [True, False]
-    assert watched.planned == [_OLD]
-    assert watched.fingerprint == _OLD
+    queue, seen, events, plans = iter(found), list[bool](), EventLog(), list[Fingerprint]()
+    monkeypatch.setattr(surveyor_module, "probe", lambda: next(queue))
+    surveyor = Surveyor(_OLD, events, plans.append)
+    for _ in found:
+        await surveyor.refresh()
+        seen.append(surveyor.is_reboot_pending)
+    assert (seen, plans, surveyor.fingerprint) == (pending, planned, [_OLD, *planned][-1])
+    reported = emitted(events, DeviceChanged)
+    assert [len(each.changes) for each in reported] == [2] * reports
+    assert reported[0].changes[0] == FactChange("nvidia.driver", "550", "560")
