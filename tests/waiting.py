@@ -40,6 +40,14 @@ def run(work: Coroutine[Any, Any, Value], seconds: float = _PATIENCE) -> Value:
     return result
 
 
+def play(test: pytest.Function, seconds: float = _PATIENCE) -> bool | None:
+    """Run a test that is a coroutine function in a loop of its own; return None, as pytest's hook, for any other."""
+    if not inspect.iscoroutinefunction(test.obj):
+        return None
+    run(test.obj(**{name: test.funcargs[name] for name in inspect.signature(test.obj).parameters}), seconds)
+    return True
+
+
 def within(
     make: Callable[..., AbstractAsyncContextManager[Any]], **options: Any
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.system import disks
-from tests.waiting import run
+from tests.waiting import play
 
 if TYPE_CHECKING:
     from edged.client import Client
