@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from functools import partial
@@ -72,7 +70,6 @@ class Task(msgspec.Struct, frozen=True):
 
 
 _UNKNOWN = Verdict(False, "not verified yet", {})
-_MAKING = ".making-"  # prefix of folders with unfinished golden answers
 
 
 class Builder:
@@ -96,12 +93,14 @@ class Builder:
         self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
         self._trials: dict[str, float] = {}  # by model digest, seconds that the reference took at admission
         self._timings = cache.absolute() / "timings"  # timing caches of builders for this device
-        for folder in (self._golden, self._inspections, self._timings):
+        # A command may use the daemon's cache at the same time, so unfinished golden answers have an owner.
+        self._unfinished = atomic.Staging(cache.absolute() / "unfinished")
+        for folder in (self._golden, self._inspections, self._timings, self._unfinished.root):
             with contextlib.suppress(OSError):  # on an unwritable disk reading models takes longer
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.sweep(folder)
-                for unfinished in folder.glob(f"{_MAKING}*"):
-                    shutil.rmtree(unfinished, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._unfinished.sweep()
 
     def reconfigure(self, limits: Limits, admission: AdmissionLimits | None = None) -> None:
         """Apply other limits to children that start from now on."""
@@ -356,7 +355,7 @@ class Builder:
             patience = self._patience(model, REFERENCE.backend)
             # The child gets a separate folder: it must not see the answers of other models.
             async with in_thread(self._making) as folder:
-                out = Path(folder) / place.name
+                out = folder / place.name
                 job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, shape_range)
                 made = await run(job, jobs.MadeGolden, self._limits, on_progress=on_progress, patience=patience)
                 await asyncio.to_thread(_take, out, place)
@@ -364,12 +363,12 @@ class Builder:
                 _LOG.warning("model %s: %s", model.name, reason)
         return place, standard
 
-    def _making(self) -> tempfile.TemporaryDirectory[str]:
+    def _making(self) -> contextlib.AbstractContextManager[Path]:
         """Create a folder for unfinished golden answers, and its parents, for which the disk may have been too full
         when the daemon started."""
-        for folder in (self._golden, self._timings):
+        for folder in (self._golden, self._unfinished.root, self._timings):
             folder.mkdir(parents=True, exist_ok=True, mode=0o750)
-        return tempfile.TemporaryDirectory(prefix=_MAKING, dir=self._golden)
+        return self._unfinished.stage()
 
     @contextlib.asynccontextmanager
     async def _storing(self) -> AsyncIterator[None]:

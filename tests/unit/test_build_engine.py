@@ -108,6 +108,29 @@ def test_make_engine_is_built_verified_timed_and_stored(
     assert not list((tmp_path / "cache" / "golden").iterdir())
 
 
+def test_builder_that_shares_a_cache_leaves_unfinished_work_of_others(
+    builder: Builder, store: Store, tmp_path: Path, conv: Model
+) -> None:
+    wanted, unfinished, seen = task(conv, ORT), tmp_path / "cache" / "unfinished", list[int]()
+
+    def start_command(progress: Progress) -> None:
+        seen.append(len(list(unfinished.iterdir())))
+        Builder(store, tmp_path / "cache", LIMITS)  # as `edged inspect` makes one beside a daemon
+
+    record = run(builder.make(wanted, start_command, plenty), 60)
+    assert record.verdict.accepted
+    assert max(seen) == 1
+    assert list(unfinished.iterdir()) == []
+
+
+def test_builder_removes_what_a_killed_one_left_unfinished(store: Store, tmp_path: Path) -> None:
+    left = tmp_path / "cache" / "unfinished" / "killed"
+    left.mkdir(parents=True)
+    (left / "half.golden").write_bytes(b"half")
+    Builder(store, tmp_path / "cache", LIMITS)
+    assert not left.exists()
+
+
 def test_make_asks_the_shapes_of_the_models_settings(builder: Builder, tmp_path: Path) -> None:
     path = models.save(models.dynamic(), tmp_path / "model.onnx")
     settings = {"preprocess.width": "32", "preprocess.height": "32", "profile.x": "1x3x32x32 2x3x32x48 4x3x64x64"}
