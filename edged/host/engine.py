@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class CancellableJobs:
-    """The jobs of one engine from receipt to end. Used by the threads that infer and the one that reads messages."""
+    """The jobs of one engine, from receipt to end. The inference threads and the thread that reads messages use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,13 +38,13 @@ class CancellableJobs:
         self._running: dict[int, Stoppable | None] = {}
 
     def take(self, job: int) -> bool:
-        """Add a job that was received. Whether there is no other."""
+        """Add a received job; return whether it is the only one."""
         with self._lock:
             self._held.add(job)
             return len(self._held) == 1
 
     def stop(self, job: int) -> None:
-        """Stop a job that waits, or runs if its runtime can stop; no effect on an answered job."""
+        """Stop a job that waits, or that runs in a runtime that can stop. It has no effect on an answered job."""
         with self._lock:
             if job in self._held:
                 self._unwanted.add(job)
@@ -52,12 +52,12 @@ class CancellableJobs:
                     session.stop()
 
     def run(self, job: int, session: Stoppable | None, infer: Callable[[], T]) -> T:
-        """Run a job and forget it; DeadlineExceeded if it was stopped before. If it is stopped while it runs, it raises
-        as its runtime does. `session` is the one to stop, if it can be stopped."""
+        """Run a job, then forget it. Raises DeadlineExceeded if the job was stopped before it ran; a job that is
+        stopped while it runs raises the runtime's error. `session` is what `stop` stops, None if it cannot stop."""
         with self._lock:
             if job in self._unwanted:
                 self._forget(job)
-                raise DeadlineExceeded("it was stopped before it ran")
+                raise DeadlineExceeded("the request was stopped before it ran")
             self._running[job] = session
         try:
             return infer()
@@ -87,7 +87,7 @@ class Send(Protocol):
     def __call__(self, message: m.FromHost, pieces: Sequence[bytes | memoryview] = (), /) -> None: ...
 
 
-# How CUDA, TensorRT, ONNX Runtime and OpenVINO say that a device has no memory left; none has a type for it.
+# How CUDA, TensorRT, ONNX Runtime and OpenVINO report that a device is out of memory: they have no error class for it.
 _NO_MEMORY = re.compile(
     r"out of (device )?memory|OUT_OF_MEMORY|failed to allocate memory|bad_alloc|smaller than requested bytes",
     re.IGNORECASE,
@@ -95,12 +95,12 @@ _NO_MEMORY = re.compile(
 
 
 class EngineThreads:
-    """One opened engine, its threads and the queues between them. The daemon bounds what is queued.
+    """One opened engine, its threads and the queues between them. The daemon limits the number of queued jobs.
 
-    With one instance, one thread prepares pictures and one infers: always the same one, since a runtime's own threads
-    then stay on other processors (0.83 of the answers if two take turns). A job that comes alone is prepared by the
-    thread that infers: waking another takes longer than most requests. With several instances, each has a thread that
-    does whole jobs.
+    With one instance, one thread prepares pictures and another infers. Always the same thread infers, because the
+    runtime's own threads then stay on other processors (two alternating threads gave 0.83 of the throughput). A job
+    that arrives while no other is held is also prepared by the inference thread: waking another thread takes longer
+    than most requests. With several instances, each has a thread that does whole jobs.
     """
 
     def __init__(self, order: m.Open, backend: Backend, shared: SharedView, send: Send) -> None:
@@ -108,17 +108,17 @@ class EngineThreads:
         self._datatypes = {spec.name: spec.datatype for spec in order.order.signature.outputs}
         self._jobs = CancellableJobs()
         self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()  # to prepare
-        # To infer: a job with what was prepared and the milliseconds that it took, or a job to be prepared first.
+        # To infer: a job with its prepared inputs and the milliseconds that preparing took, or a job still to prepare.
         self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, tuple[Prepared | Inputs, float] | None] | None]
         self._prepared = queue.SimpleQueue()
         self._working = order.order.parallelism.instances
         self._lock = threading.Lock()
         self._has_shortcut = False
-        self.is_over = False  # it could not be opened
+        self.is_over = False  # the engine could not be opened
         self._start("open", self._run_engine)
 
     def submit(self, job: m.Infer | m.Detect | None) -> None:
-        """Queue a job of an opened engine; None closes it after the jobs before."""
+        """Queue a job of the opened engine; None closes the engine after the jobs before it."""
         if job is not None and self._jobs.take(job.job) and self._has_shortcut:
             self._prepared.put((job, None))
         else:
@@ -132,7 +132,7 @@ class EngineThreads:
         threading.Thread(target=run, name=f"{name}-{self._open.session}", daemon=True).start()
 
     def _run_engine(self) -> None:
-        """Open the engine, start its threads, and go on as one of them."""
+        """Open the engine, start its other threads, and run as one of them."""
         opening = self._open
         sessions: list[Session] = []
         try:
@@ -142,12 +142,12 @@ class EngineThreads:
         except Exception as error:
             self.is_over = True
             for session in sessions:
-                with contextlib.suppress(Exception):  # the reason why it cannot be opened is more useful
+                with contextlib.suppress(Exception):  # the reason why the engine cannot be opened is more useful
                     session.close()
             self._send(m.OpenFailed(opening.session, *_named(_behind(Path(opening.order.model), error))))
             return
         first, *others = pipelines
-        # Staging may wait for an inference, so the thread that infers does not stage.
+        # Staging may wait for an inference, so the inference thread must not stage.
         self._has_shortcut = not others and not first.is_staging
         self._send(m.Opened(opening.session, nodes))
         if not others:
@@ -159,12 +159,12 @@ class EngineThreads:
         self._work_loop(first)
 
     def _open_pipelines(self, sessions: list[Session]) -> list[Pipeline]:
-        """Make a pipeline for each instance. `sessions` has the first session; the others are added."""
+        """Make a pipeline for each instance. `sessions` holds the first session; this adds the others to it."""
         opening, first, instances = self._open, sessions[0], self._open.order.parallelism.instances
         buffers: tuple[int, ...] = ()
         if instances > 1:
             if not isinstance(first, Replicable):
-                raise errors.Unsuitable(f"{opening.order.recipe.backend} runs one inference of an engine at a time")
+                raise errors.Unsuitable(f"{opening.order.recipe.backend} cannot run several inferences at a time")
             sessions += [first.replica() for _ in range(instances - 1)]
             buffers = (1,)
         about = opening.order.signature, opening.recognition, opening.batch, opening.bounds
@@ -174,7 +174,7 @@ class EngineThreads:
         while (job := self._todo.get()) is not None:
             if (prepared := self._prepare_or_fail(pipeline, job)) is not None:
                 self._prepared.put((job, prepared))
-            del prepared  # it is the other thread's now
+            del prepared  # the other thread owns it now
         self._prepared.put(None)
 
     def _infer_loop(self, pipeline: Pipeline) -> None:
@@ -190,7 +190,7 @@ class EngineThreads:
             if (prepared := self._prepare_or_fail(pipeline, job)) is not None:
                 self._answer(pipeline, job, *prepared)
             del prepared
-        self._todo.put(None)  # for the next thread
+        self._todo.put(None)  # ends the next thread
         self._close(pipeline)
 
     def _prepare_or_fail(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> tuple[Prepared | Inputs, float] | None:
@@ -268,19 +268,19 @@ class EngineThreads:
     def _place(
         self, outputs: dict[str, Array], reply: Span | None, bulk: Bulk, parts: int = 1
     ) -> tuple[m.TensorRef, ...]:
-        """Write outputs one after the other into the reply's span; those that do not fit go with the message.
+        """Write outputs one after the other into the span `reply`; outputs that do not fit are sent with the message.
 
-        TooLarge if they exceed what this number of requests of the model may return.
+        Raises TooLarge if the outputs are larger than the model's limit for `parts` requests.
         """
         bounds, position, refs = self._open.bounds, 0, []
         room = (bounds.output_mb << 20) * parts if bounds.output_mb else math.inf
         for name, array in outputs.items():
-            data = to_bytes(array) if array.nbytes <= room else b""  # text is longer than its references
+            data = to_bytes(array) if array.nbytes <= room else b""  # nbytes of strings is only a lower bound
             room -= max(array.nbytes, len(data))
             if room < 0:
                 raise TooLarge(
-                    f"the outputs of model {bounds.model!r} are larger than {bounds.output_mb} MiB at {name!r}"
-                    f" {list(array.shape)}; ask for less, or raise {OUTPUT_MB} of the model"
+                    f"the outputs of model {bounds.model!r} are larger than {bounds.output_mb} MiB, with {name!r}"
+                    f" {list(array.shape)}; request fewer outputs, or raise {OUTPUT_MB} of the model"
                 )
             if reply is not None and position + len(data) <= reply.size:
                 span = Span(reply.offset + position, len(data))
@@ -293,7 +293,7 @@ class EngineThreads:
 
 
 def _behind(model: Path, error: Exception) -> Exception:
-    """Why a model cannot be opened: runtimes blame the model for what its disk did not deliver."""
+    """Return the disk fault behind an error, or else the error itself: runtimes blame the model if its disk fails."""
     found = disk_fault_behind(model.parent, error)
     if found is None and isinstance(error, EdgedError):
         try:
@@ -309,8 +309,8 @@ def _unanswered(error: Exception) -> m.Seen:
 
 
 def _named(error: Exception) -> tuple[str, str]:
-    """The class of `edged.errors` and the line of text for an exception. File names and texts of runtimes may hold
-    characters that cannot be encoded."""
+    """Return the class of `edged.errors` and the text for an exception, in valid UTF-8: file names and messages of
+    runtimes may contain characters that cannot be encoded."""
     name, message = _class_and_message(error)
     return name, message[:_LONGEST_REASON].encode(errors="backslashreplace").decode()
 
@@ -319,7 +319,7 @@ def _class_and_message(error: Exception) -> tuple[str, str]:
     if type(error) is errors.EngineUnusable and _NO_MEMORY.search(str(error)):
         return errors.OutOfMemory.__name__, str(error)
     if isinstance(error, MemoryError):
-        return errors.OutOfMemory.__name__, f"the engine host has no memory for this: {one_line(error) or 'no details'}"
+        return errors.OutOfMemory.__name__, f"the engine host is out of memory: {one_line(error) or 'no details'}"
     if isinstance(error, errors.EdgedError):
         return type(error).__name__, str(error)
     return "EngineUnusable", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,6 +1,6 @@
 """The engine host: a process that imports one backend, opens engines, and runs the jobs that the daemon's link sends.
 
-Each engine has threads of its own: a slow model never holds up another.
+Each engine has its own threads, so a slow model does not delay another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edged.ipc.frames import HostEnd
 
 
 def serve(backend_name: str, daemon: HostEnd, arena: int, reach: Reach) -> None:
-    """Run until the daemon closes the link or ends."""
+    """Serve the daemon's messages until the daemon closes the connection or ends."""
     confine.refuse_calls(reach)
     try:
         backend = registry.load(backend_name)
@@ -54,7 +54,7 @@ def serve(backend_name: str, daemon: HostEnd, arena: int, reach: Reach) -> None:
 
 def main() -> None:
     """`python -m edged.host.main PARENT_PID BACKEND SOCKET_FD ARENA_FD MEMORY_MB REACH`"""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which stops its hosts
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the daemon, which stops its hosts
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     parent, backend, daemon, arena, memory_mb, text = sys.argv[1:]
     if not process.die_with_parent(int(parent)):

@@ -1,8 +1,9 @@
-"""One opened engine with everything around it: pictures in, detections or tensors out. Runs in the host, or in-process.
+"""One opened engine with pre- and postprocessing: pictures in, detections or tensors out. Runs in the host, or
+in-process.
 
-Two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, copy it to the device if
-the session can do that ahead) and `infer` (run, decode boxes). Only one thread calls `infer`. Pictures of a batch
-fail one by one: a damaged picture does not affect the others.
+There are two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, copy it to the
+device if the session can do that ahead) and `infer` (run, decode boxes). Only one thread calls `infer`. Each picture
+of a batch fails separately: a damaged picture does not affect the others.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from edged.vision.prepare import Preparer
 
 _BUFFERS = 3  # one being prepared, one being inferred, one waiting between the two
 _UNWATCHED = Bounds(finite="ignore")
-_DECODERS = 4  # threads that decode the pictures of a batch; OpenCV releases the interpreter's lock meanwhile
+_DECODERS = 4  # threads that decode the pictures of a batch: OpenCV releases the GIL while it decodes
 
 
 class Shot(msgspec.Struct, frozen=True):
-    """A picture as it came: encoded if `pixel_format` is empty, else raw pixels with their geometry."""
+    """A received picture: encoded if `pixel_format` is empty, else raw pixels with their geometry."""
 
     data: bytes | memoryview
     pixel_format: str = ""
@@ -49,7 +50,7 @@ class Shot(msgspec.Struct, frozen=True):
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """Inputs that the session has copied to its device ahead of their turn. They must be inferred."""
+    """Inputs that the session has already copied to its device. They must be inferred."""
 
     handle: object
 
@@ -59,7 +60,7 @@ Inputs: TypeAlias = Mapping[str, Array] | Staged
 
 
 class _Fitted(msgspec.Struct, frozen=True):
-    """A picture in its row of the input tensor."""
+    """A picture that was fitted into its row of the input tensor."""
 
     row: int
     placement: Placement
@@ -69,8 +70,8 @@ class _Fitted(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """Pictures fitted into the input tensor, or their errors, in their order. The tensor is reused two calls later.
-    `inputs` is None if no picture could be decoded."""
+    """Pictures fitted into the input tensor, or their errors, in order. The tensor is overwritten as many `prepare`
+    calls later as the pipeline has buffers. `inputs` is None if no picture could be decoded."""
 
     inputs: Inputs | None
     pictures: tuple[_Fitted | Exception, ...]
@@ -79,7 +80,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 class Outcome(msgspec.Struct, frozen=True):
     """The result of a picture: detections, or classes, or the raw outputs of a model without a family. `not_finite`
-    names the outputs that held NaN or infinity."""
+    names the outputs that contain NaN or infinity."""
 
     width: int
     height: int
@@ -91,8 +92,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Pipeline:
-    """Owns a session and its input buffers; closes the session if it raises at the start. `batch` is the most pictures
-    at a time. `bounds` decides about outputs that are not finite. One buffer is enough for one thread."""
+    """Owns a session and its input buffers; closes the session if the constructor raises. `batch` is the most pictures
+    at a time. `bounds` says how to treat outputs that are not finite. One buffer suffices if one thread does all."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class Pipeline:
 
     @property
     def is_staging(self) -> bool:
-        """Whether the session copies inputs to its device ahead of their turn."""
+        """Whether the session copies inputs to its device while it infers earlier ones."""
         return self._staging is not None
 
     def prepare(self, shots: Sequence[Shot]) -> Prepared:
@@ -162,8 +163,8 @@ class Pipeline:
     def infer(self, prepared: Prepared) -> list[Outcome | Exception]:
         """Run the engine on prepared pictures and decode its outputs; return one result per picture, in order.
 
-        If it cannot decode the outputs of one of several pictures it raises that error: outputs that are not one row
-        for each picture are useless for the others, too."""
+        If the outputs of one of several pictures cannot be decoded, that error is raised: outputs without one row for
+        each picture are useless for the others, too."""
         if prepared.inputs is None:
             return [each for each in prepared.pictures if isinstance(each, Exception)]
         started = time.perf_counter()
@@ -181,7 +182,7 @@ class Pipeline:
             return [error]
 
     def run(self, inputs: Inputs, outputs: Sequence[str] | None) -> tuple[dict[str, Array], Times]:
-        """Run a tensor request."""
+        """Run a tensor request; return its outputs and the time."""
         started = time.perf_counter()
         answer = self._infer(inputs, outputs)
         return answer, Times(infer_ms=(time.perf_counter() - started) * 1e3)
@@ -199,7 +200,8 @@ class Pipeline:
         return list(self._decoders.map(partial(_decode, preparer), shots))
 
     def _extra_inputs(self, pictures: Sequence[_Fitted | Exception], rows: int) -> dict[str, Array]:
-        """The family's further inputs about the pictures; rows without a picture repeat the last."""
+        """Return the further inputs that the family needs, such as picture sizes; rows without a picture repeat the
+        last."""
         family = self._detector or self._classifier
         if family is None:
             return {}
@@ -219,7 +221,7 @@ class Pipeline:
     def _checked(
         self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float, bad: tuple[str, ...], rows: int
     ) -> Outcome | Exception:
-        """The outcome of one picture; the outputs in `bad` are not finite in some row."""
+        """Return the outcome of one picture, or NotFinite; the outputs in `bad` are not finite in some row."""
         if not bad:
             return self._outcome(outputs, picture, infer_ms)
         own = self.finite.bad({name: outputs[name] for name in bad}, picture.row, rows)
@@ -250,7 +252,8 @@ class Pipeline:
 
 
 def _decode(preparer: Preparer, shot: Shot) -> tuple[Image | Decoded, float] | Exception:
-    """BGR pixels and the milliseconds that they took. Threads share the preparer: only its sizes are read here."""
+    """Return the decoded pixels and the milliseconds that decoding took, or the error. Several threads may share the
+    preparer: only its sizes are read here."""
     started = time.perf_counter()
     pixels: Image | Decoded
     try:
@@ -267,8 +270,8 @@ def _decode(preparer: Preparer, shot: Shot) -> tuple[Image | Decoded, float] | E
 def _input_buffers(
     signature: Signature, recognition: Recognition, staging: Staging | None, batch: int, buffers: int
 ) -> tuple[bool, list[Array]]:
-    """Input tensors to alternate between, and whether the engine gets all of their rows, as it does with a fixed batch;
-    otherwise it gets the rows with pictures."""
+    """Return whether the batch is fixed, and the input tensors to alternate between. With a fixed batch the engine gets
+    all rows of a tensor, otherwise only the rows with pictures."""
     if recognition.preprocess is None:
         return True, []
     spec = next(s for s in signature.inputs if s.name == recognition.input)

@@ -1,1 +1,1 @@
-"""Messages between processes, their framing, and shared memory."""
+"""Messages between edged's processes, their framing, and shared memory."""

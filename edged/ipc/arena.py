@@ -1,7 +1,7 @@
 """Memory that the daemon and one engine host share: a picture or tensor is written once and read without a copy.
 
-The memory is anonymous (memfd): it has no name that could be left behind, and is freed with the last process that holds
-it. The daemon alone decides which parts are free; the host only reads and writes the spans named in its job.
+The memory is anonymous (memfd): no file can be left behind, and it is freed when the last process that maps it ends.
+Only the daemon allocates; the host only reads and writes the spans named in its jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FreeList:
-    """First-fit allocation in [0, capacity). Pure: no memory is touched."""
+    """First-fit allocation in [0, capacity). Pure: it computes offsets only."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -34,19 +34,20 @@ class FreeList:
         self._taken: dict[int, int] = {}
 
     def take(self, size: int) -> int:
-        """The offset of `size` free bytes. TooLarge if they could never fit, Overloaded if they do not now."""
+        """Allocate `size` bytes and return their offset. Raises TooLarge if they can never fit, Overloaded if they do
+        not fit now."""
         room = max(_ALIGN, -(-size // _ALIGN) * _ALIGN)
         if room > self.capacity:
-            raise TooLarge(f"{size} bytes do not fit into the shared memory of {self.capacity}; raise hosts.arena_mb")
+            raise TooLarge(f"{size} bytes do not fit in the {self.capacity} bytes of an arena; raise hosts.arena_mb")
         for index, (offset, free) in enumerate(self._holes):
             if free >= room:
                 self._holes[index : index + 1] = [(offset + room, free - room)] if free > room else []
                 self._taken[offset] = room
                 return offset
-        raise Overloaded(f"the shared memory of {self.capacity} bytes is full; send less at a time")
+        raise Overloaded(f"the host's shared memory of {self.capacity} bytes is full; send less at a time")
 
     def give(self, offset: int) -> None:
-        """Free what `take` returned; KeyError if it was not taken."""
+        """Free the bytes at an offset that `take` returned. Raises KeyError if they are not allocated."""
         size = self._taken.pop(offset)
         index = bisect.bisect_left(self._holes, (offset, 0))
         if index < len(self._holes) and self._holes[index][0] == offset + size:
@@ -63,12 +64,12 @@ class FreeList:
 
 
 class Arena:
-    """The daemon's end: creates the memory and allocates spans. Untouched pages cost nothing."""
+    """The daemon's end: creates the memory and allocates spans. Pages that were never written use no memory."""
 
     def __init__(self, capacity: int) -> None:
         self.handle = os.memfd_create("edged-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.handle, capacity)
-        # A host that shortened it would end the daemon with SIGBUS.
+        # If a host could shrink the file, the daemon would die with SIGBUS.
         fcntl.fcntl(self.handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map = mmap.mmap(self.handle, capacity)
         self._view = memoryview(self._map)
@@ -78,7 +79,7 @@ class Arena:
         return Span(self._free.take(size), size)
 
     def read(self, span: Span) -> memoryview:
-        """A view that is valid until the span is released."""
+        """Return a writable view of a span; it is valid until the span is released."""
         return self._view[span.offset : span.offset + span.size]
 
     def release(self, span: Span) -> None:
@@ -95,14 +96,14 @@ class Arena:
 
 
 class SharedView:
-    """The host's end: the same memory by the inherited file descriptor."""
+    """The host's end: maps the same memory through the inherited file descriptor."""
 
     def __init__(self, handle: int) -> None:
         self._map = mmap.mmap(handle, os.fstat(handle).st_size)
         self.memory = memoryview(self._map)
 
     def at(self, span: Span) -> memoryview:
-        """The bytes of a span; ValueError if it is outside."""
+        """Return a writable view of a span. Raises ValueError if the span is outside the arena."""
         if span.offset < 0 or span.size < 0 or span.offset + span.size > len(self.memory):
             raise ValueError(f"span {span} is outside the arena")
         return self.memory[span.offset : span.offset + span.size]

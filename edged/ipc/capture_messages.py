@@ -1,6 +1,6 @@
 """Messages between the daemon and the process of a configured camera, on two pipes (`edged.ipc.pipe_messages`).
 
-Neither end waits for an answer.
+Messages in the two directions are independent: neither end waits for an answer.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import msgspec
 from edged.config.cameras import Camera
 
 LARGEST = 8 << 20
-"""Bytes of a message: a JPEG picture of any camera."""
+"""The largest message in bytes: enough for a JPEG picture of any camera."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The first message to the process. `target`: the daemon's address. `folder`: for files of events."""
+    """The first message to the process. `target`: the daemon's address. `folder`: where it writes files of events."""
 
     name: str
     camera: Camera
@@ -25,8 +25,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):
-    """Send `Picture` messages: at most `fps` a second, `width` pixels wide at most, JPEG `quality` 1 to 100; 0 fps ends
-    them."""
+    """Request `Picture` messages: at most `fps` a second, at most `width` pixels wide, JPEG `quality` 1 to 100. `fps` 0
+    ends them."""
 
     fps: float
     width: int = 0
@@ -37,20 +37,20 @@ ToCapture = Begin | Watch
 
 
 class State(str, enum.Enum):
-    """What a camera does now."""
+    """The state of a camera."""
 
     OFF = "off"  # not enabled
     STARTING = "starting"  # its process starts
-    CONNECTING = "connecting"  # its source is not open, or gives no frames yet
+    CONNECTING = "connecting"  # its source is not open, or has not sent a frame yet
     STREAMING = "streaming"
-    LOST = "lost"  # no frame came for `lost_seconds`
-    ENDED = "ended"  # its file was played to the end
-    FAILED = "failed"  # it cannot work as configured; `error` says why
+    LOST = "lost"  # no frame arrived for `lost_seconds`
+    ENDED = "ended"  # the file has been read to its end
+    FAILED = "failed"  # the camera cannot work as configured; `error` says why
 
 
 class ZoneState(msgspec.Struct, frozen=True):
-    """A zone: how many objects of each class are in it now, and whether it is occupied, since when (seconds since the
-    epoch). `visits`: how often it became occupied since the process started."""
+    """The state of a zone: whether it is occupied, since when (seconds since the epoch), and how many objects of each
+    class are in it. `visits`: how often it became occupied since the process started."""
 
     occupied: bool = False
     since_unix_s: float = 0.0
@@ -59,16 +59,16 @@ class ZoneState(msgspec.Struct, frozen=True):
 
 
 class LineState(msgspec.Struct, frozen=True):
-    """Objects of each class that crossed a line since the process started."""
+    """How many objects of each class have crossed a line since the process started, by direction."""
 
     entered: dict[str, int] = {}
     left: dict[str, int] = {}
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """The state of the camera, about once a second and at each change. `error`: the last problem, without passwords.
-    `sinks`: problems by the sink's name. Counts are since the process started; `dark_s` and `frozen_s`: seconds for
-    which the picture has been black, or unchanged."""
+    """The state of the camera, sent about once a second and at each change. `error`: the last problem, without
+    passwords. `sinks`: problems by name of the sink. Counts start with the process. `dark_s` and `frozen_s`: for how
+    many seconds the picture has been black or unchanged."""
 
     state: State
     error: str = ""
@@ -93,8 +93,8 @@ class Picture(msgspec.Struct, frozen=True, tag=True):
 
 
 class Happened(msgspec.Struct, frozen=True, tag=True):
-    """Something that happened at a zone or line, for the daemon's log of events. `kind` is occupied, free, entered or
-    left; `place` the zone or line; `label` the class, empty for several. `file`: a kept picture or video."""
+    """An event at a zone or line, for the daemon's log of events. `kind` is occupied, free, entered or left; `place` is
+    the name of the zone or line; `label` is the class, empty for several. `file`: a saved picture or video."""
 
     kind: str
     place: str

@@ -1,4 +1,4 @@
-"""NaN and infinity in outputs: the host finds them, the daemon counts how often a model had them lately."""
+"""NaN and infinity in outputs: the host finds them; the daemon counts how often each output of a model had them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edged.errors import NotFinite
 from edged.models.limits import FINITE, Bounds
 from edged.tensors import Array, TensorSpec
 
-QUIET_SECONDS = 300.0  # without one, after which a spell is over
+QUIET_SECONDS = 300.0  # a spell is over after this long without NaN or infinity
 _FLOATS = ("FP16", "BF16", "FP32", "FP64")
 # 16-bit formats are checked as integers: an exponent of all ones is NaN or infinity. numpy has no bfloat16 and takes
 # twenty times as long for float16.
@@ -20,15 +20,16 @@ _EXPONENTS = {"FP16": 0x7C00, "BF16": 0x7F80}
 
 
 def is_finite(array: Array, datatype: str) -> bool:
-    """Whether all of an output is finite; takes about as long as reading it once."""
+    """Whether all elements of an output are finite. Takes about as long as reading the array once."""
     exponent = _EXPONENTS.get(datatype)
     if exponent is None or not array.size:
-        return bool(np.count_nonzero(np.isfinite(array)) == array.size)  # `all` of a small array takes twice as long
+        return bool(np.count_nonzero(np.isfinite(array)) == array.size)  # `np.all` takes twice as long on small arrays
     return int((array.view(np.uint16) & exponent).max()) < exponent
 
 
 def watched(bounds: Bounds, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The outputs of a model that are checked: those of floats, or none if its settings say so."""
+    """Return the outputs of a model that are checked: those with float datatypes, or none if the settings disable
+    the check."""
     if bounds.finite == "ignore":
         return ()
     return tuple(spec for spec in outputs if spec.datatype in _FLOATS)
@@ -42,7 +43,7 @@ class FiniteCheck:
         self._model, self._refuses = bounds.model, bounds.finite == "refuse"
 
     def bad(self, outputs: Mapping[str, Array], row: int | None = None, rows: int = 1) -> tuple[str, ...]:
-        """Names of the outputs that hold NaN or infinity; with `row`, of that row only."""
+        """Return the names of the outputs that contain NaN or infinity; with `row`, only that row is checked."""
         found = []
         for name, datatype in self._datatypes.items():
             array = outputs.get(name)
@@ -51,11 +52,11 @@ class FiniteCheck:
         return tuple(found)
 
     def require(self, bad: tuple[str, ...]) -> None:
-        """Raise NotFinite if an output is not finite and the model's settings refuse that."""
+        """Raise NotFinite if `bad` is not empty and the model's settings say to refuse."""
         if bad and self._refuses:
             raise NotFinite(
-                f"output {bad[0]!r} of model {self._model!r} holds NaN or infinity, which {FINITE}=refuse refuses;"
-                " check what was sent, or let the model compute in fp32 (precisions=fp32)",
+                f"output {bad[0]!r} of model {self._model!r} holds NaN or infinity, and {FINITE}=refuse is set;"
+                " check the request's inputs, or let the model compute in fp32 (precisions=fp32)",
                 bad,
             )
 
@@ -66,7 +67,8 @@ def _row(array: Array, row: int, rows: int) -> Array:
 
 
 class Spell(msgspec.Struct, frozen=True):
-    """A period in which an output was not always finite: seconds of time.monotonic(), and answers since it began."""
+    """A period in which an output was sometimes not finite. `began` and `last` are times of time.monotonic(); `bad` of
+    `answers` since it began contained NaN or infinity."""
 
     output: str
     began: float
@@ -76,15 +78,15 @@ class Spell(msgspec.Struct, frozen=True):
 
 
 class Finiteness:
-    """Counts the answers of one model that were not finite. `counts` is the total by output."""
+    """Counts the answers of one model that contained NaN or infinity. `counts` is the total by output."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._answers = 0
-        self._spells: dict[str, Spell] = {}  # `answers` is the count before it began
+        self._spells: dict[str, Spell] = {}  # here `answers` is the model's count before the spell began
 
     def answered(self, bad: Iterable[str], now: float) -> None:
-        """Count an answer; `bad` are its outputs that hold NaN or infinity."""
+        """Count an answer; `bad` names its outputs that contain NaN or infinity."""
         for output in bad:
             self.counts[output] += 1
             known = self._spells.get(output)
@@ -94,7 +96,7 @@ class Finiteness:
         self._answers += 1
 
     def spells(self, now: float) -> tuple[Spell, ...]:
-        """The spells that are not over."""
+        """Return the spells that are not over."""
         return tuple(
             msgspec.structs.replace(spell, answers=self._answers - spell.answers)
             for spell in self._spells.values()

@@ -1,7 +1,7 @@
 """Messages between the daemon and an engine host, on one stream socket: the format, and the host's end.
 
-A frame is a header, the message (MessagePack) and the bulk bytes that follow it. The message is small, because it takes
-the event loop time to decode one. Bulk bytes are never decoded; between two pieces of them the loop does other work.
+A frame is a header, the message (MessagePack) and the bulk bytes that follow it. Messages are small, because decoding
+one blocks the event loop. Bulk bytes are never decoded, and the loop does other work between two reads of them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import msgspec
 
 from edged.errors import TooLarge
 
-HEADER = struct.Struct("<IQ")  # bytes of the message, bytes that follow it
-LARGEST_MESSAGE = 1 << 20
-_INLINE = 64 << 10  # bulk bytes that go in a message: an answer with a few objects needs one piece of memory
+HEADER = struct.Struct("<IQ")  # the size of the message, and of the bulk bytes that follow it
+LARGEST_MESSAGE = 1 << 20  # bytes
+_INLINE = 64 << 10  # the most bulk bytes inside a message: an answer with a few objects then is one piece of memory
 
 
 class Bulk:
-    """The bulk bytes of one message: small ones go in it, the others follow it in the order of the calls."""
+    """The bulk bytes of one message: small ones go inside the message, the others follow it in the order of `put`."""
 
     def __init__(self) -> None:
         self._room = _INLINE
         self.pieces: list[bytes | memoryview] = []
 
     def put(self, data: bytes | memoryview) -> tuple[bytes, int]:
-        """Return the bytes that go in the message, and the number of bytes that follow it instead."""
+        """Return (bytes to put in the message, number of bytes that follow the message instead)."""
         if len(data) <= self._room:
             self._room -= len(data)
             return bytes(data), 0
@@ -45,7 +45,7 @@ class HostEnd:
         self._lock, self._encoder = threading.Lock(), msgspec.msgpack.Encoder()
 
     def receive(self) -> bytes | None:
-        """Return the next message; None if the daemon has ended."""
+        """Return the next message, or None if the daemon has closed the connection."""
         header = self._reader.read(HEADER.size)
         if len(header) < HEADER.size:
             return None
@@ -54,7 +54,7 @@ class HostEnd:
         return data if len(data) == size else None
 
     def send(self, message: msgspec.Struct, pieces: Sequence[bytes | memoryview] = ()) -> None:
-        """Send a message and the bytes that follow it. TooLarge for a message that the daemon would not take."""
+        """Send a message and the bytes that follow it. Raises TooLarge if the daemon would reject the message."""
         data = bytearray(HEADER.size)
         self._encoder.encode_into(message, data, HEADER.size)
         size = len(data) - HEADER.size

@@ -1,11 +1,11 @@
 """Messages from a child to its parent: frames on one pipe, which nothing else may write to.
 
-A frame is one byte for its kind, four bytes of length (little-endian) and that many bytes of JSON. Any number of
-`PROGRESS` may come first; one `ANSWER` or `FAILURE` is the last. A length beyond its kind's bound is refused before
-memory is allocated for it, so that a child cannot fill its parent's memory.
+A frame is one byte for its kind, four bytes of length (little-endian) and that many bytes of JSON. A child sends any
+number of `PROGRESS` frames, then one `ANSWER` or `FAILURE`. Each kind has a largest length; a larger frame is refused
+before memory is allocated, so that a child cannot fill its parent's memory.
 
-Children send no heartbeat. A runtime may hold Python's lock for half an hour while it compiles, so a heartbeat would
-stop in a healthy child; and it would prove nothing about the thread that works. Instead the parent observes the
+Children send no heartbeat. A runtime may hold the GIL for half an hour while it compiles, so a heartbeat would stop in
+a healthy child, and a heartbeat would prove nothing about the thread that works. Instead the parent observes the
 processor time that a child uses (`edged.engines.child_watch`)."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from edged.errors import BuildFailed
 from edged.ipc.job_messages import Failure, Progress
 
 PROGRESS, ANSWER, FAILURE = b"P", b"A", b"F"
-_LARGEST = {PROGRESS: 64 << 10, ANSWER: 4 << 20, FAILURE: 64 << 10}  # bytes of JSON, which are decoded on the loop
-# Errors of decoding any bytes.
+_LARGEST = {PROGRESS: 64 << 10, ANSWER: 4 << 20, FAILURE: 64 << 10}  # bytes of JSON, which the event loop decodes
+# The errors that decoding arbitrary bytes may raise.
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 _HEADER = struct.Struct("<cI")
 _INTERVAL = 0.2  # seconds between two reports of one phase
@@ -32,7 +32,7 @@ _LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may b
 
 
 class InvalidMessage(ValueError):
-    """The pipe holds something that is not a frame; the message describes it in a few words."""
+    """The pipe contains something that is not a frame; the message describes it in a few words."""
 
 
 class Frame(NamedTuple):
@@ -41,7 +41,7 @@ class Frame(NamedTuple):
 
 
 def pack(kind: bytes, message: msgspec.Struct) -> bytes:
-    """A message as a frame. BuildFailed if it is larger than its kind may be."""
+    """Return a message as a frame. Raises BuildFailed if it is too large for its kind."""
     payload = msgspec.json.encode(message)
     if len(payload) > _LARGEST[kind]:
         raise BuildFailed(f"the child's {type(message).__name__.lower()} of {len(payload)} bytes is too large to send")
@@ -49,21 +49,22 @@ def pack(kind: bytes, message: msgspec.Struct) -> bytes:
 
 
 def progress(frame: Frame) -> Progress:
-    """The content of a PROGRESS frame. InvalidMessage if it is anything else."""
+    """Return the content of a PROGRESS frame. Raises InvalidMessage if it cannot be decoded."""
     try:
         return msgspec.json.decode(frame.payload, type=ready(Progress))
     except UNREADABLE as error:
-        raise InvalidMessage(f"a progress that cannot be read: {error}") from None
+        raise InvalidMessage(f"an invalid progress message: {error}") from None
 
 
 class Frames:
-    """Split a stream of bytes into frames, however it was cut. Buffers at most one frame."""
+    """Splits a stream of bytes into frames; the bytes may arrive in any pieces. Buffers at most one frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that `data` completes. InvalidMessage at the first byte that cannot be part of one."""
+        """Yield the frames that `data` completes. Raises InvalidMessage at the first byte that cannot be part of a
+        frame."""
         self._buffer += data
         while (size := self._size()) is not None and len(self._buffer) >= size:
             frame = Frame(bytes(self._buffer[:1]), bytes(self._buffer[_HEADER.size : size]))
@@ -71,12 +72,12 @@ class Frames:
             yield frame
 
     def _size(self) -> int | None:
-        """The size of the frame at the start of the buffer; None until its header is complete."""
+        """Return the size of the frame at the start of the buffer; None until its header is complete."""
         if not self._buffer:
             return None
         largest = _LARGEST.get(bytes(self._buffer[:1]))
         if largest is None:
-            raise InvalidMessage(f"byte {self._buffer[0]:#04x} where a message should begin")
+            raise InvalidMessage(f"byte {self._buffer[0]:#04x} instead of the start of a message")
         if len(self._buffer) < _HEADER.size:
             return None
         _, length = _HEADER.unpack_from(self._buffer)
@@ -86,10 +87,9 @@ class Frames:
 
 
 class JobReporter:
-    """The child's end. A runtime may report progress thousands of times, and from several of its threads.
+    """The child's end. A runtime may report progress thousands of times, and from several threads.
 
-    Of each phase the first report is sent, then at most five a second, and the last one before the next phase or the
-    end.
+    In each phase, the first report is sent, then at most five a second, and always the last one of the phase.
     """
 
     def __init__(self, pipe: BinaryIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -102,7 +102,7 @@ class JobReporter:
     def __call__(self, progress: Progress) -> None:
         with self._lock:
             if self._ended:
-                return  # a thread of a runtime that reports after the work is done
+                return  # a thread of the runtime still reports after the end of the work
             now = self._clock()
             if progress.phase == self._phase and now - self._sent < _INTERVAL:
                 self._waits = progress
@@ -113,12 +113,11 @@ class JobReporter:
             self._write(pack(PROGRESS, _plain(progress)))
 
     def answer(self, message: msgspec.Struct) -> None:
-        """End a job that is done. BuildFailed, and nothing is sent, if the message is too large."""
+        """End a job that succeeded. If the message is too large, nothing is sent and BuildFailed is raised."""
         self._end(pack(ANSWER, message))
 
     def fail(self, error: str, reason: str, finding: Mapping[str, str] | None = None) -> None:
-        """End a job that failed: a class of `edged.errors`, its message, and the finding that the error carries, if
-        any."""
+        """End a job that failed, with a class of `edged.errors`, its message, and the finding of the error, if any."""
         cut = {name: value[:_LONGEST_REASON] for name, value in (finding or {}).items()}
         self._end(pack(FAILURE, Failure(error, reason[:_LONGEST_REASON], cut)))
 
@@ -139,7 +138,8 @@ class JobReporter:
 
 
 def _plain(progress: Progress) -> Progress:
-    """Make a runtime's fraction (NumPy's float, 1.0000001, not a number) a number from 0 to 1."""
+    """Return the progress with a fraction from 0 to 1, or None for NaN: a runtime may report NumPy floats, 1.0000001 or
+    NaN."""
     if progress.fraction is None:
         return progress
     fraction = float(progress.fraction)

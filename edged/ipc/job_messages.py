@@ -1,4 +1,4 @@
-"""The jobs of one-shot children, and their answers."""
+"""The jobs that one-shot child processes do, and their answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from edged.vision.family import Recognition
 
 
 class Lower(msgspec.Struct, frozen=True, tag=True):
-    """Write a model for older versions into the file `out`; 0 leaves a version as it is. Answered by `Lowered`."""
+    """Convert a model to a lower opset or IR version and write it to the file `out`; 0 keeps a version. Answered by
+    `Lowered`."""
 
     path: str
     out: str
@@ -25,7 +26,7 @@ class Lower(msgspec.Struct, frozen=True, tag=True):
 
 
 class Lowered(msgspec.Struct, frozen=True):
-    """`by_definition`: all changes are equivalent by the definitions of the operators."""
+    """The answer to `Lower`. `by_definition`: all changes are equivalent by the definitions of the operators."""
 
     by_definition: bool
     details: tuple[str, ...] = ()
@@ -34,8 +35,8 @@ class Lowered(msgspec.Struct, frozen=True):
 class Prove(msgspec.Struct, frozen=True, tag=True):
     """Compare the answers of a repaired model with those of the original. Answered by `Proven`.
 
-    The original runs in ONNX Runtime, or, with `evaluate`, in ONNX's reference implementation, which answers as many
-    questions as it can in about so many `seconds`.
+    The original runs in ONNX Runtime, or, with `evaluate`, in ONNX's slow reference implementation, which then gets as
+    many inputs as it can answer in about `seconds`.
     """
 
     original: Order
@@ -54,8 +55,8 @@ class Proven(msgspec.Struct, frozen=True):
 
 
 class FreeDims(msgspec.Struct, frozen=True, tag=True):
-    """Find the shapes that a model really takes. If they are not the declared ones, write the model with inputs
-    declared so into the file `out`. `sizes`: whether to try pictures of other sizes as well. Answered by `Freed`."""
+    """Find the input shapes that a model accepts. If they are not the declared ones, write the model with the found
+    shapes declared to the file `out`. `sizes`: whether to also try pictures of other sizes. Answered by `Freed`."""
 
     order: Order
     recognition: Recognition
@@ -65,21 +66,21 @@ class FreeDims(msgspec.Struct, frozen=True, tag=True):
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """`before` and `after` are the declared shapes; `details` say how they were found, `refused` why a requested change
-    was not made."""
+    """The answer to `FreeDims`. `before` and `after` are the declared shapes, `details` say how they were found, and
+    `refused` why a requested change was not made."""
 
     before: str = ""
     after: str = ""
     details: tuple[str, ...] = ()
-    sized: bool = False  # whether pictures of other sizes are taken
+    sized: bool = False  # whether pictures of other sizes are accepted
     refused: str = ""
     figures: dict[str, float] = {}
     questions: int = 0
 
 
 class Simplify(msgspec.Struct, frozen=True, tag=True):
-    """Simplify a model into the file `out`, with its weights in the file `weights` if they are too many for one file.
-    Answered by `Simplified`."""
+    """Simplify a model and write it to the file `out`; if it is too large for one file, write its weights to the file
+    `weights`. Answered by `Simplified`."""
 
     path: str
     out: str
@@ -87,7 +88,7 @@ class Simplify(msgspec.Struct, frozen=True, tag=True):
 
 
 class Simplified(msgspec.Struct, frozen=True):
-    """Numbers of nodes; `by` is the library with its version."""
+    """The answer to `Simplify`: the numbers of nodes before and after; `by` is the library with its version."""
 
     before: int
     after: int
@@ -95,8 +96,8 @@ class Simplified(msgspec.Struct, frozen=True):
 
 
 class RuntimeSupport(msgspec.Struct, frozen=True):
-    """A version of a runtime, with the ONNX opsets from `oldest` to `newest` and the IR versions up to `newest_ir` that
-    it takes. 0 means any version."""
+    """What a version of a runtime supports: ONNX opsets from `oldest` to `newest`, and IR versions up to `newest_ir`. 0
+    means no limit."""
 
     version: str
     oldest: int
@@ -105,23 +106,24 @@ class RuntimeSupport(msgspec.Struct, frozen=True):
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `edged.jobs.inspect.Inspection`."""
+    """Inspect a model file. Answered by `edged.jobs.inspect.Inspection`."""
 
     path: str
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Check whether a backend takes a model as it was written, through stage `through`. Answered by `Checked`.
+    """Check whether a backend accepts a model without changes, up to and including stage `through`. Answered by
+    `Checked`.
 
-    `batches`: also check whether its rows are independent. `support` is that of some version of the runtime, if known;
-    `given` are the user's samples, paths by the digests of their contents.
+    `batches`: also check whether the rows of a batch are independent. `support` is that of some version of the runtime,
+    if known. `given` are the paths of the user's samples by the digests of their contents.
     """
 
     order: Order
     opsets: dict[str, int]
     ir_version: int
     nodes: dict[str, str]  # the first node by operator
-    recognition: Recognition | None  # None if it is not to be run
+    recognition: Recognition | None  # None if the model must not be run
     shape_range: ShapeRange = ShapeRange()
     support: RuntimeSupport | None = None
     through: Stage = Stage.INFERENCE
@@ -130,16 +132,16 @@ class Check(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckSamples(msgspec.Struct, frozen=True, tag=True):
-    """Check that pictures, and tensors of a model with this signature, can be read. Answered by `Done`, or by the first
-    failure."""
+    """Check that sample pictures and sample tensors can be read for a model with this signature. Answered by `Done`, or
+    by the first failure."""
 
     samples: tuple[str, ...]
     signature: Signature
 
 
 class AskPicture(msgspec.Struct, frozen=True, tag=True):
-    """Run a model of a known family, as it was written, on a picture: a path, or empty for one that edged draws.
-    Answered by `AskedPicture`."""
+    """Run a model of a known family, without changes, on a picture. `picture` is a path; if it is empty, edged draws a
+    picture. Answered by `AskedPicture`."""
 
     order: Order
     recognition: Recognition
@@ -159,7 +161,7 @@ class MakeGolden(msgspec.Struct, frozen=True, tag=True):
 class Build(msgspec.Struct, frozen=True, tag=True):
     """Build an engine in the empty directory `out`. Answered by `Built`.
 
-    `expects` is the version of the runtime that the engine's key names; with another one loaded the job is void.
+    `expects` is the version of the runtime in the engine's key; the job fails if another version is loaded.
     """
 
     order: Order
@@ -176,18 +178,18 @@ class Verify(msgspec.Struct, frozen=True, tag=True):
     golden: str
     reference: Order
     tolerance: Tolerance
-    recognition: Recognition  # how boxes are read from outputs to be compared
+    recognition: Recognition  # how boxes are read from the outputs to compare them
     expects: str = ""
     arithmetic: str = "fp32"  # the lowest precision that the model or the engine computes in
 
 
 class Time(Verify, frozen=True, tag=True):
-    """Time a verified engine in turns with the reference, on one of the golden questions. Answered by `Timed`."""
+    """Time a verified engine and the reference, alternately, on one golden input. Answered by `Timed`."""
 
 
 class CompareLevels(msgspec.Struct, frozen=True, tag=True):
-    """Compare a model at each level of ONNX Runtime's optimisation with the model as it was written, which `order`
-    opens. Answered by `ComparedLevels`."""
+    """Compare a model at each of ONNX Runtime's optimisation levels with the unoptimised model, which `order` opens.
+    Answered by `ComparedLevels`."""
 
     order: Order
     recognition: Recognition
@@ -197,13 +199,13 @@ class CompareLevels(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadRuntime(msgspec.Struct, frozen=True, tag=True):
-    """Import a backend's runtime and find the versions that it takes. Answered by `LoadedRuntime`."""
+    """Import a backend's runtime and find the ONNX versions that it accepts. Answered by `LoadedRuntime`."""
 
     backend: str
 
 
 class TryProvider(msgspec.Struct, frozen=True, tag=True):
-    """Compute with one of ONNX Runtime's execution providers. Answered by `Done`."""
+    """Run a small model with one of ONNX Runtime's execution providers. Answered by `Done`."""
 
     provider: str
 
@@ -215,21 +217,22 @@ class ImportPackage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """Progress of a job: the phase, and the share of it that is done if the runtime reports it, 0 to 1."""
+    """Progress of a job: the phase, and the finished fraction of the phase (0 to 1; None if not reported)."""
 
     phase: str
     fraction: float | None = None
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The findings about a model on a runtime with this support: why it is refused, or what to report."""
+    """The answer to `Check`: what the runtime supports, why it refuses the model (`finding`), and `warnings` about
+    it."""
 
     support: RuntimeSupport
     finding: Finding | None = None
     warnings: tuple[Finding, ...] = ()
-    tries: int = 1  # in a row that ended so
-    seconds: float = 0.0  # from opening it to its first answer; 0 if it gave none
-    batch_gain: float = 0.0  # as `jobs.batch_check.batch_gain`; 0 if not asked for
+    tries: int = 1  # how many tries in a row had this result
+    seconds: float = 0.0  # from opening the model to its first answer; 0 without an answer
+    batch_gain: float = 0.0  # see `jobs.batch_check.batch_gain`; 0 if it was not requested
 
 
 class FoundBox(msgspec.Struct, frozen=True):
@@ -244,7 +247,8 @@ class FoundBox(msgspec.Struct, frozen=True):
 
 
 class AskedPicture(msgspec.Struct, frozen=True):
-    """What a model found, the best first; `classes` are labels and scores. `picture` is a JPEG if edged drew it."""
+    """The answer to `AskPicture`: boxes, or classes as labels with scores, the highest score first. `picture` is a JPEG
+    if edged drew it."""
 
     width: int
     height: int
@@ -254,11 +258,11 @@ class AskedPicture(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The job is done."""
+    """The job has succeeded and has no other answer."""
 
 
 class MadeGolden(msgspec.Struct, frozen=True):
-    """A line for each of the user's pictures that was left out, with the reason."""
+    """The answer to `MakeGolden`: one line for each of the user's pictures that was left out, with the reason."""
 
     skipped: tuple[str, ...] = ()
 
@@ -275,7 +279,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """`load`: the share of the box's processors, 0 to 1, that others used meanwhile."""
+    """The answer to `Time`. `load`: the share of the box's processors, 0 to 1, that other processes used meanwhile."""
 
     speeds: tuple[Speed, ...]
     load: float
@@ -289,16 +293,17 @@ class LevelVerdict(msgspec.Struct, frozen=True):
 
 
 class ComparedLevels(msgspec.Struct, frozen=True):
-    """In the order of the levels, each of which includes the one before."""
+    """The answer to `CompareLevels`: a verdict per level, in order; each level includes the one before."""
 
     levels: tuple[LevelVerdict, ...]
 
 
 class LoadedRuntime(msgspec.Struct, frozen=True):
-    """`opset` and `ir_version` are the highest that it takes, 0 if it does not even take an old one, `ANY` if it does
-    not check; `providers` are ONNX Runtime's; `talks` says how it could send telemetry, empty if it cannot."""
+    """The answer to `LoadRuntime`. `opset` and `ir_version` are the highest that the runtime accepts, 0 if it rejects
+    even an old one, `ANY` if it does not check. `providers` are ONNX Runtime's execution providers. `talks` says how
+    the runtime could send telemetry; empty if it cannot."""
 
-    ANY: ClassVar[int] = 64  # neither number of ONNX is near this
+    ANY: ClassVar[int] = 64  # far above both of ONNX's version numbers
 
     version: str
     opset: int
@@ -328,8 +333,8 @@ Job = (
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The end of a job that failed: a class of `edged.errors`, its message, and the fields of the finding if the model
-    is at fault."""
+    """The answer of a job that failed: a class of `edged.errors`, its message, and the fields of the finding if the
+    model is at fault."""
 
     error: str
     message: str

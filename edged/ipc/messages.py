@@ -1,5 +1,5 @@
-"""Messages between the daemon and an engine host: MessagePack in the frames of `frames`; bulk bytes are in the
-arena."""
+"""Messages between the daemon and an engine host: MessagePack in the frames of `ipc.frames`. Bulk bytes are in the
+arena, or follow a message that the host sends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FEW, _MANY = msgspec.Meta(max_length=1024), msgspec.Meta(max_length=4096)
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):
-    """One picture: encoded if `pixel_format` is empty, else raw with its geometry in pixels and bytes.
+    """One picture: encoded if `pixel_format` is empty, else raw with `width` and `height` in pixels, `stride` in bytes.
 
-    Without a roi the whole picture is used, without thresholds the model's.
+    Without a roi the whole picture is used; without thresholds those of the model are used.
     """
 
     span: Span
@@ -34,8 +34,8 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor: in the arena, or, if it did not fit there, in the message or in so many bytes that follow it. BYTES
-    are length-prefixed elements."""
+    """One tensor. Its bytes are in the arena at `span`; if they did not fit there, they are in `data` or are the next
+    `following` bytes after the message. Elements of BYTES have a length prefix."""
 
     name: str
     datatype: str
@@ -57,9 +57,9 @@ class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The result of one picture of `width` x `height` pixels.
 
-    Detections or classes, packed by `edged.vision.detections`; or the outputs of a model without a family; or the class
-    and message of the error that is its answer. `not_finite` names outputs that held NaN or infinity. `following`: the
-    number of bytes that follow the message, which are its detections.
+    It has detections or classes, packed by `edged.vision.detections`; or the outputs of a model without a family; or
+    the class and message of the error that answers it. `not_finite` names outputs that contain NaN or infinity.
+    `following` is the size of the detections if they follow the message.
     """
 
     width: int = 0
@@ -78,7 +78,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """`batch` is the largest number of pictures that will be sent together, `bounds` the limits of each request."""
+    """Open an engine. `batch` is the most pictures that will be sent together, `bounds` are the limits of a request."""
 
     session: int
     order: Order
@@ -92,7 +92,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Infer(msgspec.Struct, frozen=True, tag=True):
-    """A tensor request, or a batch of so many `parts`. `reply` is the span for outputs, as far as they fit."""
+    """A tensor request, or a batch of `parts` requests. `reply` is the span for the outputs that fit."""
 
     job: int
     session: int
@@ -103,7 +103,7 @@ class Infer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Detect(msgspec.Struct, frozen=True, tag=True):
-    """A batch of camera frames. `reply` is the span for raw outputs, as far as they fit."""
+    """A batch of camera frames. `reply` is the span for the raw outputs that fit."""
 
     job: int
     session: int
@@ -112,39 +112,39 @@ class Detect(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Cancel a job, or stop it if its runtime can be stopped. It is answered in any case."""
+    """Cancel a waiting job, or stop a running one if its runtime can stop. The host answers the job in any case."""
 
     job: int
     session: int
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """The host's main loop answers with a Pong at once, whatever its sessions do."""
+    """A liveness check: the host's main loop answers with a Pong at once, even while its sessions are busy."""
 
 
 ToHost = Open | Close | Infer | Detect | Stop | Ping
 
 # -- from the host --------------------------------------------------------------------------------------------------
 #
-# A hostile model may have taken the host over, so no message may take long to decode: it has no unknown fields, no
-# field twice, and no list that is longer than a request can make it.
+# A hostile model may have taken the host over, so no message may take long to decode: unknown fields, repeated fields,
+# and lists longer than a request can cause are not accepted.
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The host's first message: it has imported its backend, with this version of the runtime."""
+    """The host's first message: it has imported its backend. `version` is that of the runtime."""
 
     pid: int
     version: str
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The host cannot import its backend; it ends."""
+    """The host cannot import its backend, and ends."""
 
     message: str
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """`nodes`: where the session's nodes run, as far as its runtime reports it."""
+    """The session is open. `nodes`: where its nodes run, as far as the runtime reports it."""
 
     session: int
     nodes: Annotated[dict[str, Annotated[dict[str, int], _FEW]], _FEW] = {}
@@ -161,7 +161,7 @@ class OpenFailed(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The outputs of a tensor request. `not_finite` names those that hold NaN or infinity."""
+    """The outputs of a tensor request. `not_finite` names the outputs that contain NaN or infinity."""
 
     job: int
     outputs: Annotated[tuple[TensorRef, ...], _MANY]
@@ -170,7 +170,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unkn
 
 
 class Detected(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The results of the frames of a job, in their order."""
+    """The results of the frames of a job, in order."""
 
     job: int
     seen: Annotated[tuple[Seen, ...], _FEW]
@@ -191,7 +191,8 @@ FromHost = Ready | Unfit | Opened | Closed | OpenFailed | Answer | Detected | Jo
 
 
 def joined(message: Answer | Detected, bulk: memoryview) -> Answer | Detected:
-    """A message with its bulk bytes in place, without a copy. ValueError if their number does not match."""
+    """Return a message with the bulk bytes put into its fields, outputs without a copy. Raises ValueError if there are
+    fewer bytes than the message announces."""
     at = 0
 
     def take(size: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""Messages on a pipe between the daemon and a child: MessagePack, after four bytes of length."""
+"""Messages on a pipe between the daemon and a child: MessagePack after a length of four bytes (little-endian)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import BinaryIO
 import msgspec
 
 HEADER = struct.Struct("<I")
-# Errors of decoding any bytes.
+# The errors that decoding arbitrary bytes may raise.
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder()
@@ -20,7 +20,7 @@ def pack(message: msgspec.Struct) -> bytes:
 
 
 def read(pipe: BinaryIO, largest: int) -> bytes | None:
-    """Return the bytes of the next message; None if the other end is closed. ValueError if it is too large."""
+    """Return the bytes of the next message; None if the other end is closed. Raises ValueError if it is too large."""
     header = pipe.read(HEADER.size)
     if len(header) < HEADER.size:
         return None

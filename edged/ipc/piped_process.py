@@ -1,4 +1,4 @@
-"""A child process that exchanges messages with the daemon on its standard input and output; the daemon's end."""
+"""The daemon's end of a child process that exchanges messages with it on standard input and output."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ Message = TypeVar("Message")
 
 
 class ProtocolError(Exception):
-    """The process sent something that it may not send; the message describes it."""
+    """The process violated the protocol; the message describes what it sent."""
 
 
 class PipedProcess(Generic[Message]):
-    """`started` is when it was started, in monotonic seconds; `ended` why the daemon ended it, empty if it did not."""
+    """A running child. `started` is its start time in monotonic seconds; `ended` is why the daemon ended it, or
+    empty."""
 
     def __init__(
         self, started: Process, printed: Pipe, decoder: msgspec.msgpack.Decoder[Message], largest: int
     ) -> None:
-        """Use `start`."""
+        """Call `start` instead."""
         self.pid = started.pid
         self.started = time.monotonic()
         self.ended = ""
@@ -44,8 +45,8 @@ class PipedProcess(Generic[Message]):
     async def start(
         cls, command: list[str], name: str, decoder: msgspec.msgpack.Decoder[Message], largest: int, **about: str
     ) -> PipedProcess[Message]:
-        """Run a command whose messages have at most `largest` bytes. `name` and `about` are for the log of what it
-        prints. OSError if the box has no process or descriptor left for it."""
+        """Run a command whose messages have at most `largest` bytes. `name` and `about` label the lines that it prints
+        in the log. Raises OSError if the box has no free process or file descriptor."""
         printed = Pipe(ChildLogForwarder(name, logging.ERROR, **about))
         try:
             options: dict[str, Any] = process.ISOLATED
@@ -67,7 +68,7 @@ class PipedProcess(Generic[Message]):
         self._input.write(pack(message))
 
     async def messages(self) -> AsyncGenerator[Message, None]:
-        """Yield its messages until it closes its end. ProtocolError for anything else."""
+        """Yield the child's messages until it closes its end. Raises ProtocolError if a message is invalid."""
         while True:
             try:
                 (size,) = HEADER.unpack(await self._output.readexactly(HEADER.size))
@@ -77,16 +78,16 @@ class PipedProcess(Generic[Message]):
             except (asyncio.IncompleteReadError, ConnectionError):
                 return
             except UNREADABLE as error:
-                raise ProtocolError(f"a message that cannot be read: {error}") from None
+                raise ProtocolError(f"an invalid message: {error}") from None
             yield message
 
     def end(self, why: str = "") -> None:
-        """Kill the process, if it runs."""
+        """Kill the process if it runs; the first `why` is kept as the reason."""
         self.ended = self.ended or why
         self._signal(signal.SIGKILL)
 
     def ask_to_stop(self) -> None:
-        """Let the process finish and end by itself, by closing its standard input."""
+        """Close the standard input of the process, so that it finishes its work and exits."""
         self._input.close()
 
     async def gone(self) -> int:
@@ -98,7 +99,7 @@ class PipedProcess(Generic[Message]):
         return status
 
     def _signal(self, number: signal.Signals) -> None:
-        # Not by the process object: it would reap a process that has just died, and hide its status.
+        # By pid: the process object would reap a process that has just died, and lose its exit status.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)

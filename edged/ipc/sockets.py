@@ -1,7 +1,7 @@
-"""The daemon's end of the socket to an engine host, which moves bytes; the link encodes and decodes them.
+"""The daemon's end of the socket to an engine host. It moves bytes; the link encodes and decodes them.
 
-The two ends are a pair without a name. A host is not trusted: however much it sends, the kernel blocks it until the
-loop reads again, and the sizes that it announces are checked before memory is allocated for them."""
+The socket is an unnamed socket pair. A host is not trusted: if it sends too much, it blocks until the loop reads again,
+and the sizes that it announces are checked before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from collections.abc import Callable
 from edged.ipc.frames import HEADER, LARGEST_MESSAGE
 
 _BUFFER = 64 << 10  # bytes read at once
-_AT_ONCE = 16  # reads, before other tasks have their turn
+_AT_ONCE = 16  # the most reads before other tasks of the loop run
 
 Receive = Callable[[bytes, memoryview], None]
 
 
 class HostSocket:
-    """Create it in the loop. `child` is the host's end, which `started` closes here."""
+    """A socket pair to one host; create it in the event loop. `child` is the host's end, which `started` closes
+    here."""
 
     def __init__(self, receive: Receive, most_bulk: Callable[[], int], gone: Callable[[str], None]) -> None:
-        """OSError if the box has no sockets left.
+        """Raises OSError if the box has no free file descriptor.
 
-        `receive` is called with each message and the bulk bytes that followed it, and may close the socket. `most_bulk`
-        returns the number of bulk bytes that may follow a message now. `gone` is called once if the host has closed its
-        end, with a reason if it sent something that it may not send.
+        `receive` is called with each message and the bulk bytes that followed it; it may close the socket. `most_bulk`
+        returns the most bulk bytes that may follow a message now. `gone` is called once when the host has closed its
+        end ("") or has violated the protocol (with the reason).
         """
         self._receive, self._most_bulk, self._gone = receive, most_bulk, gone
         self._loop = asyncio.get_running_loop()
@@ -34,14 +35,14 @@ class HostSocket:
         self._socket.setblocking(False)
         self._is_open, self._is_draining = True, False
         self._small = memoryview(bytearray(_BUFFER))
-        self._large: memoryview | None = None  # the incoming frame, if it is larger than that
+        self._large: memoryview | None = None  # the incoming frame, if it is larger than `_small`
         self._message_size = 0  # of the large frame
         self._filled = 0
         self._unsent = bytearray()
         self._loop.add_reader(self._socket, self.drain)
 
     def started(self) -> None:
-        """Close the host's end here: the host has it, or did not start."""
+        """Close the daemon's copy of the host's end: the host has its own, or did not start."""
         self.child.close()
 
     def send(self, data: bytes) -> bool:
@@ -49,7 +50,7 @@ class HostSocket:
         if not self._is_open:
             return False
         frame = HEADER.pack(len(data), 0) + data
-        if self._unsent:  # bounded by what may be in flight
+        if self._unsent:  # its size is limited, because the work in flight is limited
             self._unsent += frame
             return True
         sent = self._send(frame)
@@ -68,7 +69,7 @@ class HostSocket:
             self._loop.remove_writer(self._socket)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """The number of bytes that the kernel took; -1 if the host has ended."""
+        """Send bytes; return how many the kernel accepted, or -1 if the host has ended."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):
@@ -77,8 +78,8 @@ class HostSocket:
             return -1
 
     def drain(self) -> None:
-        """Read the bytes that have arrived, up to what a working host sends at once."""
-        if self._is_draining:  # a message led to this call
+        """Read and pass on the bytes that have arrived, with a limit on the number of reads."""
+        if self._is_draining:  # called while a message is being handled
             return
         self._is_draining = True
         try:
@@ -109,14 +110,14 @@ class HostSocket:
         return count == len(place)
 
     def _take_small(self) -> None:
-        """Pass on the frames that are complete in the buffer; begin a large one."""
+        """Pass on the complete frames in the buffer; if a frame is larger than the buffer, begin a large one."""
         begin = 0
         while self._is_open and self._filled - begin >= HEADER.size:
             size, bulk = HEADER.unpack_from(self._small, begin)
             if size > LARGEST_MESSAGE:
-                return self._end(f"sent a message of {size} bytes, more than {LARGEST_MESSAGE}")
+                return self._end(f"sent a message of {size} bytes; at most {LARGEST_MESSAGE} are allowed")
             if bulk and bulk > (most := self._most_bulk()):
-                return self._end(f"sent an answer with {bulk} bytes of outputs, more than the {most} that it may have")
+                return self._end(f"sent an answer with {bulk} bytes of outputs; at most {most} are allowed")
             total = HEADER.size + size + bulk
             if total > _BUFFER:
                 self._begin_large(size, size + bulk, begin + HEADER.size)

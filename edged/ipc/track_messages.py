@@ -1,6 +1,6 @@
 """Messages between the daemon and the tracker's process, on two pipes (`edged.ipc.pipe_messages`).
 
-Answers come in the order of the requests.
+Answers are sent in the order of the requests.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import msgspec
 from edged import packages
 
 LARGEST = 16 << 20
-"""Bytes of a message: hundreds of thousands of detections."""
+"""The largest message in bytes: enough for hundreds of thousands of detections."""
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Detections of a camera's frame, packed by `Detections.pack`. `after`: the highest id of the camera so far, for a
-    tracker that started later than the camera."""
+    """The detections of a camera's frame, packed by `Detections.pack`. `after`: the camera's highest id so far, so that
+    a tracker that was restarted continues after it."""
 
     number: int
     camera: int
@@ -32,11 +32,11 @@ ToTracker = Follow | Forget
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first message: the library is imported."""
+    """The first message: the tracker has imported its library."""
 
 
 class Unfit(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The library cannot be used, and what to do about it; the process ends."""
+    """The library cannot be used; the message says what to do. The process ends."""
 
     message: str
 
@@ -49,7 +49,7 @@ class Followed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class NotFollowed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The library failed at this frame; the camera's tracks start again."""
+    """The library failed on this frame; the camera's tracks start again."""
 
     number: int
     message: str
@@ -59,5 +59,5 @@ FromTracker = Ready | Unfit | Followed | NotFollowed
 
 
 def not_installed(module: str) -> str:
-    """The message if one of the tracker's libraries is missing, with the remedy."""
+    """Return the message for a missing library of the tracker, with the remedy."""
     return f"tracking needs a library that is not installed ({module}): {packages.install_extra('tracking')}"

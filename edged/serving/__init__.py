@@ -1,4 +1,4 @@
-"""Serving: from a camera's newest frame, or a tensor request, to an answer from whatever engine serves the model now.
+"""Serving: takes camera frames and tensor requests, and answers each with the engine that serves its model now.
 
 stream → schedule → slot → link ··socket + shared memory··> host → pipeline (decode, prepare, infer, decode)
 """

@@ -1,4 +1,4 @@
-"""One execution of an engine: `stage` places the bytes of its work in shared memory, a `Batch` is sent to the host, and
+"""One execution of an engine: `stage` copies the input bytes to shared memory, a `Batch` is sent to the host, and
 `answers` reads the reply.
 """
 
@@ -17,14 +17,15 @@ from edged.serving.link import HostLink, Reply, rebuild
 from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputTensor, OutputView, TensorWork, Work
 from edged.tensors import DATATYPES, byte_size
 
-_ALIGNED = 64  # bytes: the host places each output at a multiple
+_ALIGNED = 64  # bytes: the host places each output at a multiple of this
 
 Refuse = Callable[[Work, EdgedError], None]
 
 
 class Batch:
-    """Work that runs together: frames, or tensor requests. `spans` hold its bytes in the arena: one for each frame, or
-    one for each input with the rows of all requests. Outputs that fit come back in the span `reply`."""
+    """Work that runs together: frames, or tensor requests. `spans` hold its bytes in the arena: one span for each
+    frame, or one for each input with the rows of all requests. The host writes outputs into the span `reply` if they
+    fit."""
 
     __slots__ = ("_link", "future", "reply", "sent", "spans", "works")
     future: asyncio.Future[Reply]
@@ -35,13 +36,13 @@ class Batch:
         self.sent = time.monotonic()
 
     def send(self, session: int, reply_bytes: int) -> asyncio.Future[Reply]:
-        """Send it to the host; `reply_bytes` is the expected size of its outputs. EdgedError if the host does not take
-        it. If no client waits for any part of it any more, the job is stopped, if its runtime can stop."""
+        """Send the batch to the host; `reply_bytes` is the expected size of its outputs. Raises EdgedError if it cannot
+        be sent. When no client waits for any part of the batch any more, the host is asked to stop it."""
         try:
             if reply_bytes:
                 self.reply = self._link.arena.reserve(reply_bytes)
         except EdgedError:
-            pass  # outputs then come in the message, which is slower and always works
+            pass  # the host then sends the outputs in the message, which is slower but always works
         try:
             self.future = self._link.submit(partial(self._message, session))
         except BaseException:
@@ -52,7 +53,7 @@ class Batch:
         return self.future
 
     def release(self) -> None:
-        """Release its memory in the arena."""
+        """Release the batch's memory in the arena."""
         for span in self.spans:
             self._link.arena.release(span)
         if self.reply is not None:
@@ -74,8 +75,8 @@ class Batch:
 
 
 def stage(chosen: Sequence[Work], link: HostLink, refuse: Refuse) -> Batch | None:
-    """Copy the bytes of work into the arena; None if no part of it fits. Work that does not fit is refused and leaves
-    nothing in the arena."""
+    """Copy the bytes of work into the arena and return the batch; None if no work was staged. Calls `refuse` for work
+    that does not fit or cannot be read; such work leaves nothing in the arena."""
     spans: list[Span] = []
     try:
         works = _stage_rows(chosen, link.arena, spans, refuse) or _stage_frames(chosen, link.arena, spans, refuse)
@@ -108,7 +109,7 @@ def _stage_frames(chosen: Sequence[Work], arena: Arena, spans: list[Span], refus
 def _stage_rows(chosen: Sequence[Work], arena: Arena, spans: list[Span], refuse: Refuse) -> list[TensorWork]:
     """Concatenate the rows of each input, so that the host finds one tensor per input.
 
-    If not all requests fit, as many go as fit; the others may come again.
+    If the requests do not all fit, their number is halved until they do; the others are refused with Overloaded.
     """
     works, left = [work for work in chosen if isinstance(work, TensorWork)], list[TensorWork]()
     while works:
@@ -157,15 +158,16 @@ def _release(arena: Arena, spans: list[Span]) -> None:
 
 
 def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
-    """Return the result of each piece of work, copied out of the arena, whose span goes to the next request.
+    """Return the result of each piece of work, copied out of the arena because the span is reused.
 
-    EngineUnusable if outputs are not those requested, are outside the span `reply`, or have not the rows of the batch:
-    an untrusted model may have taken over the host, and the rest of the arena belongs to other clients.
+    EngineUnusable, raised for tensor requests and returned for frames, if the outputs are not the requested ones, lie
+    outside the span `reply`, or do not have the rows of the batch: a hostile model may have taken over the host, and
+    the rest of the arena belongs to other clients.
     """
     works = batch.works
     if isinstance(reply, m.Answer):
         first = works[0]
-        assert isinstance(first, TensorWork)  # what goes together asks for the same
+        assert isinstance(first, TensorWork)  # all requests of a batch ask for the same outputs
         _require(reply.outputs, engine, engine.outputs if first.outputs is None else first.outputs)
         outputs = _outputs(reply.outputs, arena, batch.reply, [work.rows for work in works])
         return [_answered(w, batch, views, engine, reply.times) for w, views in zip(works, outputs, strict=True)]
@@ -175,12 +177,12 @@ def answers(batch: Batch, engine: EngineRef, reply: Reply, arena: Arena) -> list
 
 
 def times_of(reply: Reply) -> list[m.Times]:
-    """Times of a reply: one entry per picture without an error, or one for all tensors of a batch."""
+    """Return the times in a reply: one per picture without an error, or one for all tensor requests of a batch."""
     return [reply.times] if isinstance(reply, m.Answer) else [seen.times for seen in reply.seen if not seen.error]
 
 
 def reply_bytes(reply: Reply) -> int:
-    """Bytes that the outputs of a reply need in the arena."""
+    """Return how many bytes the outputs of a reply need in the arena."""
     refs = reply.outputs if isinstance(reply, m.Answer) else [ref for seen in reply.seen for ref in seen.outputs]
     sizes = (len(ref.data) if ref.span is None else ref.span.size for ref in refs)
     return sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes)
@@ -189,7 +191,7 @@ def reply_bytes(reply: Reply) -> int:
 def _answered(
     work: Work, batch: Batch, outputs: tuple[OutputView, ...], engine: EngineRef, times: m.Times
 ) -> Answered | EdgedError:
-    """The answer of a tensor request, or the error if its outputs could not be written to their destination."""
+    """Return the answer of a tensor request, or the error if its outputs could not be written to their destination."""
     assert isinstance(work, TensorWork)
     try:
         return Answered(engine, None, work.take(outputs), 0, 0, (batch.sent - work.received) * 1e3, times)
@@ -213,23 +215,24 @@ def _answer(seen: m.Seen, work: Work, batch: Batch, engine: EngineRef, arena: Ar
 
 
 def _require(refs: Sequence[m.TensorRef], engine: EngineRef, wanted: Collection[str]) -> None:
-    """Raise EngineUnusable unless outputs are exactly the wanted ones, each once and of the engine's datatype."""
+    """Raise EngineUnusable unless `refs` are the wanted outputs, each once and with the engine's datatype."""
     names = {ref.name for ref in refs}
     if len(names) != len(refs) or (wanted and names != set(wanted)):
-        raise EngineUnusable(f"the host answered with other outputs than the {len(wanted)} requested ones")
+        raise EngineUnusable(f"the host's outputs are not the {len(wanted)} requested ones")
     known = engine.outputs
     if known and any(known.get(ref.name) != ref.datatype for ref in refs):
-        raise EngineUnusable("the host answered with an output of another datatype than its model's")
+        raise EngineUnusable("an output from the host does not have the datatype that the model declares")
 
 
 def _data(ref: m.TensorRef, arena: Arena, room: Span | None) -> memoryview:
-    """The bytes of an output, without a copy. EngineUnusable if they are outside `room` or have the wrong size."""
+    """Return the bytes of an output, without a copy. Raises EngineUnusable if they lie outside `room` or their size
+    is wrong."""
     if (span := ref.span) is None:
         data = memoryview(ref.data)
     elif (
         room is None or span.size < 0 or span.offset < room.offset or span.offset + span.size > room.offset + room.size
     ):
-        raise EngineUnusable(f"the host answered with output {ref.name!r} in memory outside its request")
+        raise EngineUnusable(f"the host placed output {ref.name!r} outside the memory reserved for its request")
     else:
         data = arena.read(span)
     is_whole = min(ref.shape, default=0) >= 0
@@ -237,7 +240,7 @@ def _data(ref: m.TensorRef, arena: Arena, room: Span | None) -> memoryview:
         is_whole = ref.datatype in DATATYPES and byte_size(ref.datatype, ref.shape) == len(data)
     if not is_whole:
         raise EngineUnusable(
-            f"the host answered with {len(data)} bytes as output {ref.name!r} {ref.datatype}{list(ref.shape)}"
+            f"the host sent {len(data)} bytes for output {ref.name!r} {ref.datatype}{list(ref.shape)}: wrong size"
         )
     return data
 
@@ -245,7 +248,7 @@ def _data(ref: m.TensorRef, arena: Arena, room: Span | None) -> memoryview:
 def _outputs(
     refs: Sequence[m.TensorRef], arena: Arena, room: Span | None, rows: list[int]
 ) -> list[tuple[OutputView, ...]]:
-    """The outputs of each request, without a copy: of a batch, its rows of them."""
+    """Return the outputs of each request, without a copy; in a batch, a request gets its own rows."""
     found: list[list[OutputView]] = [[] for _ in rows]
     for ref in refs:
         data = _data(ref, arena, room)
@@ -259,7 +262,7 @@ def _outputs(
 
 def _parts(ref: m.TensorRef, data: memoryview, rows: list[int]) -> Iterator[tuple[int, memoryview]]:
     if not ref.shape or ref.shape[0] != sum(rows) or ref.datatype == "BYTES":
-        raise EngineUnusable(f"output {ref.name!r} {ref.datatype}{list(ref.shape)} is not of {sum(rows)} rows")
+        raise EngineUnusable(f"output {ref.name!r} {ref.datatype}{list(ref.shape)} does not have {sum(rows)} rows")
     size, offset = len(data) // max(1, ref.shape[0]), 0
     for count in rows:
         yield count, data[offset : offset + count * size]

@@ -1,7 +1,7 @@
 """Counts, rates, ages and the last error of each camera that sends frames, for people to look at.
 
-A camera is identified by its id and its model, so one that reconnects keeps its counts. They are dropped some time
-after its last connection has ended.
+A camera is identified by its id and its model, so its counts survive a reconnection. They are dropped ten minutes after
+its last connection has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEPT = 1024
 
 
 class Rate:
-    """Events a second, over the last ten seconds. Adding costs one append."""
+    """Measures events per second over the last ten seconds. Adding costs one append."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=_KEPT)
@@ -32,29 +32,30 @@ class Rate:
         self._times.append(now)
 
     def per_second(self, now: float) -> float:
-        """0 if nothing happened lately; the first event only starts the clock."""
+        """Return the rate; 0 if fewer than two events happened in the last ten seconds."""
         recent = [time for time in self._times if now - time <= _WINDOW]
         if len(recent) < 2 or recent[-1] <= recent[0]:
             return 0.0
         gap = (recent[-1] - recent[0]) / (len(recent) - 1)
-        # Silence longer than the usual gap counts too, so that the rate of a camera that stopped falls.
+        # Silence that is longer than the mean gap counts too, so that the rate falls when a camera stops.
         return (len(recent) - 1) / max(recent[-1] - recent[0], now - recent[0] - gap)
 
 
 class Limit:
-    """Admits at most so many events a second on average: after a late one, the next may be a little early."""
+    """Admits at most `per_second` events a second on average (0: no limit). After a late event, the next may be up to
+    one period early."""
 
     def __init__(self, per_second: float) -> None:
         self._period = 1 / per_second if per_second > 0 else 0.0
         self._due: float | None = None
 
     def admits(self, now: float) -> bool:
-        """Whether to admit an event that comes now; if so it is counted."""
+        """Whether to admit an event at time `now`; if so, the event is counted."""
         if not self._period:
             return True
         if self._due is not None and now < self._due:
             return False
-        # One missed period is made up for, so that frames that come between two periods still reach the rate.
+        # Up to one missed period is made up for: frames that do not arrive exactly on a period still reach the rate.
         self._due = (now if self._due is None else max(self._due, now - self._period)) + self._period
         return True
 
@@ -66,11 +67,12 @@ _PRIORITIES = (-100, 100)
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """`freshest`: one frame waits, and a newer one replaces it; `every_frame`: all are answered, in their order.
+    """Options of one camera. Mode `freshest`: one frame waits, and a newer one replaces it; `every_frame`: all frames
+    are answered, in order.
 
-    max_fps: frames a second that are taken, 0 for all. max_staleness: seconds from capture in which a frame may be
-    chosen, 0 for any; the clocks of the client and of this box have to agree. share: its part of the engine among
-    cameras. track: whether detections get ids that follow them from frame to frame.
+    max_fps: the most frames per second that are inferred, 0 for no limit. max_staleness: frames older than this many
+    seconds are skipped, 0 for no limit; it needs synchronised clocks of client and box. share: the camera's part of the
+    engine. track: whether detections get ids that follow them from frame to frame.
     """
 
     mode: Mode = "freshest"
@@ -89,21 +91,22 @@ class StreamOptions(msgspec.Struct, frozen=True):
         priority: int = 0,
         track: bool = False,
     ) -> StreamOptions:
-        """Options of a client, where a weight of 0 means 1. InvalidInput if a value is out of range."""
+        """Return the options that a client set; a weight of 0 means 1. Raises InvalidInput if a value is out of
+        range."""
         weight = weight or 1.0
         if not 0 <= max_fps <= 1e6 or not 0 <= max_staleness < math.inf:  # NaN is neither
             raise InvalidInput(f"max_fps={max_fps:g} and max_staleness={max_staleness:g} s must be 0 or more")
         if not _WEIGHTS[0] <= weight <= _WEIGHTS[1]:
-            raise InvalidInput(f"weight={weight:g} must lie between {_WEIGHTS[0]:g} and {_WEIGHTS[1]:g}")
+            raise InvalidInput(f"weight={weight:g} must be between {_WEIGHTS[0]:g} and {_WEIGHTS[1]:g}")
         if not _PRIORITIES[0] <= priority <= _PRIORITIES[1]:
-            raise InvalidInput(f"priority={priority} must lie between {_PRIORITIES[0]} and {_PRIORITIES[1]}")
+            raise InvalidInput(f"priority={priority} must be between {_PRIORITIES[0]} and {_PRIORITIES[1]}")
         return cls(mode, max_fps, max_staleness, Share(weight, priority), track)
 
 
 _AGES = 512
 _FORGET_SECONDS = 600.0
 _LONGEST_ERROR = 400  # characters
-_MOST = 1024  # ids come from clients, who may make up as many as they like
+_MOST = 1024  # records: clients choose the ids, so the number is not limited otherwise
 
 
 class CameraRecord:
@@ -111,7 +114,7 @@ class CameraRecord:
 
     def __init__(self, camera: str, model: str) -> None:
         self.camera, self.model = camera, model
-        self.protocol = ""  # of the connection that began last
+        self.protocol = ""  # of the newest connection
         self.connections = 0
         self.received = self.answered = self.failed = self.dropped = 0
         self.skipped: Counter[str] = Counter()
@@ -120,20 +123,20 @@ class CameraRecord:
         self.last_error, self.last_error_unix_s = "", 0.0
         self.last_frame_unix_s = 0.0
         self.tracked_by: object = None  # the connection that continues its tracks
-        self.seen = time.monotonic()  # when its last message came
+        self.seen = time.monotonic()  # when its last frame came or its last connection ended
         self._ages: deque[float] = deque(maxlen=_AGES)
         self.age_seconds = Histogram()
         self._arrivals, self._answers = Rate(), Rate()
 
     def receive(self, now: float, unix_ns: int) -> None:
-        """A frame came."""
+        """Count a frame that was received."""
         self.received += 1
         self.seen = now
         self.last_frame_unix_s = unix_ns / 1e9
         self._arrivals.add(now)
 
     def answer(self, now: float, age_ms: float, width: int, height: int) -> None:
-        """A frame was answered, `age_ms` after its capture."""
+        """Count a frame that was answered `age_ms` after its capture."""
         self.answered += 1
         self._answers.add(now)
         self._ages.append(age_ms)
@@ -141,17 +144,17 @@ class CameraRecord:
         self.width, self.height = width, height
 
     def fail(self, message: str, unix_s: float) -> None:
-        """A frame was answered by an error."""
+        """Count a frame that was answered by an error."""
         self.failed += 1
         self.last_error, self.last_error_unix_s = message[:_LONGEST_ERROR], unix_s
 
     def doubt_clock(self, age: float, unix_s: float) -> None:
-        """Count a frame that was too old on arrival, so that the reason is visible if that is true of all frames."""
-        self.last_error = f"a frame was stale when it came, {age:.4g} s after its capture; is the camera's clock right?"
+        """Set the last error because a frame was too old on arrival: if all frames are, the operator sees why."""
+        self.last_error = f"a frame was stale on arrival, {age:.4g} s after its capture; check the camera's clock"
         self.last_error_unix_s = unix_s
 
     def report(self, now: float) -> CameraInfo:
-        """The current state of the camera."""
+        """Return the current state of the camera."""
         ages = sorted(self._ages)
         return CameraInfo(
             camera=self.camera,
@@ -184,7 +187,7 @@ class Cameras:
         self._records: dict[tuple[str, str], CameraRecord] = {}
 
     def connect(self, camera: str, model: str, protocol: str) -> CameraRecord:
-        """Add a connection that sends frames of a camera to a model; `disconnect` must follow."""
+        """Add a connection that sends frames of a camera to a model. The caller must call `disconnect` at its end."""
         record = self._records.get((camera, model))
         if record is None:
             self._forget(time.monotonic())
@@ -199,12 +202,12 @@ class Cameras:
         record.seen = time.monotonic()
 
     def records(self) -> list[CameraRecord]:
-        """All cameras that `reports` reports, unordered."""
+        """Return the records of the cameras in `reports`, unordered."""
         self._forget(time.monotonic())
         return list(self._records.values())
 
     def reports(self) -> list[CameraInfo]:
-        """All cameras that send or did so lately, by id and model."""
+        """Return the state of all connected or recently connected cameras, sorted by id and model."""
         now = time.monotonic()
         self._forget(now)
         return [self._records[key].report(now) for key in sorted(self._records)]
@@ -218,5 +221,5 @@ class Cameras:
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:
-    """The nearest rank; None of an empty list."""
+    """Return the quantile by nearest rank; None if the list is empty."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

@@ -4,11 +4,11 @@ A host that dies interrupts all of its engines, so one death proves little:
 
 - If the host was killed from outside, by an operator or by the kernel for lack of memory, its engines are not blamed.
   Only an engine that had work at two such deaths in a row, without an answer between them, becomes a suspect.
-- Otherwise every engine that had work is a suspect, and half of those with the most deaths move to another host, so
-  that the next death has half as many suspects. Memory limits the number of hosts for suspects. The last suspect gets a
-  host alone.
+- Otherwise every engine that had work is a suspect. Of the suspects with the most deaths, half move to another host, so
+  that the next death has half as many suspects. A single suspect that is left gets its own host. Memory limits the
+  number of hosts for suspects.
 - An engine that was blamed `DEATHS` times is quarantined, if it was alone in at least one of these deaths. Another
-  engine of the model may serve instead; it is quarantined after one death less.
+  engine of the model may serve instead; that one is quarantined after `DEATHS - 1`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import msgspec
 
 DEATHS = 3
 WINDOW_SECONDS = 3600.0
-APART_SECONDS = 600.0  # without a death, after which a suspect goes back to the host that all share
+APART_SECONDS = 600.0  # after this time without a death, a suspect returns to the shared host
 
 
 class EngineId(msgspec.Struct, frozen=True, order=True):
-    """An engine of a model. Two models that share an engine have two."""
+    """Identifies an engine of a model. If two models share an engine, each has its own id."""
 
     model: str
     engine: str  # its key's digest
 
 
 class Death(msgspec.Struct, frozen=True):
-    """One death of a host in which an engine had work, in seconds since the epoch.
+    """The death of a host while an engine had work in it; `unix_s` is in seconds since the epoch.
 
-    is_alone: no other engine had work in it, or it is known to have hung at this one. is_outside: a process or, for
-    lack of memory, the kernel killed the host.
+    is_alone: no other engine had work in the host, or the host is known to have hung in this one. is_outside: the host
+    was killed by another process, or by the kernel for lack of memory.
     """
 
     unix_s: float
@@ -43,8 +43,8 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The deaths of an engine, oldest first; since when it is quarantined (0: it is not); and the number of the host
-    that it is opened in (0: the shared one)."""
+    """What is known about an engine: its deaths, oldest first; since when it is quarantined (0: not quarantined); and
+    the number of the host that opens it (0: the shared host)."""
 
     deaths: tuple[Death, ...] = ()
     quarantined_unix_s: float = 0.0
@@ -56,7 +56,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def weight(self) -> int:
-        """The number of deaths that it may have caused."""
+        """The number of deaths that the engine may have caused."""
         return len(_counted(self.deaths))
 
 
@@ -64,8 +64,8 @@ Records = dict[EngineId, Record]
 
 
 def died(records: Records, suspects: Iterable[tuple[EngineId, bool]], death: Death, most_hosts: int = 1) -> Records:
-    """The records after a host's death. Each suspect comes with whether it had answered anything in that host: if so,
-    an earlier death from outside was not its fault. Suspects get `most_hosts` hosts at most."""
+    """Return the records after a host's death. Each suspect is given with whether it had answered anything in that
+    host: if so, earlier deaths from outside do not count. Suspects get at most `most_hosts` hosts."""
     after, involved = dict(records), list(suspects)
     for suspect, has_answered in involved:
         known = after.get(suspect, Record())
@@ -78,14 +78,14 @@ def died(records: Records, suspects: Iterable[tuple[EngineId, bool]], death: Dea
         quarantined = known.quarantined_unix_s
         if not quarantined and _is_enough(deaths, _allowed(after, suspect)):
             quarantined = death.unix_s
-        host = host_of(records, suspect, death.unix_s) if _counted(deaths) else 0  # nothing is held against it now
+        host = host_of(records, suspect, death.unix_s) if _counted(deaths) else 0  # not suspected: the shared host
         after[suspect] = Record(deaths, quarantined, host)
     _move(after, sorted(suspect for suspect, _ in involved), most_hosts, death.unix_s)
     return after
 
 
 def host_of(records: Records, suspect: EngineId, unix_s: float) -> int:
-    """The number of the host that an engine is opened in; 0 for the shared one."""
+    """Return the number of the host that opens an engine; 0 for the shared one."""
     record = records.get(suspect)
     if record is None or record.is_quarantined or abs(unix_s - record.deaths[-1].unix_s) > APART_SECONDS:
         return 0
@@ -93,30 +93,30 @@ def host_of(records: Records, suspect: EngineId, unix_s: float) -> int:
 
 
 def live(records: Records, unix_s: float) -> Records:
-    """The records without old deaths of engines that are not quarantined. Deaths far in the future are old as well: the
-    clock may have been set back."""
+    """Return the records without engines that are not quarantined and whose last death is old. A death far in the
+    future counts as old: the clock may have been set back."""
     return {s: r for s, r in records.items() if r.is_quarantined or abs(unix_s - r.deaths[-1].unix_s) <= WINDOW_SECONDS}
 
 
 def forgiven(records: Records, model: str, engine: str = "") -> Records:
-    """The records without those of a model, or of one engine of it."""
+    """Return the records without those of a model, or without one engine of that model."""
     return {s: r for s, r in records.items() if s.model != model or engine not in ("", s.engine)}
 
 
 def _move(records: Records, involved: list[EngineId], most_hosts: int, now: float) -> None:
-    """Split the likeliest of those involved in a death into two hosts."""
+    """Move half of the engines that most likely caused a death to another host."""
     heaviest = max((records[suspect].weight for suspect in involved), default=0)
     if not heaviest or any(records[suspect].is_quarantined for suspect in involved):
         return
     likeliest = [suspect for suspect in involved if records[suspect].weight == heaviest]
     movers = likeliest[: max(1, len(likeliest) // 2)]
-    others: dict[int, list[EngineId]] = {}  # suspects in other hosts than the shared one, by host
+    others: dict[int, list[EngineId]] = {}  # the other suspects that are not in the shared host, by host
     for suspect in records:
         if suspect not in movers and (number := host_of(records, suspect, now)):
             others.setdefault(number, []).append(suspect)
     place = records[movers[0]].host
     if len(likeliest) == 1 and place and place not in others:
-        return  # it is alone already
+        return  # the only suspect is alone in its host already
     place = 1 + max((place, *others))
     for suspect in movers:
         records[suspect] = msgspec.structs.replace(records[suspect], host=place)
@@ -127,14 +127,15 @@ def _move(records: Records, involved: list[EngineId], most_hosts: int, now: floa
 
 
 def _is_enough(deaths: tuple[Death, ...], allowed: int) -> bool:
-    """Deaths together with other engines count once at most: an engine that kills its host is alone sooner or later."""
+    """Whether the deaths suffice for a quarantine. Deaths together with other engines count once at most: an engine
+    that kills its host is alone sooner or later."""
     counted = _counted(deaths)
     alone = sum(death.is_alone for death in counted)
     return alone > 0 and alone + min(1, len(counted) - alone) >= allowed
 
 
 def _counted(deaths: tuple[Death, ...]) -> tuple[Death, ...]:
-    """The deaths without the first one from outside, which proves nothing."""
+    """Return the deaths without the first one from outside, which proves nothing."""
     first = next((death for death in deaths if death.is_outside), None)
     return tuple(death for death in deaths if death is not first)
 

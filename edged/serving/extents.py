@@ -1,7 +1,6 @@
-"""The shapes of a model's answered requests, in bounded memory: exact bounds, and how often each combination came.
-Pure.
+"""Records the shapes of a model's answered requests in bounded memory: exact bounds, and a count per combination. Pure.
 
-Requests that failed are not recorded: they may have shapes that the model cannot take.
+Failed requests are not recorded: the model may not support their shapes.
 """
 
 from __future__ import annotations
@@ -13,24 +12,24 @@ import msgspec
 
 from edged.backends.profile import Range, Shape
 
-MOST_KINDS = 64  # combinations that are counted separately; beyond that a new one replaces the rarest
-_PENDING = 256  # combinations that are noted before they are sorted in
-_OLD = 1 << 20  # requests of one combination from which on all counts are halved, so that habits can change
+MOST_KINDS = 64  # combinations that are counted separately; a further one replaces the rarest
+_PENDING = 256  # combinations that are collected before they are merged into the counts
+_OLD = 1 << 20  # when one combination reaches this count, all counts are halved, so that new traffic can outweigh old
 
 # The shapes of a request's inputs, in the order of the names.
 Combination: TypeAlias = tuple[tuple[str, Shape], ...]
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A combination of shapes by input, and the number of requests that had it."""
+    """A shape for each input, and the number of requests with this combination."""
 
     shapes: dict[str, Shape]
     count: int
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """The number of requests, the most frequent kinds in order, and for each input the smallest and largest size of
-    every dimension in all requests."""
+    """The shapes seen so far: the number of requests, their kinds with the most frequent first, and the smallest and
+    largest size of every dimension of each input over all requests."""
 
     requests: int = 0
     kinds: tuple[Kind, ...] = ()
@@ -38,7 +37,8 @@ class Seen(msgspec.Struct, frozen=True):
     largest: dict[str, Shape] = {}
 
     def range(self, name: str) -> Range | None:
-        """The smallest, the most frequent and the largest size of each dimension of an input; None if none came."""
+        """Return the smallest, most frequent and largest size of each dimension of an input; None if it has not been
+        seen."""
         least, most = self.smallest.get(name), self.largest.get(name)
         if least is None or most is None or len(least) != len(most):
             return None
@@ -48,7 +48,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Traffic:
-    """Records the shapes of one model's requests. `version` grows with every new kind."""
+    """Records the shapes of one model's requests. `version` increases with every new kind."""
 
     def __init__(self, seen: Seen | None = None) -> None:
         seen = seen or Seen()
@@ -59,13 +59,13 @@ class Traffic:
         self._pending: dict[Combination, int] = {}
 
     def note(self, shapes: Combination) -> None:
-        """Record an answered request. Called for each, so it only counts."""
+        """Record an answered request. It runs for every request, so it only increments a count."""
         self._pending[shapes] = self._pending.get(shapes, 0) + 1
         if len(self._pending) >= _PENDING:
             self._sort_in()
 
     def seen(self) -> Seen:
-        """All requests so far."""
+        """Return what all requests so far have shown."""
         self._sort_in()
         kinds = sorted(self._kinds.items(), key=lambda item: -item[1])
         return Seen(
@@ -76,7 +76,7 @@ class Traffic:
         )
 
     def look(self) -> int:
-        """The version after all requests so far."""
+        """Return the version after all requests so far."""
         self._sort_in()
         return self.version
 
@@ -96,7 +96,7 @@ class Traffic:
     def _bound(self, shapes: Combination) -> None:
         for name, shape in shapes:
             least, most = self._smallest.get(name, shape), self._largest.get(name, shape)
-            if len(least) != len(shape) or len(most) != len(shape):  # an input of any rank has no bounds
+            if len(least) != len(shape) or len(most) != len(shape):  # no bounds for an input whose rank varies
                 continue
             self._smallest[name] = tuple(map(min, least, shape))
             self._largest[name] = tuple(map(max, most, shape))
@@ -107,7 +107,7 @@ def _combination(shapes: Mapping[str, Shape]) -> Combination:
 
 
 def _most_frequent(sizes: Iterable[tuple[int, int]]) -> int:
-    """Of sizes with their counts; the smallest of equals."""
+    """Return the most frequent of sizes that are given with counts; among equals, the smallest."""
     counts: dict[int, int] = {}
     for size, count in sizes:
         counts[size] = counts.get(size, 0) + count

@@ -21,7 +21,7 @@ from edged.serving import memory
 HOST_MODULE = "edged.host.main"  # run with `python -m`; its first arguments are the parent's pid and the backend
 
 _STOP_SECONDS = 3.0
-# Signals that a process's own fault raises. Any other was sent by another process.
+# Signals that a process's own fault raises. Other signals come from another process.
 _FAULTS = {
     *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE),
     *(signal.SIGSYS, signal.SIGTRAP),
@@ -31,26 +31,26 @@ _FAULTS = {
 class End(str, enum.Enum):
     """Why a process ended."""
 
-    WORK = "work"  # by a fault, or by itself: what it worked on may have caused it
-    OUTSIDE = "outside"  # by a signal from an operator, a service manager or a test
-    MEMORY = "memory"  # killed by the kernel, which was out of memory: other processes may have taken it
+    WORK = "work"  # it crashed or exited: its work may have caused that
+    OUTSIDE = "outside"  # a signal from an operator, a service manager or a test
+    MEMORY = "memory"  # the kernel's OOM killer: other processes may have used the memory
 
     @property
     def is_outside(self) -> bool:
-        """Whether what it worked on cannot be blamed for this death alone."""
+        """Whether this death alone is not enough to blame the work of the process."""
         return self is not End.WORK
 
 
 def end_of(status: int | None, *, is_out_of_memory: bool) -> End:
-    """Why a process ended with an exit status (negative: a signal). Pure. `is_out_of_memory`: the kernel killed a
-    process for lack of memory meanwhile."""
+    """Return why a process ended, from its exit status (negative: a signal). Pure. `is_out_of_memory`: the kernel
+    killed some process for lack of memory at that time."""
     if status is None or status >= 0 or -status in _FAULTS:
         return End.WORK
     return End.MEMORY if status == -signal.SIGKILL and is_out_of_memory else End.OUTSIDE
 
 
 class HostProcess:
-    """A process that was started."""
+    """The running process of an engine host."""
 
     def __init__(self, child: asyncio.subprocess.Process, printed: Pipe) -> None:
         self._child, self._printed, self._kernel_kills = child, printed, memory.kernel_kills()
@@ -61,7 +61,7 @@ class HostProcess:
     async def start(
         cls, backend: str, connection: HostSocket, arena: Arena, memory_mb: int, reach: Reach, module: str = HOST_MODULE
     ) -> HostProcess:
-        """`memory_mb` is what it may allocate, 0 for any amount; `reach` the files that it may open. OSError if it
+        """Start a host. It may allocate `memory_mb` (0: no limit) and open the files in `reach`. Raises OSError if it
         cannot be started."""
         printed = Pipe(ChildLogForwarder(f"host {backend}", backend=backend))
         try:
@@ -85,53 +85,54 @@ class HostProcess:
 
     @property
     def status(self) -> int | None:
-        """How it ended: an exit status, or the negative number of a signal. None while it lives."""
+        """The exit status, or the negative number of the signal that ended the process; None while it runs."""
         return self._child.returncode
 
     @property
     def end(self) -> End:
-        """Why it ended, once it has."""
+        """Why the process ended; valid once it has."""
         return end_of(self.status, is_out_of_memory=memory.kernel_kills() != self._kernel_kills)
 
     def look(self) -> None:
-        """Note that it lives: any process that the kernel has killed so far was another one."""
+        """Record that the process is alive: what the kernel has killed so far was another process."""
         self._kernel_kills = memory.kernel_kills()
 
     async def stop(self) -> None:
-        """Ask it to end, and wait a limited time for that."""
+        """Send SIGTERM and wait a few seconds for the process to end."""
         if self.status is None:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self.ended), _STOP_SECONDS)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process if it still runs."""
         if self.status is None:
             self._signal(signal.SIGKILL)
 
     def close_output(self) -> None:
-        """Read the rest of its output, then stop reading."""
+        """Read the rest of the process's output, then stop reading."""
         self._printed.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Not by the process object: it would reap a process that has just died, and report a wrong status."""
+        """Send a signal by pid. The process object would reap a process that has just died, and report a wrong
+        status."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
 
-_LONGEST_STEP = 0.5  # a longer pause was the daemon's own and does not count against the host
+_LONGEST_STEP = 0.5  # seconds: a longer gap between looks is the daemon's own delay, not the host's
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """A look at a process: its state, and what only grows while any of its threads works."""
+    """One observation of a process: its state, and counters that only grow while one of its threads works."""
 
     state: str  # as `ps` shows it
-    turns: int  # of its first thread on a processor
+    turns: int  # how often its first thread was scheduled on a processor
     work: tuple[int, ...]  # page faults of both kinds, clock ticks in user and system mode
 
 
 def read(pid: int, *, threads: bool = False) -> Sign | None:
-    """None if the process is gone. With `threads`, its state is that of any thread that works or waits for a disk.
+    """Observe a process; None if it is gone. With `threads`, the state is D if any thread runs or waits for a disk.
     Format: proc_pid_stat(5)."""
     try:
         fields = _fields(f"/proc/{pid}/stat")
@@ -145,7 +146,8 @@ def read(pid: int, *, threads: bool = False) -> Sign | None:
 
 
 def _turns(pid: int) -> int:
-    """Turns on a processor; 0 if this kernel does not count them. Format: the kernel's sched-stats."""
+    """Return how often the first thread was scheduled; 0 if the kernel does not count it. Format: the kernel's
+    sched-stats."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[2])
@@ -154,24 +156,24 @@ def _turns(pid: int) -> int:
 
 
 def _fields(path: str) -> list[bytes]:
-    """The fields behind the name, which may hold anything."""
+    """Return the fields after the process name, which may contain spaces and brackets."""
     with open(path, "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
 
 class ProgressTimes(msgspec.Struct, frozen=True):
-    """Seconds without progress, after which a busy host is judged."""
+    """Seconds without progress before something happens to a busy host."""
 
-    ping: float = 1.0  # of silence, after which it is pinged
-    silent: float = 5.0  # of silence, after which it is stuck
-    stopped: float = 1.0  # in the stopped state, after which it is not just a debugger's short pause
+    ping: float = 1.0  # of silence before it is pinged
+    silent: float = 5.0  # of silence before it counts as stuck
+    stopped: float = 1.0  # in the stopped state before it counts as stopped: a debugger may pause it briefly
 
 
 _PROGRESS_TIMES = ProgressTimes()
 
 
 class Progress:
-    """Whether one host makes progress. Times are seconds of any clock."""
+    """Judges whether one host makes progress. Times are seconds of any one clock."""
 
     def __init__(self, limits: ProgressTimes = _PROGRESS_TIMES) -> None:
         self._limits = limits
@@ -180,18 +182,18 @@ class Progress:
         self._at: float | None = None
 
     def received(self) -> None:
-        """Note that a message came from the host."""
+        """Record that the host sent a message."""
         self.silent = 0.0
 
     def look(self, now: float, sign: Sign | None, *, is_busy: bool) -> None:
-        """Compare a sign with the one before. Nothing is expected of a host that is not busy."""
+        """Compare a sign with the previous one. A host that is not busy need not make progress."""
         step = 0.0 if self._at is None else min(now - self._at, _LONGEST_STEP)
         before, self._seen, self._at = self._seen, sign, now
         if not is_busy or sign is None:
             self.stopped = self.silent = 0.0
             return
         has_worked = sign.state in "RD" or before is None or sign.work != before.work
-        # A process that is stopped and continued many times a second, to slow it down, has turns in between.
+        # A process that is stopped and continued many times a second (to slow it down) is scheduled in between.
         is_still = before is not None and (sign.turns, sign.work) == (before.turns, before.work)
         self.stopped = self.stopped + step if sign.state == "T" and is_still else 0.0
         self.silent = 0.0 if has_worked else self.silent + step
@@ -203,10 +205,10 @@ class Progress:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal stopped it, and for more than a moment."""
+        """Whether the host has been stopped by a signal for at least `limits.stopped` seconds."""
         return self.stopped >= self._limits.stopped
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it neither works nor answers."""
+        """Whether the host neither works nor answers."""
         return self.silent >= self._limits.silent

@@ -1,7 +1,7 @@
-"""The engine hosts, one for each backend and generation of libraries. A lost one is started again: at once the first
-two times, then later each time, after 2 s at most while the box has memory.
+"""The engine hosts, one for each backend and generation of libraries. A lost host is started again: at once after its
+first death in a row, then after a pause that grows to 30 s, or to 2 s if the host had started and the box has memory.
 
-When libraries change on disk, hosts of the new generation run in parallel with the old ones until these are empty.
+When libraries change on disk, hosts of the new generation run in parallel with the old ones until the old are empty.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from edged.serving import memory
 from edged.serving.host_process import End
 from edged.serving.link import HostLink
 
-# Seconds to wait before start number 1, 2, 3, ... of a host that keeps dying.
+# Seconds to wait before the next start, by the number of deaths in a row.
 _BACKOFF = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-_SHORT = 2.0  # at most, for a host that starts, while the box has memory for it
+_SHORT = 2.0  # the longest wait if the host had started and the box has memory for it
 _ROOM_MB = 512
-_HEALTHY_SECONDS = 60.0  # living this long forgives earlier deaths
-_IDLE_SECONDS = 60.0  # an empty host may be wanted again soon; after this its memory is worth more
+_HEALTHY_SECONDS = 60.0  # a host that ran this long has its earlier deaths forgotten
+_IDLE_SECONDS = 60.0  # an empty host is kept this long, because it may be needed again soon
 
 
 class HostKind(msgspec.Struct, frozen=True):
     """A kind of host: its backend, the generation of facts, the runtime version that it must load ("" for any), and
-    which of the hosts for suspects it is ("" for the shared one)."""
+    which separate host it is ("" for the shared one)."""
 
     backend: str
     generation: str = ""
@@ -46,7 +46,7 @@ class _Record(msgspec.Struct):
 
 
 class Hosts:
-    """Starts hosts when they are needed. `on_lost` is called with each link whose host has ended, for any reason."""
+    """Starts hosts when they are needed. Calls `on_lost` with the link of each host that has ended, for any reason."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Hosts:
         available_mb: Callable[[], int] = memory.available_mb,
         reads: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """`reads`, called in a thread, returns the folders and files with models and engines that a host started
-        now may open."""
+        """`reads` is called in a thread before a host starts; it returns the folders and files with models and engines
+        that the host may open."""
         self._reads = reads
         self._limits, self._on_lost, self._available_mb = limits, on_lost, available_mb
         self._links: dict[HostKind, HostLink] = {}
@@ -68,33 +68,34 @@ class Hosts:
         self._limits = limits
 
     async def get(self, kind: HostKind, model: Path | None = None) -> HostLink:
-        """Return a living host that may open a model; start one if necessary. If the existing one was started before
-        the model came and may not open it, that is a separate host for the model's folder. NotReady while the host may
-        not be started again yet. Superseded if the runtime on disk is not the one that the host is for.
+        """Return a running host that may open a model; start one if necessary. If the running host may not open the
+        model, because it was started before the model was added, a separate host for the model's folder is started.
+        Raises NotReady while the host may not be started again yet, and Superseded if the runtime on disk is not the
+        version that the host must load.
         """
         while (link := self._links.get(kind)) is not None and not link.lost and not link.stopping:
             reaches = model is None or kind.apart.endswith(str(model.parent))
             if not reaches and model is not None and not await asyncio.to_thread(link.reaches, model):
                 return await self.get(msgspec.structs.replace(kind, apart=f"{kind.apart}{model.parent}"), model)
-            if not link.lost and not link.stopping:  # while the disk was looked at
+            if not link.lost and not link.stopping:  # it may have ended while the disk was read
                 return link
         task = self._starting.get(kind)
         if task is None:
             record = self._records.setdefault(kind, _Record())
             wait = record.not_before - time.monotonic()
             if wait > 0:
-                raise NotReady(f"engine host {kind.backend} keeps dying and is started again in {wait:.0f} s")
+                raise NotReady(f"engine host {kind.backend} keeps dying; the next start is in {wait:.0f} s")
             task = asyncio.create_task(self._start(kind, record))
             self._starting[kind] = task
         return await asyncio.shield(task)
 
     def retry_in(self, kind: HostKind) -> float:
-        """Seconds until a lost host may be started again."""
+        """Return the seconds until a lost host may be started again."""
         record = self._records.get(kind)
         return max(0.0, record.not_before - time.monotonic()) if record else 0.0
 
     def empty(self, wanted: Container[HostKind]) -> list[HostLink]:
-        """Hosts without a session that are not in `wanted`, or that have had none for a while."""
+        """Return the hosts without sessions that are not in `wanted`, or that have had no session for a minute."""
         now, found = time.monotonic(), []
         for kind, link in self._links.items():
             record = self._records[kind]
@@ -105,7 +106,7 @@ class Hosts:
         return found
 
     def links(self) -> list[HostLink]:
-        """The living hosts."""
+        """Return the links of the running hosts."""
         return [link for link in self._links.values() if not link.lost]
 
     async def stop(self) -> None:
@@ -124,7 +125,7 @@ class Hosts:
             try:
                 await link.start()
                 if kind.version and not registry.agree(link.version, kind.version):
-                    raise Superseded(f"{kind.backend} is {link.version} now, not {kind.version}: the libraries changed")
+                    raise Superseded(f"{kind.backend} on disk changed from {kind.version} to {link.version}")
             except BaseException:
                 await link.stop()
                 raise
@@ -146,7 +147,7 @@ class Hosts:
         self._on_lost(link, why)
 
     def _prune(self, now: float) -> None:
-        """Forget kinds of hosts that do not run and may be started at once, such as those of earlier facts."""
+        """Forget kinds of hosts that do not run and may be started at once, such as those of older libraries."""
         there = self._links.keys() | self._starting.keys()
         self._records = {
             kind: record
@@ -156,7 +157,7 @@ class Hosts:
 
 
 def pause(deaths: int, *, has_room: bool) -> float:
-    """Seconds until a host is started again that crashed, or died for lack of memory, so many times in a row.
-    `has_room`: it had started, and the box has memory for it. Pure."""
+    """Return the seconds to wait before a host is started again after `deaths` crashes or deaths for lack of memory in
+    a row. `has_room`: the host had started, and the box has memory for it. Pure."""
     seconds = _BACKOFF[min(deaths, len(_BACKOFF) - 1)]
     return min(seconds, _SHORT) if has_room else seconds

@@ -1,6 +1,6 @@
-"""The daemon's end of one engine host: sends jobs, receives answers, and notices if the host dies or hangs.
+"""The daemon's end of one engine host: sends jobs, receives answers, and detects when the host dies or hangs.
 
-`ipc/sockets` moves the bytes, `host_process` starts and ends the process.
+`ipc/sockets` moves the bytes; `host_process` starts and ends the process.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from edged.vision.family import Recognition
 
 
 class LinkTimes(msgspec.Struct, frozen=True):
-    """Limits of a link, in seconds; tests give shorter ones."""
+    """Time limits of a link, in seconds; tests use shorter ones."""
 
     start: float = 60.0
-    look: float = 0.2  # memory can be used up in a few seconds
-    grace: float = 2.0  # for a job to stop: a runtime checks between two operators, and a large one may take a second
-    ending: float = 1.0  # from when the connection is gone until the process must have ended
-    unread: float = 1.0  # until the arena is closed: clients may still read answers that were just delivered
+    look: float = 0.2  # between two checks of the host: a host can use up the memory in a few seconds
+    grace: float = 2.0  # for a job to stop: a runtime checks between operators, and a large operator may take a second
+    ending: float = 1.0  # for the process to end after the connection has closed
+    unread: float = 1.0  # before the arena is closed: clients may still read answers that were just delivered
     progress: ProgressTimes = ProgressTimes()
 
 
 _TIMES = LinkTimes()
 
 
-_FOUND_BYTES = 16 << 20  # of detections in an answer, beyond its outputs
-_UNREQUESTED = 8  # messages of a host that answer nothing, such as that it is ready
+_FOUND_BYTES = 16 << 20  # the most bytes of detections in an answer, in addition to its outputs
+_UNREQUESTED = 8  # how many messages a host may send without a request, such as Ready
 
 Reply = m.Answer | m.Detected
 
@@ -60,8 +60,8 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """How a host was lost: why; the engines that had work in it, each with whether it had answered anything there
-    before; and what ended it."""
+    """How a host was lost: the reason as text; the suspected engines, each with whether it had answered anything in
+    this host; and how the process ended."""
 
     why: str = ""
     suspects: tuple[tuple[EngineId, bool], ...] = ()
@@ -69,11 +69,11 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class HostSession:
-    """A session of a host, and the deadlines of its jobs. Times are seconds of any clock.
+    """A session of a host, and the deadlines of its jobs. Times are seconds of any one clock.
 
-    A session runs as many jobs at a time as it has `instances`, in their order, so a job's time begins when one before
-    it is answered. At its limit it is stopped. If it still runs after a grace period its runtime cannot stop, and the
-    host is replaced.
+    A session runs at most `instances` jobs at a time, in order. The time of a waiting job begins when a running job
+    ends. A job that reaches its limit is stopped. If it still runs after a grace period, its runtime cannot stop it,
+    and the host is replaced.
     """
 
     __slots__ = ("asked", "closing", "has_answered", "instances", "jobs", "number", "opening", "stopped", "tenant")
@@ -88,10 +88,10 @@ class HostSession:
     ) -> None:
         self.number, self.tenant, self.opening, self.instances = number, tenant, opening, instances
         self.closing: asyncio.Future[None] | None = None
-        self.asked = now  # when it was to open or close
+        self.asked = now  # when opening or closing was requested
         self.has_answered = False
-        self.jobs: dict[int, float] = {}  # in their order, with when each began; infinite while it waits
-        self.stopped: dict[int, float] = {}  # when a running one was stopped at its limit
+        self.jobs: dict[int, float] = {}  # in order, with the time at which each began; infinity while it waits
+        self.stopped: dict[int, float] = {}  # when a running job was told to stop at its limit
 
     @property
     def limit(self) -> float:
@@ -111,12 +111,12 @@ class HostSession:
         return self.stopped.pop(job, None) is not None
 
     def late(self, now: float) -> float:
-        """Seconds by which a running job is beyond its limit; negative if none is, or no job runs."""
+        """Return the seconds by which the oldest running job exceeds its limit; negative if it does not."""
         return now - min(self.jobs.values(), default=math.inf) - self.limit
 
     def overdue(self, now: float, grace: float) -> tuple[Literal["", "stop", "hopeless"], int]:
-        """Whether a running job has reached its limit, and which: once to stop it, and from the end of the grace period
-        on."""
+        """Return what to do about a running job at its limit, and its number: "stop" once, "hopeless" after the grace
+        period; "" if there is nothing to do."""
         for job, began in self.jobs.items():
             if now - began <= self.limit:
                 continue
@@ -139,7 +139,8 @@ _NO_BYTES = memoryview(b"")
 
 
 class HostLink:
-    """One living host. When it is lost, every waiting future fails with HostLost and `on_lost` is called once."""
+    """The connection to one host. When the host is lost, every waiting future fails with HostLost and `on_lost` is
+    called once."""
 
     def __init__(
         self,
@@ -150,19 +151,20 @@ class HostLink:
         times: LinkTimes = _TIMES,
         module: str = HOST_MODULE,
     ) -> None:
-        """`reads` are the folders and files of models and engines that the host may open, `module` what it runs."""
+        """`reads` are the folders and files of models and engines that the host may open; `module` is the Python module
+        that it runs."""
         self.backend, self._reads, self._times, self._module = backend, reads, times, module
         self.pid = 0
-        self.version = ""  # of the runtime that it loaded
+        self.version = ""  # of the runtime that the host loaded
         self.sessions: dict[int, HostSession] = {}
         self.nodes: dict[int, Nodes] = {}  # where the nodes of each session run, as far as its runtime reports it
-        self.lost = ""  # why, once it takes nothing more
-        self.loss = Loss()  # the details, once it is over
+        self.lost = ""  # why the host accepts no more messages; empty while it does
+        self.loss = Loss()  # the details, once the link has failed all its requests
         self.memory_mb = limits.memory_mb or memory.derived_mb(box_mb())
         self._progress = Progress(times.progress)
         self._sent = self._received = 0  # messages
         self._is_garbled = False  # its further messages are ignored
-        self._is_over = False  # all waiting requests have failed with the loss
+        self._is_over = False  # the host is lost, and all waiting requests have failed
         self._limits, self._on_lost = limits, on_lost
         self._loop = asyncio.get_running_loop()
         self.arena = Arena(limits.arena_mb << 20)
@@ -176,7 +178,7 @@ class HostLink:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the process and wait until it has imported its backend. HostLost if it does not."""
+        """Start the process and wait until it has imported its backend. Raises HostLost if it cannot."""
         try:
             connection = self._socket = HostSocket(self._receive, self._most_bulk, self._disconnected)
             allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
@@ -213,7 +215,7 @@ class HostLink:
         return number
 
     async def close_session(self, number: int) -> None:
-        """Close a session after what was submitted to it before; returns at once if the host is gone."""
+        """Close a session once its submitted jobs are answered; return at once if the host is lost."""
         if self.lost:
             return
         try:
@@ -225,7 +227,7 @@ class HostLink:
         await session.closing
 
     def submit(self, make: Callable[[int], m.Infer | m.Detect]) -> asyncio.Future[Reply]:
-        """Send a job; the future ends with the answer, the job's error, or HostLost."""
+        """Send a job. The returned future ends with the answer, the job's error, or HostLost."""
         self._require_alive()
         number = next(self._numbers)
         future: asyncio.Future[Reply] = self._loop.create_future()
@@ -238,7 +240,7 @@ class HostLink:
         return future
 
     def abandon(self, future: asyncio.Future[Reply]) -> None:
-        """Cancel a job that no request waits for, if its runtime can stop it. The host still answers it."""
+        """Ask the host to stop a job that no request waits for any more. The host still answers it."""
         for number, job in self._jobs.items():
             if job.future is future:
                 with contextlib.suppress(HostLost):
@@ -246,7 +248,7 @@ class HostLink:
                 return
 
     async def stop(self) -> None:
-        """End the process; work that it still holds fails with HostLost."""
+        """End the process; its unanswered work fails with HostLost."""
         self.stopping = True
         if self._process is not None:
             await self._process.stop()
@@ -255,7 +257,7 @@ class HostLink:
             await asyncio.gather(self._watch, return_exceptions=True)
 
     def kill(self, why: str, suspects: Collection[int] | None = None, end: End = End.WORK) -> None:
-        """End the process at once. `suspects` are the sessions known to have caused it; by default all busy ones."""
+        """Kill the process. `suspects` are the sessions known to have caused the problem; by default all busy ones."""
         if self._process is not None:
             self._process.kill()
         self._lose(why, suspects, end)
@@ -281,10 +283,10 @@ class HostLink:
         self._require_alive()
 
     def _disconnected(self, why: str = "") -> None:
-        """The connection has ended. `why`: the host sent something that it may not send."""
+        """Handle the end of the connection. `why`: how the host violated the protocol, if it did."""
         if why:
             self.kill(why)
-        elif not self.lost:  # the process will be seen to end, and then it is known how
+        elif not self.lost:  # the watcher will see the process end, and learn how
             self.lost = "no longer answers"
             self._loop.call_later(self._times.ending, self._end)
 
@@ -293,14 +295,14 @@ class HostLink:
             self.kill("no longer answers")
 
     def _most_bulk(self) -> int:
-        """The most bytes of outputs that may come with an answer now."""
+        """Return the most bytes of outputs that the next answer may have."""
         return max(
             (_FOUND_BYTES + (job.session.tenant.bounds.output_mb << 20) * job.parts for job in self._jobs.values()),
             default=0,
         )
 
     def _receive(self, data: bytes, bulk: memoryview = _NO_BYTES) -> None:
-        """Handle a message of the host. It is not trusted: a hostile model may have taken the host over."""
+        """Handle a message from the host. The host is not trusted: a hostile model may have taken it over."""
         if self._is_garbled:
             return
         self._progress.received()
@@ -310,13 +312,13 @@ class HostLink:
             self._is_garbled = True
             if not self._is_over:
                 tasks.failed("reading a host's answer", error)
-                self.kill("sent an answer that cannot be read")
+                self.kill("sent an invalid message")
 
     def _take(self, message: m.FromHost, bulk: memoryview) -> None:
-        """Ignore what was not requested or is not awaited any more, a limited number of times."""
+        """Pass on a message. Messages that were not requested are ignored; too many of them raise EngineUnusable."""
         self._received += 1
         if self._received > self._sent + _UNREQUESTED:
-            raise EngineUnusable(f"it sent {self._received} messages and received {self._sent}")
+            raise EngineUnusable(f"the host sent {self._received} messages but received only {self._sent}")
         if isinstance(message, m.Answer | m.Detected):
             if (job := self._jobs.pop(message.job, None)) is not None:
                 job.session.has_answered = True
@@ -342,14 +344,14 @@ class HostLink:
         if session is None or session.opening is None:
             return
         opening, session.opening = session.opening, None
-        if opening.cancelled():  # by its caller
+        if opening.cancelled():  # the caller no longer wants the session
             self._send(m.Close(opened.session))
             return
         self.nodes[opened.session] = opened.nodes
         _settle(opening, None)
 
     def _forget(self, number: int, error: EdgedError) -> None:
-        """Remove a session that has closed or could not be opened; `error` is for a caller that waits for it."""
+        """Remove a session that has closed or could not be opened; a caller that waits for its opening gets `error`."""
         self.nodes.pop(number, None)
         session = self.sessions.pop(number, None)
         if session is None:
@@ -357,25 +359,26 @@ class HostLink:
         _fail(session.opening, error)
         _settle(session.closing, None)
         if session.jobs:
-            raise EngineUnusable("it closed an engine that has work")
+            raise EngineUnusable("the host closed an engine that has work")
 
     def _fail_job(self, failed: m.JobFailed, job: _Job) -> None:
         if job.session.end(failed.job, time.monotonic()):
             _fail(job.future, _too_long(job.session))
         else:
-            job.session.has_answered = True  # a runtime that refuses is alive
+            job.session.has_answered = True  # an error is an answer, too: the runtime works
             _fail(job.future, rebuild(failed.error, failed.message, failed.not_finite))
 
     # -- limits and the end ------------------------------------------------------------------------------------------
 
     def _waits(self, now: float) -> dict[int, float]:
-        """Sessions that open or close, and the seconds by which they are beyond the limit for that."""
+        """Return the sessions that are opening or closing, with the seconds by which each exceeds the limit (negative:
+        within it)."""
         limit = self._limits.open_seconds
         return {number: now - s.asked - limit for number, s in self.sessions.items() if s.opening or s.closing}
 
     def _look(self) -> None:
-        """Stop jobs at their limit; end the host if one does not stop, it makes no progress, or it has taken too much
-        memory."""
+        """Stop jobs at their limit. Kill the host if a job does not stop, if the host makes no progress, or if it uses
+        too much memory."""
         now = time.monotonic()
         for number, session in self.sessions.items():
             overdue, running = session.overdue(now, self._times.grace)
@@ -390,7 +393,7 @@ class HostLink:
         waits = self._waits(now)
         self._progress.look(now, sign, is_busy=bool(self._jobs or waits))
         if self._progress.is_stopped:
-            return self.kill("was stopped by a signal and ended", (), End.OUTSIDE)
+            return self.kill("was paused by a signal (such as SIGSTOP) and then killed", (), End.OUTSIDE)
         if self._progress.is_stuck:
             return self.kill("hung: it neither works nor answers")
         if self._progress.should_ping:
@@ -403,7 +406,7 @@ class HostLink:
         return None
 
     async def _watch_process(self, host: HostProcess) -> None:
-        """Wait for the end of the process, and check its limits meanwhile."""
+        """Check the limits of the process until it ends, then report the loss."""
         while not host.ended.done():
             shortest = min((session.limit for session in self.sessions.values()), default=math.inf)
             period = min(self._times.look, shortest / 8, self._limits.open_seconds / 4)
@@ -422,7 +425,7 @@ class HostLink:
             return
         self._is_over = True
         if self._socket is not None:
-            self._socket.drain()  # answers that it sent before it ended still count
+            self._socket.drain()  # answers that the host sent before it ended are still valid
         self.lost = why
         busy = [
             (session.tenant.suspect, session.has_answered)
@@ -456,7 +459,7 @@ class HostLink:
 def _too_long(session: HostSession) -> DeadlineExceeded:
     bounds = session.tenant.bounds
     return DeadlineExceeded(
-        f"a request of model {bounds.model!r} may take {bounds.seconds:g} s of its engine and took longer;"
+        f"a request of model {bounds.model!r} ran longer than the {bounds.seconds:g} s that it may;"
         f" send less at a time, or raise {SECONDS} of the model"
     )
 
@@ -469,11 +472,11 @@ def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None]
 def _fail(future: asyncio.Future[Reply] | asyncio.Future[None] | None, error: EdgedError) -> None:
     if future is not None and not future.done():
         future.set_exception(error)
-        future.exception()  # mark it as retrieved: its caller may have gone
+        future.exception()  # marks the exception as retrieved: the caller may have gone
 
 
 def rebuild(name: str, message: str, not_finite: tuple[str, ...] = ()) -> EdgedError:
-    """The error of the class that a host names."""
+    """Return an error of the class that a host named; EngineUnusable if `edged.errors` has no such class."""
     if name == NotFinite.__name__:
         return NotFinite(message, not_finite)
     kind = getattr(errors, name, None)

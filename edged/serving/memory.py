@@ -1,4 +1,4 @@
-"""The memory that an engine host may use, and the memory that it uses."""
+"""How much memory an engine host may use, and how much it uses."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from edged.device.root import Root
 from edged.device.system import read_memory
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_LEFT_MB, _LEFT_SHARE = 512, 0.1  # of the box, for everything that is not a host
-_HOST_MB = 512  # a host with small models takes a fifth of it, and other processes need memory, too
-_MOST_MORE = 4
-_LEAST_SHARE = 0.5  # a box so small that this would leave nothing
-# If a driver maps a GPU into a process, the memory that it reserves counts as the process's data, used or not.
+_LEFT_MB, _LEFT_SHARE = 512, 0.1  # left for other processes: the larger of these MiB and this share of the box
+_HOST_MB = 512  # free memory per host for suspects; a host with small models uses a fifth of it
+_MOST_MORE = 4  # the most hosts for suspects
+_LEAST_SHARE = 0.5  # hosts get at least this share: on a small box, _LEFT_MB would leave them nothing
+# When a driver maps a GPU into a process, the memory that it reserves counts as the process's data, used or not.
 _DRIVERS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-gpu")
 
 
 def derived_mb(total_mb: int) -> int:
-    """Mebibytes for hosts of a box with so much memory: all except what other processes need. 0, no limit, if the box
-    does not report its memory."""
+    """Return the MiB that a host may use on a box with `total_mb`: all except what other processes need. 0 (no limit)
+    if `total_mb` is 0, which means unknown."""
     left = max(_LEFT_MB, round(total_mb * _LEFT_SHARE))
     return max(total_mb - left, round(total_mb * _LEAST_SHARE))
 
 
 def is_gpu_mapped() -> bool:
-    """Whether processes here may map a GPU: then their data segment does not show what they use and is not limited."""
+    """Whether processes on this box may map a GPU. If so, the size of a data segment says nothing about the memory
+    used, and hosts get no limit on it."""
     return any(os.path.exists(path) for path in _DRIVERS)
 
 
 def used_mb(pid: int) -> float:
-    """Resident memory of a process, without memory shared with the daemon and mapped files; 0 once it has ended. See
-    `statm` in proc(5)."""
+    """Return the resident memory of a process in MiB, without shared memory and mapped files; 0 once it has ended.
+    Format: `statm` in proc(5)."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -43,8 +44,8 @@ def used_mb(pid: int) -> float:
 
 
 def kernel_kills() -> int:
-    """Processes that the kernel has killed for lack of memory: in the daemon's cgroup, or on the whole box if the
-    cgroup does not count them. 0 if neither does."""
+    """Return how many processes the kernel has killed for lack of memory: in the daemon's cgroup, or on the whole box
+    if the cgroup does not count them; 0 if neither does."""
     try:
         with open(_counter(), "rb") as file:
             return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
@@ -63,7 +64,7 @@ def _counter() -> str:
 
 @functools.cache
 def _group() -> Path:
-    """The daemon's cgroup, as cgroup v2 shows it. Formats: cgroups(7)."""
+    """Return the folder of the daemon's cgroup in cgroup v2. Formats: cgroups(7)."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::"):
@@ -72,7 +73,7 @@ def _group() -> Path:
 
 
 def available_mb() -> int:
-    """Mebibytes that are free on the box, or below the limit of its cgroup if that is less. 0 if unknown."""
+    """Return the free MiB of the box, or of the daemon's cgroup if that has fewer; 0 if unknown."""
     free, group = read_memory(Root()).free, _group()
     with contextlib.suppress(OSError, ValueError):  # without a limit memory.max holds "max"
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
@@ -82,6 +83,6 @@ def available_mb() -> int:
 
 
 def hosts_for(available: int) -> int:
-    """The most hosts for models that are suspected of killing theirs. At least one, without which the model cannot be
-    found. `available`: mebibytes."""
+    """Return how many separate hosts suspects may get with `available` MiB of free memory. At least one: otherwise the
+    engine that kills its host could not be found."""
     return min(_MOST_MORE, max(1, available // _HOST_MB))

@@ -1,9 +1,9 @@
-"""Decides which work goes next for one model. Pure: no clock, no IO.
+"""Decides which work of one model runs next. Pure: no clock, no IO.
 
-Each camera has a queue with its newest frame, or every frame in order; requests share one bounded queue. Among the
-queues of the highest priority that have work, the next is the one with the smallest share of the engine in proportion
-to its weight (stride scheduling: a queue's `turn` grows by 1/weight with each piece of work taken). An idle queue gains
-no credit. Frames of several queues can run together, as one batch.
+Each camera has a queue with its newest frame, or with every frame in order. Requests share one bounded queue per
+priority. Among the queues of the highest priority that have work, the next is the one that has had the least of the
+engine in proportion to its weight (stride scheduling: a queue's `turn` grows by 1/weight with each piece of work
+taken). An idle queue gains no credit. Work of several queues can run together, as one batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from edged.errors import Overloaded
 from edged.models.triton_config import QueuePolicy
 
-_REMEMBERED = 256  # queues without work that are ahead of their share; up to twice as many before some are dropped
+_REMEMBERED = 256  # empty queues kept because they had more than their share; cut to this at twice the number
 
 
 class Waiting(Protocol):
@@ -32,11 +32,11 @@ class Waiting(Protocol):
 
     @property
     def expires(self) -> float:
-        """The time at which it is too late; infinity for never."""
+        """The time after which the work is too late; infinity means never."""
 
     @property
     def received(self) -> float:
-        """When it came."""
+        """The time at which the work was received."""
 
     @property
     def is_frame(self) -> bool:
@@ -44,27 +44,28 @@ class Waiting(Protocol):
 
     @property
     def group(self) -> Hashable | None:
-        """It may go together with others of its group; None goes alone."""
+        """Work of equal groups may run together; None runs alone."""
 
     @property
     def rows(self) -> int:
-        """Its rows of a batch."""
+        """The number of rows that the work adds to a batch."""
 
 
 Work = TypeVar("Work", bound=Waiting)
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A queue's part of the engine: in proportion to `weight` among those of its `priority`; higher ones go first."""
+    """A queue's share of the engine: proportional to `weight` among queues of equal `priority`; higher priorities go
+    first."""
 
     weight: float = 1.0
     priority: int = 0
 
 
 class Batching(msgspec.Struct, frozen=True):
-    """The most rows of a batch, and the seconds that the first may wait for the others; a frame is one row.
+    """How batches form: `limit` is the most rows of a batch, `wait` the seconds that the first row may wait for others.
 
-    A batch goes as soon as it has one of the `preferred` numbers of rows.
+    A frame is one row. A batch starts as soon as it has one of the `preferred` numbers of rows.
     """
 
     limit: int = 1
@@ -72,7 +73,7 @@ class Batching(msgspec.Struct, frozen=True):
     preferred: tuple[int, ...] = ()
 
     def goal(self, available: int) -> int:
-        """The number of available rows that go now; 0 to wait for more."""
+        """Return how many of the available rows to run now; 0 to wait for more."""
         reached = [size for size in self.preferred if size <= min(available, self.limit)]
         if reached:
             return max(reached)
@@ -80,7 +81,8 @@ class Batching(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, Generic[Work], frozen=True):
-    """The work that goes now, together; work that is too late; and when to choose again if nothing happens before."""
+    """The work to run now as one batch, the work that is too late, and when to choose again if no work arrives
+    before."""
 
     work: tuple[Work, ...] = ()
     late: tuple[Work, ...] = ()
@@ -98,7 +100,7 @@ class _CameraQueue(Generic[Work]):
         self.key, self.share = key, share
         self.work: deque[Work] = deque()
         self.turn = 0.0
-        self.number = 0  # grows with each turn: of equals, the one that has waited longest goes first
+        self.number = 0  # increases with each turn: among equals, the queue that has waited longest goes first
 
     @property
     def order(self) -> tuple[int, float, int]:
@@ -106,26 +108,26 @@ class _CameraQueue(Generic[Work]):
 
 
 class Schedule(Generic[Work]):
-    """Waiting work of one model. Times are any clock's, in seconds, as long as it is the same for all."""
+    """The waiting work of one model. All times are seconds of one clock, which may be any."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._queues: dict[Hashable, _CameraQueue[Work]] = {}  # with work
-        self._idle: dict[Hashable, _CameraQueue[Work]] = {}  # without work, but ahead of the others
-        self._again: deque[Work] = deque()  # to retry: goes first, and alone
-        self._reached: dict[int, float] = {}  # the turn that each priority has reached
+        self._idle: dict[Hashable, _CameraQueue[Work]] = {}  # without work, kept because they may be ahead of others
+        self._again: deque[Work] = deque()  # to retry: each runs before all other work, and alone
+        self._reached: dict[int, float] = {}  # the highest turn taken so far, by priority
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return sum(len(queue.work) for queue in self._queues.values()) + len(self._again)
 
     def __bool__(self) -> bool:
-        """Whether work waits; called after every request, so it counts nothing."""
+        """Whether work waits. It is called after every request, so it does not count."""
         return bool(self._queues or self._again)
 
     @property
     def queues(self) -> int:
-        """The number of queues with work, counted at once: work that waits for other work, at least."""
+        """The number of queues with work plus the work to retry: a lower bound of `len` that is cheap to compute."""
         return len(self._queues) + len(self._again)
 
     def offer(self, camera: Hashable, work: Work, share: Share = _EQUAL) -> Work | None:
@@ -140,31 +142,32 @@ class Schedule(Generic[Work]):
         return overtaken
 
     def queue(self, camera: Hashable, work: Work, share: Share = _EQUAL) -> None:
-        """Queue a frame behind those of its camera; the caller bounds how many."""
+        """Queue a frame behind the camera's waiting ones; the caller limits their number."""
         self._append(camera, work, share)
 
     def push(self, work: Work, priority: int = 0, limit: int = 0) -> None:
-        """Queue a request behind those of its priority; Overloaded if too many of them wait."""
+        """Queue a request behind those of its priority. Raises Overloaded if `limit` of them wait (0: the schedule's
+        own limit)."""
         most = limit or self._limit
         key = ("requests", priority)
         requests = self._queues.get(key)
         if requests is not None and len(requests.work) >= most:
             requests.work = deque(each for each in requests.work if each.is_wanted)
             if len(requests.work) >= most:
-                raise Overloaded(f"{most} requests are waiting for this model already; send fewer at a time")
+                raise Overloaded(f"{most} requests already wait for this model; send fewer at a time")
         self._append(key, work, Share(priority=priority))
 
     @property
     def first_again(self) -> Work | None:
-        """The work to retry that goes next, if any."""
+        """The work to retry that is next, if any."""
         return self._again[0] if self._again else None
 
     def retry(self, work: Work) -> None:
-        """Queue work whose batch, host or memory failed before all other work."""
+        """Queue work ahead of all other work: its batch failed, its host was lost, or it did not fit in memory."""
         self._again.append(work)
 
     def choose(self, now: float = 0.0, frames: Batching = _ALONE, requests: Batching = _ALONE) -> Choice[Work]:
-        """Choose the work whose turn it is: none if none waits, or if it is worth waiting for more.
+        """Choose the work to run next; no work if none waits, or if a batch should wait for more.
 
         Cancelled work is dropped when its turn comes.
         """
@@ -188,7 +191,7 @@ class Schedule(Generic[Work]):
         return Choice(late=tuple(late), again_at=again_at)
 
     def withdraw(self, camera: Hashable, work: Work) -> bool:
-        """Withdraw work that still waits; return whether it did."""
+        """Remove work from its queue; return whether it was still waiting."""
         waiting = self._queues.get(camera)
         if waiting is None or work not in waiting.work:
             return False
@@ -217,15 +220,15 @@ class Schedule(Generic[Work]):
         queue.work.append(work)
 
     def _adopt(self, queue: _CameraQueue[Work], share: Share) -> None:
-        """Set the share of a queue. Each priority counts its own turns: a queue that changes its priority keeps only
-        how far ahead it was."""
+        """Set the share of a queue. Each priority counts turns separately, so a queue whose priority changes keeps only
+        its lead over the others."""
         if share.priority != queue.share.priority:
             ahead = queue.turn - self._reached.get(queue.share.priority, 0.0)
             queue.turn = max(0.0, ahead) + self._reached.get(share.priority, 0.0)
         queue.share = share
 
     def _rest(self, queue: _CameraQueue[Work]) -> None:
-        """Put an empty queue aside, to be remembered while it has had more than its share."""
+        """Move an empty queue to the idle ones, which remember the queues that have had more than their share."""
         del self._queues[queue.key]
         self._idle[queue.key] = queue
         if len(self._idle) > 2 * _REMEMBERED:
@@ -235,9 +238,9 @@ class Schedule(Generic[Work]):
     def _next(
         self, now: float, late: list[Work], group: Hashable | None = None, excluded: Sequence[Hashable] = ()
     ) -> _CameraQueue[Work] | None:
-        """Return the queue whose turn it is, its first work wanted and in time; late work is added to `late`.
+        """Return the queue whose turn it is; its first work is wanted and in time. Late work is added to `late`.
 
-        Only queues of `group`, if it is given, and none of the excluded groups.
+        If `group` is given, only queues of that group are considered; queues of `excluded` groups never are.
         """
         while True:
             queues: Iterable[_CameraQueue[Work]] = self._queues.values()
@@ -262,7 +265,7 @@ class Schedule(Generic[Work]):
         return work
 
     def _together(self, group: Hashable, goal: int, now: float, late: list[Work]) -> tuple[Work, ...]:
-        """Take work of a group in its turns, until the goal is reached; at least one piece."""
+        """Take work of a group, in the order of the queues, until `goal` rows are reached; take at least one piece."""
         chosen: list[Work] = []
         rows = 0
         while rows < goal and (queue := self._next(now, late, group)) is not None:
@@ -273,13 +276,13 @@ class Schedule(Generic[Work]):
         return tuple(chosen)
 
     def _available(self, group: Hashable, wait: float) -> tuple[int, float]:
-        """The rows of a group that could go now, and until when they may wait for more: not at all if some of them
-        would be too late by then."""
+        """Return how many rows of a group could run now, and until when they may wait for more (-infinity if one of
+        them would expire by then)."""
         rows, since, expires = 0, math.inf, math.inf
         for queue in self._queues.values():
             for work in queue.work:
                 if work.group != group:
-                    break  # the work behind it waits for it
+                    break  # later work in this queue must wait for this one
                 if work.is_wanted:
                     rows, since, expires = rows + work.rows, min(since, work.received), min(expires, work.expires)
         due = since + wait
@@ -290,7 +293,7 @@ _ORDER = operator.attrgetter("order")
 
 
 def _sift(line: deque[Work], now: float, late: list[Work]) -> bool:
-    """Drop late and cancelled work from the head of a queue; return whether there was any."""
+    """Drop late and cancelled work from the head of a queue; return whether any was dropped."""
     before = len(line)
     while line and not (line[0].is_wanted and line[0].expires > now):
         work = line.popleft()
@@ -300,10 +303,10 @@ def _sift(line: deque[Work], now: float, late: list[Work]) -> bool:
 
 
 class TensorBatching(msgspec.Struct, frozen=True):
-    """Batches of a model's tensor requests, and how requests wait.
+    """How a model's tensor requests are batched, and how they wait.
 
-    Levels of priority are 1, which goes first, to `levels`; 0 means a single level. A request without a level has
-    `default_level`. `policies` are those of levels that do not have `policy`.
+    Priority levels are 1 (first) to `levels`; 0 means a single level. A request without a level gets `default_level`.
+    `policies` are the policies by level; a level without one has `policy`.
     """
 
     batching: Batching = Batching()
@@ -313,7 +316,7 @@ class TensorBatching(msgspec.Struct, frozen=True):
     policies: dict[int, QueuePolicy] = {}
 
     def level(self, wanted: int) -> int:
-        """The level of a request that asks for one; the default if that does not exist."""
+        """Return the level that a request asks for, or the default if it does not exist."""
         return wanted if 1 <= wanted <= self.levels else self.default_level
 
     def of(self, level: int) -> QueuePolicy:

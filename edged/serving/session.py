@@ -1,4 +1,4 @@
-"""An engine that is open in a host, as its slot sees it: its health, its recent latencies, and how much work it has."""
+"""An engine that is open in a host, as its slot sees it: its health, recent latencies and amount of work."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edged.serving.work import EngineRef
 
 _NEWEST = 128  # inferences that are remembered
 _FEWEST = 5  # answers needed for a median
-_MOMENT = 1e-9  # seconds: slow, but only just
-_OLD_SECONDS = 30.0  # older times do not count
+_MOMENT = 1e-9  # seconds: what `slow_for` returns when the median has only just become slow
+_OLD_SECONDS = 30.0  # older inferences do not count
 
 
 class LatencyWindow:
@@ -27,16 +27,16 @@ class LatencyWindow:
         self._slow_since: float | None = None
 
     def add(self, milliseconds: float, now: float) -> None:
-        """Record one inference; `now` of time.monotonic()."""
+        """Record one inference; `now` is the value of time.monotonic()."""
         self._times.append((now, milliseconds))
 
     def median(self, now: float) -> float | None:
-        """Median of the last half minute, in milliseconds; None if there were too few answers."""
+        """Return the median of the last 30 s in milliseconds; None if there were fewer than five inferences."""
         recent = [milliseconds for moment, milliseconds in self._times if now - moment <= _OLD_SECONDS]
         return statistics.median(recent) if len(recent) >= _FEWEST else None
 
     def slow_for(self, now: float, limit_ms: float) -> float:
-        """Seconds for which the median has been above a limit without a break; 0 if it is not now.
+        """Return for how many seconds the median has been above a limit without a break; 0 if it is not above now.
 
         Call it regularly. Without new inferences the result does not change.
         """
@@ -50,15 +50,16 @@ class LatencyWindow:
         return max(self._times[-1][0] - self._slow_since, _MOMENT)
 
 
-_SUSPECT = 3  # failed requests in a row, after which a probe is sent
+_SUSPECT = 3  # after this many failed requests in a row, a probe is sent
 
 
 class SessionHealth:
     """Health of one session, from the outcomes of requests and probes.
 
-    A runtime usually refuses a request for its values, so failed requests alone do not condemn an engine: several in a
-    row make it suspect, and a probe decides. `unproven` says why it has not answered yet, empty once it has.
-    `answered_at` and `probed_at` are the last answer and the last probe, of time.monotonic().
+    A runtime usually rejects a request because of its values, so failed requests alone do not condemn an engine:
+    several in a row make it suspect, and a probe decides. `unproven` says why the engine must still prove that it
+    works; it is empty after the first answer. `answered_at` and `probed_at` are times of the last answer and probe
+    (time.monotonic()).
     """
 
     def __init__(self, unproven: str = "") -> None:
@@ -76,7 +77,7 @@ class SessionHealth:
             self.unproven = self.reason = ""
 
     def failed(self, error: BaseException) -> None:
-        """Record a failed or timed out request. Errors of the request itself do not count."""
+        """Record a request that failed or timed out. Errors that the request itself caused do not count."""
         if isinstance(error, EngineUnusable | DeadlineExceeded) or not isinstance(error, EdgedError):
             self.failures += 1
             self.reason = str(error)
@@ -88,11 +89,11 @@ class SessionHealth:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether to probe now."""
+        """Whether a probe should be sent now."""
         return self.failures >= _SUSPECT or self.misses > 0
 
     def is_failing(self, most: int) -> bool:
-        """Whether the engine no longer answers: `most` probes in a row failed, or one after failed requests."""
+        """Whether the engine no longer answers: `most` probes in a row failed, or one probe and several requests."""
         return self.misses >= most or (self.misses > 0 and self.failures >= _SUSPECT)
 
 
@@ -107,16 +108,16 @@ class ServingSession:
         apart: str = "",
         parallelism: Parallelism = ONE_INSTANCE,
     ) -> None:
-        """`apart`: the isolated host that it was opened in; empty for the shared host."""
+        """`apart` names the separate host that opened the engine; empty for the shared host."""
         self.link, self.number, self.engine, self.apart = link, number, engine, apart
         self.parallelism = parallelism
-        self.most_in_flight = parallelism.instances + 1  # one is prepared, or on its way, while the others run
+        self.most_in_flight = parallelism.instances + 1  # batches: one is prepared or sent while the others run
         self.in_flight = 0
-        self.is_on_trial = False  # the batch in flight may have killed a host before
+        self.is_on_trial = False  # the batch in flight may have killed an earlier host
         self.batching, self.rows = engine.batching, engine.rows
         self.latency = LatencyWindow()
         self.health = SessionHealth()
-        self.reply_bytes = 0  # the largest answer so far, so that the next finds room in the arena
+        self.reply_bytes = 0  # the size of the largest answer so far; this much is reserved for the next one
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -126,15 +127,16 @@ class ServingSession:
         await self.link.close_session(self.number)
 
 
-_MEAN_SECONDS = 1.0  # over which the mean is taken, weighted towards now
-_MANY, _FEW = 1.5, 1.1  # pieces of work, waiting and in progress, on average
-_CALM_SECONDS = 10.0  # with few, until demand counts as low again
+_MEAN_SECONDS = 1.0  # time constant of the exponential mean
+_MANY, _FEW = 1.5, 1.1  # mean pieces of work, waiting or in progress
+_CALM_SECONDS = 10.0  # after this time with few, demand counts as low again
 
 
 class Demand:
-    """The mean number of pieces of work that a slot has, waiting and in progress. Times are monotonic seconds.
+    """Measures the mean number of pieces of work that a slot has, waiting or in progress. Times are monotonic seconds.
 
-    One client that waits for each answer has at most one. A mean above one means that work waits for other work.
+    A single client that waits for each answer causes at most one. A mean above one means that work waits for other
+    work.
     """
 
     __slots__ = ("_count", "_few_since", "_is_high", "_mean", "_then")
@@ -149,8 +151,8 @@ class Demand:
         self._count = count
 
     def is_high(self, now: float) -> bool:
-        """Whether several inferences at a time would have work. Call it regularly: it becomes true with many pieces of
-        work, and false only after few for a while."""
+        """Whether several inferences at a time would have work. Call it regularly: the result becomes true as soon as
+        the mean is high, and false only after the mean has been low for ten seconds."""
         self._advance(now)
         if self._mean >= _MANY:
             self._is_high = True

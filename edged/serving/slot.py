@@ -1,9 +1,9 @@
 """One model's place in the daemon: its waiting work, and the engine that serves it now.
 
-The installed engine takes work from the schedule: one batch, of tensor requests or of frames, more than it runs at a
-time. To swap is to install another engine: new work goes to it, the old one finishes its work and is closed. Work that
-was lost with its host is retried, on the engine installed by then: once, or up to five times more if the host was
-killed from outside.
+The installed engine gets batches, of tensor requests or of frames, from the schedule: at most one batch more than it
+runs at a time. A swap installs another engine: new work goes to the new engine, and the old one finishes its work and
+is closed. Work that was lost with its host is retried once, on the engine that is installed by then. Losses to hosts
+that were killed from outside are retried in addition, up to five times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from edged.serving.work import Answered, EngineRef, TensorWork, Work
 _LOG = logging.getLogger("edged.serving")
 _WAITING = 64  # requests
 _EQUAL = Share()
-_LOSSES = 5  # of hosts killed from outside; after so many, a request is suspected of causing the next
+_LOSSES = 5  # hosts killed from outside: after losing this many, a request is suspected of causing the next loss
 _LAST = -(1 << 31)  # the priority of late work with the delay policy
 
 
@@ -59,25 +59,26 @@ class Slot:
         self._schedule: Schedule[Work] = Schedule(_WAITING)
         self._refusal: EdgedError | None = None
         self._room = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None  # runs while frames wait for others to fill a batch
-        self.fallback: Slot | None = None  # serves shapes that the engine here was not built for
-        self.on_waiting: Callable[[], None] | None = None  # called when a request waits and no engine serves yet
+        self._alarm: asyncio.TimerHandle | None = None  # runs while work waits for more work to fill a batch
+        self.fallback: Slot | None = None  # serves shapes that this slot's engine was not built for
+        self.on_waiting: Callable[[], None] | None = None  # called when a request is queued and no engine serves
 
     def offer(self, camera: Hashable, frame: Work, share: Share = _EQUAL) -> Work | None:
-        """Offer a camera's newest frame; return the frame that it replaced. Raises if the model cannot serve at all."""
+        """Offer a camera's newest frame; return the waiting frame that it replaced, if any. Raises the slot's error if
+        it refuses work."""
         self._require_open()
         overtaken = self._schedule.offer(camera, frame, share)
         self._pump()
         return overtaken
 
     def queue(self, camera: Hashable, frame: Work, share: Share = _EQUAL) -> None:
-        """Queue a frame behind the waiting ones of its camera; the caller bounds how many wait."""
+        """Queue a frame behind the waiting ones of its camera; the caller limits their number."""
         self._require_open()
         self._schedule.queue(camera, frame, share)
         self._pump()
 
     def push(self, request: Work) -> None:
-        """Queue a request. Overloaded if too many wait; raises if the model cannot serve at all."""
+        """Queue a request. Raises Overloaded if too many wait, or the slot's error if it refuses work."""
         if (place := self._place(request)) is not self:
             place.push(request)
             return
@@ -92,7 +93,7 @@ class Slot:
         self._pump()
 
     async def push_when_room(self, request: Work) -> None:
-        """Like `push`, but wait while the queue is full: for callers that accept back pressure."""
+        """Like `push`, but wait while the queue is full: for callers that can wait for room."""
         while True:
             try:
                 return self.push(request)
@@ -102,7 +103,7 @@ class Slot:
                 await place._room.wait()
 
     def withdraw(self, camera: Hashable, frame: Work) -> bool:
-        """Withdraw a frame that still waits; return whether it did."""
+        """Remove a frame from the queue; return whether it was still waiting."""
         return self._schedule.withdraw(camera, frame)
 
     def install(self, session: ServingSession) -> ServingSession | None:
@@ -114,14 +115,15 @@ class Slot:
         return previous
 
     def vacate(self, link: HostLink) -> bool:
-        """Remove the session if its host is `link`, which is lost; waiting work stays queued. Return whether it was."""
+        """Remove the session if its host is the lost `link`; return whether it was removed. Waiting work stays
+        queued."""
         if self.current is None or self.current.link is not link:
             return False
         self.current = None
         return True
 
     def refuse(self, error: EdgedError) -> ServingSession | None:
-        """Answer waiting and future work with `error`; return the session that served."""
+        """Answer waiting and future work with `error`; return the removed session, if any."""
         previous, self.current = self.current, None
         self._refusal = error
         for work in self._schedule.drain():
@@ -134,7 +136,7 @@ class Slot:
         self._refusal = error
 
     def hold(self, refusal: EdgedError | None) -> None:
-        """Refuse with this error while no engine serves; None lets work wait for an engine. Idempotent."""
+        """Refuse work with this error while no engine serves; None lets work wait for an engine. Idempotent."""
         if refusal is None:
             self._refusal = None
         elif self.current is None and (self._refusal is None or str(self._refusal) != str(refusal)):
@@ -157,17 +159,19 @@ class Slot:
             raise self._refused()
 
     def _refused(self) -> EdgedError:
-        """A new error each time: one that is raised repeatedly would keep every caller's stack frames alive."""
+        """Return a new copy of the error: one instance raised repeatedly would keep every caller's stack frames
+        alive."""
         assert self._refusal is not None
         return type(self._refusal)(str(self._refusal))
 
     def _place(self, request: Work) -> Slot:
-        """The slot that answers a request: the fallback if the engine does not take its shapes."""
+        """Return the slot that answers a request: the fallback if the engine does not accept its shapes."""
         current = self.current
         return self if current is None or self.fallback is None or current.engine.takes(request) else self.fallback
 
     def _divert(self, engine: EngineRef, chosen: Sequence[Work]) -> list[Work]:
-        """Return the work that the engine takes; send the rest, meant for an earlier engine, to the fallback slot."""
+        """Return the work that the engine accepts; send the rest, which an earlier engine accepted, to the fallback
+        slot."""
         taken = []
         for work in chosen:
             if engine.takes(work):
@@ -194,7 +198,7 @@ class Slot:
                 self._be_late(work)
             if not choice.work:
                 if choice.late:
-                    continue  # some of it may go now, after all
+                    continue  # late work that was queued again may run now
                 if choice.again_at < math.inf:
                     delay = max(0.0, choice.again_at - time.monotonic())
                     self._alarm = asyncio.get_running_loop().call_later(delay, self._pump)
@@ -205,14 +209,15 @@ class Slot:
         self.demand.note(self._schedule.queues + (self.current.in_flight if self.current is not None else 0), now)
 
     def _has_room(self, session: ServingSession) -> bool:
-        """Whether the session takes another batch. Work that may have killed its host is retried alone: if it
-        does so again, no other work is lost."""
+        """Whether the session can take another batch. Work that may have killed its host is retried alone, so that no
+        other work is lost if it does that again."""
         again = self._schedule.first_again
         most = 1 if again is not None and again.is_suspect else session.most_in_flight
         return session.in_flight < most and not session.is_on_trial and not session.link.lost
 
     def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> bool:
-        """Send work; return whether there may be room for more. Work that does not fit in the arena waits for room."""
+        """Send work; return whether more may fit. Work that does not fit in the arena is retried if other work in
+        flight will release memory, and fails otherwise."""
         crowded: list[tuple[Work, EdgedError]] = []
 
         def refuse(work: Work, error: EdgedError) -> None:
@@ -249,7 +254,7 @@ class Slot:
     def _finish(self, session: ServingSession, batch: Batch, _: asyncio.Future[Reply]) -> None:
         try:
             self._conclude(session, batch)
-        finally:  # the engine serves on after any error
+        finally:  # the engine must keep serving after any error
             batch.release()
             session.in_flight -= 1
             session.is_on_trial = False
@@ -260,8 +265,8 @@ class Slot:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def _conclude(self, session: ServingSession, batch: Batch) -> None:
-        """Conclude a batch after the host's reply or failure; every client gets a result, even if the reply is
-        invalid."""
+        """Conclude a batch after the host's reply or failure. Every client gets a result or its work is retried, even
+        if the reply is invalid."""
         try:
             error = batch.future.exception()
             if error is None:
@@ -274,7 +279,7 @@ class Slot:
             session.health.failed(error)
             if isinstance(error, NotFinite):
                 self.finite.answered(error.outputs, time.monotonic())
-            if not isinstance(error, EdgedError):  # a bug: links fail jobs with nothing else
+            if not isinstance(error, EdgedError):  # a bug: a link fails jobs only with EdgedErrors
                 raise error
             for work in batch.works:
                 self._fail(work, error)
@@ -284,7 +289,7 @@ class Slot:
             raise
 
     def _settle(self, session: ServingSession, batch: Batch, reply: Reply) -> EdgedError | None:
-        """Answer the work of a batch, or return what is wrong with the whole reply."""
+        """Answer the work of a batch; return an error if the whole reply is invalid."""
         try:
             results = answers(batch, session.engine, reply, session.link.arena)
         except EdgedError as error:
@@ -311,7 +316,7 @@ class Slot:
         reply: Reply,
         now: float,
     ) -> None:
-        """Count one execution, the requests that it answers, and outputs that are not finite."""
+        """Count one execution, the requests that it answered, and outputs that are not finite."""
         if took := times_of(reply):
             is_one = isinstance(reply, m.Answer) or len(reply.seen) == 1
             if is_one and (batch.works[0].is_frame or session.engine.is_static):
@@ -329,10 +334,11 @@ class Slot:
                 self.finite.answered(seen.not_finite, now)
 
     def _retry_individually(self, session: ServingSession, batch: Batch, error: BaseException) -> None:
-        """Retry each part of a failed batch alone. If all succeed, the engine cannot run so many at a time, whatever
-        its model declares, and from then on they run one by one.
+        """Retry each part of a failed batch alone. If all succeed, the engine cannot run batches, whatever its model
+        declares, and later work runs one by one.
 
-        A part that fails alone too would have failed any batch, and one that was cancelled proves nothing.
+        A part that also fails alone would have failed any batch, and a cancelled part proves nothing: either keeps
+        batching on.
         """
         wanted = [work for work in batch.works if work.is_wanted]
         left, has_failed, why = len(wanted), False, str(error)
@@ -355,8 +361,8 @@ class Slot:
             self._retry(work)
 
     def _fail(self, work: Work, error: EdgedError) -> None:
-        """Retry work that was lost with its host or found no memory next to other work; answer anything else with the
-        error. Losing a host that was killed from outside is not counted as a try, up to a limit."""
+        """Retry work that was lost with its host, or that ran out of memory next to other work; otherwise answer it
+        with the error. The loss of a host that was killed from outside does not count as a try, up to a limit."""
         if not work.is_wanted:
             return
         if isinstance(error, HostLost) and error.is_outside and work.losses < _LOSSES:
@@ -372,10 +378,10 @@ class Slot:
         if not isinstance(error, FrameSkipped):
             self.failed += 1
             self.statistics.failed((time.monotonic() - work.received) * 1e3, type(error).__name__)
-        work.future.set_exception(error.with_traceback(None))  # it would keep the work's bytes
+        work.future.set_exception(error.with_traceback(None))  # a traceback would keep the work's bytes alive
 
     def _be_late(self, work: Work) -> None:
-        """Refuse work whose time has passed, or, if its policy delays, queue it behind all other work."""
+        """Refuse work that has expired, or, if its policy says `delay`, queue it behind all other work."""
         if isinstance(work, TensorWork):
             policy = self.batching_policy.of(self.batching_policy.level(work.priority))
             if policy.delay:
@@ -386,7 +392,7 @@ class Slot:
         self._fail(work, work.too_late())
 
     def _rows(self, session: ServingSession) -> Batching:
-        """Batching of tensor requests, limited to the rows that the session takes."""
+        """Return the batching of tensor requests, limited to the rows that the session accepts."""
         wanted = self.batching_policy.batching
         return wanted if wanted.limit <= session.rows else msgspec.structs.replace(wanted, limit=session.rows)
 
@@ -398,8 +404,8 @@ class Slot:
 
 
 def outside(engine: EngineRef) -> str:
-    """Message for a request that the engine was not built for if no fallback exists."""
+    """Return the message for a request that the engine was not built for, if no fallback exists."""
     if not engine.profile.ranges:
-        return "the engine has the defaults of optional inputs built in, and no fallback engine serves this model"
+        return "the engine has the defaults of optional inputs built in; no fallback engine accepts values for them"
     ranges = ", ".join(f"{each.name} {list(each.minimum)} to {list(each.maximum)}" for each in engine.profile.ranges)
-    return f"the engine takes {ranges}, and no fallback engine serves other shapes"
+    return f"the engine accepts {ranges}; no fallback engine serves other shapes"

@@ -1,4 +1,4 @@
-"""Counts of what a model's engines have done, in Triton's terms."""
+"""Counts and durations of a model's inferences, in the terms of Triton's statistics extension."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from edged.ipc.messages import Times
 
-# Seconds: from the fastest engine on a GPU to a camera that is minutes behind.
+# Upper bounds in seconds: from the fastest engine on a GPU to a camera that is far behind.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class Histogram:
-    """`bounds` are the largest values of all ranges except the last, which has none."""
+    """Counts values by range. `bounds` are the inclusive upper bounds of all ranges except the last, which has none."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -28,7 +28,7 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """For each range its largest value, infinite for the last, and how many values were not above it."""
+        """Return for each range its upper bound (infinity for the last) and the number of values up to that bound."""
         found, count = [], 0
         for bound, here in zip((*self.bounds, float("inf")), self.counts, strict=True):
             count += here
@@ -37,7 +37,7 @@ class Histogram:
 
 
 class Duration:
-    """The number of times that something happened, and the nanoseconds that it took in total."""
+    """How often something happened, and the nanoseconds that it took in total."""
 
     __slots__ = ("count", "ns")
 
@@ -51,7 +51,7 @@ class Duration:
 
 
 class BatchDuration:
-    """Executions of one batch size."""
+    """Durations of the executions with one batch size."""
 
     __slots__ = ("compute_infer", "compute_input", "compute_output")
 
@@ -60,7 +60,8 @@ class BatchDuration:
 
 
 class ResponseDuration:
-    """Responses with the same place among those to a request; `empty` are those without outputs."""
+    """Durations of the responses at one position among the responses to a request; `empty` counts those without
+    outputs."""
 
     __slots__ = ("compute_infer", "compute_output", "empty", "success")
 
@@ -69,18 +70,18 @@ class ResponseDuration:
         self.success, self.empty = Duration(), Duration()
 
 
-_RESPONSES = 1000  # of one request that are counted separately
+_RESPONSES = 1000  # positions that are counted separately
 
 
 class Statistics:
-    """Since the model was loaded.
+    """Statistics of a model since it was loaded. A request is a frame or a tensor request.
 
-    A request is a frame or a tensor request: `success` and `fail` count requests, `queue` and the three parts of
-    computing those that succeeded. `inference_count` counts rows of batches, a frame being one, and `execution_count`
-    how often an engine ran. `batches` is by the number of rows. `last_inference_ms` is since the epoch, 0 for never.
-    `responses` are those of models with several to a request, by their place; the last place counts all behind it.
-    `failures` are those of `fail` by the class of their error. `infer_seconds` is of every execution, `request_seconds`
-    of requests that succeeded, from their arrival.
+    `success` and `fail` count requests; `queue` and `compute_*` cover those that succeeded. `inference_count` counts
+    rows of batches (a frame is one row), `execution_count` runs of an engine. `batches` is by number of rows.
+    `last_inference_ms` is the time of the last execution since the epoch, 0 for never. `responses` is for models with
+    several responses to a request, by position; the last entry also counts all later positions. `failures` counts
+    failures by error class. `infer_seconds` covers every execution, `request_seconds` each successful request from its
+    arrival.
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ class Statistics:
         self.infer_seconds, self.request_seconds = Histogram(), Histogram()
 
     def executed(self, rows: int, parts: Sequence[Times]) -> None:
-        """Count one execution of an engine, with the times of its frames, or of all its requests together."""
+        """Count one execution of an engine, with the times of each frame, or one for all tensor requests together."""
         self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         batch = self.batches.setdefault(rows, BatchDuration())
@@ -104,7 +105,7 @@ class Statistics:
         self.infer_seconds.add(parts[0].infer_ms / 1e3)
 
     def succeeded(self, rows: int, total_ms: float, queue_ms: float, times: Times) -> None:
-        """Count a request that was answered."""
+        """Count a request that succeeded; it had `rows` rows."""
         self.inference_count += rows
         self.success.add(total_ms)
         self.request_seconds.add(total_ms / 1e3)
@@ -114,9 +115,9 @@ class Statistics:
         self.compute_output.add(times.postprocess_ms)
 
     def responded(self, rows: int, infer_ms: float, output_ms: float, *, empty_final: bool) -> None:
-        """Count a request that was answered row by row, and by an empty response at the end if `empty_final`.
+        """Count a request that was answered with one response per row, and an empty last one if `empty_final`.
 
-        One run of the engine makes all rows, so its time counts for the first.
+        One run of the engine computes all rows, so its time is counted for the first response.
         """
         for place in range(rows):
             response = self._response(place)

@@ -1,8 +1,8 @@
 """The frames of one client's call: which wait, which are in flight, which are delivered, and which were skipped.
 
-For every camera of the call: frames put = results delivered + frames that their `skips` and the skip reports count. A
-few frames of a camera are in flight at a time. While its client does not read, the newest frame waits here and older
-ones are skipped, or, in mode `every_frame`, no more are taken.
+For every camera of the call, each frame that was put is either delivered with a result, or counted in the `skips` of a
+result or of a skip report. A few frames of a camera are in flight at a time. While the client does not read, only the
+newest frame waits here and older ones are skipped; in mode `every_frame`, no more frames are accepted instead.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from edged.serving.stream_camera import EVERY_IN_FLIGHT, FULL, OVERTAKEN, RATE, 
 from edged.serving.tracking import Tracking
 from edged.serving.work import Answered, FrameWork
 
-_MOST_CAMERAS = 256  # of one call; each may hold some pictures
+_MOST_CAMERAS = 256  # of one call; each may hold several pictures in memory
 
 Tag = TypeVar("Tag")
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[Tag]):
-    """The outcome of one frame, with its caller's tag, and the frames of its camera skipped before it.
+    """The outcome of one frame, with the caller's tag, and the frames of the camera that were skipped before it.
 
-    `work` has no picture any more. `age_ms` is from capture, or from receipt if the capture time is unknown, to now.
-    `tracker_ids` has one id for each detection, -1 for none, or is empty.
+    The picture in `work` has been released. `age_ms` is the time from capture (or from receipt if the capture time is
+    unknown) to delivery. `tracker_ids` has one id for each detection (-1 for none), or is empty.
     """
 
     camera: str
@@ -61,7 +61,7 @@ class SkipReport:
 
 
 class Stream(Generic[Tag]):
-    """Used from one event loop: `put` frames, iterate over `results`, `close` in any case."""
+    """The stream of one call. Use it from one event loop: `put` frames, iterate over `results`, and always `close`."""
 
     def __init__(
         self,
@@ -70,11 +70,12 @@ class Stream(Generic[Tag]):
         protocol: str = "grpc",
         report_seconds: float = 1.0,
     ) -> None:
-        """`protocol` is how the frames come. Skips that no result reports are reported after `report_seconds`."""
+        """`protocol` names how frames are received. Skips that no result has reported for `report_seconds` get a
+        report of their own."""
         self._known, self._tracking, self._protocol = cameras or Cameras(), tracking, protocol
         self._report_seconds = report_seconds
         self._cameras: dict[str, StreamCamera[Tag]] = {}
-        # With None instead of a frame: only a report of skipped frames.
+        # None instead of a frame stands for a report of skipped frames.
         self._ready: deque[tuple[StreamCamera[Tag], Entry[Tag] | None]] = deque()
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
@@ -93,11 +94,12 @@ class Stream(Generic[Tag]):
         captured_ns: int = 0,
         options: StreamOptions | None = None,
     ) -> None:
-        """Add a frame for a slot, or with the error that is its answer. An error of the slot becomes its answer too.
+        """Add a frame. It goes to `slot`, or is answered with `slot` if that is an error; an error that the slot raises
+        becomes the answer, too.
 
-        `sequence` is the client's number of the frame, `captured_ns` its wall clock at capture, 0 if unknown. `options`
-        apply from this frame on; None leaves them unchanged. InvalidInput for an invalid camera id, Overloaded for too
-        many cameras.
+        `sequence` is the client's number of the frame, `captured_ns` the client's wall clock at capture (0: unknown).
+        `options` apply from this frame on; None leaves them unchanged. Raises InvalidInput if the camera id is invalid,
+        Overloaded if the call has too many cameras.
         """
         state = self._cameras.get(camera) or self._join(camera)
         received_ns = time.time_ns()
@@ -117,19 +119,20 @@ class Stream(Generic[Tag]):
         self._admit(state, entry)
 
     async def room(self, camera: str) -> None:
-        """Wait until another frame of the camera may come: only in mode `every_frame`, and if many wait."""
+        """Wait until the camera has room for another frame. Returns at once in mode `freshest`."""
         state = self._cameras.get(camera)
         while state is not None and state.options.mode == "every_frame" and state.is_full and not self._closed:
             self._room.clear()
             await self._room.wait()
 
     def end(self, failure: BaseException | None = None) -> None:
-        """Announce that no more frames come. With a failure, iteration raises it after all results."""
+        """Announce that no more frames will be put. With a failure, `results` raises it after the last result."""
         self._ended, self._failure = True, failure
         self._changed.set()
 
     async def results(self) -> AsyncGenerator[Delivery[Tag] | SkipReport, None]:
-        """Deliveries as they come, each camera's in order, until all frames are answered or reported as skipped."""
+        """Yield deliveries as they become ready, in order for each camera, until all frames are answered or reported as
+        skipped."""
         while True:
             while self._ready:
                 state, entry = self._ready.popleft()
@@ -149,7 +152,7 @@ class Stream(Generic[Tag]):
             raise self._failure
 
     def close(self) -> None:
-        """Drop all frames that are not delivered: the client has disconnected."""
+        """Drop all frames that have not been delivered, and leave the cameras."""
         if self._closed:
             return
         self._closed = True
@@ -176,7 +179,7 @@ class Stream(Generic[Tag]):
 
     def _join(self, camera: str) -> StreamCamera[Tag]:
         if len(self._cameras) >= _MOST_CAMERAS:
-            raise Overloaded(f"{_MOST_CAMERAS} cameras are in this stream, as many as may be; open another for more")
+            raise Overloaded(f"a stream may have at most {_MOST_CAMERAS} cameras; open another stream for more")
         state = self._cameras[camera] = StreamCamera[Tag](camera, self)
         return state
 
@@ -195,7 +198,7 @@ class Stream(Generic[Tag]):
         elif freshest:
             state.held = entry
         elif state.in_flight < 2 * EVERY_IN_FLIGHT:
-            self._offer(state, entry)  # it was sent while the queue had room
+            self._offer(state, entry)  # the client may have sent it while the queue had room
         else:
             self._skip(state, entry, FULL)
 
@@ -210,7 +213,7 @@ class Stream(Generic[Tag]):
                 else:
                     entry.slot.queue(state.queue_key, entry.work, state.options.share)
             except EdgedError as error:
-                entry.work.future.set_exception(error.with_traceback(None))  # it would keep the picture
+                entry.work.future.set_exception(error.with_traceback(None))  # a traceback keeps the picture alive
         if overtaken is not None:
             for each in state.pending:
                 if each.work is overtaken:
@@ -232,11 +235,11 @@ class Stream(Generic[Tag]):
         state.reporting = asyncio.get_running_loop().call_later(self._report_seconds, self._report, state)
 
     def _report(self, state: StreamCamera[Tag]) -> None:
-        """Report skipped frames if no result has done so for a while."""
+        """Queue a report of the skipped frames that no result has reported."""
         state.reporting = None
         if not state.skips or self._closed:
             return
-        if state.unread:  # the next result that is read reports them, unless it is being read now
+        if state.unread:  # the next delivered result reports them; look again later in case it is being read already
             self._report_later(state)
         elif (state, None) not in self._ready:
             self._ready.append((state, None))
@@ -245,7 +248,7 @@ class Stream(Generic[Tag]):
     # -- and back ----------------------------------------------------------------------------------------------------
 
     def _finish(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> None:
-        entry.work.data = b""  # its answer may wait long for a client that does not read
+        entry.work.data = b""  # frees the picture: the answer may wait long for a client that does not read
         self._flush(state)
 
     def _flush(self, state: StreamCamera[Tag]) -> None:
@@ -268,7 +271,7 @@ class Stream(Generic[Tag]):
         self._fill(state)
 
     def _is_followed(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> bool:
-        """Whether the tracker has answered for the frame, or is not needed. Otherwise ask it."""
+        """Whether the frame has its tracker ids or needs none. Asks the tracker for them on the first call."""
         found = entry.work.future.result().detections
         if entry.ids is None and self._tracking is not None and entry.record is not None and found is not None:
             entry.ids = self._tracking.follow(state.tracks_of(entry.record), entry.captured, found)
@@ -279,7 +282,7 @@ class Stream(Generic[Tag]):
         answer = entry.work.future.exception() or entry.work.future.result()
         assert isinstance(answer, Answered | EdgedError)
         now = time.time()
-        # A camera whose clock runs ahead of this box would have negative ages.
+        # The age would be negative if the camera's clock is ahead of the box's.
         age_ms = max(0.0, now - entry.captured) * 1e3
         if entry.record is not None and isinstance(answer, Answered):
             entry.record.answer(time.monotonic(), age_ms, answer.width, answer.height)
@@ -293,7 +296,7 @@ class Stream(Generic[Tag]):
         self._fill(state)
 
     def _fill(self, state: StreamCamera[Tag]) -> None:
-        """Offer the frame that is held if there is room for it."""
+        """Offer the held frame, if any, once the camera has room for it."""
         self._room.set()
         if state.held is not None and not state.is_full and not self._closed:
             entry, state.held = state.held, None

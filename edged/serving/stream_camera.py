@@ -15,7 +15,7 @@ from edged.serving.camera import CameraRecord, Cameras, Limit, StreamOptions
 from edged.serving.slot import Slot
 from edged.serving.work import FrameWork
 
-# Reasons; `errors.FrameSkipped` has those that are found when a frame's turn comes.
+# Reasons why a frame is skipped; subclasses of `errors.FrameSkipped` have those that are found when its turn comes.
 OVERTAKEN = "overtaken"
 RATE = "rate"
 FULL = "full"
@@ -24,7 +24,7 @@ _MOST_RUNS = 256
 
 
 class Skips(msgspec.Struct, frozen=True):
-    """Successive frames that were skipped for the same reason, by their client's numbers."""
+    """A run of successive frames that were skipped for the same reason; `first` and `last` are the client's numbers."""
 
     first: int
     last: int
@@ -33,36 +33,36 @@ class Skips(msgspec.Struct, frozen=True):
 
 
 class SkipLedger:
-    """Skipped frames that have not been reported."""
+    """The skipped frames of a camera that have not been reported."""
 
     def __init__(self) -> None:
         self._runs: list[Skips] = []
-        self._last = -1  # place, among all frames of the camera, of the one that was added last
+        self._last = -1  # the place, among all frames of the camera, of the frame that was added last
 
     def __bool__(self) -> bool:
         return bool(self._runs)
 
     def add(self, place: int, sequence: int, reason: str) -> None:
-        """Add a frame: its place among all frames of its camera, and its client's number."""
+        """Add a frame: its place among all frames of the camera, the client's number of it, and the reason."""
         run = self._runs[-1] if self._runs else None
         if run is not None and run.reason == reason and place == self._last + 1:
             self._runs[-1] = Skips(run.first, sequence, run.count + 1, reason)
         else:
             self._runs.append(Skips(sequence, sequence, 1, reason))
-            if len(self._runs) > _MOST_RUNS:  # no report for a long time
+            if len(self._runs) > _MOST_RUNS:  # nothing has been reported for a long time
                 first, second = self._runs[:2]
                 self._runs[:2] = [Skips(first.first, second.last, first.count + second.count, _SEVERAL)]
         self._last = place
 
     def take(self) -> tuple[Skips, ...]:
-        """Take all of them; they count as reported."""
+        """Return and remove all runs; they count as reported."""
         runs, self._runs = tuple(self._runs), []
         return runs
 
 
-# One waiting, two in flight, one answered but not yet read by the client.
+# Frames of a camera: one waits, two are in the host, one is answered but not yet read by the client.
 _IN_FLIGHT = 4
-# The same in mode every_frame: enough to keep an engine with batches busy, few enough to be no delay.
+# The same in mode every_frame: enough to keep an engine with batches busy, few enough to add little delay.
 EVERY_IN_FLIGHT = 16
 _LONGEST_ID = 200  # characters: people read ids in a table
 
@@ -71,11 +71,11 @@ Tag = TypeVar("Tag")
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[Tag]):
-    """A frame that was put."""
+    """A frame that was put into the stream."""
 
     tag: Tag
     work: FrameWork
-    slot: Slot | EdgedError  # its slot, or why it has none
+    slot: Slot | EdgedError  # the slot that answers it, or the error that is its answer
     place: int  # among all frames of its camera
     sequence: int
     captured_ns: int
@@ -89,7 +89,7 @@ class Entry(Generic[Tag]):
         return (self.captured_ns if self.captured_ns > 0 else self.received_ns) / 1e9
 
     def drop(self) -> None:
-        """Mark the frame as abandoned: its stream has ended."""
+        """Cancel the frame and count it as dropped: its stream has ended."""
         self.work.future.cancel()
         if self.record is not None:
             self.record.dropped += 1
@@ -97,14 +97,14 @@ class Entry(Generic[Tag]):
 
 @dataclass(slots=True, eq=False)
 class StreamCamera(Generic[Tag]):
-    """`connection` is the stream that it belongs to."""
+    """One camera of a stream; `connection` is that stream."""
 
     name: str
     connection: object
     options: StreamOptions = field(default_factory=StreamOptions)
     limit: Limit = field(default_factory=lambda: Limit(0))
     pending: deque[Entry[Tag]] = field(default_factory=deque)  # offered, in order
-    held: Entry[Tag] | None = None  # not offered: the client is behind
+    held: Entry[Tag] | None = None  # the newest frame, not offered while too many others are in flight
     unread: int = 0
     places: int = 0
     skips: SkipLedger = field(default_factory=SkipLedger)
@@ -114,11 +114,11 @@ class StreamCamera(Generic[Tag]):
 
     def __post_init__(self) -> None:
         if len(self.name) > _LONGEST_ID or not self.name.isprintable():
-            raise InvalidInput(f"invalid camera id {self.name[:40]!r}: give at most {_LONGEST_ID} printable characters")
+            raise InvalidInput(f"invalid camera id {self.name[:40]!r}: use at most {_LONGEST_ID} printable characters")
 
     @property
     def queue_key(self) -> Hashable:
-        """The key of its queue in a slot: two calls with a camera of one id have two queues."""
+        """The key of the camera's queue in a slot. If two calls use the same camera id, each has its own queue."""
         return id(self.connection), self.name
 
     @property
@@ -136,7 +136,7 @@ class StreamCamera(Generic[Tag]):
         self.options = options
 
     def record(self, slot: Slot | EdgedError, known: Cameras, protocol: str) -> CameraRecord | None:
-        """The record that counts a frame for a slot. A frame without a slot counts with the latest model."""
+        """Return the record that counts a frame for a slot. A frame without a slot is counted with the latest model."""
         if isinstance(slot, EdgedError):
             return next(reversed(self.records.values()), None)
         record = self.records.get(slot.model)
@@ -145,8 +145,9 @@ class StreamCamera(Generic[Tag]):
         return record
 
     def tracks_of(self, record: CameraRecord) -> Hashable:
-        """The key of the tracks that its frames continue: the camera's for the connection that began last, since a lost
-        one may look alive for hours; another key for other connections, since each would break the other's tracks."""
+        """Return the key of the tracks that this connection's frames continue. The newest connection continues the
+        camera's tracks, because a lost connection may look alive for hours. Other connections get keys of their own,
+        because frames from two connections would break each other's tracks."""
         if record.model not in self.tracks:
             self.tracks[record.model] = (record.camera, record.model, id(self.connection))
             record.tracked_by = self.connection

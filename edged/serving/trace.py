@@ -1,4 +1,4 @@
-"""Traces of single requests, set as Triton's are: which are traced, when each reached which step, and their files."""
+"""Traces of single requests with Triton's trace settings: which requests are traced, their timestamps, their files."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _LOG = logging.getLogger("edged.trace")
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 _OFF, _TIMESTAMPS, _TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
-_MODE = "triton"  # Triton's other mode sends traces to a collector
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # in the folder of traces: no separator, no dot in front
+_MODE = "triton"  # Triton's other mode, "opentelemetry", sends traces to a collector
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # a plain file name: no separator, no leading dot
 _MOST = (1 << 31) - 1
 
-# Settings that were given for all models or for one, by the fields of TraceSettings.
+# Settings that were set for all models or for one, by field of TraceSettings.
 Given: TypeAlias = "dict[str, str | int | tuple[str, ...]]"
 
 
 class TraceSettings(msgspec.Struct, frozen=True):
-    """Every `rate`-th request is traced, `count` of them (-1: no limit), with what `levels` name (none: off).
+    """Trace every `rate`-th request until `count` are traced (-1: no limit); `levels` say what is recorded (none: off).
 
-    They are written to `file`; with a `frequency`, to `file.0`, `file.1`, ... of so many traces each.
+    Traces are written to `file`, or, with a `frequency`, to `file.0`, `file.1`, ... with `frequency` traces each.
     """
 
     file: str = "trace.json"
@@ -51,7 +51,8 @@ class TraceSettings(msgspec.Struct, frozen=True):
 
 
 def read(values: Mapping[str, Sequence[str]], before: Given) -> Given:
-    """Return `before` changed by settings by their names on the wire; one without values is removed. InvalidInput."""
+    """Return `before`, updated with settings by their names in the protocol; a setting without values is removed.
+    Raises InvalidInput if a setting is unknown or invalid."""
     given = dict(before)
     for name, texts in values.items():
         if name == "trace_mode":
@@ -60,7 +61,7 @@ def read(values: Mapping[str, Sequence[str]], before: Given) -> Given:
             continue
         if name not in _SETTINGS:
             known = ", ".join((*_SETTINGS, "trace_mode"))
-            raise InvalidInput(f"unknown trace setting {name[:40]!r}; known are {known}")
+            raise InvalidInput(f"unknown trace setting {name[:40]!r}; the known settings are {known}")
         field, parse = _SETTINGS[name]
         if texts:
             given[field] = parse(name, texts)
@@ -70,7 +71,7 @@ def read(values: Mapping[str, Sequence[str]], before: Given) -> Given:
 
 
 def shown(settings: TraceSettings) -> dict[str, list[str]]:
-    """All settings by their names on the wire."""
+    """Return all settings by their names in the protocol."""
     return {
         "trace_file": [settings.file],
         "trace_level": list(settings.levels) or [_OFF],
@@ -100,7 +101,7 @@ def _levels(name: str, texts: Sequence[str]) -> tuple[str, ...]:
 def _number(least: int, name: str, texts: Sequence[str]) -> int:
     text = _single(name, texts)
     if not re.fullmatch(r"-?[0-9]{1,10}", text) or not least <= int(text) <= _MOST:
-        raise InvalidInput(f"{name} {text[:40]!r} is not a number from {least} to {_MOST}")
+        raise InvalidInput(f"{name} {text[:40]!r} must be an integer between {least} and {_MOST}")
     return int(text)
 
 
@@ -150,7 +151,7 @@ class TraceRecord(msgspec.Struct, frozen=True):
 
 @dataclass
 class _File:
-    """A file that is being written: its number among those of its name, its traces and its bytes."""
+    """A file that is being written: its index (`file.<index>`), its number of traces, and its size in bytes."""
 
     index: int = 0
     traces: int = 0
@@ -158,7 +159,7 @@ class _File:
 
 
 class TraceFiles:
-    """The trace files of one folder, which is created with the first. Used by one thread, except `restart`."""
+    """The trace files of one folder, which is created with the first trace. One thread uses it, except `restart`."""
 
     def __init__(self, folder: Path, file_bytes: int = _FILE_BYTES, folder_bytes: int = _FOLDER_BYTES) -> None:
         self._folder, self._file_bytes, self._folder_bytes = folder, file_bytes, folder_bytes
@@ -166,30 +167,30 @@ class TraceFiles:
         self._has_warned = False
 
     def restart(self, name: str) -> None:
-        """Have the next trace begin the file again, or the first of its files."""
+        """Make the next trace overwrite the file, or start again at `file.0`."""
         self._files.pop(name, None)
         self._has_warned = False
 
     def write(self, records: Sequence[tuple[TraceSettings, TraceRecord]]) -> None:
-        """Append traces to their files. A failure to write is logged once."""
+        """Append traces to their files. Only the first failure is logged."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o750)
             sizes = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in os.scandir(self._folder)}
             for settings, record in records:
                 self._add(settings, record, sizes)
         except OSError as error:
-            self._warn(f"traces cannot be written to {self._folder}: {error.strerror or error}")
+            self._warn(f"cannot write traces to {self._folder}: {error.strerror or error}")
 
     def _add(self, settings: TraceSettings, record: TraceRecord, sizes: dict[str, int]) -> None:
         file = self._files.setdefault(settings.file, _File())
         name = f"{settings.file}.{file.index}" if settings.frequency else settings.file
         text = ",\n".join(json.dumps(entry) for entry in _entries(record)).encode()
-        if sizes.get(name) != file.size:  # new, removed, or another process's
+        if sizes.get(name) != file.size:  # it is new, was removed, or was written by another process
             file.size = 0
         size = file.size + len(text) + len(_END)
         others = sum(sizes.values()) - sizes.get(name, 0)
         if size > self._file_bytes or others + size > self._folder_bytes or len({*sizes, name}) > _FILES:
-            self._warn(f"traces are dropped: {name} or {self._folder} is full; set another trace_file or remove some")
+            self._warn(f"traces are dropped: {name} or {self._folder} is full; set another trace_file or delete files")
             return
         sizes[name] = file.size = _append(self._folder / name, text, file.size)
         file.traces += 1
@@ -203,8 +204,8 @@ class TraceFiles:
 
 
 def _append(path: Path, text: bytes, size: int) -> int:
-    """Write before the bracket that ends the array, or begin the file if it has no size; never through a link. Return
-    the new size."""
+    """Insert a trace before the bracket that ends the JSON array, or start the file if `size` is 0; never follow a
+    symbolic link. Return the new size."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if size else os.O_TRUNC)
     with os.fdopen(os.open(path, flags, 0o640), "r+b") as file:
         file.seek(max(0, size - len(_END)))
@@ -225,7 +226,7 @@ def _entries(record: TraceRecord) -> Iterator[dict[str, object]]:
 
 
 def _values(tensor: _Tensor) -> str:
-    """The first elements in decimal, or the strings that are complete."""
+    """Return the first elements as text: decimal numbers, or the strings that are complete."""
     if tensor.datatype == "BYTES":
         words = (element.decode(errors="replace") for element in _strings(tensor.data))
         return ",".join(json.dumps(word, ensure_ascii=False) for word in words)
@@ -251,9 +252,9 @@ def _strings(data: bytes) -> Iterator[bytes]:
 
 # -- requests ---------------------------------------------------------------------------------------------------------
 
-_WRITE_SECONDS = 0.2  # traces are written together
-_WAITING = 1000  # traces that a slow disk may be behind; more are dropped
-_KEPT = 64 << 10  # bytes of a tensor
+_WRITE_SECONDS = 0.2  # traces are collected for this long and written together
+_WAITING = 1000  # the most traces that wait to be written; more are dropped
+_KEPT = 64 << 10  # bytes of a tensor that are kept
 
 
 @dataclass(slots=True)
@@ -269,15 +270,15 @@ class Trace:
     started: int = field(default_factory=time.monotonic_ns)
 
     def end(self, work: TensorWork, answer: Answered | None) -> None:
-        """End the request, without an answer if it failed or its client disconnected.
+        """End the trace; `answer` is None if the request failed or its client disconnected.
 
-        The steps last as long as the model's statistics say of this request.
+        The durations of the steps are those that the model's statistics count for this request.
         """
         ended = time.monotonic_ns()
         stamps: list[tuple[str, int]] = []
         if _TIMESTAMPS in self.settings.levels:
             steps = _steps(work, answer)
-            started = min(self.started, steps[0][1])  # the work may have been created before its trace
+            started = min(self.started, steps[0][1])  # the work may have been created before the trace
             stamps = [("REQUEST_START", started), *steps, ("REQUEST_END", ended)]
         tensors: list[_Tensor] = []
         if _TENSORS in self.settings.levels:
@@ -289,7 +290,7 @@ class Trace:
 
 
 class _Scope:
-    """The settings of one model, or of all models without settings, and how many requests they have traced."""
+    """The settings of one model, or of all models without their own, and how many requests may still be traced."""
 
     def __init__(self) -> None:
         self.given: Given = {}
@@ -297,7 +298,7 @@ class _Scope:
         self.left, self.seen = self.settings.count, 0
 
     def picks(self) -> bool:
-        """Whether the next request is traced."""
+        """Count a request; return whether to trace it."""
         if not self.left or not self.settings.levels:
             return False
         self.seen += 1
@@ -307,7 +308,7 @@ class _Scope:
         return True
 
     def change(self, base: TraceSettings, is_count_set: bool) -> None:
-        """Apply the given settings over `base`; count from the start if the count was set, or is another one."""
+        """Apply the given settings over `base`. If the count was set or has changed, counting starts again."""
         settings = msgspec.structs.replace(base, **self.given)
         if is_count_set or settings.count != self.settings.count:
             self.left = settings.count
@@ -317,7 +318,7 @@ class _Scope:
 
 
 class Tracing:
-    """Traces requests into files of one folder. Used on the event loop; a thread writes the files."""
+    """Traces requests into files of one folder. Use it on the event loop; a thread writes the files."""
 
     def __init__(self, folder: Path) -> None:
         self.is_on = False  # read for every request
@@ -331,7 +332,7 @@ class Tracing:
         self._writer: ThreadPoolExecutor | None = None
 
     def begin(self, model: str, version: str, request: str) -> Trace | None:
-        """Begin the trace of a request that came; None unless it is traced."""
+        """Begin the trace of a new request; None if the request is not to be traced."""
         if not self.is_on:
             return None
         scope = self._own.get(model, self._all)
@@ -340,12 +341,14 @@ class Tracing:
         return Trace(self, scope.settings, next(self._numbers), model, version, request)
 
     def settings(self, model: str = "") -> TraceSettings:
-        """The settings of a model, or of all others; `count` is how many requests are left to trace."""
+        """Return the settings of a model, or the common ones if it has none; `count` is how many requests are left to
+        trace."""
         scope = self._own.get(model, self._all)
         return msgspec.structs.replace(scope.settings, count=scope.left)
 
     def change(self, values: Mapping[str, Sequence[str]], model: str = "") -> None:
-        """Change settings by their names, of one model or of all; one without values is removed. InvalidInput."""
+        """Change the settings of one model or of all, by their names in the protocol; a setting without values is
+        removed. Raises InvalidInput if a setting is unknown or invalid."""
         changed = self._own.get(model, _Scope()) if model else self._all
         changed.given = read(values, changed.given)
         if model and changed.given:
@@ -372,7 +375,7 @@ class Tracing:
             self._timer = asyncio.get_running_loop().call_later(_WRITE_SECONDS, self._write)
 
     async def close(self) -> None:
-        """Write the traces that wait."""
+        """Write the waiting traces and end the thread."""
         if self._timer is not None:
             self._timer.cancel()
             self._write()
@@ -386,7 +389,7 @@ class Tracing:
             self._writer = ThreadPoolExecutor(1, "traces")
         records, self._waiting = self._waiting, []
         if self._dropped:
-            _LOG.warning("%d traces were dropped: the disk is slower than they come; raise trace_rate", self._dropped)
+            _LOG.warning("%d traces were dropped: the disk is too slow for them; raise trace_rate", self._dropped)
             self._dropped = 0
         self._writer.submit(self._files.write, records)
 
@@ -404,7 +407,8 @@ def _steps(work: TensorWork, answer: Answered | None) -> list[tuple[str, int]]:
 
 
 def _tensor(activity: str, tensor: InputTensor | OutputTensor) -> _Tensor:
-    """A tensor with the start of its data, or none if it is in a client's memory, which may hold other data by now."""
+    """Return a tensor with the start of its data; without data if it is in the client's shared memory, which the client
+    may have overwritten."""
     data = bytes(memoryview(tensor.data)[:_KEPT]) if isinstance(tensor.data, bytes | memoryview) else b""
     shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
     return _Tensor(activity, tensor.name, tensor.datatype, shape, data)

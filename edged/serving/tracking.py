@@ -1,8 +1,8 @@
 """Ids that follow objects from frame to frame: the daemon's end of the tracker's process.
 
-The process starts when a camera first asks, ends when no camera has asked for a while, and is started again, later each
-time, if it dies or hangs. No result waits long for it: frames are answered without ids while it starts, if it is too
-slow, and if too many wait.
+The process starts at the first request and ends when no camera has sent one for a while. If it dies or hangs, it is
+started again after a pause that doubles each time. Results never wait long for it: frames are answered without ids
+while it starts, if it is too slow, and if too many frames wait.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from edged.decoding import ready
 from edged.ipc import track_messages as m
 from edged.ipc.piped_process import PipedProcess, ProtocolError
 
-_IN_FLIGHT = 8  # frames at the tracker: enough to keep it busy. Those that wait here can still be dropped
-_WAITING = 64  # of all cameras
+_IN_FLIGHT = 8  # frames sent to the tracker: enough to keep it busy. Frames that wait here can still be dropped
+_WAITING = 64  # frames of all cameras
 _IDLE = "no camera needs it"
 _STOP_SECONDS = 3.0
-_PROVEN_SECONDS = 60.0  # a failure after so long counts as the first one again
+_PROVEN_SECONDS = 60.0  # if the process ran this long, its failure counts as the first one again
 
 
 class TrackingLimits(msgspec.Struct, frozen=True):
     """Limits, most of them in seconds; tests use shorter ones."""
 
-    patience: float = 0.5  # that a frame may wait for its ids
-    start: float = 60.0
-    silent: float = 10.0  # with a frame to work on, after which the process hangs
-    idle: float = 60.0
-    first_pause: float = 0.5  # until the process is started again
+    patience: float = 0.5  # how long a frame may wait for its ids
+    start: float = 60.0  # how long the process may take to start
+    silent: float = 10.0  # without an answer while it has frames: the process counts as hung
+    idle: float = 60.0  # without a request: the process is ended
+    first_pause: float = 0.5  # before the process is started again after its first failure
     longest_pause: float = 60.0
-    remembered: float = 600.0  # since a camera asked
-    cameras: int = 1024  # that are remembered
+    remembered: float = 600.0  # how long a camera is remembered after its last request
+    cameras: int = 1024  # how many cameras are remembered
 
 
 _LIMITS = TrackingLimits()
@@ -53,12 +53,13 @@ def _command() -> list[str]:
 
 
 class Tracking:
-    """Used from one event loop. `problem`: one line why frames get no ids now; empty if they do, or soon will."""
+    """Requests ids from the tracker's process. Use it from one event loop. `problem` says in one line why frames get no
+    ids now; it is empty if they do, or soon will."""
 
     def __init__(self, limits: TrackingLimits = _LIMITS, command: Callable[[], list[str]] = _command) -> None:
         self.problem = ""
         self._limits, self._command = limits, command
-        self._cameras: dict[Hashable, Camera] = {}  # the one that asked longest ago first
+        self._cameras: dict[Hashable, Camera] = {}  # ordered by last request, oldest first
         self._waiting: deque[Frame] = deque()
         self._numbers = itertools.count(1)
         self._child: TrackerProcess | None = None
@@ -66,27 +67,28 @@ class Tracking:
         self._asked = 0.0
         self._failures = 0
         self._not_before = 0.0
-        self._blamed: Camera | None = None  # whose frame caused the problem
+        self._blamed: Camera | None = None  # the camera whose frame caused the problem
         self._closed = False
-        self._unfit = ""  # why the last process could not work at all
+        self._unfit = ""  # why the last process could not work at all; empty if it could
 
     @property
     def pid(self) -> int:
-        """Process id of the tracker; 0 if it does not run."""
+        """The process id of the tracker; 0 if it does not run."""
         return self._child.process.pid if self._child is not None else 0
 
     @property
     def missing(self) -> str:
-        """One line why this box cannot track objects, and what to install; empty if it may be able to."""
+        """Why this box cannot track objects and what to install, in one line; empty if nothing is known to be
+        missing."""
         name = next((name for name in ("trackers", "supervision") if not packages.is_installed(name)), "")
         return m.not_installed(name) if name else self._unfit if time.monotonic() < self._not_before else ""
 
     def follow(self, camera: Hashable, captured: float, found: bytes) -> asyncio.Future[Ids]:
-        """Ids of the detections (`Detections.pack`) of one frame, in their order; -1 for those without one.
+        """Return a future of the ids of one frame's detections (`Detections.pack`), in order; -1 for no id.
 
-        Frames of a camera are taken in the order of the calls; captured: seconds on any clock of the camera's. The
-        future never raises: it returns () if there are no ids in time. An id is not given to another object of the
-        camera while the camera is remembered.
+        Call it in the order of a camera's frames; `captured` is in seconds on any clock of the camera. The future never
+        raises: its result is () if no ids arrive in time. An id is not reused for another object of the camera while
+        the camera is remembered.
         """
         now, answer = time.monotonic(), asyncio.get_running_loop().create_future()
         frame = Frame(next(self._numbers), self._remember(camera, now), captured, found, now, answer)
@@ -95,16 +97,16 @@ class Tracking:
             self._waiting.append(frame)
             if len(self._waiting) > _WAITING:
                 self._waiting.popleft().settle()
-                self._report("the tracker is too slow: frames come faster than it follows them")
+                self._report("the tracker is too slow: frames arrive faster than it processes them")
             self._send()
         else:
             frame.settle()
         if not found:
-            frame.settle()  # without ids to wait for; the tracker still learns that time has passed
+            frame.settle()  # it has no detections to wait for; the tracker still learns that time has passed
         return answer
 
     def forget(self, camera: Hashable) -> None:
-        """Forget a camera: if it comes back, its ids begin at 1 again."""
+        """Forget a camera: if it sends frames again, its ids begin at 1."""
         known = self._cameras.pop(camera, None)
         if known is None:
             return
@@ -117,7 +119,7 @@ class Tracking:
             self._child.send(m.Forget(known.number))
 
     async def close(self) -> None:
-        """End the process; frames that wait, and later ones, get no ids."""
+        """End the process; waiting and later frames get no ids."""
         self._closed = True
         if self._child is not None:
             self._child.end()
@@ -134,16 +136,16 @@ class Tracking:
         return known
 
     def _is_able(self, frame: Frame) -> bool:
-        """Whether a tracker runs that may answer in time; starts one if it may."""
+        """Whether a tracker runs that can answer in time; starts one if none runs and a start is allowed."""
         if not self._closed and frame.asked >= self._not_before and (self._life is None or self._life.done()):
             self._life = asyncio.create_task(self._live())
         child = self._child
         if child is None or not child.ready:
             return False
         if len(frame.found) > m.LARGEST // 2:
-            self._report(f"{len(frame.found)} bytes of detections in one frame are too many to track", frame.camera)
+            self._report(f"a frame has too many detections to track ({len(frame.found)} bytes)", frame.camera)
             return False
-        # If the frame that it works on has waited too long already, those behind it need not begin to.
+        # If the tracker's oldest frame has already waited too long, a new frame would, too.
         return not child.in_flight or frame.asked - child.in_flight[0].asked <= self._limits.patience
 
     def _send(self) -> None:
@@ -153,7 +155,7 @@ class Tracking:
     def _take(self, frame: Frame, answer: m.Followed | m.NotFollowed) -> None:
         camera = frame.camera
         if isinstance(answer, m.NotFollowed):
-            self._report(f"the tracker failed at a frame: {answer.message}", camera)
+            self._report(f"the tracker failed on a frame: {answer.message}", camera)
             frame.settle()
         else:
             camera.last = max(camera.last, *answer.ids, 0)
@@ -197,7 +199,7 @@ class Tracking:
             self._fail(child.process.ended or f"died (exit status {status})")
 
     async def _watch(self, child: TrackerProcess) -> None:
-        """Settle frames that have waited too long; end a process that hangs or is not needed."""
+        """Answer frames that have waited too long with no ids; end a process that hangs or is not needed."""
         limits, then = self._limits, time.monotonic()
         period, silence = limits.patience / 4, 0.0
         while True:
@@ -206,7 +208,7 @@ class Tracking:
             self._give_up(child, now)
             if child.has_spoken or (child.ready and not child.in_flight):
                 silence = 0.0
-            else:  # a long pause was this process's own and does not count against the tracker
+            else:  # a longer gap than 4 periods is the daemon's own delay, not the tracker's
                 silence += min(now - then, 4 * period)
             child.has_spoken, then = False, now
             if silence > (limits.silent if child.ready else limits.start):
@@ -215,7 +217,7 @@ class Tracking:
                 child.end(_IDLE)
 
     def _give_up(self, child: TrackerProcess, now: float) -> None:
-        """Settle the frames that have waited too long. The tracker still takes into account those that it has."""
+        """Answer frames that have waited too long with no ids. The tracker still processes those that it has."""
         late = [frame for frame in (*child.in_flight, *self._waiting) if now - frame.asked > self._limits.patience]
         for frame in late:
             frame.settle()
@@ -230,7 +232,7 @@ class Tracking:
         self._pause(f"the tracker {reason}", pause)
 
     def _pause(self, problem: str, seconds: float) -> None:
-        """Let the first camera that asks after a pause start the process again."""
+        """Report a problem; the first request after `seconds` starts the process again."""
         self._report(problem)
         self._not_before = time.monotonic() + seconds
 
@@ -240,7 +242,8 @@ Ids = tuple[int, ...]
 
 @dataclass(slots=True)
 class Camera:
-    """number: its number at the tracker. last: its highest id so far. asked: when, in monotonic seconds."""
+    """A camera with tracks. number: its number in messages to the tracker. last: its highest id so far. asked: when it
+    last sent a request, in monotonic seconds."""
 
     number: int
     last: int = 0
@@ -259,22 +262,23 @@ class Frame:
     answer: asyncio.Future[Ids]
 
     def settle(self, ids: Ids = ()) -> None:
-        if not self.answer.done():  # its caller may have cancelled it
+        if not self.answer.done():  # the caller may have cancelled the future
             self.answer.set_result(ids)
 
 
 class TrackerProcess:
-    """A tracker's process. `ready`: it takes frames. `has_spoken`: since the watcher's last look."""
+    """A tracker's process. `ready`: it accepts frames. `has_spoken`: it has sent a message since the watcher's last
+    look."""
 
     def __init__(self, started: PipedProcess[m.FromTracker]) -> None:
         self.ready = self.has_spoken = False
         self.in_flight: deque[Frame] = deque()
-        self.unfit = ""  # why it cannot work, in its own words
+        self.unfit = ""  # why the tracker cannot work, as it reported itself
         self.process = started
 
     @classmethod
     async def start(cls, command: list[str]) -> TrackerProcess:
-        """OSError if the box has no process or descriptor left for it."""
+        """Start a process. Raises OSError if the box has no free process or file descriptor."""
         decoder = msgspec.msgpack.Decoder(ready(m.FromTracker))
         return cls(await PipedProcess.start(command, "tracker", decoder, m.LARGEST))
 
@@ -287,7 +291,8 @@ class TrackerProcess:
         self.process.send(message)
 
     async def listen(self, take: Callable[[Frame, m.Followed | m.NotFollowed], None]) -> None:
-        """Pass on answers until the process closes its end. ProtocolError for anything else than the next answer."""
+        """Pass on answers until the process closes its end. Raises ProtocolError if a message is not the next
+        answer."""
         async with aclosing(self.process.messages()) as messages:
             async for message in messages:
                 self.has_spoken = True
@@ -302,5 +307,5 @@ class TrackerProcess:
                     take(self.in_flight.popleft(), message)
 
     def end(self, why: str = "") -> None:
-        """Kill the process, if it runs."""
+        """Kill the process if it runs; `why` is kept as the reason."""
         self.process.end(why)

@@ -23,14 +23,14 @@ from edged.vision.placement import Roi
 
 
 class Source(Protocol):
-    """Bulk bytes outside the daemon's memory, read once when the work is chosen. Code tests for bytes and views
-    instead, because an isinstance check against a Protocol is slower."""
+    """Bulk bytes outside the daemon's memory, read once when the work is chosen. To tell them apart, code tests for
+    bytes and memoryview, because an isinstance check against a Protocol is slower."""
 
     @property
     def size(self) -> int: ...
 
     def read_into(self, place: memoryview) -> None:
-        """Fill a place of `size` bytes; an EdgedError becomes the answer of the work."""
+        """Copy the bytes into `place`, which has `size` bytes. An EdgedError becomes the answer of the work."""
 
 
 Blob: TypeAlias = "bytes | memoryview | Source"
@@ -42,10 +42,11 @@ ANY_NUMBER = 1 << 31  # of rows: more than any tensor has
 class EngineRef(msgspec.Struct, frozen=True):
     """The engine that answers: its key, its backend, the digest of its model, and how pictures and outputs are read.
 
-    `edition` distinguishes builds of the same key. `is_static` means that every inference has the same size, so that
-    their times can be compared. `batching` is of frames, `rows` the most rows of tensor requests, `profile` the range
-    of shapes that it was built for, empty if it takes any. `limits` are those of a request. `folded` are inputs with a
-    default that its runtime may have built in. `outputs` are the datatypes of its outputs by name, empty if unknown.
+    `edition` distinguishes builds of the same key. `is_static` means that all inferences have the same shapes, so that
+    their times can be compared. `batching` applies to frames; `rows` is the most rows of a batch of tensor requests.
+    `profile` is the range of shapes that the engine was built for, empty if it accepts any. `limits` apply to each
+    request. `folded` are inputs with a default that the runtime may have built in. `outputs` are the datatypes of the
+    outputs by name, empty if unknown.
     """
 
     key: str
@@ -62,8 +63,8 @@ class EngineRef(msgspec.Struct, frozen=True):
     outputs: dict[str, str] = {}
 
     def takes(self, work: Work) -> bool:
-        """Whether work is in its range of shapes, and gives no input that it has built in. Frames always are: ranges
-        are chosen to include pictures."""
+        """Whether the engine accepts work: its shapes are in the engine's range, and it gives no input that is built
+        in. Frames always are accepted: ranges are chosen to include pictures."""
         if not isinstance(work, TensorWork):
             return True
         if self.folded and not self.folded.isdisjoint(tensor.name for tensor in work.inputs):
@@ -72,7 +73,7 @@ class EngineRef(msgspec.Struct, frozen=True):
 
 
 class OutputTensor(msgspec.Struct, frozen=True):
-    """One output as the protocol carries it; `data` is raw contents."""
+    """One output as the protocol carries it; `data` has the format of raw_output_contents."""
 
     name: str
     datatype: str
@@ -81,7 +82,7 @@ class OutputTensor(msgspec.Struct, frozen=True):
 
 
 class OutputView(msgspec.Struct, frozen=True):
-    """One output in the arena, in memory that will be reused."""
+    """One output in the arena; its memory will be reused."""
 
     name: str
     datatype: str
@@ -89,16 +90,16 @@ class OutputView(msgspec.Struct, frozen=True):
     data: memoryview
 
     def kept(self) -> OutputTensor:
-        """Copy it out of the arena."""
+        """Return a copy outside the arena."""
         return OutputTensor(self.name, self.datatype, self.shape, bytes(self.data))
 
 
-# Reads outputs before it returns; their memory is reused afterwards. An EdgedError becomes the answer.
+# Must read the outputs before it returns: their memory is reused afterwards. An EdgedError becomes the answer.
 Sink: TypeAlias = Callable[[tuple[OutputView, ...]], None]
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """An answer: packed detections or classes of a frame (None for raw outputs), or output tensors. Milliseconds."""
+    """An answer: packed detections or classes of a frame (None if the model has no family), or output tensors."""
 
     engine: EngineRef
     detections: bytes | None
@@ -111,9 +112,10 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Work(ABC):
-    """The base of both kinds; `schedule.Waiting` describes its properties. Times are of time.monotonic().
+    """The base class of frames and tensor requests; `schedule.Waiting` describes its properties. Times are those of
+    time.monotonic().
 
-    The future ends with an Answered or an EdgedError; cancelling it drops the work.
+    The future ends with an Answered or an EdgedError; cancelling the future drops the work.
     """
 
     __slots__ = ("expires", "future", "is_suspect", "losses", "received")
@@ -123,8 +125,8 @@ class Work(ABC):
         self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self.received = time.monotonic()
         self.expires = expires
-        self.is_suspect = False  # it may have crashed its host or needed too much memory, so it goes alone
-        self.losses = 0  # of hosts that were killed from outside
+        self.is_suspect = False  # it may have crashed its host or needed too much memory, so it runs alone
+        self.losses = 0  # how often it was lost with a host that was killed from outside
 
     @property
     def is_wanted(self) -> bool:
@@ -140,11 +142,11 @@ class Work(ABC):
 
     @abstractmethod
     def blobs(self) -> tuple[Blob, ...]:
-        """The bulk bytes, to be placed in the arena in this order."""
+        """Return the bulk bytes to be placed in the arena, in this order."""
 
     def too_late(self) -> EdgedError:
-        """The error for work that has expired."""
-        return DeadlineExceeded("the deadline passed before it was this request's turn; send fewer at a time")
+        """Return the error for work that has expired."""
+        return DeadlineExceeded("the deadline passed while the request was queued; send fewer requests at a time")
 
 
 class FrameWork(Work):
@@ -165,7 +167,8 @@ class FrameWork(Work):
         expires: float = math.inf,
         must_answer: bool = False,
     ) -> None:
-        """`must_answer`: it is a request with its caller's deadline, and not one of many frames of a camera."""
+        """`must_answer`: the picture is a request of its own with the caller's deadline, not one of a camera's frames,
+        which may be skipped."""
         super().__init__(expires)
         self.data, self.thresholds, self.roi, self.must_answer = data, thresholds, roi, must_answer
         self.pixel_format, self.width, self.height, self.stride = pixel_format, width, height, stride
@@ -178,7 +181,7 @@ class FrameWork(Work):
         return (self.data,)
 
     def picture(self, span: Span) -> m.Picture:
-        """The picture in the arena."""
+        """Return the picture as the host gets it; `span` is its place in the arena."""
         return m.Picture(span, self.pixel_format, self.width, self.height, self.stride, self.roi, self.thresholds)
 
     def too_late(self) -> EdgedError:
@@ -186,7 +189,7 @@ class FrameWork(Work):
 
 
 class InputTensor(msgspec.Struct, frozen=True):
-    """One input of a tensor request: raw contents, checked against its shape before it gets here."""
+    """One input of a tensor request; `data` are raw contents whose size has been checked against the shape."""
 
     name: str
     datatype: str
@@ -195,11 +198,11 @@ class InputTensor(msgspec.Struct, frozen=True):
 
 
 class TensorWork(Work):
-    """A tensor request. `outputs` None means all of them.
+    """A tensor request. `outputs` are the names of the requested outputs, None for all.
 
-    `priority` is its level, from 1, which goes first; 0 is the model's default. `batch` is the number of its rows, the
-    first dimension of every input and output, or None if rows are unknown; it may be batched with
-    others, unless it goes `alone`. With a `sink` the outputs go there, and the answer has none.
+    `priority` is its level: 1 is the first, 0 the model's default. `batch` is its number of rows (the first dimension
+    of every input and output), or None if unknown. A request with rows may be batched with others, unless `alone` is
+    set. If a `sink` is set, it gets the outputs, and the answer has none.
     """
 
     __slots__ = ("batch", "inputs", "outputs", "priority", "shapes", "sink")
@@ -230,14 +233,14 @@ class TensorWork(Work):
 
     @property
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its inputs by name."""
+        """The shapes of the inputs by name."""
         return {tensor.name: tensor.shape for tensor in self.inputs}
 
     def blobs(self) -> tuple[Blob, ...]:
         return tuple(tensor.data for tensor in self.inputs)
 
     def take(self, outputs: tuple[OutputView, ...]) -> tuple[OutputTensor, ...]:
-        """Pass outputs to the sink, or return copies for the answer, which outlives their memory."""
+        """Pass the outputs to the sink, or return copies of them: the answer outlives the outputs' memory."""
         if self.sink is None:
             return tuple(output.kept() for output in outputs)
         if self.is_wanted:
@@ -247,7 +250,8 @@ class TensorWork(Work):
     def message(
         self, job: int, session: int, spans: list[Span], reply: Span | None, rows: int = 0, parts: int = 1
     ) -> m.Infer:
-        """The message to the host, with the spans of the inputs; `rows` and `parts` of a batch of requests."""
+        """Return the message to the host. `spans` are the places of the inputs; for a batch, `rows` is its number of
+        rows and `parts` its number of requests."""
         refs = tuple(
             m.TensorRef(tensor.name, tensor.datatype, (rows, *tensor.shape[1:]) if rows else tensor.shape, span)
             for tensor, span in zip(self.inputs, spans, strict=True)

@@ -136,13 +136,13 @@ def test_run_error_in_on_progress_is_raised_and_stops_the_child() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("print('Loading plugin...')", "sent byte 0x4c where a message should begin and was stopped"),
+        ("print('Loading plugin...')", "sent byte 0x4c instead of the start of a message and was stopped"),
         ("os.write(1, bytes(200))", "sent byte 0x00"),
         ("os.write(1, b'P' + (65537).to_bytes(4, 'little')); time.sleep(60)", "sent a message of 65537 bytes"),
         ("os.write(1, b'A\\xff\\xff\\xff\\xff')\nwhile True: os.write(1, bytes(4096))", "of 4294967295 bytes"),
-        ("send(b'P', b'{')", "sent a progress that cannot be read"),
-        ("send(b'P', b'[' * 60000)", "sent a progress that cannot be read"),
-        ('send(b\'P\', b\'{"type":"Progress","phase":"x","more":\' + b\'[\' * 60000)', "cannot be read"),
+        ("send(b'P', b'{')", "sent an invalid progress"),
+        ("send(b'P', b'[' * 60000)", "sent an invalid progress"),
+        ('send(b\'P\', b\'{"type":"Progress","phase":"x","more":\' + b\'[\' * 60000)', "invalid progress"),
         ("send(b'A', b'')", "gave an answer that cannot be read"),
         ("send(b'A', b'[1, 2]')", "gave an answer that cannot be read"),
         ("send(b'A', b'{\"x\":' + b'[' * 1000000)", "gave an answer that cannot be read"),

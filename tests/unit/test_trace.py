@@ -302,4 +302,4 @@ def test_files_that_cannot_be_written_are_logged_once(
         folder.write_text("in the way")
     write(TraceFiles(folder), *range(5))
     assert target.read_text() == "precious"
-    assert caplog.text.count("cannot be written") == 1
+    assert caplog.text.count("cannot write") == 1

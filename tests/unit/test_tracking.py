@@ -373,7 +373,7 @@ async def test_library_that_fails_at_a_frame_costs_only_that_camera_its_tracks(t
     assert await asyncio.gather(*both) == [(), (4,)]  # a new tracker, which repeats no id
     assert await tracking.follow("a", 1.2, TRIGGER) == ()
     assert await ids_of(tracking, "b", 1) == (2,)
-    assert tracking.problem == "the tracker failed at a frame: RuntimeError: matrix is singular"
+    assert tracking.problem == "the tracker failed on a frame: RuntimeError: matrix is singular"
     assert await ids_of(tracking, "a", 1) == (5,)
     assert (tracking.problem, tracking.pid) == ("", pid)
 
@@ -400,11 +400,11 @@ def frame(payload: bytes) -> bytes:
     [
         (b"\xff" * 4, "a message of 4294967295 bytes"),
         (b"Traceback (most recent call last)\n" * 100_000, "a message of"),
-        (frame(b"\xc1\xc1\xc1"), "cannot be read"),
-        (frame(b""), "cannot be read"),
-        (frame(b"\x94" * 5), "cannot be read"),
-        (pipe_messages.pack(m.Forget(1)), "cannot be read"),
-        (READY + frame(msgspec.msgpack.encode(["Followed", 2, "nonsense"])), "cannot be read"),
+        (frame(b"\xc1\xc1\xc1"), "invalid message"),
+        (frame(b""), "invalid message"),
+        (frame(b"\x94" * 5), "invalid message"),
+        (pipe_messages.pack(m.Forget(1)), "invalid message"),
+        (READY + frame(msgspec.msgpack.encode(["Followed", 2, "nonsense"])), "invalid message"),
         (READY + pipe_messages.pack(m.Followed(77, (1,))), "an answer without a request"),
         (READY * 100_000, "its first message twice"),
         (READY + pipe_messages.pack(m.Followed(1, (2,)))[:-1], "died"),
