@@ -1,6 +1,6 @@
-"""The files of one built engine, and the only way to read them: checked against the digests in their record.
+"""The files of one built engine. They are always checked against the digests in their record when they are read.
 
-A runtime's own check is not enough: OpenVINO accepts a blob with flipped weights without a word.
+A runtime's own check is not enough: OpenVINO accepts a blob with altered weights without an error.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Artefact(msgspec.Struct, frozen=True):
-    """A directory and the files that an engine consists of, by name. An engine may have none (see `null`)."""
+    """A directory and the files of an engine in it, by name. An engine may have no files."""
 
     root: str
     files: dict[str, FileRecord]
 
     @classmethod
     def seal(cls, root: Path) -> Artefact:
-        """Digests every file that a build left in `root`."""
+        """Record size and digest of every file that a build wrote to `root`."""
         files = {path.name: _digest(path) for path in sorted(root.iterdir())}
         return cls(str(root), files)
 
@@ -40,9 +40,9 @@ class Artefact(msgspec.Struct, frozen=True):
         return sum(record.size for record in self.files.values())
 
     def load(self, name: str) -> bytes:
-        """The bytes of one file, equal to what was recorded; EngineDamaged when missing or altered.
+        """Return the bytes of one file. Raises EngineDamaged if the file is missing or differs from its record.
 
-        Reads once and checks what was read, so that nothing can change between the check and the use.
+        The file is read once and the bytes that were read are checked, so they cannot change between check and use.
         """
         record = self.files.get(name)
         if record is None:
@@ -56,7 +56,7 @@ class Artefact(msgspec.Struct, frozen=True):
         return data
 
     def check(self) -> None:
-        """Checks every file without keeping its bytes; EngineDamaged when one is missing or altered."""
+        """Check every file without keeping its bytes. Raises EngineDamaged if one is missing or altered."""
         for name, record in self.files.items():
             try:
                 found = _digest(Path(self.root) / name)
@@ -68,7 +68,7 @@ class Artefact(msgspec.Struct, frozen=True):
 
 def _digest(path: Path) -> FileRecord:
     digest, size = hashlib.sha256(), 0
-    if not path.is_file():  # a FIFO would never end
+    if not path.is_file():  # reading a FIFO would never end
         raise FileNotFoundError(2, "not a regular file", str(path))
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

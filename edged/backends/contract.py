@@ -4,7 +4,7 @@
     open(order)               engine host        those files ->  Session
     session.infer(...)        engine host        named arrays -> named arrays
 
-A backend is stateless, and its module has it as `BACKEND`; a session has one owner, which calls it from one thread at a
+A backend is stateless; its module exports it as `BACKEND`. A session has one owner, which calls it from one thread at a
 time. Children and hosts are confined (`edged.confinement`): a backend starts no program and opens no connection.
 """
 
@@ -20,17 +20,17 @@ import numpy as np
 from edged.backends.artefact import Artefact
 from edged.tensors import Array, TensorSpec
 
-# The optimisation that is not one: the model as it was written. What such an engine answers is the reference that
-# every other engine is compared with.
+# The optimisation level of an engine that runs the model unchanged. Its answers are the reference that every other
+# engine is compared with.
 UNOPTIMISED = "none"
 
-# Numbers of a model's nodes by operator, for each execution provider that runs them; without operators if a runtime
-# only tells the provider.
+# For each execution provider, how many nodes of a model it runs, by operator; no operators if a runtime reports only
+# the provider.
 Nodes: TypeAlias = dict[str, dict[str, int]]
 
 
-# How hard a build tries: a builder that failed for want of memory or time is asked for less. An engine of less effort
-# is as valid and perhaps slower; measuring tells.
+# How hard a build tries. After a failure for lack of memory or time, less effort is requested. An engine of less effort
+# is equally valid, but may be slower.
 Effort: TypeAlias = Literal["full", "reduced", "least"]
 
 
@@ -38,9 +38,9 @@ class Recipe(msgspec.Struct, frozen=True, order=True):
     """What to build for a model: by which backend, for which device, in which form.
 
     `optimization` is the backend's name of a level. `threads` is the number of CPU threads of one inference, 0 for
-    the runtime's own choice. `profile` is the range of shapes that it must take, as `edged.backends.profile` writes it;
-    empty if the backend needs none. `options` are the backend's own, as it writes them. `calibration` is the digest
-    of what the ranges of an int8 engine are measured on.
+    the runtime's own choice. `profile` is the range of shapes that the engine must accept, as `edged.backends.profile`
+    writes it; empty if the backend needs none. `options` are the backend's own, in the backend's format. `calibration`
+    is the digest of the data on which the ranges of an int8 engine are measured.
     """
 
     backend: str
@@ -57,24 +57,23 @@ class Recipe(msgspec.Struct, frozen=True, order=True):
         return self.optimization == UNOPTIMISED
 
     def parts(self) -> dict[str, str]:
-        """The named parts that a recipe adds to an engine's key."""
+        """Return the named parts that the recipe adds to an engine's key."""
         return {f"recipe.{name}": str(getattr(self, name)) for name in self.__struct_fields__}
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """A model's inputs and outputs as the ONNX file declares them, in its order."""
+    """A model's inputs and outputs as the ONNX file declares them, in the order of the file."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
 
 class Composition(msgspec.Struct, frozen=True):
-    """What a runtime made of a model, as far as it reports it. For people to read; only `fallback` has consequences.
+    """What a runtime made of a model, as far as it reports it. It is for people to read; only `fallback` has effects.
 
-    `layers` and `nodes` are counts: of layers by the precision that they compute in, and for each execution provider
-    of the model's nodes by operator. `fallback` says in a line each what does not run on the recipe's device although
-    it should: such an engine serves, and an alarm is raised. `kept` says what was left in float32, and why. `notes` may
-    hold anything else worth reading.
+    `layers` counts layers by the precision that they compute in; `nodes` counts the model's nodes by execution provider
+    and operator. Each line of `fallback` names what does not run on the recipe's device although it should: such an
+    engine serves, but an alarm is raised. `kept` says what stays in float32, and why. `notes` are further remarks.
     """
 
     layers: dict[str, int] = {}
@@ -85,8 +84,8 @@ class Composition(msgspec.Struct, frozen=True):
 
 
 class Parallelism(msgspec.Struct, frozen=True, order=True):
-    """How an opened engine uses the CPU: `instances` inferences at the same time, each on `threads` threads (0: the
-    recipe's number). On other devices there is one instance."""
+    """How an opened engine uses the CPU: `instances` inferences run at the same time, each on `threads` threads (0: the
+    recipe's number). On other devices one instance runs."""
 
     instances: int = 1
     threads: int = 0
@@ -99,19 +98,19 @@ ONE_INSTANCE = Parallelism()
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One engine of one model. `artefact` is None before it is built, and for a reference engine always.
+    """One engine of one model. `artefact` is None before the engine is built, and always for a reference engine.
 
-    For builders that can use them: `capability` is the compute capability ("8.6") to build for if that is not the
-    device's own, `timings` the path of a file that keeps what was measured of this device between builds; it need not
-    exist.
+    Two fields are for builders that can use them. `capability` is the compute capability ("8.6") to build for if it is
+    not the device's own. `timings` is the path of a file that keeps measurements of this device between builds; the
+    file need not exist.
     """
 
     model: str  # path of the ONNX file
     signature: Signature
     recipe: Recipe
     artefact: Artefact | None = None
-    external: tuple[str, ...] = ()  # files next to the model that hold some of its weights, by relative path
-    digest: str = ""  # of the model and those files; what is on disk may have been replaced since
+    external: tuple[str, ...] = ()  # relative paths of the files with external weights, next to the model
+    digest: str = ""  # of the model and its external files; the files on disk may have been replaced since
     effort: Effort = "full"
     capability: str = ""
     timings: str = ""
@@ -123,7 +122,7 @@ class Order(msgspec.Struct, frozen=True):
         return self.parallelism.threads or self.recipe.threads
 
 
-# The first opset that has an operator, by domain ("ai.onnx" for ONNX's own) and name.
+# For each domain ("ai.onnx" for ONNX's own) and operator, the first opset that has the operator.
 Operators: TypeAlias = dict[str, dict[str, int]]
 
 
@@ -131,35 +130,35 @@ class Session(Protocol):
     """An opened engine."""
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Runs once. Arrays are C-contiguous and of the signature's dtypes; every input is given.
+        """Run one inference. All inputs are given; arrays are C-contiguous and have the signature's dtypes.
 
-        Returns the requested outputs (all if None) as arrays that the caller may keep until the next call.
+        Returns the requested outputs (all if None) as arrays that stay valid until the next call.
         Raises EngineUnusable with the runtime's reason on one line.
         """
 
     def close(self) -> None:
-        """Frees everything; the session is not used again."""
+        """Free everything; the session must not be used again."""
 
 
 @runtime_checkable
 class Placed(Protocol):
-    """A session that tells where its nodes run, as it was opened: to compare with what was recorded of the build."""
+    """A session that reports where its nodes run, to compare with the record of the build."""
 
     def nodes(self) -> Nodes:
-        """Empty if the runtime does not report it."""
+        """Return where the nodes run; empty if the runtime does not report it."""
 
 
 @runtime_checkable
 class Stoppable(Session, Protocol):
-    """A session whose inference can be ended while it runs. Both calls may come from any thread; `host/engine.py` sees
-    to it that a stop reaches the right inference."""
+    """A session whose inference can be stopped while it runs. Any thread may call both methods; `host/engine.py`
+    ensures that a stop reaches the right inference."""
 
     def stop(self) -> None:
-        """The inference that runs ends as soon as the runtime looks up, with EngineUnusable; so does the next one if
-        none has begun."""
+        """Make the running inference end with EngineUnusable as soon as the runtime checks; if none runs, the next
+        one."""
 
     def go_on(self) -> None:
-        """No inference runs, and the next one is to."""
+        """Allow inferences again after a stop. Call it while no inference runs."""
 
 
 @runtime_checkable
@@ -167,95 +166,96 @@ class Replicable(Session, Protocol):
     """A session whose engine can run several inferences at the same time."""
 
     def replica(self) -> Session:
-        """Another session of the same opened engine, with the same weights, for another thread. Each is closed."""
+        """Return another session of the same opened engine, which shares its weights, for another thread. Close each
+        session."""
 
 
 @runtime_checkable
 class Staging(Session, Protocol):
-    """A session that takes the next inputs to its device while it still works on the current ones: two owners, one
-    thread that stages and one that infers. `infer` stays, for callers that do one thing after the other.
+    """A session that copies the next inputs to its device while it still infers the current ones. One thread stages,
+    another infers. `infer` also works, for callers that do both in sequence.
     """
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """Zeroes that are staged where they are, without a copy on the host. They live as long as the session.
+        """Return a zeroed array that can be staged without a copy on the host. It lives as long as the session.
 
-        What was staged from it must have been inferred before it is written again.
+        Inputs that were staged from the array must have been inferred before the array is written again.
         """
 
     def stage(self, inputs: Mapping[str, Array]) -> object:
-        """Takes inputs, as `infer` does, for one call of `infer_staged`, which must come. They may be reused at once.
+        """Stage inputs, given as for `infer`, for one call of `infer_staged`, which must follow. The arrays may be
+        reused at once, except those from `array`.
 
-        One set of inputs may be staged while another is inferred; a further call waits. Raises as `infer` does.
+        One set of inputs may be staged while another is inferred; a further call waits. Raises the errors of `infer`.
         """
 
     def infer_staged(self, staged: object, outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """As `infer`, of inputs that were staged."""
+        """Run one inference on staged inputs; otherwise like `infer`."""
 
 
 class Graph(Protocol):
-    """A model's graph, as a builder looks at it."""
+    """A model's graph, as builders read it."""
 
     def nodes(self) -> Sequence[tuple[str, str]]:
-        """Name and operator of every node but constants, also of those inside other nodes."""
+        """Return name and operator of every node except constants, including nodes of subgraphs."""
 
     def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
-        """The number of layers by the precision that they compute in, and a note if none has the one asked for."""
+        """Return the number of layers by the precision that they compute in, and a note if none has `precision`."""
 
     def shape_work(self) -> frozenset[str]:
-        """Names of the nodes that compute with shapes alone."""
+        """Return the names of the nodes that only compute shapes."""
 
 
 class Graphs(Protocol):
     """Reads and rewrites model files for builders. Implemented by `edged.jobs.engine_graph`: only jobs import the onnx
-    package. All raise EngineUnusable for a file that cannot be read.
+    package. All methods raise EngineUnusable if a file cannot be read.
     """
 
     def read(self, path: Path) -> Graph: ...
 
     def write_named(self, source: Path, out: Path) -> Graph:
-        """Writes the model as `out`, every node with a name of its own and no initializer among the inputs."""
+        """Write the model to `out`, with a unique name for every node and without initializers among the inputs."""
 
     def with_inputs(self, source: Path, inputs: Set[str]) -> bytes:
-        """The model without other inputs than these."""
+        """Return the model with all inputs removed except these."""
 
 
 class Backend(Protocol):
     """A runtime that can build and open engines."""
 
     name: str
-    # Precisions that `build` must be given a graph of (`jobs/precision.py`); it converts to the others itself.
+    # Precisions for which `build` needs a converted graph (`jobs/precision.py`); it converts to the others itself.
     in_graph: frozenset[str]
 
     def version(self) -> str:
-        """The version of the runtime that this process really loaded, as its package names it."""
+        """Return the version of the runtime that this process has loaded, in the form of the package's version."""
 
     def build(
         self, order: Order, out: Path, report: Callable[[float], None], graphs: Callable[[], Graphs]
     ) -> Composition:
-        """Writes the engine's files into the directory `out`, which has none yet; EngineUnusable if the runtime
-        refuses.
+        """Write the engine's files into the empty directory `out`.
 
         `report` receives the finished fraction, 0 to 1, if the runtime reports it. `graphs` imports the onnx package,
-        which most builds do not need. Unsuitable if no attempt would do better,
-        OutOfSpace if the disk is full.
+        which most builds do not need. Raises EngineUnusable if the runtime refuses the model, Unsuitable if another
+        attempt would not help, OutOfSpace if the disk is full.
         """
 
     def open(self, order: Order) -> Session:
-        """Opens an engine, reading only what its record vouches for; EngineUnusable or EngineDamaged."""
+        """Open an engine; only files that match its record are used. Raises EngineUnusable or EngineDamaged."""
 
     def check(self, model: Path) -> None:
-        """Whether the runtime takes the model at all; EngineUnusable with the reason when it does not."""
+        """Raise EngineUnusable, with the reason, if the runtime does not accept the model."""
 
     def operators(self) -> Operators | None:
-        """What operators the runtime has; None if it does not report it."""
+        """Return the operators that the runtime has; None if it does not report them."""
 
     def trial(self, order: Order) -> Session | None:
-        """Opens a model as it was written, with nothing built, as the order's recipe wants it. None if that is all
-        that can be tried before an engine is built; NotTaken or another EngineUnusable if the runtime refuses."""
+        """Try the model with the order's recipe, without building an engine. Returns a session, or None if the runtime
+        cannot run the model without a build. Raises NotTaken or another EngineUnusable if the runtime refuses it."""
 
 
 def one_line(error: BaseException, limit: int = 400) -> str:
-    """A runtime's message without line breaks and paths of its own sources, short enough to read."""
+    """Return a runtime's message on one line of at most `limit` characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

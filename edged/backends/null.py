@@ -1,9 +1,9 @@
-"""A backend without a runtime: deterministic answers from the shape of the question.
+"""A backend without a runtime: its answers are computed from the input bytes.
 
 It ships with the product so that everything above the contract can be run and tested with no runtime and no device.
-Every float output is the mean of all input bytes, every other output is zero; dynamic dimensions become 1.
-Recipe options steer it: `threads` is the number of milliseconds that one inference takes. With a range of shapes in the
-recipe it refuses what lies outside, as engines do that are compiled for a range.
+Every float output is the mean of all input bytes, every other output is zero; dynamic dimensions become 1. The recipe's
+`threads` is the number of milliseconds that one inference takes. If the recipe has a range of shapes, inputs outside it
+are refused, as by engines that are compiled for a range.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _NullSession:
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         for name, array in inputs.items():
             if not self._profile.contains(name, array.shape):
-                raise InvalidTensor(f"input {name!r} is {list(array.shape)}, outside of the engine's range of shapes")
+                raise InvalidTensor(f"input {name!r} has shape {list(array.shape)}, outside the engine's range")
         if self._seconds:
             time.sleep(self._seconds)
         views = [np.frombuffer(array.data, np.uint8) for array in inputs.values() if array.dtype != np.object_]

@@ -1,5 +1,5 @@
-"""The smallest model there is, y = Relu(x), for asking a runtime what it takes. Written by hand, since the onnx package
-stamps what it knows itself and most children do without it (format: onnx.proto, protobuf's wire encoding)."""
+"""A minimal model, y = Relu(x), for testing what a runtime accepts. It is encoded here, because the onnx package writes
+only versions that it knows, and most children do not import it (format: onnx.proto, protobuf's wire encoding)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ SHAPE = (1, 4)
 
 
 def relu(opset: int, ir_version: int) -> bytes:
-    """x FP32[1, 4] to y, stamped with that opset of ONNX's own domain and that IR version."""
+    """Return the model (x and y are FP32[1, 4]) with this opset of ONNX's own domain and this IR version."""
     node = _field(1, NAMES[0]) + _field(2, NAMES[1]) + _field(3, "relu") + _field(4, "Relu")
     graph = _field(1, node) + _field(2, "graph") + _field(11, _tensor(NAMES[0])) + _field(12, _tensor(NAMES[1]))
     return _field(1, ir_version) + _field(7, graph) + _field(8, _field(1, "") + _field(2, opset))
 
 
 def importing(model: bytes, domain: str, version: int) -> bytes:
-    """The model, which says that it uses that version of another domain's operators as well, without using any."""
+    """Return the model with an opset import of another domain added; the graph does not use it."""
     return model + _field(8, _field(1, domain) + _field(2, version))
 
 

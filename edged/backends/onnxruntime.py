@@ -1,8 +1,8 @@
-"""ONNX Runtime: the registered backend, and its engines on the CPU. Those on a GPU are in `ort/device.py`.
+"""ONNX Runtime: the backend, and its engines on the CPU. Engines on a GPU are in `ort/device.py`.
 
-On the CPU an engine is the graph that the optimiser made for this CPU, saved as ONNX. At level `all` that is specific
-to the CPU's instruction set and records no version of the runtime that made it; both are parts of the engine's key.
-The unoptimised session is edged's reference.
+On the CPU an engine is the graph that the optimiser made for this CPU, saved as ONNX. At level `all` the graph is
+specific to the CPU's instruction set and does not record the version of the runtime; both are parts of the engine's
+key. The unoptimised session is edged's reference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edged.backends.ort.session import CpuSession
 from edged.errors import EdgedError, EngineUnusable, NotTaken
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession  # at run time it must come after what `ort` sets
+    from onnxruntime import InferenceSession  # at run time the package must be imported after `ort` sets its variables
 
 _BLOB = "model.onnx"
 _WEIGHTS = "weights.bin"
@@ -65,7 +65,7 @@ class _OnnxRuntime:
             return device.build(order, out, where, graphs())
         inputs = {spec.name for spec in order.signature.inputs}
         session, placed = _saved(order, out, order.model)
-        if session.get_overridable_initializers():  # which may change from request to request, so nothing was folded
+        if session.get_overridable_initializers():  # a request may override them, so the optimiser folded nothing
             del session
             _, placed = _saved(order, out, graphs().with_inputs(Path(order.model), inputs))
         elif _lists_constants(out / _BLOB):
@@ -82,7 +82,7 @@ class _OnnxRuntime:
             raise EngineUnusable("this engine has not been built yet")
         if not where.is_cpu:
             return device.open(order, order.artefact, where)
-        # Optimised once is enough: doing it again at each start would only cost time.
+        # The saved graph is already optimised.
         options = session_options(UNOPTIMISED, order.threads)
         if _WEIGHTS in order.artefact.files:
             order.artefact.check()
@@ -106,10 +106,11 @@ class _OnnxRuntime:
 
 
 def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSession, Placement]:
-    """A session of the model, by its path or its bytes, that saves its optimised graph in `out`."""
+    """Open a session of the model (a path or its bytes) that saves its optimised graph in `out`; return it with the
+    placement of its nodes."""
     options = session_options(order.recipe.optimization, order.recipe.threads)
     options.optimized_model_filepath = str(out / _BLOB)
-    # Without a place of its own for them, the saved graph would go on pointing at the model's external weights.
+    # Without a weights file of its own, the saved graph would refer to the model's external weights.
     if order.external or _size(order.model) > _LARGE:
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
     if isinstance(model, bytes):
@@ -118,14 +119,14 @@ def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSessio
 
 
 def _composition(placed: Placement, precision: str, saved: Path, graphs: Callable[[], Graphs]) -> Composition:
-    """What the optimiser made of the model. The saved graph is read only if it knows more than the runtime tells:
-    the precision of its layers, and before ONNX Runtime 1.24 its operators."""
+    """Return what the optimiser made of the model. The saved graph is read only for what the runtime does not report:
+    the precision of layers, and before ONNX Runtime 1.24 the operators."""
     is_named = all(node.operator for node in placed)
     if is_named and precision not in _OnnxRuntime.in_graph:
         return Composition(nodes=placement.counts(placed))
     try:
         graph = graphs().read(saved)
-    except EdgedError:  # for people to read; the engine is as good without
+    except EdgedError:  # the composition is for people to read; the engine does not depend on it
         return Composition(nodes=placement.counts(placed))
     layers, notes = graph.layers(precision)
     placed = placed if is_named else placement.everywhere(graph, runtime.CPU_PROVIDER)
@@ -133,9 +134,9 @@ def _composition(placed: Placement, precision: str, saved: Path, graphs: Callabl
 
 
 def _lists_constants(saved: Path) -> bool:
-    """Whether a saved graph is of the IR versions, before 4, in which every initializer is an input as well.
+    """Whether a saved graph has an IR version below 4, in which every initializer is also an input.
 
-    The version is the first field of ModelProto, and ONNX Runtime writes fields in their order.
+    The version is the first field of ModelProto, and ONNX Runtime writes fields in order.
     """
     with saved.open("rb") as file:
         tag, version = file.read(2)
@@ -146,11 +147,11 @@ def _size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:
-        return 0  # the runtime has better words for it
+        return 0  # the runtime reports the error better
 
 
 def operators() -> Operators | None:
-    """Its own list; None in a version that has none."""
+    """Return the runtime's list of operators; None if this version has no such list."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     list_all = getattr(state, "get_all_operator_schema", None)
@@ -164,7 +165,7 @@ def operators() -> Operators | None:
 
 
 def describe_refusal(error: EngineUnusable) -> NotTaken:
-    """Return the runtime's refusal of a model with its reason, for people and for programs."""
+    """Return the runtime's refusal of a model as NotTaken: a message, a code, and the operator and node if known."""
     text = " ".join(str(error.__cause__ or error).split())
     message = f"ONNX Runtime refuses the model: {_plain(text)}"
     if match := _NO_KERNEL.search(text):
@@ -176,7 +177,7 @@ def describe_refusal(error: EngineUnusable) -> NotTaken:
         operator = match["name"] if domain in ("", "ai.onnx") else f"{domain}.{match['name']}"
         return NotTaken(message, "unknown_operator", operator, _node(text))
     if match := _SHAPE_OUTSIDE.search(text):
-        what = f"the shape or axes in {match['name'][:100]!r} are external data, which it does not read"
+        what = f"the shape or axes in {match['name'][:100]!r} are external data, which it cannot read there"
         return NotTaken(f"ONNX Runtime refuses the model: {what}", "shape_outside", "", _node(text))
     if is_memory(text):
         return NotTaken(message, "too_much_memory", "", _node(text))
@@ -184,12 +185,12 @@ def describe_refusal(error: EngineUnusable) -> NotTaken:
 
 
 def is_memory(text: str) -> bool:
-    """Whether a message says that memory could not be had."""
+    """Whether a message says that memory could not be allocated."""
     return _MEMORY.search(text) is not None
 
 
 def _plain(text: str) -> str:
-    """Without code, place of the file and C++."""
+    """Return a message without its error code, source location and C++ function."""
     text = _SOURCE.sub("", _LOADING.sub("", _CODE.sub("", text)))
     return one_line(Exception(_SOURCE.sub("", text)), 300)
 

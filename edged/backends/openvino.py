@@ -1,7 +1,7 @@
 """OpenVINO on the CPU and on Intel's GPUs and NPUs. An engine is the blob that `export_model` writes.
 
-OpenVINO's own cache is not used: it answers with stale or altered weights without a word. The blob lives under
-edged's key and digest instead. A blob of another OpenVINO version or instruction set raises when it is imported.
+OpenVINO's own cache is not used: it accepts stale or altered weights without an error. Instead the blob is stored with
+edged's key and digest. Importing a blob of another OpenVINO version or instruction set raises an error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-# OpenVINO falls back to a stub when its telemetry package cannot be imported; so nothing can be sent or written home.
+# OpenVINO falls back to a stub if its telemetry package cannot be imported, so this prevents all telemetry.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None is how an import is blocked
 
 import re
@@ -39,12 +39,12 @@ from edged.errors import EngineUnusable, NotTaken, Unsuitable
 from edged.tensors import Array
 
 _BLOB = "engine.blob"
-# Operators that hold a body. If one runs zero times, a reused request shows the previous answer.
+# Operators with a subgraph. If the subgraph runs zero times, a reused request returns the previous answer.
 _BODIES = frozenset({"Loop", "TensorIterator", "If"})
-# What the plugins compute exactly. 64-bit integers are narrowed to 32 and doubles to floats inside them, so a model
-# with such tensors at its edge is left to other backends.
+# Datatypes that the plugins keep exact. They narrow 64-bit integers to 32 bits and doubles to floats, so models with
+# such inputs or outputs are left to other backends.
 _EXACT = frozenset({"FP32", "FP16", "INT32", "UINT8", "INT8", "BOOL"})
-# What a recipe's kind of device is called by OpenVINO, and what is to be installed where OpenVINO does not see it.
+# For each kind of device: OpenVINO's name, and the remedy if OpenVINO does not see the device.
 _KINDS = {
     "cpu": ("CPU", "reinstall the package openvino"),
     "intel-gpu": ("GPU", "install intel-opencl-icd, and let edged's user into the group render"),
@@ -53,17 +53,17 @@ _KINDS = {
         "install intel-level-zero-npu and intel-driver-compiler-npu, and let edged's user into the group render",
     ),
 }
-_NO_ADDRESS = "0000:00:00.0"  # what a driver says that does not know
+_NO_ADDRESS = "0000:00:00.0"  # reported by a driver that does not know the address
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-# In which precision the parts of a quantised graph compute that are not quantised: on a CPU as before, on the others
-# in what they are made for.
+# The precision of those parts of an int8 graph that are not quantised: float32 on a CPU, float16 on the other devices,
+# which are made for it.
 _BESIDE_INT8 = {"CPU": "f32", "GPU": "f16", "NPU": "f16"}
-# They hold, hand over or relabel values, but compute nothing.
+# Operators that store, pass on or relabel values, but compute nothing.
 _PASSIVE = frozenset(
     {"Input", "Output", "Const", "Constant", "Parameter", "Result", "Reorder", "Reshape", "MemoryInput"}
 )
-_FEW = 5  # a precision that fewer than one layer in so many compute in is not what was asked for
-# OpenVINO's names of precisions, as edged has them.
+_FEW = 5  # if fewer than one layer in five computes in the requested precision, a note says so
+# edged's names of OpenVINO's precisions.
 _NAMES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
 _UNCONVERTED = re.compile(r"No conversion rule found for operations: (?P<names>.+?)(?= To facilitate| -- |$)")
 _MEMORY = re.compile(r"bad_alloc|bad allocation|Cannot allocate|out of memory", re.IGNORECASE)
@@ -83,7 +83,7 @@ class _OvSession:
         return nodes(self._compiled)
 
     def replica(self) -> _OvSession:
-        return _OvSession(self._compiled, self._signature)  # with a request of its own
+        return _OvSession(self._compiled, self._signature)  # each session has its own request
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         names = self._outputs if outputs is None else outputs
@@ -104,7 +104,7 @@ class _OpenVino:
     in_graph = frozenset({"int8"})
 
     def version(self) -> str:
-        return str(ov.__version__).partition("-")[0]  # the build's number and branch follow
+        return str(ov.__version__).partition("-")[0]  # without the build number and branch that follow
 
     def build(
         self, order: Order, out: Path, report: Callable[[float], None], graphs: Callable[[], Graphs]
@@ -133,10 +133,10 @@ class _OpenVino:
             raise EngineUnusable(f"OpenVINO refuses the engine: {one_line(error)}") from error
 
     def operators(self) -> None:
-        return None  # it has no list; what it lacks it names when it reads a model
+        return None  # OpenVINO has no list; it names missing operators when it reads a model
 
     def trial(self, order: Order) -> None:
-        """Compiled, and not run: an engine that was built is compared with the reference before it serves."""
+        """Compile the model without running it: a built engine is compared with the reference before it serves."""
         core, recipe = ov.Core(), order.recipe
         device = find(core, recipe.device)
         try:
@@ -160,21 +160,21 @@ class _OpenVino:
 
 
 def _require_suitable(order: Order, device: str) -> None:
-    """Unsuitable if the device would not keep what the model promises."""
+    """Raise Unsuitable if the device cannot keep the model's datatypes exact, or needs fixed shapes."""
     signature = order.signature
     inexact = {spec.datatype for spec in (*signature.inputs, *signature.outputs)} - _EXACT
     if inexact:
-        raise Unsuitable(f"OpenVINO's {device} device would not keep {', '.join(sorted(inexact))} tensors exact")
+        raise Unsuitable(f"OpenVINO's {device} device cannot keep {', '.join(sorted(inexact))} tensors exact")
     open_inputs = [spec.name for spec in signature.inputs if not spec.is_static]
     if device.startswith("NPU") and open_inputs:
         raise Unsuitable(
-            f"OpenVINO's NPU takes models of fixed shapes only, and input {open_inputs[0]!r} has open dimensions;"
-            " export the model with fixed ones"
+            f"OpenVINO's NPU needs fixed shapes, but input {open_inputs[0]!r} has open dimensions;"
+            " export the model with fixed dimensions"
         )
 
 
 class Core(Protocol):
-    """What is used here of openvino.Core."""
+    """The part of openvino.Core that is used here."""
 
     @property
     def available_devices(self) -> Sequence[str]: ...
@@ -183,10 +183,11 @@ class Core(Protocol):
 
 
 def find(core: Core, device: str, root: Root | None = None) -> str:
-    """OpenVINO's name of a recipe's device: "GPU" or "GPU.1" for "intel-gpu:1". Unsuitable if it sees no such.
+    """Return OpenVINO's name of a recipe's device: "GPU" or "GPU.1" for "intel-gpu:1". Raises Unsuitable if OpenVINO
+    does not see the device.
 
-    The facts number what sysfs shows, of which OpenVINO may see less and in another order; so a device is known by its
-    PCI address, and by its being the only one of its kind where OpenVINO does not report it.
+    The device facts count devices in sysfs; OpenVINO may see fewer, in another order. So a device is identified by its
+    PCI address, or, if OpenVINO does not report addresses, by being the only one of its kind.
     """
     kind, _, index = device.partition(":")
     if kind not in _KINDS:
@@ -196,27 +197,28 @@ def find(core: Core, device: str, root: Root | None = None) -> str:
     alike = [one for one in seen if one.partition(".")[0] == name]
     number = int(index) if index.isdecimal() else 0
     places = intel.addresses(root or Root(), kind)
-    found = {_place(core, one): one for one in reversed(alike)}  # of two at one place the first
+    found = {_place(core, one): one for one in reversed(alike)}  # if two have the same address, the first
     if number < len(places) and places[number] in found:
         return found[places[number]]
     if number == 0 and len(alike) == 1 and len(places) < 2:
         return alike[0]
     if number < len(places) and "" in found:
-        raise Unsuitable(f"OpenVINO does not tell which of its devices {device} is; update openvino and Intel's driver")
+        raise Unsuitable(f"cannot tell which OpenVINO device is {device}; update openvino and Intel's driver")
     raise Unsuitable(f"OpenVINO does not see {device}, only {', '.join(seen) or 'nothing'}; {remedy}")
 
 
 def compile_properties(recipe: Recipe, device: str, parallelism: Parallelism = ONE_INSTANCE) -> dict[str, str]:
-    """What a model is compiled and its blob is imported with. Unsuitable for a precision that the device has not."""
+    """Return the properties for compiling a model and for importing its blob. Raises Unsuitable if the device does not
+    have the precision."""
     kind = device.partition(".")[0]
     precision = _BESIDE_INT8[kind] if recipe.precision == "int8" else _PRECISIONS.get(recipe.precision)
     if precision is None:
-        raise Unsuitable(f"OpenVINO has no precision {recipe.precision}; there are {', '.join(_PRECISIONS)} and int8")
+        raise Unsuitable(f"OpenVINO has no precision {recipe.precision}; it has {', '.join(_PRECISIONS)} and int8")
     if kind == "NPU" and precision != "f16":
-        raise Unsuitable(f"the NPU computes in nothing wider than fp16: {recipe.precision} is for other devices")
+        raise Unsuitable(f"the NPU does not compute in {recipe.precision}; use fp16 or int8")
     wanted = {
         "PERFORMANCE_HINT": "LATENCY",
-        # Without it a CPU with bfloat16 answers in bfloat16, and a GPU in float16.
+        # Without this hint a CPU with bfloat16 computes in bfloat16, and a GPU in float16.
         "INFERENCE_PRECISION_HINT": precision,
         "CACHE_DIR": "",
     }
@@ -230,7 +232,7 @@ def compile_properties(recipe: Recipe, device: str, parallelism: Parallelism = O
 
 
 def _place(core: Core, name: str) -> str:
-    """The PCI address of a device as sysfs writes it; empty if it is unknown.
+    """Return the PCI address of a device as sysfs writes it; empty if it is unknown.
 
     Format of the property: ov::device::PCIInfo in openvino/runtime/properties.hpp.
     """
@@ -243,18 +245,19 @@ def _place(core: Core, name: str) -> str:
 
 
 def kinds(compiled: Any) -> frozenset[str] | None:
-    """The kinds of a compiled model's operators; None if the plugin does not report it.
+    """Return the kinds of a compiled model's operators; None if the plugin does not report them.
 
-    In an imported model every operator is an ExecutionNode that keeps its kind in its runtime information.
+    In an imported model every operator is an ExecutionNode, whose runtime information has the original kind.
     """
     layers = _layers(compiled)
     return None if layers is None else frozenset(kind for kind, _ in layers)
 
 
 def nodes(compiled: Any) -> Nodes:
-    """Its operators by kind, under the device that runs them; nothing if OpenVINO does not say which that is.
+    """Return the numbers of a compiled model's operators by kind, under the device that runs them; empty if OpenVINO
+    does not report the device.
 
-    A compiled model is on one device: edged never asks for AUTO or HETERO, which spread a model over several.
+    A compiled model runs on one device: edged never uses AUTO or HETERO, which may spread a model over several.
     """
     devices = _devices(compiled)
     layers = _layers(compiled) or ()
@@ -263,16 +266,16 @@ def nodes(compiled: Any) -> Nodes:
 
 
 def composition(compiled: Any, recipe: Recipe, device: str) -> Composition:
-    """How many layers compute in which precision; with a note if it is not the one that was asked for."""
+    """Return how many layers compute in which precision, with a note if few use the requested one."""
     layers = _layers(compiled)
     if layers is None:
-        note = f"OpenVINO's {device} device does not tell what it made of the model"
+        note = f"OpenVINO's {device} device does not report the layers of the compiled model"
         return Composition(nodes=nodes(compiled), notes=(note,))
     counts = Counter(_NAMES.get(precision, precision) for kind, precision in layers if kind not in _PASSIVE)
     notes = list[str]()
-    if counts[recipe.precision] * _FEW < counts.total():  # such as the layers that only convert to it and back
+    if counts[recipe.precision] * _FEW < counts.total():  # those few may only convert to the precision and back
         mostly = max(counts, key=lambda name: counts[name])
-        notes.append(f"asked for {recipe.precision}, OpenVINO computes in {mostly} on this {device}")
+        notes.append(f"{recipe.precision} was requested, but OpenVINO computes in {mostly} on this {device}")
     return Composition(layers=dict(sorted(counts.items())), nodes=nodes(compiled), notes=tuple(notes))
 
 
@@ -284,7 +287,7 @@ def _devices(compiled: Any) -> tuple[str, ...]:
 
 
 def _layers(compiled: Any) -> list[tuple[str, str]] | None:
-    """Kind and precision of each operator that tells both."""
+    """Return kind and precision of each operator that reports its kind; None if the plugin reports nothing."""
     try:
         notes = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
         return [
@@ -297,7 +300,7 @@ def _layers(compiled: Any) -> list[tuple[str, str]] | None:
 
 
 def describe_refusal(error: Exception) -> NotTaken:
-    """Return the runtime's refusal of a model with its reason, for people and for programs."""
+    """Return the runtime's refusal of a model as NotTaken: a message, a code, and the operator if known."""
     reason = " ".join(str(error).split())
     if match := _UNCONVERTED.search(reason):
         names = [re.sub(r"-\d+$", "", name) for name in match["names"].split(", ")]

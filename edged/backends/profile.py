@@ -1,12 +1,12 @@
-"""The range of shapes that an engine must take, for backends that build for a range and not for any shape. Pure.
+"""The range of shapes that an engine must accept, for backends that build for a range of shapes. Pure.
 
-A model leaves dimensions open; such a backend wants three shapes for each input: the smallest that must work, the one
-to be fast at, and the largest. What the model and its pictures do not tell, the setting `profile.INPUT` does:
+If a model leaves dimensions open, these backends need three shapes for each input: the smallest, the one to optimise
+for, and the largest. If the model and its pictures do not determine them, the setting `profile.INPUT` must:
 
     profile.images = "1x3x320x320 1x3x640x640 4x3x640x640"
 
-One shape alone stands for all three. As text, in `Recipe.profile`: `images=1x3x320x320:1x3x640x640:4x3x640x640`, names
-percent-encoded, inputs in the order of the model and joined by ";". Inputs of one fixed shape are left out.
+A single shape stands for all three. The text in `Recipe.profile` is `images=1x3x320x320:1x3x640x640:4x3x640x640`, with
+percent-encoded names, inputs in the order of the model, joined by ";". Inputs with a fixed shape are left out.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from edged.tensors import ANY_SHAPE, Dim, TensorSpec
 from edged.vision.preprocess import find_picture
 
 PREFIX = "profile."
-# Dimensions are 32-bit numbers in the builders, and no tensor may have more elements than one of them can count.
+# Builders count dimensions and elements of a tensor in signed 32-bit integers.
 _LARGEST = (1 << 31) - 1
 _MOST_DIMENSIONS = 8
 _BATCH = (1, 1, 8)
 _EXAMPLE = (1, 64, 512)
 _BATCH_NAME = re.compile(r"(?i).*batch.*|n|b|bs|num_?images")
-# The model's writer gave it no name; exporters make up such ones.
+# Names that exporters make up for dimensions that the model's author did not name.
 _NAMELESS = re.compile(r"\?|unk__\d+|dim_?\d+|dynamic_?ax[ei]s_\d+|None|-1")
 _SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10}){0,7}")
 
@@ -42,7 +42,7 @@ Sizes: TypeAlias = tuple[int, int, int]
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Shapes of one input, of equal rank: the smallest, the one to be fast at, the largest."""
+    """The range of shapes of one input: the smallest, the one to optimise for, the largest, all of equal rank."""
 
     name: str
     minimum: Shape
@@ -59,17 +59,17 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A range for every input that has an open dimension, in the order of the model; empty if none has."""
+    """A range for every input that has an open dimension, in the order of the model; empty if no input has one."""
 
     ranges: tuple[Range, ...] = ()
 
     @classmethod
     def of(cls, signature: Signature, settings: Mapping[str, str], picture: tuple[int, int] | None) -> Profile:
-        """The profile of a model; `picture` is the width and height in pixels of the pictures it takes.
+        """Return the profile of a model; `picture` is the width and height in pixels of its pictures, if known.
 
-        Without a setting the size of pictures is theirs, a batch is 1 to 8 and fast at 1, and what has no range takes
-        it from a dimension of the same name. ConfigError for a setting that is malformed or does not fit the model,
-        Unsuitable for an open dimension that nothing tells the range of.
+        Without a setting, pictures have that size, a batch is 1 to 8 and optimised for 1, and other open dimensions
+        take the range of a dimension with the same name. Raises ConfigError if a setting is malformed or does not fit
+        the model, Unsuitable if the range of an open dimension is unknown.
         """
         given = {key[len(PREFIX) :]: _read_setting(key, settings[key]) for key in settings if key.startswith(PREFIX)}
         _require_inputs(signature, given)
@@ -87,36 +87,37 @@ class Profile(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Profile:
-        """What `str` of a profile wrote; ConfigError for anything else."""
+        """Parse the text of a profile. Raises ConfigError unless `str` of a profile has written the text."""
         profile = cls(tuple(_read_range(word) for word in text.split(";")) if text else ())
         if str(profile) != text or len({r.name for r in profile.ranges}) != len(profile.ranges):
-            raise ConfigError(f"{text[:80]!r} is no profile as edged writes it")
+            raise ConfigError(f"invalid profile {text[:80]!r}: edged did not write it")
         return profile
 
     def __str__(self) -> str:
         return ";".join(map(str, self.ranges))
 
     def range(self, name: str) -> Range | None:
-        """The range of one input; None if it has one fixed shape."""
+        """Return the range of one input; None if its shape is fixed."""
         return next((r for r in self.ranges if r.name == name), None)
 
     def contains(self, name: str, shape: Shape) -> bool:
-        """Whether an engine of this profile takes the shape; of inputs with a fixed one it knows nothing."""
+        """Whether an engine with this profile accepts a shape. True for inputs with a fixed shape, which are not
+        checked here."""
         found = self.range(name)
         return found is None or found.contains(shape)
 
     def takes(self, shapes: Mapping[str, Shape]) -> bool:
-        """Whether an engine of this profile takes inputs of these shapes together."""
+        """Whether an engine with this profile accepts inputs with these shapes together."""
         return all(self.contains(name, shape) for name, shape in shapes.items())
 
     def problem(self) -> str:
-        """Why no engine could be built for it; empty if one could."""
+        """Return why no engine can be built for the profile; empty if one can."""
         problems = ((each, _problem(each.minimum, each.optimum, each.maximum)) for each in self.ranges)
         return next((f"input {_short(each.name)}: {problem}" for each, problem in problems if problem), "")
 
 
 def check(settings: Mapping[str, str]) -> None:
-    """ConfigError for a setting under `profile.` that no model could have."""
+    """Raise ConfigError if a setting under `profile.` is malformed."""
     for key in settings:
         if key.startswith(PREFIX):
             _read_setting(key, settings[key])
@@ -124,12 +125,12 @@ def check(settings: Mapping[str, str]) -> None:
 
 @functools.lru_cache(maxsize=256)
 def parsed(text: str) -> Profile:
-    """The profile of a recipe, which is asked for again and again; empty for an engine of any shape."""
+    """Return the profile of a recipe, from a cache; an empty profile if the engine accepts any shape."""
     return Profile.parse(text)
 
 
 def given(settings: Mapping[str, str], name: str) -> Range | None:
-    """What the settings say of one input; None if they say nothing."""
+    """Return the range that the settings give for one input; None if they give none."""
     text = settings.get(PREFIX + name)
     return None if text is None else _read_setting(PREFIX + name, text)
 
@@ -139,11 +140,11 @@ def given(settings: Mapping[str, str], name: str) -> Range | None:
 
 def _read_setting(key: str, text: str) -> Range:
     if key == PREFIX:
-        raise ConfigError('setting "profile." names no input; write profile.INPUT, as in profile.images')
+        raise ConfigError('setting "profile." does not name an input; write profile.INPUT, such as profile.images')
     words = text.replace(",", " ").split()  # a list of TOML arrives with commas
     if len(words) not in (1, 3) or not all(map(_SHAPE.fullmatch, words)):
         example = f'{_short(key)} = "1x3x320x320 1x3x640x640 4x3x640x640"'
-        raise ConfigError(f"{_short(key)}={_short(text)} is not one shape or three; write {example}")
+        raise ConfigError(f"{_short(key)}={_short(text)} must be one shape or three shapes; write {example}")
     shapes = [_read_shape(word) for word in words]
     shapes = shapes * 3 if len(shapes) == 1 else shapes
     problem = _problem(*shapes)
@@ -153,7 +154,7 @@ def _read_setting(key: str, text: str) -> Range:
 
 
 def _problem(minimum: Shape, optimum: Shape, maximum: Shape) -> str:
-    """Why three shapes are no range; empty if they are one."""
+    """Return why three shapes do not form a range; empty if they do."""
     if not len(minimum) == len(optimum) == len(maximum):
         return "the three shapes have unequal numbers of dimensions"
     for axis, (low, middle, high) in enumerate(zip(minimum, optimum, maximum, strict=True)):
@@ -171,11 +172,12 @@ def _require_inputs(signature: Signature, given: Mapping[str, Range]) -> None:
     for name in given:
         if name not in names:
             offered = ", ".join(_short(n) for n in names[:8])
-            raise ConfigError(f"{PREFIX}{_short(name)} is about no input of the model; it has {offered}")
+            raise ConfigError(f"{PREFIX}{_short(name)}: the model has no such input; its inputs are {offered}")
 
 
 def _fit(spec: TensorSpec, range_: Range, symbols: dict[str, tuple[str, Sizes]]) -> None:
-    """Requires that a range fits what the model fixes; collects the sizes of its named dimensions."""
+    """Raise ConfigError unless a range fits the model's fixed dimensions; collect the sizes of open ones in
+    `symbols`."""
     key = PREFIX + _short(spec.name)
     if spec.shape != ANY_SHAPE and len(spec.shape) != len(range_.minimum):
         raise ConfigError(f"{key} has {len(range_.minimum)} dimensions; the model's input has {len(spec.shape)}")
@@ -186,21 +188,21 @@ def _fit(spec: TensorSpec, range_: Range, symbols: dict[str, tuple[str, Sizes]])
         sizes = (low, middle, high)
         if isinstance(dim, int):
             if sizes != (dim, dim, dim):
-                raise ConfigError(f"{key}: dimension {axis} is {dim} in the model and cannot be another")
+                raise ConfigError(f"{key}: dimension {axis} is {dim} in the model; give the same size")
             continue
         symbol = _symbol(spec, axis)
         other, before = symbols.setdefault(symbol, (key, sizes))
         if before != sizes:
-            raise ConfigError(f"{key} and {other} give the dimension {dim!r} different sizes; it is one in the model")
+            raise ConfigError(f"{key} and {other} give different sizes for {dim!r}, which is a single dimension")
 
 
 def _require_pictures(one: tuple[str, Shape] | None, given: Mapping[str, Range]) -> None:
-    """Requires that an engine takes the pictures that it is made for, one at a time."""
+    """Raise ConfigError if a given range excludes a single picture of the model's size."""
     if one is not None and one[0] in given and not given[one[0]].contains(one[1]):
         name, shape = one
         raise ConfigError(
-            f"{PREFIX}{_short(name)} leaves out {_write(shape)}, one picture of the size that the model is given;"
-            " widen it, or change preprocess.width and preprocess.height"
+            f"{PREFIX}{_short(name)} excludes {_write(shape)}, the shape of a single picture of the model's size;"
+            " widen the range, or change preprocess.width and preprocess.height"
         )
 
 
@@ -208,7 +210,7 @@ def _require_pictures(one: tuple[str, Shape] | None, given: Mapping[str, Range])
 
 
 def _defaults(spec: TensorSpec, signature: Signature, picture: tuple[int, int] | None) -> Iterator[tuple[int, Sizes]]:
-    """The open dimensions of an input whose sizes need no setting, by axis."""
+    """Yield axis and sizes of the open dimensions of an input that need no setting."""
     one = _one_picture(signature, picture)
     takes_picture = one is not None and one[0] == spec.name
     if one is not None and takes_picture:
@@ -222,7 +224,8 @@ def _defaults(spec: TensorSpec, signature: Signature, picture: tuple[int, int] |
 
 
 def _one_picture(signature: Signature, picture: tuple[int, int] | None) -> tuple[str, Shape] | None:
-    """The input that takes pictures, and the shape of one of them there; the batch as the model fixes it, or 1."""
+    """Return the input for pictures and the shape of a single picture in it (the batch is the model's fixed one, or 1);
+    None if the model has no such input."""
     found, _ = find_picture(signature.inputs)
     if picture is None or found is None:
         return None
@@ -235,7 +238,7 @@ def _one_picture(signature: Signature, picture: tuple[int, int] | None) -> tuple
 
 def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
     if spec.shape == ANY_SHAPE:
-        raise Unsuitable(f"input {_short(spec.name)} may have any number of dimensions, an engine needs a fixed one")
+        raise Unsuitable(f"input {_short(spec.name)} may have any number of dimensions; an engine needs a fixed number")
     if len(spec.shape) > _MOST_DIMENSIONS:
         raise Unsuitable(f"input {_short(spec.name)} has {len(spec.shape)} dimensions, more than {_MOST_DIMENSIONS}")
     found = [(d, d, d) if isinstance(d, int) else known.get(_symbol(spec, axis)) for axis, d in enumerate(spec.shape)]
@@ -245,7 +248,7 @@ def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
         shapes = " ".join(_write(shape) for shape in (range_.minimum, range_.optimum, range_.maximum))
         raise Unsuitable(
             f"input {_short(spec.name)} leaves dimension {axis} ({_short(str(spec.shape[axis]))}) open and an engine"
-            f' needs its range; set {_example_key(spec.name)} = "{shapes}" or as it should be'
+            f' needs its range; set {_example_key(spec.name)} = "{shapes}", or other shapes that you need'
         )
     problem = _problem(range_.minimum, range_.optimum, range_.maximum)
     if problem:
@@ -254,13 +257,13 @@ def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
 
 
 def _symbol(spec: TensorSpec, axis: int) -> str:
-    """What dimensions of equal size have in common: their name, or the place of one that has none."""
+    """Return a key that open dimensions of equal size share: their name, or input and axis if unnamed."""
     dim = spec.shape[axis] if spec.shape != ANY_SHAPE else "?"
     return f"={dim}" if isinstance(dim, str) and is_named(dim) else f"@{axis} of {spec.name}"
 
 
 def is_named(dim: str) -> bool:
-    """Whether the model's writer gave an open dimension this name; exporters make some up, which say nothing."""
+    """Whether the model's author chose this name of an open dimension; names that exporters make up mean nothing."""
     return _NAMELESS.fullmatch(dim) is None
 
 
@@ -283,7 +286,7 @@ def _read_range(word: str) -> Range:
     name, equals, shapes = word.partition("=")
     words = shapes.split(":")
     if not equals or len(words) != 3 or not all(map(_SHAPE.fullmatch, words)):
-        raise ConfigError(f"{word[:80]!r} is no range of shapes as edged writes it")
+        raise ConfigError(f"invalid range of shapes {word[:80]!r}: edged did not write it")
     minimum, optimum, maximum = map(_read_shape, words)
     problem = _problem(minimum, optimum, maximum)
     if problem:
@@ -292,7 +295,7 @@ def _read_range(word: str) -> Range:
 
 
 def _example_key(name: str) -> str:
-    """The setting's name as TOML writes it: bare if it can be."""
+    """Return the setting's key in TOML: bare if possible, else quoted."""
     return PREFIX + name if re.fullmatch(r"[A-Za-z0-9_.-]+", name) else f'"{PREFIX}{_short(name)}"'
 
 

@@ -1,4 +1,4 @@
-"""The backends, and which can be used on this box. Imports a backend only to load it."""
+"""The backends, and which of them this box can use. A backend is imported only when it is loaded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from edged.errors import Unsupported
 
 
 class _Entry(NamedTuple):
-    """`module` has the backend as `BACKEND`. `versions` are facts of which one is the runtime's version, `needs` those
-    that must exist as well; both empty if there is no runtime. `device` is the prefix of a fact that must exist, such
-    as "gpu."; empty if any box will do."""
+    """A known backend. `module` exports it as `BACKEND`. The first of the facts `versions` that exists is the runtime's
+    version; all facts in `needs` must exist, too. Both are empty if the backend has no runtime. `device` is the prefix
+    of a fact that must exist, such as "gpu."; empty if the backend runs on any box."""
 
     module: str
     versions: tuple[str, ...] = ()
@@ -24,31 +24,31 @@ class _Entry(NamedTuple):
 _BACKENDS: dict[str, _Entry] = {
     "onnxruntime": _Entry("edged.backends.onnxruntime", ("runtime.onnxruntime", "runtime.onnxruntime_gpu")),
     "openvino": _Entry("edged.backends.openvino", ("runtime.openvino",)),
-    # The library's own version decides; without the Python package it cannot be reached.
+    # The version is the library's own; the Python package is needed to use it.
     "tensorrt": _Entry("edged.backends.tensorrt", ("tensorrt.version",), ("runtime.tensorrt",), "gpu."),
     "tensorrt_rtx": _Entry("edged.backends.tensorrt_rtx", ("runtime.tensorrt_rtx",), (), "gpu."),
     "null": _Entry("edged.backends.null"),
 }
 NAMES = tuple(_BACKENDS)
-# They build by timing kernels on the device: for minutes, undisturbed, and for ranges of shapes.
+# Backends that build by timing kernels on the device: builds take minutes, must run alone, and need ranges of shapes.
 TIMING_KERNELS = frozenset({"tensorrt", "tensorrt_rtx"})
-# How people call the runtimes.
+# Names of the runtimes for people.
 TITLES = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
     "tensorrt": "TensorRT",
     "tensorrt_rtx": "TensorRT-RTX",
 }
-# How a key writes a fact that is not there.
+# The value of a missing fact in a key.
 ABSENT = "absent"
 
 
 def load(name: str) -> Backend:
-    """Imports a backend and its runtime; Unsupported if the name is unknown or the runtime cannot be imported."""
+    """Import a backend and its runtime. Raises Unsupported if the name is unknown or the import fails."""
     try:
         module = _BACKENDS[name].module
     except KeyError:
-        raise Unsupported(f"there is no backend {name!r}; there are {', '.join(NAMES)}") from None
+        raise Unsupported(f"unknown backend {name!r}; the backends are {', '.join(NAMES)}") from None
     try:
         backend: Backend = importlib.import_module(module).BACKEND
     except ImportError as error:
@@ -57,18 +57,18 @@ def load(name: str) -> Backend:
 
 
 def usable(facts: Mapping[str, str]) -> tuple[str, ...]:
-    """The backends whose runtime is installed by the device's facts, with a device for it. Imports none. `null` is
-    never offered."""
+    """Return the backends whose runtime and device exist according to the device's facts. It imports nothing. `null` is
+    never included."""
     return tuple(name for name in installed(facts) if any(fact.startswith(_BACKENDS[name].device) for fact in facts))
 
 
 def installed(facts: Mapping[str, str]) -> tuple[str, ...]:
-    """The backends whose runtime is installed by the facts, with or without a device that it could use."""
+    """Return the backends whose runtime is installed according to the facts, with or without a usable device."""
     return tuple(name for name in _BACKENDS if version(name, facts) is not None)
 
 
 def version(name: str, facts: Mapping[str, str]) -> str | None:
-    """The version of a backend's runtime as the device's facts show it; None if it is not installed or has none."""
+    """Return the version of a backend's runtime from the device's facts; None if no runtime is installed."""
     entry = _BACKENDS[name]
     if any(facts.get(fact, ABSENT) == ABSENT for fact in entry.needs):
         return None
@@ -77,6 +77,6 @@ def version(name: str, facts: Mapping[str, str]) -> str | None:
 
 
 def agree(loaded: str, expected: str) -> bool:
-    """Whether two versions are equal in their common part: a library may have four numbers and its package three."""
+    """Whether two versions agree in the parts that both have: a library may have four numbers, its package three."""
     one, other = loaded.split("."), expected.split(".")
     return all(mine == theirs for mine, theirs in zip(one, other, strict=False))

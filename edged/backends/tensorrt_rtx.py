@@ -1,4 +1,4 @@
-"""TensorRT for RTX: for GPUs of desktops, and the one that builds engines without a GPU."""
+"""TensorRT for RTX: for desktop GPUs. It can build engines on a box without a GPU."""
 
 from __future__ import annotations
 

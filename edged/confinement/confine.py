@@ -19,19 +19,20 @@ _LAST_CAPABILITY = 63
 
 
 class Unconfined(Exception):
-    """The kernel does not do what the mode "enforce" wants."""
+    """The kernel lacks a restriction, and the mode is "enforce"."""
 
 
 def lacking() -> tuple[str, ...]:
-    """Return what this kernel lacks for confinement. Costs two system calls."""
+    """Return the restrictions that this kernel lacks. Costs two system calls."""
     abi = landlock.version()
     found = tuple(f"Landlock for {what}" for what in landlock.missing(abi))
     return found if seccomp.is_available() else (*found, "seccomp")
 
 
 def confine_files(reach: Reach) -> None:
-    """The first half, before any other thread exists and before the job is looked at: no new privileges, no
-    capabilities, no files but the job's, no TCP, no signals to other processes. Unconfined in the mode "enforce"."""
+    """The first step, before any other thread exists and before the job is read: refuse new privileges, capabilities,
+    files other than the job's, TCP, and signals to other processes. Raises Unconfined if that fails in the mode
+    "enforce"."""
     if reach.scratch:
         os.environ["TMPDIR"] = reach.scratch
     if reach.mode == "off":
@@ -47,13 +48,13 @@ def confine_files(reach: Reach) -> None:
     except OSError as error:
         _failed(reach, "Landlock", error)
         abi = 0
-    # Without it root could not read another user's model; Landlock limits which files are visible.
+    # Without this capability root could not read another user's model; Landlock limits which files can be read.
     _drop_capabilities(keep=1 << _CAP_DAC_READ_SEARCH if abi else 0)
 
 
 def refuse_calls(reach: Reach) -> None:
-    """The second step, after all sockets are open: refuse new sockets, programs, and other processes' memory.
-    Unconfined in the mode "enforce"."""
+    """The second step, after all sockets are open: refuse new sockets, programs, and other processes' memory. Raises
+    Unconfined if that fails in the mode "enforce"."""
     if reach.mode == "off":
         return
     try:
@@ -64,7 +65,7 @@ def refuse_calls(reach: Reach) -> None:
 
 
 def everything(reach: Reach) -> None:
-    """Both halves, for a process that needs no socket."""
+    """Apply both steps, in a process that needs no socket."""
     confine_files(reach)
     refuse_calls(reach)
 
@@ -75,7 +76,7 @@ def close_to_others() -> None:
 
 
 def _failed(reach: Reach, what: str, error: OSError) -> None:
-    """Report that the kernel refused what it offers; the daemon logs this output."""
+    """Report that a restriction that the kernel offers has failed; the daemon logs this output."""
     _require(reach, (f"{what} ({error.strerror})",))
     print(f"this process is not confined by {what}: {error.strerror}", file=sys.stderr, flush=True)
 
@@ -86,7 +87,7 @@ def _require(reach: Reach, missing: tuple[str, ...]) -> None:
 
 
 def _drop_capabilities(keep: int) -> None:
-    """Take root's powers over other files and processes from children of a daemon that runs as root."""
+    """Drop all capabilities except `keep`, in children of a daemon that runs as root."""
     libc = ctypes.CDLL(None, use_errno=True)
     for each in range(_LAST_CAPABILITY + 1):
         if not keep >> each & 1:

@@ -1,4 +1,4 @@
-"""Landlock: the files that this process and its threads may reach, held by the kernel. Needs no privilege.
+"""Landlock: limits the files that this process and its threads may use; the kernel enforces it. Needs no privilege.
 
 Format: include/uapi/linux/landlock.h; https://docs.kernel.org/userspace-api/landlock.html.
 """
@@ -17,12 +17,12 @@ _PATH_BENEATH = 1
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
-_CHANGES = sum(1 << bit for bit in range(4, 13))  # removing, and making every kind of file
+_CHANGES = sum(1 << bit for bit in range(4, 13))  # removing and creating files of every kind
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
-READ = _READ_FILE | _READ_DIR | _EXECUTE  # libraries are mapped to be executed
-USE = _READ_FILE | _READ_DIR | _WRITE_FILE | _IOCTL_DEV  # of a device
-# Not REFER, which moves files between folders, nor special files.
+READ = _READ_FILE | _READ_DIR | _EXECUTE  # execution is needed to map libraries
+USE = _READ_FILE | _READ_DIR | _WRITE_FILE | _IOCTL_DEV  # rights on a device
+# Without REFER, which moves files between folders, and without special files.
 WRITE = READ | _WRITE_FILE | _TRUNCATE | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 12
 
 _TCP = 3  # bind and connect
@@ -38,21 +38,21 @@ def version() -> int:
 
 
 def missing(abi: int) -> tuple[str, ...]:
-    """Return what an ABI cannot restrict."""
+    """Return what this ABI version cannot restrict."""
     since = ((1, "files"), (3, "truncating files"), (4, "TCP"), (5, "devices"), (6, "signals and abstract sockets"))
     return tuple(what for first, what in since if abi < first)
 
 
 def restrict(abi: int, allowed: Iterable[tuple[str, int]], *, tcp: bool = False) -> None:
-    """Restrict the calling thread, and what it starts later, to these paths, with the rights at and below each; and,
-    unless `tcp`, to no TCP.
+    """Restrict the calling thread, and threads and processes that it starts later, to these paths with these rights at
+    and below each; unless `tcp`, also forbid TCP.
 
-    Skips paths that do not exist. Needs no-new-privileges or a privilege. OSError if the kernel refuses.
+    Skips paths that do not exist. Needs no-new-privileges or a privilege. Raises OSError if the kernel refuses.
     """
     handled = _EXECUTE | _WRITE_FILE | _READ_FILE | _READ_DIR | _CHANGES
     handled |= (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0) | (_IOCTL_DEV if abi >= 5 else 0)
     attributes = struct.pack("=QQQ", handled, _TCP if abi >= 4 and not tcp else 0, _SCOPES if abi >= 6 else 0)
-    size = 8 if abi < 4 else 16 if abi < 6 else 24  # older kernels refuse what they do not know
+    size = 8 if abi < 4 else 16 if abi < 6 else 24  # older kernels refuse a larger struct
     ruleset = _call(_CREATE_RULESET, attributes[:size], size, 0)
     try:
         for path, rights in allowed:

@@ -1,6 +1,6 @@
-"""Files that confined processes may use: those of their job, the interpreter, libraries, facts of the box, devices.
+"""Files that confined processes may use: those of the job, the interpreter, libraries, facts of the box, devices.
 
-`use` sets this process's mode once, before it starts the first child.
+Call `use` once, before this process starts its first child, to set the mode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from edged.confinement.landlock import READ, USE, WRITE
 
-# "on" takes what the kernel has, "enforce" does not work without all of it, "off" does without.
+# "on": use the restrictions that the kernel has; "enforce": fail if one is missing; "off": use none.
 Mode: TypeAlias = Literal["on", "enforce", "off"]
 
 _LIBRARIES = ("/usr", "/lib", "/lib64", "/lib32", "/opt/intel", "/opt/nvidia", "/opt/cuda", "/opt/rocm", "/nix/store")
@@ -29,12 +29,12 @@ _DESCRIPTIONS = (
     *(f"/proc/{name}" for name in ("devices", "modules", "interrupts", "cmdline", "uptime", "zoneinfo")),
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-# NVIDIA's of boxes and of Jetsons, Intel's and AMD's GPUs, NPUs. Patterns below /dev.
+# Devices of NVIDIA GPUs (PCs and Jetsons), Intel and AMD GPUs, and NPUs; patterns below /dev.
 _ACCELERATORS = (
     *("nvidia*", "nvhost*", "nvgpu*", "nvmap", "nvsciipc", "nvsciipc*", "tegra*", "host1x*"),
     *("dri", "accel", "dma_heap", "kfd"),
 )
-# Names of hosts, and certificates of servers.
+# Files for resolving host names and checking servers' certificates.
 _NETWORK = (
     *("/etc/resolv.conf", "/etc/hosts", "/etc/host.conf", "/etc/gai.conf", "/etc/services", "/etc/protocols"),
     *("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/run/systemd/resolve", "/run/resolvconf"),
@@ -46,7 +46,7 @@ _FILES_BY_VARIABLE = ("LD_PRELOAD", "SSL_CERT_FILE")
 
 
 class Reach(NamedTuple):
-    """The files that a process may use for its job: `reads` and `writes` are files or folders, which need not exist."""
+    """The files that a process may use for its job. `reads` and `writes` are files or folders; they need not exist."""
 
     mode: Mode = "on"
     reads: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Reach(NamedTuple):
     devices: tuple[str, ...] = ()  # of cameras
 
     def argument(self) -> str:
-        """Encode as one argument of a command."""
+        """Encode the reach as one argument of a command."""
         return json.dumps(self)
 
     @classmethod
@@ -84,12 +84,12 @@ def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
 
 
 def _interpreter() -> Iterator[str]:
-    """Where this interpreter and what it imports are."""
+    """Yield the folders of this interpreter and of the modules that it imports."""
     paths = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *sys.path}
     paths.add(os.path.dirname(os.path.realpath(sys.executable)))
     paths.add(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     for path in paths:
-        # A child starts in "/", which Python puts first on the path; it holds no modules.
+        # A child starts in "/", which Python puts first on the path; no modules are there.
         if path and os.path.isabs(path) and os.path.normpath(path) != "/":
             yield path
 
@@ -119,7 +119,8 @@ _private: tuple[str, ...] = ()
 
 
 def use(mode: Mode, private: Iterable[str | os.PathLike[str]] = ()) -> None:
-    """Set the mode. `private`: folders and files, such as secrets, that no child gets because a model is near them."""
+    """Set the mode. `private` are folders and files, such as secrets, that no child may use even if a model is in the
+    same folder."""
     global _mode, _private
     _mode, _private = mode, tuple(os.path.realpath(path) for path in private)
 
@@ -136,15 +137,15 @@ def reach(
     network: bool = False,
     devices: Iterable[str] = (),
 ) -> Reach:
-    """Return the reach of a job that reads and writes these files and folders; `scratch` is for temporary files."""
+    """Return the reach of a job that uses these files and folders; `scratch` is a folder for temporary files."""
     written = (*writes, scratch) if scratch else writes
     return Reach(_mode, tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(written)), scratch, network, tuple(devices))
 
 
 def around(model: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The folder of a model's file, which also holds its external data, and the folder that a link leads to.
+    """Return the folder of a model's file, which also contains its external data, and the folder that a link leads to.
 
-    Of a folder that holds more than models, such as a home, return only its files that are not hidden.
+    For a folder that contains more than models, such as a home, return only its files that are not hidden.
     """
     found: dict[str, None] = {}
     for path in {os.path.abspath(model), os.path.realpath(model)}:
@@ -157,7 +158,7 @@ def around(model: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def is_private(folder: str) -> bool:
-    """Whether a folder is, or contains, one that a child must not get as a whole."""
+    """Whether a folder is, or contains, a folder that a child must not use as a whole."""
     inside = os.path.join(os.path.realpath(folder), "")
     homes = (os.path.expanduser("~"), "/tmp", "/root", "/home", "/etc", "/var", "/dev/shm")  # noqa: S108 - kept out
     return any(os.path.join(path, "").startswith(inside) for path in (*_private, *homes))

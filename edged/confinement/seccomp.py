@@ -1,5 +1,5 @@
-"""seccomp: the system calls that this process may not make, refused by the kernel with EPERM, as libraries expect of
-calls that may fail. One filter in classic BPF, put together here.
+"""seccomp: the kernel refuses certain system calls of this process with EPERM, an error that libraries handle. The
+filter, in classic BPF, is assembled here.
 
 Format: include/uapi/linux/seccomp.h, filter.h and audit.h; numbers of calls: arch/x86/entry/syscalls/syscall_64.tbl
 and include/uapi/asm-generic/unistd.h.
@@ -42,7 +42,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "rt_tgsigqueueinfo": (297, 240),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
-    # Ways around this filter, and large parts of the kernel that runtimes do not need.
+    # Calls that bypass this filter, or that open large parts of the kernel that runtimes do not need.
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -108,7 +108,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "utimes": (235, None),
     "futimesat": (261, None),
     "utimensat": (280, 88),
-    # Memory and queues with names, which other processes have too.
+    # Named shared memory and queues, which other processes can open, too.
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
@@ -117,8 +117,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
 _CLONE, _CLONE3, _IOCTL, _PRLIMIT = (56, 220), (435, 435), (16, 29), (302, 261)
 _KILL, _TGKILL = (62, 129), (234, 131)
 _FCNTL, _PRCTL = (72, 25), (157, 167)
-# Priorities of other processes of the same user. By a number: sched_setscheduler, sched_setparam,
-# sched_setattr, sched_setaffinity. By what the number is of, and then the number: setpriority, ioprio_set.
+# Calls that change the scheduling of other processes of the same user. The first argument is the pid in
+# sched_setscheduler, sched_setparam, sched_setattr and sched_setaffinity; setpriority and ioprio_set have it second.
 _SCHEDULING = ((144, 119), (142, 118), (314, 274), (203, 122))
 _NICENESS, _IO_PRIORITY = (141, 140), (251, 30)
 # An extended attribute set by a file's descriptor, and its mode, need the file open: they are left.
@@ -155,9 +155,9 @@ def is_available() -> bool:
 
 
 def refuse() -> None:
-    """Refuses this process, with all of its threads, what it does not need, for ever. OSError if the kernel does not.
+    """Permanently refuse calls that this process and its threads do not need. Raises OSError if the kernel cannot.
 
-    Needs no-new-privileges or a privilege. Sockets that are open stay so; no other can be made or connected.
+    Needs no-new-privileges or a privilege. Open sockets stay usable; new ones can neither be created nor connected.
     """
     machine = platform.machine()
     program = filter_of(machine, os.getpid())
@@ -166,13 +166,13 @@ def refuse() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     arguments = (ctypes.c_long(_SET_MODE_FILTER), ctypes.c_long(_TO_ALL_THREADS), head)
     result = libc.syscall(ctypes.c_long(_SECCOMP[machine]), *arguments)
-    if result != 0:  # a thread that could not take it, or an error
+    if result != 0:  # the id of a thread that could not get the filter, or an error
         error = ctypes.get_errno() if result < 0 else errno.ESRCH
         raise OSError(error, os.strerror(error))
 
 
 def no_new_privileges() -> None:
-    """Nothing that this process executes gains a privilege by it. OSError."""
+    """Set no_new_privs: programs that this process executes gain no privileges. Raises OSError if that fails."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
 
@@ -214,7 +214,7 @@ def filter_of(machine: str, pid: int) -> bytes:
 
 
 def calls(machine: str) -> Iterator[tuple[str, int]]:
-    """Every call that is always refused, with its number."""
+    """Yield name and number of every call that is always refused."""
     column, _ = _MACHINES[machine]
     for name, numbers in (_SOCKETS | _REFUSED).items():
         number = numbers[column]
@@ -227,7 +227,7 @@ def _none_of(values: tuple[int, ...], refusal: bytes) -> list[bytes]:
 
 
 def _where(number: int, argument: int, checks: list[bytes]) -> list[bytes]:
-    """Checks of an argument of one call; what passes them is allowed."""
+    """Return the BPF that checks an argument of one call; if the checks pass, the call is allowed."""
     allowed = _operation(_RETURN, _ALLOW)
     return [_operation(_EQUAL, number, 0, len(checks) + 2), _operation(_LOAD, argument), *checks, allowed]
 

@@ -16,8 +16,8 @@ CPUINFO = "proc/cpuinfo"
 _LIMIT = 8 << 20  # bytes; about 2 kB for each hardware thread
 _ISA_DIGITS = 16
 
-# Flags of instructions by which runtimes generate or select code. The other flags are left out of the digest on
-# purpose: mitigations and virtualisation grow with the kernel, so a kernel update would invalidate every engine.
+# Flags of instructions by which runtimes generate or select code. Other flags are not in the digest on purpose: each
+# kernel adds flags of mitigations and virtualisation, so a kernel update would invalidate every engine.
 _INSTRUCTIONS = re.compile(
     r"""(?x)
     mmx | s?sse\w* | pni | avx\w* | amx\w* | fma4? | f16c | bmi[12] | abm | lzcnt | popcnt | movbe | xop
@@ -27,7 +27,7 @@ _INSTRUCTIONS = re.compile(
     """,
     re.ASCII,
 )
-# The flags shown to people, in this order: they decide how fast int8 and 16-bit arithmetic is.
+# The flags that are shown to people, in this order: they determine the speed of int8 and 16-bit arithmetic.
 _NOTABLE = (
     *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx_vnni_int8"),
     *("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -38,7 +38,7 @@ _NOTABLE = (
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read `cpu.arch vendor model signature isa features cores threads`, as far as the file has them."""
+    """Read the facts `cpu.arch vendor model signature isa features cores threads`, as far as the file has them."""
     found = facts(parse(root.read(CPUINFO, _LIMIT) or ""))
     if root.is_live:
         # Under emulation cpuinfo may be the host's; libraries must match the architecture of this interpreter.
@@ -68,12 +68,12 @@ def parse(text: str) -> list[dict[str, str]]:
 
 
 def threads(root: Root) -> int:
-    """Hardware threads that are online; 0 if unknown."""
+    """Return the number of online hardware threads; 0 if unknown."""
     return sum("processor" in block for block in parse(root.read(CPUINFO, _LIMIT) or ""))
 
 
 def _counts(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """Count online threads and their cores; ARM prints no core ids, there each thread is a core."""
+    """Count online threads and their cores. On ARM, which prints no core ids, each thread counts as a core."""
     online = [block for block in blocks if "processor" in block]
     if not online:
         return {}
@@ -82,7 +82,7 @@ def _counts(blocks: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _instructions(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """Digest and short list of what all cores support, since threads migrate between unlike cores."""
+    """Return a digest and a short list of the instructions that all cores support: threads migrate between cores."""
     lines = [block.get("flags") or block.get("Features") for block in blocks]
     sets = [set(line.split()) for line in lines if line]
     if not sets:
@@ -94,7 +94,7 @@ def _instructions(blocks: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _x86(blocks: list[dict[str, str]]) -> dict[str, str]:
-    # A guest's model name is often just the brand ("AMD EPYC"); family and model tell the generation.
+    # In a virtual machine the model name is often only the brand ("AMD EPYC"); family and model show the generation.
     family, model = _join(blocks, "cpu family"), _join(blocks, "model")
     wide = any("lm" in block.get("flags", "").split() for block in blocks)
     return {
@@ -106,7 +106,7 @@ def _x86(blocks: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _arm(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """Name all kinds of cores (big.LITTLE), but do not count them: a power mode takes cores offline."""
+    """Name all kinds of cores (big.LITTLE) without counting them, because a power mode may take cores offline."""
     codes = ((block.get("CPU implementer"), block.get("CPU part", "")) for block in blocks)
     kinds = sorted({(implementer.lower(), part.lower()) for implementer, part in codes if implementer})
     wide = any(block.get("CPU architecture", "").startswith(("8", "9", "AArch64")) for block in blocks)
@@ -187,10 +187,10 @@ _CORES = {
 
 
 def vendor_name(implementer: str) -> str:
-    """`"0x41"` -> `"ARM"`; an unknown code names itself."""
+    """Return the name of a vendor: `"0x41"` -> `"ARM"`; the code itself if it is unknown."""
     return _VENDORS.get(implementer, implementer)
 
 
 def core_name(implementer: str, part: str) -> str:
-    """`("0x41", "0xd0b")` -> `"Cortex-A76"`; an unknown pair names itself."""
+    """Return the name of a core: `("0x41", "0xd0b")` -> `"Cortex-A76"`; the codes if they are unknown."""
     return _CORES.get((implementer, part), f"{implementer}/{part}")

@@ -20,15 +20,15 @@ from edged.device.root import Root
 
 Probe: TypeAlias = Callable[[Root], dict[str, str]]
 
-# Facts of earlier probes win: the driver's own answer about a GPU precedes what a Jetson's SoC implies.
+# If two probes report a fact, the earlier one wins: a driver's answer about a GPU precedes what a Jetson's SoC implies.
 PROBES: tuple[Probe, ...] = (cpu.probe, system.probe, runtimes.probe, nvidia.probe, jetson.probe, intel.probe)
 
 _DIGEST_FORMAT = b"edged fingerprint 1\n"
-_LONGEST = 200  # characters; a longer value comes from a damaged file
+_LONGEST = 200  # characters of a value; only a damaged file has more
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One fact that differs; None if it is absent."""
+    """One fact that differs between two fingerprints; `old` or `new` is None if the fact is absent there."""
 
     name: str
     old: str | None
@@ -48,7 +48,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all facts, 64 hex digits."""
+        """Return the SHA-256 of all facts, 64 hex digits."""
         return hashlib.sha256(_DIGEST_FORMAT + msgspec.json.encode(self.facts)).hexdigest()
 
     def diff(self, other: Fingerprint) -> tuple[Change, ...]:
@@ -72,7 +72,7 @@ def probe(root: Path = Path("/")) -> Fingerprint:
 
 
 def _one_line(value: str) -> str:
-    """Keep printable characters and single spaces only: facts are shown in terminals, logs and keys."""
+    """Return a text with only printable characters and single spaces: facts appear in terminals, logs and keys."""
     printable = "".join(char if char.isprintable() else " " for char in value[:_LONGEST])
     return " ".join(printable.split())
 
@@ -133,7 +133,7 @@ def _indices(fingerprint: Fingerprint, prefix: str) -> list[int]:
 
 
 def _system_memory(fingerprint: Fingerprint) -> int | None:
-    """The memory of the box in MiB, or our cgroup's limit if it is lower."""
+    """Return the memory of the box in MiB, or the limit of the daemon's cgroup if that is lower."""
     return _whole(fingerprint.facts.get("memory.limit_mb") or fingerprint.facts.get("memory.total_mb"))
 
 

@@ -14,7 +14,7 @@ from edged.device.root import Root
 
 _VENDOR = "0x8086"
 _NODES = {"intel-gpu": "sys/class/drm/card[0-9]*", "intel-npu": "sys/class/accel/accel[0-9]*"}
-# Fact -> packages that provide it: the current name first, then that of Ubuntu 22.04.
+# Fact -> packages that provide it: the current name first, then the name on Ubuntu 22.04.
 _GPU_PACKAGES = {
     "intel.opencl": ("intel-opencl-icd",),
     "intel.level_zero_gpu": ("libze-intel-gpu1", "intel-level-zero-gpu"),
@@ -28,7 +28,7 @@ _NPU_PACKAGES = {
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read PCI device id (`0x46a6`), bus and kernel driver of each GPU and NPU, and versions of their drivers."""
+    """Read the PCI device id (`0x46a6`), bus and kernel driver of each GPU and NPU, and the versions of drivers."""
     gpus = _devices(root, _NODES["intel-gpu"], "intel.gpu")
     npus = _devices(root, _NODES["intel-npu"], "intel.npu")
     facts = gpus | npus
@@ -42,7 +42,7 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def addresses(root: Root, kind: str) -> list[str]:
-    """PCI addresses of the "intel-gpu" or "intel-npu" devices by number; empty for another kind."""
+    """Return the PCI addresses of the "intel-gpu" or "intel-npu" devices by number; empty for another kind."""
     return sorted(_found(root, _NODES[kind])) if kind in _NODES else []
 
 
@@ -56,7 +56,7 @@ def _devices(root: Root, pattern: str, prefix: str) -> dict[str, str]:
 
 
 def _found(root: Root, pattern: str) -> dict[str, dict[str, str]]:
-    """PCI address, or the name of its node if sysfs has no address, -> facts."""
+    """Return the facts of each device by PCI address, or by the node's name if sysfs has no address."""
     found: dict[str, dict[str, str]] = {}
     for path in root.glob(f"{pattern}/device/vendor"):
         node, device = path.split("/")[3], path.removesuffix("/vendor")
@@ -67,7 +67,7 @@ def _found(root: Root, pattern: str) -> dict[str, dict[str, str]]:
         driver = event.get("DRIVER", "")
         slot = event.get("PCI_SLOT_NAME", node)
         found[slot] = {
-            # A device of the processor itself is on bus 0, not behind a bridge.
+            # A device in the processor is on bus 0, not behind a bridge.
             "integrated": "yes" if re.fullmatch(r"[0-9a-f]{4,}:00:[0-9a-f.]+", slot) else "",
             "device": (root.read(f"{device}/device") or "").strip(),
             "driver": driver,

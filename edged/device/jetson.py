@@ -15,19 +15,20 @@ from edged.device import libraries, nvidia
 from edged.device.root import Root
 from edged.device.system import total_memory_mb
 
-# CUDA compute capability of each Tegra SoC; a new module adds a line here.
+# CUDA compute capability of each Tegra SoC; add a line for a new SoC.
 _CAPABILITY = {"tegra194": "7.2", "tegra234": "8.7", "tegra264": "11.0"}
 # Containers hide the device tree (Docker masks /sys/firmware) but not the chip id, in decimal.
 _SOC = "sys/devices/soc0"
 _CHIPS = {"25": "tegra194", "35": "tegra234", "38": "tegra264"}
-# How the driver names the GPU of a SoC; any other GPU is a card.
+# Names that the driver gives to the GPU of a SoC; any other GPU is a card.
 _INTEGRATED = re.compile(r"\b(Xavier|Orin|Thor|Tegra)\b")
 _NVPMODEL = "usr/sbin/nvpmodel"
 _NVPMODEL_SECONDS = 2.0
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read `jetson.l4t model module soc power_mode` and the GPU that they imply; empty on other boxes."""
+    """Read the facts `jetson.l4t model module soc power_mode` and those of the GPU that they imply; empty on other
+    boxes."""
     l4t = _l4t(root)
     compatible = root.strings("proc/device-tree/compatible")
     soc = _soc(root, compatible)
@@ -54,21 +55,23 @@ def _sysfs(root: Root, attribute: str) -> str:
 
 
 def _has_card(root: Root) -> bool:
-    """Whether the GPU is a card: such boxes (IGX) disable the GPU of the SoC."""
+    """Whether the box has a GPU card: boxes with one (IGX) disable the GPU of the SoC."""
     return any(not _INTEGRATED.search(name) for name in nvidia.listed(root).values())
 
 
 def _l4t(root: Root) -> str:
-    """`36.4.3`, from "# R36 (release), REVISION: 4.3, ..." or from Debian's "36.4.3-20250107174145"."""
+    """Return the release, such as `36.4.3`, from "# R36 (release), REVISION: 4.3, ..." or from Debian's
+    "36.4.3-20250107174145"."""
     match = re.search(r"R([0-9]+)\b.*REVISION: ([0-9.]+)", root.read("etc/nv_tegra_release") or "")
     if match:
         return f"{match[1]}.{match[2]}"
-    # Newer images come without the file.
+    # Newer images do not have the file.
     return libraries.upstream(libraries.package_versions(root, ["nvidia-l4t-core"]).get("nvidia-l4t-core", ""))
 
 
 def _module(compatible: tuple[str, ...]) -> str:
-    """`p3767-0005`, the module with SoC and memory: "nvidia,p3768-0000+p3767-0005" is carrier + module."""
+    """Return the module, which has the SoC and memory: `p3767-0005` of "nvidia,p3768-0000+p3767-0005" (carrier +
+    module)."""
     for pattern in (r"\+(p[0-9]{4}-[0-9]{4})", r",(p[0-9]{4}-[0-9]{4})"):
         for entry in compatible:
             match = re.search(pattern, entry)
@@ -88,17 +91,17 @@ def _gpu(root: Root, soc: str) -> dict[str, str]:
 
 
 def _fitted_mb(total: int) -> int:
-    """The memory that is installed: the next power of two, as the share reserved by the kernel differs in every L4T."""
+    """Return the installed memory: the next power of two, because each L4T reserves a different part for the kernel."""
     return 1 << (total - 1).bit_length()
 
 
 def _power_mode(root: Root) -> str:
-    """The mode's name, such as `MAXN_SUPER`: from nvpmodel on the box itself, else from its files."""
+    """Return the power mode's name, such as `MAXN_SUPER`: from nvpmodel on the box itself, else from its files."""
     return (_asked_mode(root) if root.is_live else "") or _stored_mode(root)
 
 
 def _asked_mode(root: Root) -> str:
-    """From `nvpmodel -q`, which prints "NV Power Mode: 15W" and the number on the next line."""
+    """Return the mode from `nvpmodel -q`, which prints "NV Power Mode: 15W" and the number on the next line."""
     if not root.exists(_NVPMODEL):
         return ""
     try:
@@ -117,7 +120,8 @@ def _asked_mode(root: Root) -> str:
 
 
 def _stored_mode(root: Root) -> str:
-    """From "pmode:0002" in the status and "< POWER_MODEL ID=2 NAME=MAXN_SUPER >" in the configuration."""
+    """Return the mode from "pmode:0002" in the status and "< POWER_MODEL ID=2 NAME=MAXN_SUPER >" in the
+    configuration."""
     match = re.search(r"pmode:([0-9]{1,9})", root.read("var/lib/nvpmodel/status") or "")
     if not match:
         return ""

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from edged.device.root import Root
 
-# Where the loader looks on Debian and Ubuntu, Fedora, in containers with a mounted driver, and on WSL. i386-linux-gnu
-# is left out on purpose: this process does not load 32-bit libraries.
+# Directories of the loader on Debian and Ubuntu, Fedora, in containers with a mounted driver, and on WSL. Without
+# i386-linux-gnu: this process does not load 32-bit libraries.
 DIRECTORIES = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -28,7 +28,7 @@ def system_version(root: Root, name: str) -> str | None:
 
 
 def newest(root: Root, patterns: Iterable[str]) -> str | None:
-    """Return the highest version among the matches of the first pattern with any, links followed."""
+    """Return the highest version among the files that match the first pattern with a match, following links."""
     for pattern in patterns:
         names = (root.real_name(path) or "" for path in root.glob(pattern))
         versions = [match[1] for match in map(_SO_VERSION.search, names) if match]
@@ -45,20 +45,20 @@ def marked_version(root: Root, path: str) -> str | None:
 
 
 def as_numbers(version: str) -> tuple[int, ...]:
-    """`"10.3.0"` -> `(10, 3, 0)`, so that 10 comes after 9."""
+    """Return a version as numbers, `"10.3.0"` -> `(10, 3, 0)`, so that 10 sorts after 9."""
     return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version))
 
 
 STATUS = "var/lib/dpkg/status"
-_STATUS_LIMIT = 32 << 20  # bytes; a desktop's is a few MB
+_STATUS_LIMIT = 32 << 20  # bytes; the file of a desktop has a few MB
 
 
 def package_versions(root: Root, names: Iterable[str]) -> dict[str, str]:
-    """Package -> version as dpkg writes it (`10.3.0.30-1+cuda12.5`), for the installed ones of `names`."""
+    """Return package -> version as dpkg writes it (`10.3.0.30-1+cuda12.5`), for those of `names` that are installed."""
     text = root.read(STATUS, _STATUS_LIMIT) or ""
     found = {}
     for name in names:
-        # Searching for the name beats parsing thousands of paragraphs about other packages.
+        # Searching for the name is faster than parsing thousands of paragraphs about other packages.
         for match in re.finditer(rf"^Package: {re.escape(name)}$", text, re.MULTILINE):
             end = text.find("\n\n", match.end())
             version = _installed_version(text[match.end() : end if end >= 0 else len(text)])
@@ -68,7 +68,7 @@ def package_versions(root: Root, names: Iterable[str]) -> dict[str, str]:
 
 
 def upstream(version: str) -> str:
-    """The version without Debian's epoch and revision: `2:1.3.29735-1~22.04` -> `1.3.29735`."""
+    """Return a version without Debian's epoch and revision: `2:1.3.29735-1~22.04` -> `1.3.29735`."""
     without_epoch = version.partition(":")[2] or version
     return without_epoch.rpartition("-")[0] or without_epoch
 

@@ -9,26 +9,26 @@ import msgspec
 
 _STAT = Path("/proc/stat")
 _IDLE = (3, 4)  # columns after the name: idle, iowait
-_LOW = 0.3  # share of the processors in use below which the load is low
+_LOW = 0.3  # the load is low below this share of the processors
 _LOW_SECONDS = 20.0
-_LOADED = 0.3  # share that others used while an engine was timed: its figures may be off
+_LOADED = 0.3  # if other processes used this share while an engine was timed, its figures may be wrong
 
 
 class Ticks(msgspec.Struct, frozen=True):
-    """Clock ticks of all processors since boot: `busy` and in total."""
+    """Clock ticks of all processors since boot: busy ones and all."""
 
     busy: int = 0
     total: int = 0
 
     def share_since(self, earlier: Ticks) -> float:
-        """Fraction of the time since an earlier reading, 0 to 1, in which the processors worked; 0 if no time
-        passed."""
+        """Return the fraction of the time since an earlier reading, 0 to 1, in which the processors worked; 0 if no
+        time has passed."""
         total = self.total - earlier.total
         return min(1.0, max(0.0, (self.busy - earlier.busy) / total)) if total > 0 else 0.0
 
 
 def read(stat: Path = _STAT) -> Ticks:
-    """Read the ticks until now; zeros if the file cannot be read."""
+    """Read the current ticks; zeros if the file cannot be read."""
     try:
         first = stat.read_text(encoding="ascii", errors="replace").partition("\n")[0].split()
         columns = [int(word) for word in first[1:9]]  # guest time, which follows, is part of user time
@@ -45,7 +45,7 @@ class LoadMonitor:
 
     def __init__(self, read_ticks: Callable[[], Ticks] = read) -> None:
         self._read = read_ticks
-        self.busy = 0.0  # share of the processors in use lately
+        self.busy = 0.0  # the share of the processors that was in use between the last two samples
         self._ticks: Ticks | None = None
         self._at = 0.0
         self._since: float | None = None
@@ -64,10 +64,10 @@ class LoadMonitor:
         self._ticks, self._at = ticks, now
 
     def is_low(self, now: float) -> bool:
-        """Whether the load has been low long enough for measurements to be worth repeating."""
+        """Whether the load has been low long enough to repeat measurements."""
         return self._since is not None and now - self._since >= _LOW_SECONDS
 
 
 def was_loaded(load: float | None) -> bool:
-    """Whether an engine's figures may be off: other work used much of the box while it was timed."""
+    """Whether an engine's figures may be wrong, because other processes used much of the box while it was timed."""
     return load is not None and load > _LOADED

@@ -4,13 +4,13 @@ Sources: `/proc/driver/nvidia` (the driver's README, "The /proc Interface"), the
 `edged.device.nvml`.
 
 GPUs are numbered by PCI address, as NVML does, and CUDA after `use_pci_order`. The address distinguishes equal cards,
-so the UUID, which identifies a person's card, is not a fact.
+so the UUID is not a fact: it would identify the owner's card.
 
-/proc and NVML ignore CUDA_VISIBLE_DEVICES, and CUDA renumbers the GPUs that it leaves, from 0. So on the running system
-hidden GPUs are left out of the facts, while the others keep their numbers; and a process that will use CUDA calls
-`use_pci_order` before CUDA reads the variable. As in CUDA, the first entry that names no GPU (such as -1) ends the
-list. Numbers count by PCI address, as `nvidia-smi` does; UUIDs may be abbreviated. A MIG device names no GPU here,
-since its facts are not available.
+/proc and NVML ignore CUDA_VISIBLE_DEVICES, and CUDA numbers the GPUs that the variable allows from 0. So on the running
+system hidden GPUs are left out of the facts, but the others keep their numbers; and a process that will use CUDA calls
+`use_pci_order` before CUDA reads the variable. As in CUDA, the first entry that does not name a GPU (such as -1) ends
+the list. Numbers count by PCI address, as in `nvidia-smi`; UUIDs may be abbreviated. A MIG device does not name a GPU
+here, because its facts are not available.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def probe(root: Root) -> dict[str, str]:
     module = match[1] if match else ""
     driver = _driver_on_disk(root)
     reading = _reading(root, has_driver=bool(module or driver))
-    # The version on disk before NVML's: engines are built with what the next process loads.
+    # The version on disk precedes NVML's, because engines are built with the driver that the next process loads.
     facts = {"nvidia.driver": driver or reading.driver, "nvidia.kernel_module": module, "cuda.driver": reading.cuda}
     is_pending = module and driver and driver != module
     facts["nvidia.state"] = REBOOT_PENDING if is_pending else reading.state
     gpus = {address: {"name": name} for address, name in listed(root).items()}
     for address, gpu in reading.gpus.items():
         gpus[address] = gpus.get(address, {}) | gpu.facts()
-    # After NVML: the kernel module may read a UUID only when the GPU is first used.
+    # This must follow NVML: the kernel module may read a UUID only when the GPU is first used.
     visible = visible_gpus(dict.fromkeys(gpus, "") | _fields(root, "GPU UUID")) if root.is_live else gpus
     for index, address in enumerate(sorted(gpus)):
         if address in visible:
@@ -54,17 +54,18 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def addresses(root: Root) -> list[str]:
-    """PCI addresses of all GPUs, also hidden ones, by number."""
+    """Return the PCI addresses of all GPUs, including hidden ones, by number."""
     return sorted(listed(root).keys() | _reading(root, has_driver=True).gpus.keys())
 
 
 def listed(root: Root) -> dict[str, str]:
-    """PCI address -> name, from `gpus/*/information` ("Model: ..."); CUDA does not see excluded GPUs."""
+    """Return PCI address -> name, from `gpus/*/information` ("Model: ..."), without excluded GPUs, which CUDA does not
+    see."""
     return _fields(root, "Model")
 
 
 def _fields(root: Root, wanted: str) -> dict[str, str]:
-    """PCI address -> value of this field."""
+    """Return PCI address -> value of the field `wanted`."""
     gpus = {}
     for path in root.glob("proc/driver/nvidia/gpus/*/information"):
         pairs = (line.partition(":") for line in (root.read(path) or "").split("\n"))
@@ -82,7 +83,8 @@ def _reading(root: Root, has_driver: bool) -> nvml.Reading:
 
 
 def _driver_on_disk(root: Root) -> str:
-    """The target of `libcuda.so.1`: the user-space driver that the next process will load."""
+    """Return the version of the user-space driver that the next process will load, from the target of
+    `libcuda.so.1`."""
     found = (
         libraries.system_version(root, "libcuda.so.1"),
         libraries.newest(root, (f"{_JETSON}.1", f"{_JETSON}.*")),
@@ -91,13 +93,13 @@ def _driver_on_disk(root: Root) -> str:
 
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
-_SAVED = "EDGED_CUDA_VISIBLE_DEVICES"  # its value, for facts that are read later, here and in children
+_SAVED = "EDGED_CUDA_VISIBLE_DEVICES"  # keeps the original value for facts that this process or its children read later
 _NAMES_GPU = re.compile(r"[0-9]+|(?i:GPU-[0-9a-f-]+)")
 
 
 def use_pci_order() -> None:
-    """Have CUDA number all GPUs by PCI address, or see none if edged may use none. Call before CUDA is initialised."""
-    # CUDA's default order begins with the fastest device.
+    """Make CUDA number all GPUs by PCI address, or see none if edged may use none. Call before CUDA is initialised."""
+    # By default CUDA's numbers begin with the fastest device.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     value = os.environ.pop(_VARIABLE, None)
     if value is None:
@@ -108,7 +110,7 @@ def use_pci_order() -> None:
 
 
 def visible_gpus(uuids: Mapping[str, str]) -> frozenset[str]:
-    """Return those of the PCI addresses (with their UUIDs, empty if unknown) that CUDA_VISIBLE_DEVICES allows."""
+    """Return the PCI addresses that CUDA_VISIBLE_DEVICES allows; `uuids` maps all addresses to UUIDs ("": unknown)."""
     value = os.environ.get(_VARIABLE, os.environ.get(_SAVED))
     if value is None:
         return frozenset(uuids)
@@ -125,7 +127,7 @@ def visible_gpus(uuids: Mapping[str, str]) -> frozenset[str]:
 
 
 def _entries(value: str) -> list[str]:
-    """The entries before the first that names no GPU."""
+    """Return the entries before the first one that does not name a GPU."""
     found = []
     for entry in map(str.strip, value.split(",")):
         if not _NAMES_GPU.fullmatch(entry):

@@ -4,7 +4,7 @@ The library is opened, queried and closed within one call, and nothing happens a
 fork; and after a driver update without a reboot, a process that kept it open would get version mismatches from the old
 library. Opening takes some 10 ms, and up to seconds on an idle GPU without persistence mode.
 
-A recorded tree may hold NVML's answers as `nvml.json`; `python -m edged.device.nvml` prints them on the box itself.
+A recorded tree may contain NVML's answers as `nvml.json`; `python -m edged.device.nvml` prints them on the box itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
 
     driver: str = ""
     cuda: str = ""  # the newest CUDA version that this driver supports
-    state: str = ""  # why it could not be queried
+    state: str = ""  # why NVML could not be queried; empty if it could
     gpus: dict[str, Gpu] = {}
 
 
@@ -104,7 +104,8 @@ def ask(library: Any) -> Reading:
 
 
 def _gpus(library: Any) -> dict[str, Gpu]:
-    """GPUs by PCI address; one without an address is part of a SoC, and is described by the device tree."""
+    """Return GPUs by PCI address. GPUs without an address are left out: they are part of a SoC, and the device tree
+    describes them."""
     gpus = {}
     for index in range(_number(library, "nvmlDeviceGetCount_v2")):
         device, pci = ctypes.c_void_p(), _PciInfo()
@@ -150,7 +151,7 @@ def _code(library: Any, function: str, *arguments: Any) -> int:
 
 
 def _address(bus_id: str) -> str:
-    """NVML's `00000000:01:00.0` -> `0000:01:00.0`, as /proc writes it."""
+    """Convert NVML's `00000000:01:00.0` to the form in /proc, `0000:01:00.0`."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 

@@ -13,13 +13,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-DEFAULT_LIMIT = 1 << 20  # bytes; far above any file of /proc, /sys or /etc that holds a fact
-_MAX_LINKS = 40  # as the kernel's own limit for one path
+DEFAULT_LIMIT = 1 << 20  # bytes; far above any file of /proc, /sys or /etc that contains a fact
+_MAX_LINKS = 40  # the kernel's own limit for one path
 _UNREADABLE = (OSError, ValueError)  # ValueError: a NUL or a lone surrogate in a path
 
 
 class Root:
-    """Files below one directory; paths are relative and use `/`."""
+    """Reads files below one directory; paths are relative and use `/`."""
 
     def __init__(self, path: Path = Path("/")) -> None:
         self._top = os.path.realpath(path)
@@ -42,7 +42,7 @@ class Root:
             return None
 
     def head(self, rel: str, size: int) -> bytes:
-        """Return at most `size` first bytes of a regular file; empty if it cannot be read."""
+        """Return at most the first `size` bytes of a regular file; empty if it cannot be read."""
         try:
             path = self._locate(rel)
             if not stat.S_ISREG(os.stat(path).st_mode):
@@ -100,7 +100,7 @@ class Root:
 
     def _read_bytes(self, rel: str, limit: int) -> bytes | None:
         path = self._locate(rel)
-        # Checked before opening: opening a FIFO blocks, and opening a device can have side effects.
+        # The type is checked before opening: opening a FIFO blocks, and opening a device can have side effects.
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -133,7 +133,7 @@ class Root:
 
 
 def _parts(path: str) -> list[str]:
-    """The parts of a path, last first, so that the next can be popped."""
+    """Return the parts of a path in reverse order, so that the next part can be popped."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 

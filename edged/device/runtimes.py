@@ -75,7 +75,7 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def _distributions(root: Root) -> dict[str, str]:
-    """Normalised name -> version of the wanted distributions; the first on the path wins, as in imports."""
+    """Return normalised name -> version of the known distributions; the first on the path wins, as in imports."""
     found: dict[str, str] = {}
     for directory in _directories(root):
         for path in root.glob(f"{directory}/*-info"):
@@ -94,14 +94,14 @@ def _directories(root: Root) -> Iterator[str]:
 
 
 def _name_and_version(directory: str) -> tuple[str, str]:
-    """`onnxruntime_gpu-1.23.2.dist-info` -> `("onnxruntime-gpu", "1.23.2")`, the name as in PEP 503."""
+    """Split `onnxruntime_gpu-1.23.2.dist-info` into `("onnxruntime-gpu", "1.23.2")`, the name as in PEP 503."""
     stem = directory.removesuffix(".dist-info").removesuffix(".egg-info")
     name, _, version = stem.partition("-")
     return re.sub(r"[-_.]+", "-", name).lower(), version.partition("-")[0]
 
 
 def _metadata_version(root: Root, path: str) -> str | None:
-    """The Version header, as pip shows it; the directory's name can differ."""
+    """Return the Version header, which pip shows; the directory's name can differ from it."""
     text = root.read(f"{path}/METADATA") or root.read(f"{path}/PKG-INFO") or root.read(path) or ""
     match = re.search(r"^Version: *(\S+)", text.partition("\n\n")[0], re.MULTILINE)
     return match[1] if match else None
@@ -117,9 +117,9 @@ def _libraries(root: Root, installed: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tensorrt(root: Root, installed: Mapping[str, str]) -> str:
-    """Version of the library that the Python bindings load: a wheel's, otherwise the system's.
+    """Return the version of the library that the Python bindings load: a wheel's, otherwise the system's.
 
-    An engine depends on four numbers. The library itself has them; packages and file names may have three.
+    An engine depends on four numbers. The library contains them; packages and file names may have only three.
     """
     for name in _TENSORRT_LIBRARIES:
         if name in installed:
@@ -131,12 +131,12 @@ def _tensorrt(root: Root, installed: Mapping[str, str]) -> str:
     marked = _marked(root, libraries.DIRECTORIES, f"libnvinfer.so.{version}")
     package = f"libnvinfer{version.partition('.')[0]}"
     packaged = libraries.upstream(libraries.package_versions(root, [package]).get(package, ""))
-    # A package that differs from the file belongs to another copy.
+    # If the package's version differs from the file's, the package belongs to another copy.
     return marked or (packaged if packaged.startswith(f"{version}.") else version)
 
 
 def _marked(root: Root, directories: Iterable[str], pattern: str) -> str | None:
-    """The version symbol of the first library of this name."""
+    """Return the version symbol of the first library that matches."""
     for directory in directories:
         for path in root.glob(f"{directory}/{pattern}"):
             return libraries.marked_version(root, path)
@@ -144,7 +144,7 @@ def _marked(root: Root, directories: Iterable[str], pattern: str) -> str | None:
 
 
 def _cuda_toolkit(root: Root) -> str:
-    """The version of the toolkit at `/usr/local/cuda`, else of the newest `/usr/local/cuda-*`."""
+    """Return the version of the toolkit at `/usr/local/cuda`, else of the newest `/usr/local/cuda-*`."""
     found = []
     for path in (*root.glob("usr/local/cuda/version.json"), *root.glob("usr/local/cuda-*/version.json")):
         try:

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Read total memory in MiB, limits of our cgroup if they are lower, versions, board name."""
+    """Read total memory in MiB, limits of the daemon's cgroup if they are lower, versions, and board name."""
     return {
         **_os(root),
         **_limits(root, total_memory_mb(root)),
@@ -32,7 +32,7 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def total_memory_mb(root: Root) -> int:
-    """`MemTotal` in MiB: memory that the kernel manages, a little less than is installed; 0 if unknown."""
+    """Return `MemTotal` in MiB: the memory that the kernel manages, a little less than is installed; 0 if unknown."""
     return read_memory(root).total >> 20
 
 
@@ -115,7 +115,7 @@ def _upwards(mount: str, parts: list[str]) -> Iterator[str]:
 
 
 def _libc(root: Root) -> str:
-    """`glibc 2.36`: wheels are tagged with the lowest version that they support."""
+    """Return the C library, such as `glibc 2.36`: wheels are tagged with the lowest version that they support."""
     if root.is_live:
         return _confstr("CS_GNU_LIBC_VERSION") or ""  # None if the libc is not glibc
     version = package_versions(root, ["libc6"]).get("libc6", "")
@@ -130,7 +130,7 @@ def _confstr(name: str) -> str | None:
 
 
 def _python(root: Root) -> str:
-    """`3.11`: the interpreter's version, or the newest in a recorded tree; two numbers select wheels."""
+    """Return the interpreter's version, or the newest in a recorded tree, such as `3.11`: two numbers select wheels."""
     if root.is_live:
         return ".".join(platform.python_version_tuple()[:2])
     found = [path.rpartition("python")[2] for path in root.glob("usr/lib/python3.[0-9]*")]
@@ -141,13 +141,13 @@ _MEMINFO = re.compile(r"^(MemTotal|MemAvailable):\s*([0-9]{1,15}) kB$", re.MULTI
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Bytes, 0 if unknown. `free` can be allocated without swapping (MemAvailable)."""
+    """The memory of a box in bytes, 0 if unknown. `free` can be allocated without swapping (MemAvailable)."""
 
     total: int = 0
     free: int = 0
 
 
 def read_memory(root: Root) -> Memory:
-    """Read the memory of the box as it is now (format: proc_meminfo(5))."""
+    """Read the current memory of the box (format: proc_meminfo(5))."""
     found = {name: int(number) << 10 for name, number in _MEMINFO.findall(root.read("proc/meminfo") or "")}
     return Memory(found.get("MemTotal", 0), found.get("MemAvailable", 0))

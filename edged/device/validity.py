@@ -1,9 +1,9 @@
 """The facts that engines of each backend depend on: if one changes, an engine may no longer be valid.
 
-Left out on purpose: the kernel and distribution (`os.*`, `libc.version`), Python, a CPU box's memory and cgroup limits,
-the number of CPUs, `cpu.features` (`cpu.isa` in readable form), the PCI address, the toolkit besides the CUDA runtime
-(`cuda.version`), and `nvidia.state`, which only decides whether to build now. They change with every update of the box
-while engines give the same answers.
+Not included on purpose: the kernel and distribution (`os.*`, `libc.version`), Python, a CPU box's memory and cgroup
+limits, the number of CPUs, `cpu.features` (`cpu.isa` in readable form), the PCI address, the toolkit besides the CUDA
+runtime (`cuda.version`), and `nvidia.state`, which only decides whether to build now. They may change while engines
+give the same answers.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def is_driver(fact: str) -> bool:
 def relevant(backend: str, device_kind: str, index: int = 0) -> tuple[str, ...]:
     """Return the names of the facts that this backend's engines for device `index` of a kind depend on.
 
-    Facts that a box lacks are absent from the key. Unsupported for an unknown pair, since "depends on nothing" would be
-    wrong; it holds for the null backend only.
+    Facts that a box lacks are absent from the key. Raises Unsupported if backend and kind do not go together; an empty
+    result would mean "depends on nothing", which is true only for the null backend.
     """
     if backend == "null":
         return ()

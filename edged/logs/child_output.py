@@ -1,6 +1,6 @@
-"""Forwards the output of child processes to the log, under the child's name and with the level that a line claims.
+"""Forwards the output of child processes to the log, under the child's name and with the level that each line states.
 
-Runtimes print in many forms and any amount; the rate of lines is limited.
+Runtimes print in many formats and without limit, so the rate of lines is limited.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import re
 import time
 
-_CHUNK = 1 << 16  # bytes read at once: other work of the loop runs in between
-_LAST_CHUNKS = 16  # a pipe holds one; a process that the child left running may continue to write
+_CHUNK = 1 << 16  # bytes that are read at once; other work of the loop runs in between
+_LAST_CHUNKS = 16  # chunks read at the end: a pipe holds one, but a process that the child left running may write more
 _LONGEST = 1000  # characters of a line
 _BURST, _LINES_A_SECOND = 100.0, 20.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -26,7 +26,7 @@ _LEVELS = {"V": logging.DEBUG, "D": logging.DEBUG, "I": logging.INFO, "W": loggi
 
 
 class ChildLogForwarder:
-    """Splits a child's output into lines and logs them, at level `most` at the highest."""
+    """Splits a child's output into lines and logs them; `most` is the highest level."""
 
     def __init__(self, child: str, most: int = logging.ERROR, **about: str) -> None:
         self._log = logging.getLogger(f"edged.{child.replace(' ', '.')}")
@@ -36,7 +36,7 @@ class ChildLogForwarder:
         self._omitted = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the bytes that were read last."""
+        """Log the lines that the next bytes of the output complete."""
         now = time.monotonic()
         self._room, self._then = min(_BURST, self._room + (now - self._then) * _LINES_A_SECOND), now
         *lines, rest = (self._begun + data).split(b"\n", int(self._room))
@@ -52,7 +52,7 @@ class ChildLogForwarder:
             self._begun = b""
 
     def close(self) -> None:
-        """Log the rest; no more output comes."""
+        """Log the rest of the output."""
         if self._begun:
             self._log_line(self._begun)
             self._begun = b""
@@ -70,17 +70,17 @@ class ChildLogForwarder:
     def _log_omitted(self) -> None:
         if self._omitted:
             count, self._omitted = self._omitted, 0
-            self._log.warning("printed %d more lines, which are left out", count, extra=self._about)
+            self._log.warning("printed %d more lines, which are not logged", count, extra=self._about)
 
 
 class Pipe:
-    """A pipe for a child's standard error; the loop reads it as bytes come, so that the child never waits.
+    """A pipe for a child's standard error. The event loop reads bytes as they arrive, so that the child never waits.
 
-    Make it in the loop, before the child. `child` is the child's end; `started` closes it here.
+    Create it in the loop, before the child. `child` is the child's end; `started` closes it here.
     """
 
     def __init__(self, forwarder: ChildLogForwarder) -> None:
-        """OSError if no file descriptor is left."""
+        """Raises OSError if no file descriptor is free."""
         self._forwarder = forwarder
         self._reader, self.child = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reader, False)
@@ -88,7 +88,7 @@ class Pipe:
         self._loop.add_reader(self._reader, self._read)
 
     def started(self) -> None:
-        """Close the child's end here: the child has it, or did not start."""
+        """Close the daemon's copy of the child's end: the child has its own, or did not start."""
         if self.child >= 0:
             os.close(self.child)
             self.child = -1
@@ -102,7 +102,7 @@ class Pipe:
         self._end()
 
     def _read(self) -> bool:
-        """Whether a whole chunk was read, so that there may be more."""
+        """Read once; return whether a whole chunk was read, so that there may be more."""
         with contextlib.suppress(BlockingIOError, InterruptedError):
             data = os.read(self._reader, _CHUNK)
             if data:
@@ -120,7 +120,8 @@ class Pipe:
 
 
 def level(line: str) -> int:
-    """Return the level that a line claims; without one it is a warning, since a healthy runtime is silent."""
+    """Return the level that a line states; a line without one is a warning, because a healthy runtime prints
+    nothing."""
     found = _SEVERITY.search(line[:300])
     if found is None:
         return logging.WARNING

@@ -1,5 +1,5 @@
-"""A log record as a line for people, for programs, or for a journal that reads standard error, and as an entry of
-systemd's journal.
+"""Formats log records: as text, as JSON, as lines for a journal that reads standard error, and as entries of systemd's
+journal.
 
 Formats: sd-daemon(3) for `<N>`; RFC 3339 for times in JSON; https://systemd.io/JOURNAL_NATIVE_PROTOCOL for entries,
 which are lines of NAME=VALUE.
@@ -17,15 +17,15 @@ from typing import TypeAlias
 
 import msgspec
 
-# In the order in which they are written. child: the process that printed it; repeated: how many more records it stands
-# for.
+# Fields in the order in which they are written. child: the process that printed the line; repeated: how many similar
+# records the record stands for.
 NAMES = ("event", "alarm", "model", "engine", "camera", "backend", "child", "repeated")
 _PLACE = re.compile(r"%(?:%|[#0\- +]*(?:\d+|\*)?(?:\.(?:\d+|\*))?[a-zA-Z])")
 _WORD = re.compile(r"\b(model|engine|camera) $")
 
 
 def about(record: logging.LogRecord) -> dict[str, str]:
-    """Return what a record is about (model, camera and so on) by name, from its template and its `extra`."""
+    """Return the fields of a record (model, camera and so on) by name, from its template and its `extra`."""
     found: dict[str, str] = {}
     if isinstance(record.msg, str) and isinstance(record.args, tuple):
         for name, index in _named(record.msg):
@@ -40,7 +40,7 @@ def about(record: logging.LogRecord) -> dict[str, str]:
 
 @lru_cache(maxsize=512)
 def _named(template: str) -> tuple[tuple[str, int], ...]:
-    """The names and indexes of a template's arguments; the first of several with the same name."""
+    """Return name and index of a template's named arguments; the first one if a name occurs twice."""
     found: dict[str, int] = {}
     index = 0
     for place in _PLACE.finditer(template):
@@ -53,7 +53,7 @@ def _named(template: str) -> tuple[tuple[str, int], ...]:
 
 
 TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
-# Clients choose parts of the text: none may look like another line or move a terminal's cursor.
+# Clients choose parts of the text, which must not look like another line or move a terminal's cursor.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _Failed: TypeAlias = (
     "tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]"  # as of sys.exc_info
@@ -62,8 +62,8 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 
 
 class _Lines(logging.Formatter):
-    """One line for each record, and a traceback below it, indented: an error's text may be a client's and must not look
-    like another record."""
+    """One line for each record, with an indented traceback below it: the text of an error may come from a client and
+    must not look like another record."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return one_line(super().formatMessage(record))
@@ -73,14 +73,15 @@ class _Lines(logging.Formatter):
 
 
 class TextLines(_Lines):
-    """A line with its time."""
+    """Lines with a time, for people."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
 
 
 class PriorityLines(_Lines):
-    """Without a time, which the journal has; every line of a traceback with the priority, since each is an entry."""
+    """Lines for the journal: without a time, which the journal adds, and with the priority at every line of a
+    traceback, because each line becomes an entry."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")
@@ -91,7 +92,7 @@ class PriorityLines(_Lines):
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time, level, logger, message, what it is about, and the traceback if it has one."""
+    """One JSON object per line: time, level, logger, message, fields such as the model, and the traceback, if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -107,7 +108,7 @@ class JsonLines(logging.Formatter):
 
 
 def priority(level: int) -> int:
-    """The syslog priority of a level, 0 (emergency) to 7 (debug)."""
+    """Return the syslog priority of a level, 0 (emergency) to 7 (debug)."""
     return next((number for least, number in _PRIORITIES if level >= least), 7)
 
 
@@ -121,16 +122,16 @@ def _time(unix_s: float) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Escape surrogates: Python's form of bytes in file names that are not UTF-8."""
+    """Escape surrogates, which stand for bytes in file names that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-_LONGEST = 32 << 10  # bytes of one field: an entry has to fit into one datagram
+_LONGEST = 32 << 10  # bytes of one field: an entry must fit into one datagram
 _TRACE = logging.Formatter()
 
 
 def entry(record: logging.LogRecord) -> bytes:
-    """Return a record as an entry of the journal, with fields that `journalctl EDGED_MODEL=door` finds it by."""
+    """Return a record as an entry of the journal, with fields for searches such as `journalctl EDGED_MODEL=door`."""
     message = record.getMessage()
     if record.exc_info and record.exc_info[0] is not None:
         message = f"{message}\n{_TRACE.formatException(record.exc_info)}"

@@ -1,4 +1,4 @@
-"""The handler of the daemon's log, which writes each record in the configured format or counts it as repeated."""
+"""The log handler of the daemon. It writes each record in the configured format, or counts it as repeated."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from msgspec import Meta
 
 from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, entry
 
-_MOST = 256  # kinds that are known at a time; before another one, the oldest is written
-# Each line of these loggers is about one decision, not about a frame or request: only an equal line is a repetition.
+_MOST = 256  # kinds that are remembered; for a further one, the oldest is written and forgotten
+# Each line of these loggers reports one decision, not a frame or request, so only an equal line is a repetition.
 _DECISIONS = frozenset(("edged", "edged.alarms", "edged.engines", "edged.device", "edged.store", "edged.config"))
 _LONGEST = 500  # characters of a line that are compared
 _LIGHT = (str, int, float, bool, type(None))
@@ -29,7 +29,7 @@ _LIGHT = (str, int, float, bool, type(None))
 
 @dataclass(slots=True)
 class _Spell:
-    """One kind, for one second: when it began, and how many records are held since."""
+    """One kind of record during one second: when it began, and how many records have been held since."""
 
     since: float
     held: int = 0
@@ -39,8 +39,9 @@ class _Spell:
 class Repetition:
     """Decides which records are written. Pure: time is an argument. Only warnings and errors are ever held.
 
-    The first of a kind is written at once. Those that follow within a second are counted; after it the newest of them
-    is written with their number, and another second begins. After a second without any, the next is a first one again.
+    The first record of a kind is written at once. Records that follow within a second are counted. After that second
+    the newest of them is written with their number, and another second begins. After a second without records of the
+    kind, the next one is written at once again.
     """
 
     def __init__(self, seconds: float = 1.0, most: int = _MOST) -> None:
@@ -49,7 +50,7 @@ class Repetition:
         self._holding = 0  # spells that hold records
 
     def admit(self, record: logging.LogRecord, now: float) -> list[logging.LogRecord]:
-        """Return the records to write now that this one came. `now` in monotonic seconds."""
+        """Take a new record; return the records to write. `now` is in monotonic seconds."""
         ready = self.due(now)
         if record.levelno < logging.WARNING:
             return [*ready, record]
@@ -66,7 +67,7 @@ class Repetition:
         return ready
 
     def due(self, now: float) -> list[logging.LogRecord]:
-        """Return the records that were held for long enough."""
+        """Return the records whose second is over."""
         ready: list[logging.LogRecord] = []
         while self._spells:
             key, spell = next(iter(self._spells.items()))
@@ -84,7 +85,7 @@ class Repetition:
 
     @property
     def next_due(self) -> float | None:
-        """When `due` must be called at the latest; None while nothing is held."""
+        """Return the latest time at which `due` must be called; None while no record is held."""
         return next(iter(self._spells.values())).since + self._seconds if self._holding else None
 
     def _end(self, key: Hashable, now: float) -> list[logging.LogRecord]:
@@ -96,7 +97,7 @@ class Repetition:
 
 
 def kind(record: logging.LogRecord) -> Hashable:
-    """The key of similar records: `alike` if the caller gave it; the line for loggers of decisions; otherwise the
+    """Return the key of similar records: `alike` if the caller set it; the line for loggers of decisions; otherwise the
     template, model, engine, and the place where the exception was raised, but not the other arguments."""
     who = record.name, record.levelno
     alike = getattr(record, "alike", None)
@@ -118,7 +119,7 @@ def _place(record: logging.LogRecord) -> Hashable:
 
 
 def _without_exception(record: logging.LogRecord) -> logging.LogRecord:
-    """Return a record that references only its text: an exception would reference every frame."""
+    """Return a record with only its text: an exception would keep every stack frame alive."""
     if not record.exc_info and all(isinstance(value, _LIGHT) for value in record.args or ()):
         return record
     return _rendered(record, record.getMessage())
@@ -169,16 +170,17 @@ class Journal:
     def __init__(self, address: str = _SOCKET) -> None:
         self._address = address
         self._socket: socket.socket | None = None
-        self.lost = 0  # entries since the last one that was taken
+        self.lost = 0  # entries lost since the last one that the journal accepted
 
     def write(self, record: logging.LogRecord) -> bool:
-        """Return False if no journal exists or it refuses the record. A journal that is too busy loses it."""
+        """Write a record; return False if no journal exists or it refuses the record. If the journal is too busy, the
+        record is lost."""
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
                 self._socket.settimeout(_SECONDS)
             if self.lost:
-                message = f"the journal was too busy for {self.lost:,} lines, which are lost"
+                message = f"{self.lost:,} lines were lost: the journal was too busy"
                 lost = logging.LogRecord("edged", logging.WARNING, __file__, 0, message, None, None)
                 self._socket.sendto(entry(lost), self._address)
                 self.lost = 0
@@ -196,7 +198,8 @@ class Journal:
 
 
 def goes_there(environment: Mapping[str, str], descriptor: int) -> bool:
-    """Whether a descriptor is the journal's, as JOURNAL_STREAM of systemd.exec(5) says: device and inode."""
+    """Whether a descriptor is connected to the journal, according to JOURNAL_STREAM of systemd.exec(5) (device and
+    inode)."""
     device, _, inode = environment.get("JOURNAL_STREAM", "").partition(":")
     with contextlib.suppress(OSError, ValueError):
         found = os.fstat(descriptor)
@@ -209,11 +212,11 @@ _FORMATTERS: dict[Format, Callable[[], logging.Formatter]] = {
     "json": JsonLines,
     "journal": PriorityLines,
 }
-_MIN_SECONDS = 0.05  # from one flush of held records to the next
+_MIN_SECONDS = 0.05  # between two flushes of held records
 
 
 class Output(logging.Handler):
-    """Writes records of any thread to `stream`, or to the journal; never raises, and waits for the journal at most."""
+    """Writes records of any thread to `stream` or to the journal. Never raises; may wait briefly for a busy journal."""
 
     def __init__(self, stream: TextIO | None = None, journal: Journal | None = None) -> None:
         super().__init__()
@@ -225,7 +228,7 @@ class Output(logging.Handler):
         self.shape("auto")
 
     def shape(self, form: Format) -> None:
-        """Change the form of the records that follow."""
+        """Change the format of later records."""
         with self._guard():
             self._form = self._resolve(form)
             self._own = _FORMATTERS[self._form]()
@@ -240,7 +243,7 @@ class Output(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Write the records that are held."""
+        """Write the held records and close the handler."""
         with self._guard():
             if self._timer is not None:
                 self._timer.cancel()
@@ -252,7 +255,7 @@ class Output(logging.Handler):
     def _write(self, record: logging.LogRecord) -> None:
         if self._form == "journal" and self._journal.write(record):
             return
-        # Only the text form can be changed from outside: what programs read keeps its form.
+        # Only the text format can be changed from outside: formats that programs read stay fixed.
         formatter = (self.formatter if self._form == "text" else None) or self._own
         self._stream.write(formatter.format(record) + "\n")
         self._stream.flush()
@@ -292,7 +295,7 @@ _LOG = logging.getLogger("edged")
 
 
 def start(options: LogOptions | None = None) -> Output:
-    """Set up the daemon's process: everything logged in it goes to standard error, in one form."""
+    """Set up logging of the daemon's process: all records go to standard error or the journal, in one format."""
     output = Output()
     logging.basicConfig(handlers=[output], force=True)
     logging.captureWarnings(True)
@@ -302,12 +305,12 @@ def start(options: LogOptions | None = None) -> Output:
 
 
 def reconfigure(options: LogOptions) -> None:
-    """Apply options; a process without our handler keeps its format."""
+    """Apply options; a process without edged's handler keeps its format."""
     root = logging.getLogger()
     for handler in root.handlers:
         if isinstance(handler, Output):
             handler.shape(options.format)
-    # Libraries log every step at lower levels; the level is meant for edged's own lines.
+    # Libraries log every step at lower levels, so the level applies only to edged's own lines.
     root.setLevel(max(_LEVELS[options.level], logging.INFO))
     _LOG.setLevel(_LEVELS[options.level])
 

@@ -23,8 +23,8 @@ _OURS = ("trackers", "supervision", "scipy")
 
 
 def main() -> int:
-    """`python -m edged.tracker.main PARENT_PID REACH`: requests on standard input, answers on standard output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which ends its children
+    """`python -m edged.tracker.main PARENT_PID REACH`: read requests on standard input, answer on standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the daemon, which ends its children
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries may print
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Run until the daemon closes the pipe. Raises the decoder's error for bytes that are not a request."""
+    """Serve requests until the daemon closes the pipe. Raises the decoder's error if a request is invalid."""
     # Not before the environment is set: libraries read it while they are imported.
     import msgspec
 
@@ -74,7 +74,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def follow(tracker: ByteTracker, request: Follow) -> Followed | NotFollowed:
-    """Pass a frame to its camera's tracker."""
+    """Pass a frame to its camera's tracker; return the ids, or the error."""
     from edged.ipc import track_messages as m
     from edged.vision.detections import Detections
 

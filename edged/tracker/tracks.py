@@ -1,8 +1,8 @@
-"""Finds the objects of earlier frames of a camera among the detections of the next.
+"""Matches the detections of a camera's frame with the objects of earlier frames.
 
 The tracker is ByteTrack, from the library `trackers`. This module adds what the library leaves to its caller: ids in
-the order of the detections, separate classes, ids that continue those of an earlier tracker, a clock that may stand
-still or jump, and frames that are far apart.
+the order of the detections, separate classes, ids that continue those of an earlier tracker, clocks that stand still or
+jump, and frames that are far apart.
 
 Only the tracker's process imports this module: the library brings OpenCV, SciPy and 100 MB of memory.
 """
@@ -19,29 +19,29 @@ import trackers
 Ids = npt.NDArray[np.int64]
 
 MOST = 1000
-"""Detections of a frame that are followed, best first: association costs the square of it, and more."""
+"""The most detections of a frame that are followed, best first: the cost of association is at least quadratic."""
 
-_NOMINAL = 30.0  # frames a second that the library's noise figures are for; other gaps are scaled from it
-_SURE = 0.4  # score from which a detection may begin a track; below it, it may only continue one
-_LOST_SECONDS = 2.0  # without a detection, after which an object that comes back is a new one
+_NOMINAL = 30.0  # frames per second for which the library's noise figures are meant; other gaps are scaled
+_SURE = 0.4  # detections with at least this score may begin a track; others may only continue one
+_LOST_SECONDS = 2.0  # after this time without a detection, an object that reappears gets a new id
 _LONGEST_GAP = 60.0  # seconds: tracks are lost after that anyway, and numbers stay small
-# Boxes of one object overlap while frames are at most so many seconds apart; beyond that its prediction is uncertain,
-# and boxes are compared with a margin around them. Measured with moving figures of 2 to 30 frames a second: a margin at
-# all rates mixes neighbours up, no margin loses objects below 10 a second.
+# Boxes of one object overlap while frames are at most this many seconds apart. Beyond that the prediction is uncertain,
+# and boxes are compared with a margin around them. Measured with moving figures at 2 to 30 frames per second: a margin
+# at all rates confuses neighbours; without margins, objects are lost below 10 frames per second.
 _SURE_GAP = 0.1
 _MARGIN_PER_SECOND = 5.0  # in widths and heights of the box, on each side
 _LARGEST_MARGIN = 1.0
 # Each class has its own strip of the plane, so that boxes of two classes never overlap.
 _STRIP = float(1 << 20)
-_FARTHEST = _STRIP / 8  # pixels from the origin, margins and predictions included in the strip
+_FARTHEST = _STRIP / 8  # pixels from the origin, so that margins and predictions stay in the strip
 
 
 class ByteTracker:
-    """ByteTrack with a gap of any length between frames. An object gets its id when it is seen again."""
+    """ByteTrack with gaps of any length between frames. An object gets its id when it is detected a second time."""
 
     def __init__(self, after: int = 0) -> None:
         """`after`: the highest id that the camera has had before."""
-        self.last = self._after = after  # the highest id that was given
+        self.last = self._after = after  # the highest id so far
         self._overlap = trackers.BIoU(0.0)
         self._library = trackers.ByteTrackTracker(
             lost_track_buffer=round(_LOST_SECONDS * 30),  # by its definition in thirtieths of a second
@@ -59,7 +59,7 @@ class ByteTracker:
         class_ids: npt.NDArray[np.int32],
         captured: float,
     ) -> Ids:
-        """Ids int64 [n] of one frame's detections in their order, -1 for those without one.
+        """Return the ids, int64 [n], of one frame's detections, in order; -1 means no id.
 
         boxes: float32 [n, 4], xyxy in pixels; scores: float32 [n], best first; class_ids: int32 [n]; captured: seconds
         on the camera's clock. Ids are above 0 and not given to another object later.
@@ -70,7 +70,7 @@ class ByteTracker:
         rows = np.flatnonzero(_can_be_followed(boxes))[:MOST]
         apart = boxes[rows].astype(np.float64)
         apart[:, ::2] += class_ids[rows, None] * _STRIP
-        # The library returns rows in another order, so they carry their numbers.
+        # The library returns rows in another order, so each row carries its number.
         found = supervision.Detections(xyxy=apart, confidence=scores[rows], data={"row": rows})
         followed = self._library.update(found, timestamp=self._clock.now)
         if len(followed) and followed.tracker_id is not None:
@@ -81,7 +81,7 @@ class ByteTracker:
 
 
 class Clock:
-    """A time that only goes forward, made of a camera's capture times, which may jump."""
+    """Derives a monotonic time from a camera's capture times, which may jump."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -89,7 +89,7 @@ class Clock:
         self._gap = 1 / _NOMINAL
 
     def advance(self, captured: float) -> float:
-        """Seconds since the frame before. If the capture time is unusable, the same as last time."""
+        """Return the seconds since the previous frame; if the capture time is unusable, the previous result."""
         gap = captured - self._captured
         if 0 < gap < math.inf:
             self._gap = min(gap, _LONGEST_GAP)
@@ -99,10 +99,10 @@ class Clock:
 
 
 def margin(gap: float) -> float:
-    """The margin on each side of boxes when they are compared, in widths and heights, for a gap in seconds."""
+    """Return the margin on each side of compared boxes, in widths and heights, for a gap in seconds."""
     return min(max(gap - _SURE_GAP, 0.0) * _MARGIN_PER_SECOND, _LARGEST_MARGIN)
 
 
 def _can_be_followed(boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Rows with an area, inside their strip. NaN is neither."""
+    """Return which rows have an area and are inside their strip; False for rows with NaN."""
     return (np.abs(boxes) < _FARTHEST).all(axis=1) & (boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])

@@ -1,7 +1,8 @@
 """Detections and classes of one picture, and their packed form between processes of one box and one version of edged.
 
-Packed classes, and packed detections of boxes only, are fixed-size records. Detections with more start with a header
-that cannot be mistaken for a record (its first four bytes are a float32 NaN) and says what follows, little endian:
+Packed classes, and packed detections with boxes only, are fixed-size records. Detections with more fields start with a
+header that cannot be mistaken for a record, because its first four bytes are a float32 NaN. It says what follows, in
+little endian:
 
     header | n records | tracker ids | keypoints | corners | length of each mask | runs of all masks
 """
@@ -43,7 +44,7 @@ class Classes(msgspec.Struct, frozen=True, eq=False):
         return len(self.scores)
 
     def pack(self) -> bytes:
-        """k records of `CLASS_RECORD`."""
+        """Return k records of `CLASS_RECORD`."""
         records = np.empty(len(self), CLASS_RECORD)
         records["class_id"], records["score"] = self.class_ids, self.scores
         return records.tobytes()
@@ -59,10 +60,10 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
     """n detections: boxes float32 [n, 4] xyxy in pixels of the original picture, scores float32 [n] in 0..1,
     class_ids int32 [n]. Decoders return the best score first. All values are finite.
 
-    None for what the model does not provide: `masks`, one of `masks.encode` over the whole picture for each detection;
-    `keypoints` float32 [n, k, 3], x and y in pixels of the original picture and score; `corners` float32 [n, 4, 2] of
-    oriented boxes, in order around each, whose hull, cut to the picture, is then `boxes`; `tracker_ids` int64 [n],
-    negative for a detection that is not tracked.
+    The other fields are None if the model does not provide them. `masks`: one mask from `masks.encode` per detection,
+    over the whole picture. `keypoints`, float32 [n, k, 3]: x and y in pixels of the original picture, and score.
+    `corners`, float32 [n, 4, 2]: of oriented boxes, in order around each box; `boxes` are then their hulls, cut to the
+    picture. `tracker_ids`, int64 [n]: negative for a detection that is not tracked.
     """
 
     boxes: npt.NDArray[np.float32]
@@ -85,7 +86,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         corners: npt.ArrayLike | None = None,
         tracker_ids: npt.ArrayLike | None = None,
     ) -> Detections:
-        """Convert anything array-like to the right dtypes; ValueError if lengths differ or a shape is wrong."""
+        """Convert array-likes to the right dtypes. Raises ValueError if lengths differ or a shape is wrong."""
         found = cls(
             np.asarray(boxes, np.float32).reshape(-1, 4),
             np.asarray(scores, np.float32).reshape(-1),
@@ -116,7 +117,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         return len(self.scores)
 
     def select(self, rows: Rows) -> Detections:
-        """The chosen rows: a boolean mask [n], indices in the wanted order, or a slice."""
+        """Return the chosen rows; `rows` is a boolean mask [n], indices in the wanted order, or a slice."""
         return Detections(
             self.boxes[rows],
             self.scores[rows],
@@ -128,7 +129,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         )
 
     def pack(self) -> bytes:
-        """n records of `RECORD`; behind a header, with what else there is, unless there are boxes only."""
+        """Return n records of `RECORD`. If there are further fields, a header precedes the records and they follow."""
         records = np.empty(len(self), RECORD)
         records["box"], records["score"], records["class_id"] = self.boxes, self.scores, self.class_ids
         if self.masks is None and self.keypoints is None and self.corners is None and self.tracker_ids is None:
@@ -160,7 +161,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         if packed[:4] != _MAGIC:
             return cls(*_columns(np.frombuffer(packed, RECORD)))
         if len(packed) < _HEADER.size:
-            raise ValueError(f"{len(packed)} bytes of detections are too few for their header")
+            raise ValueError(f"{len(packed)} bytes are too few for the header of detections")
         _, flags, n, keypoints, runs = _HEADER.unpack_from(packed)
         reader = _Reader(packed, _HEADER.size)
         boxes, scores, class_ids = _columns(reader.take(n, RECORD))
@@ -173,7 +174,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
 
 
 def class_name(names: Sequence[str], class_id: int) -> str:
-    """The name of a class, or its number as text if the model has no name for it."""
+    """Return the name of a class, or its number as text if the model has no name for it."""
     return names[class_id] if 0 <= class_id < len(names) else str(class_id)
 
 
@@ -196,7 +197,7 @@ def _unpack_masks(reader: _Reader, n: int, runs: int) -> tuple[Counts, ...]:
 
 
 class _Reader:
-    """Takes arrays from bytes, one after the other."""
+    """Reads consecutive arrays from bytes."""
 
     def __init__(self, packed: bytes | memoryview, position: int) -> None:
         self._packed = packed

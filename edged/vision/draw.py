@@ -27,7 +27,7 @@ _MAX_LABEL = 40
 _MAX_CLASSES = 5
 _DARK, _LIGHT = (24, 24, 24), (255, 255, 255)
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
-_MAX_COORDINATE = 1 << 15  # OpenCV computes in fractions of a pixel, and overflows above
+_MAX_COORDINATE = 1 << 15  # OpenCV computes in fractions of a pixel, which overflow above this
 _ASCII = str.maketrans({"\u00b7": "-", "\u2013": "-", "\u2014": "-", "\u00d7": "x", "\u00b5": "u", "\u2026": "..."})
 
 # COCO's 17 points of a person: nose; then left and right of eyes, ears, shoulders, elbows, wrists, hips, knees, ankles.
@@ -46,11 +46,11 @@ def annotate(
     caption: str | None = None,
     classes: Classes | None = None,
 ) -> Image:
-    """Return a copy of a picture with everything that `detections` hold: masks, boxes or oriented boxes, keypoints,
-    and labels "#7 name 87%" with the tracker's number.
+    """Return a copy of a picture with `detections` drawn on it: masks, boxes or oriented boxes, keypoints, and labels
+    "#7 name 87%" with the tracker's number.
 
-    The best `classes` of the whole picture are listed in the upper left corner, a caption is in the lower left. The
-    better of two overlapping detections is painted on top. ValueError for masks of a picture of another size.
+    The best `classes` of the whole picture are listed in the upper left corner; the caption is in the lower left. The
+    better of two overlapping detections is on top. Raises ValueError if masks are of a picture of another size.
     """
     canvas: Image = image.copy()
     style = _Style(image.shape[1], image.shape[0])
@@ -72,14 +72,14 @@ def annotate(
 
 
 def encode_jpeg(image: Image, quality: int = 85) -> bytes:
-    """JPEG bytes of a BGR uint8 picture; quality 1..100."""
+    """Encode a BGR uint8 picture as JPEG; quality is 1..100."""
     encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, quality])[1]
     return encoded.tobytes()
 
 
 @functools.lru_cache(maxsize=4096)
 def class_color(class_id: int) -> Color:
-    """A bright BGR colour, always the same for a class."""
+    """Return a bright BGR colour, always the same for a class."""
     hue = (0.57 + class_id * _GOLDEN) % 1.0
     value = 1.0 if class_id % 2 == 0 else 0.88
     red, green, blue = colorsys.hsv_to_rgb(hue, 0.78, value)
@@ -87,7 +87,7 @@ def class_color(class_id: int) -> Color:
 
 
 class _Style:
-    """Sizes in pixels that follow from the picture's."""
+    """Sizes of lines and text in pixels, derived from the size of the picture."""
 
     def __init__(self, width: int, height: int) -> None:
         side = (width * height) ** 0.5
@@ -97,7 +97,7 @@ class _Style:
         self.gap = max(2, round(self.font * 7))
 
     def measure(self, text: str) -> tuple[int, int, int]:
-        """Width, height above and depth below the baseline."""
+        """Return a text's width, and its height above and depth below the baseline."""
         (width, height), depth = cv2.getTextSize(text, _FONT, self.font, self.weight)
         return width, height, depth
 
@@ -126,7 +126,7 @@ def _draw_outlines(
 
 
 def _draw_box(canvas: Image, box: Box, color: Color, style: _Style) -> None:
-    """A thin line all around and thicker corners, so that crowded boxes stay apart."""
+    """Draw a thin outline with thicker corners, so that crowded boxes can be told apart."""
     x1, y1, x2, y2 = box
     cv2.rectangle(canvas, (x1, y1), (x2, y2), color, style.line, cv2.LINE_AA)
     length = max(2, min(x2 - x1, y2 - y1) // 5)
@@ -137,7 +137,7 @@ def _draw_box(canvas: Image, box: Box, color: Color, style: _Style) -> None:
 
 
 def _draw_keypoints(canvas: Image, keypoints: npt.NDArray[np.float32], color: Color, style: _Style) -> None:
-    """Draw the keypoints of one object, [k, 3], as dots; 17 are taken for a person's and joined by lines."""
+    """Draw the keypoints of one object, [k, 3], as dots; if there are 17, draw lines as for a person."""
     seen = keypoints[:, 2] >= _VISIBLE
     points = [(x, y) for x, y in _drawable(keypoints[:, :2]).tolist()]
     if len(points) == _PERSON:
@@ -164,7 +164,7 @@ def _draw_label(canvas: Image, box: Box, text: str, color: Color, style: _Style)
 
 
 def _draw_caption(canvas: Image, text: str, style: _Style) -> None:
-    """White text on a darkened background in the lower left corner."""
+    """Draw white text on a darkened background in the lower left corner."""
     text = _printable(text)
     width, height, depth = style.measure(text)
     top = max(0, canvas.shape[0] - height - depth - 2 * style.gap)
@@ -173,7 +173,7 @@ def _draw_caption(canvas: Image, text: str, style: _Style) -> None:
 
 
 def _draw_list(canvas: Image, lines: Sequence[tuple[str, Color]], style: _Style) -> None:
-    """Lines of text, each with a coloured mark, on a darkened background in the upper left corner."""
+    """Draw lines of text, each with a coloured mark, on a darkened background in the upper left corner."""
     texts = [_printable(text) for text, _ in lines]
     sizes = [style.measure(text) for text in texts]
     if not sizes:
@@ -188,7 +188,7 @@ def _draw_list(canvas: Image, lines: Sequence[tuple[str, Color]], style: _Style)
 
 
 def _tint(canvas: Image, box: Box, color: Color, strength: float, inside: npt.NDArray[np.bool_] | None = None) -> None:
-    """Colour a box, or only the part of it that is `inside`, bool of the box's size."""
+    """Tint a box, or only the part of it where `inside` (bool, of the box's size) is true."""
     x1, y1, x2, y2 = (max(0, v) for v in box)
     under = canvas[y1:y2, x1:x2]
     if not under.size:
@@ -227,10 +227,10 @@ def _rounded(box: npt.NDArray[np.float32]) -> Box:
 
 
 def _drawable(points: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-    """Points as OpenCV draws them; points far outside the picture stay outside."""
+    """Convert points to the integers that OpenCV draws; points far outside the picture stay outside."""
     return np.clip(np.rint(points), -_MAX_COORDINATE, _MAX_COORDINATE).astype(np.int32)
 
 
 def _printable(text: str) -> str:
-    """Replace what OpenCV cannot draw: it draws ASCII only."""
+    """Replace characters that OpenCV cannot draw: it draws only ASCII."""
     return text.translate(_ASCII).encode("ascii", "replace").decode()

@@ -1,8 +1,8 @@
 """Recognises the detector family of a model.
 
-Order: the setting `family`, then metadata, then tensor names, then shapes. A model that no rule claims, or that is
-known but not decoded, has family None with a reason, and serves raw tensors. A new family is added to `FAMILIES` and
-its rules to `_RULES`.
+The order is: the setting `family`, metadata, tensor names, shapes. If no rule claims a model, or it is known but not
+decoded, its family is None with a reason, and it serves raw tensors. To add a family, add it to `FAMILIES` and its
+rules to `_RULES`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open
 
 
 class Recognition(msgspec.Struct, frozen=True):
-    """A model's pictures and detections, as plain data that is sent to hosts.
+    """How a model's pictures are prepared and its outputs decoded, as plain data that is sent to hosts.
 
     `family` None means raw tensors only; `preprocess` None means that the model takes no picture, `picture` says why.
     `reason` says why the family was recognised or not.
@@ -47,7 +47,7 @@ class Recognition(msgspec.Struct, frozen=True):
 
     @property
     def output(self) -> str:
-        """The first tensor that is decoded; empty without a family."""
+        """The name of the first tensor that is decoded; empty without a family."""
         return self.reading.outputs[0] if self.reading.outputs else ""
 
 
@@ -87,7 +87,7 @@ def _ambiguous_shape(evidence: Evidence) -> Claim | None:
 
 
 def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
-    """Detections in rows, [1, rows, columns]: boxes first, so at least 6 columns."""
+    """Name the settings for detections in rows, [1, rows, columns], with at least 6 columns, box first."""
     _, rows, columns = output.shape
     if not isinstance(columns, int) or columns < 6 or columns == evidence.cells():
         return None
@@ -104,7 +104,7 @@ def _shape_text(output: TensorSpec) -> str:
     return f"{output.name} [{','.join(map(str, output.shape))}]"
 
 
-# Quantised values and BF16, which numpy holds as plain integers, would be mistaken for pixels and scores.
+# Other datatypes are not decoded: numpy holds quantised values and BF16 as plain integers.
 _DECODED = frozenset({"FP64", "FP32", "FP16", "INT32", "INT64"})
 
 # The first rule that returns a claim wins.
@@ -144,10 +144,11 @@ def recognise(
     operators: Iterable[str] | None = None,
     heads: Mapping[str, str] | None = None,
 ) -> Recognition:
-    """Recognise a model by its tensors, metadata and settings (see `settings.KNOWN`); ConfigError for invalid settings.
+    """Recognise a model by its tensors, metadata and settings (see `settings.KNOWN`). Raises ConfigError if a setting
+    is invalid.
 
-    `operators` are the names of those in the graph, `heads` the operator of each output; None if unknown. Invalid
-    metadata is ignored, as are settings of other modules.
+    `operators` are the names of the graph's operators, `heads` the operator of each output; None if unknown. Invalid
+    metadata and settings of other modules are ignored.
     """
     keys.check(settings)
     exported = read_metadata(metadata)
@@ -178,7 +179,7 @@ def recognise(
 
 
 def open_family(recognition: Recognition) -> Family | Classifier:
-    """Return the decoder of a recognised model; Unsupported without a family."""
+    """Return the decoder of a recognised model. Raises Unsupported if it has no family."""
     if recognition.family not in FAMILIES or recognition.preprocess is None:
         raise Unsupported(f"no family decodes this model: {recognition.reason}")
     return FAMILIES[recognition.family](recognition.preprocess, recognition.names, recognition.reading)
@@ -208,7 +209,7 @@ def _claim(evidence: Evidence | None, outputs: tuple[TensorSpec, ...], settings:
 
 
 def _readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
-    """Replace a claim about datatypes that cannot be decoded."""
+    """Return the claim, or one without a family if an output has a datatype that is not decoded."""
     for spec in outputs:
         if spec.name in claim.reading.outputs and spec.datatype not in _DECODED:
             what = f"{spec.name} holds {spec.datatype}, which is not decoded"
@@ -219,7 +220,7 @@ def _readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
 def _names(settings: Mapping[str, str], exported: ExportMetadata, claim: Claim) -> tuple[str, ...]:
     given = keys.words(settings, "names")
     if given is None:
-        # Names that do not match the tensor would label every box wrongly; then numbers are better.
+        # Names that do not match the tensor would label every box wrongly; numbers are better than that.
         fits = claim.classes is None or len(exported.names) == claim.classes
         return exported.names if fits else ()
     if claim.background and claim.classes is not None and len(given) == claim.classes - claim.background:

@@ -1,8 +1,8 @@
 """Decodes pictures as cameras send them (encoded, or raw pixels) to BGR, uint8, [height, width, 3].
 
-BGR is what OpenCV decodes to without another pass; `prepare` reorders channels if a model wants RGB.
+OpenCV decodes to BGR without another pass; `prepare` reorders channels if a model needs RGB.
 
-A few bytes can claim a picture of gigabytes, so the size is read from the header before a decoder allocates anything.
+A few bytes can declare a picture of gigabytes, so the size is read from the header before a decoder allocates memory.
 Only the formats of `picture_header` are decoded.
 """
 
@@ -23,12 +23,12 @@ from edged.vision.picture_header import Encoded, Header, read_header
 
 Image: TypeAlias = npt.NDArray[np.uint8]
 
-MAX_PIXELS = 64 * 1024 * 1024  # 192 MiB once decoded; beyond what any camera of an edge box sends
+MAX_PIXELS = 64 * 1024 * 1024  # 192 MiB once decoded; more than any camera of an edge box sends
 
 _JPEG_END = re.compile(rb"\xff\xd9")
 _AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 _STILL_BRANDS = (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")  # pictures in the container of MP4
-# JPEG blocks can be decoded to fewer pixels for a fraction of the work. The largest steps come first.
+# JPEG blocks can be decoded to fewer pixels with a fraction of the work. The largest steps come first.
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
 
 # How many times smaller than width x height a picture may be decoded, as a number from 1 up; below 1 means 1.
@@ -73,16 +73,16 @@ def decode(encoded: Encoded) -> Image:
     Gray and palette pictures become three channels, alpha is dropped, 16 bits become 8. The EXIF orientation is
     ignored: detections are in the pixels as stored, so that the sender can draw them on its own copy.
 
-    TooLarge above `MAX_PIXELS`, before anything is decoded; InvalidInput for a picture that is empty, truncated,
+    Raises TooLarge, before decoding, if the picture has more than `MAX_PIXELS`; InvalidInput if it is empty, truncated,
     damaged or of another format.
     """
     return _decode(encoded, _header(encoded), _AS_STORED)
 
 
 def decode_reduced(encoded: Encoded, reduction: Reduction) -> Decoded:
-    """Decode as `decode`, but a JPEG at 1/2, 1/4 or 1/8 of its size if that is enough, for much less work.
+    """Like `decode`, but decode a JPEG at 1/2, 1/4 or 1/8 of its size if that suffices, which is much less work.
 
-    `reduction` gets the size of the whole picture (see `Preparer.reduction`); its errors are passed on.
+    `reduction` is called with the size of the whole picture (see `Preparer.reduction`); its errors are passed on.
     """
     header = _header(encoded)
     most = reduction(header.width, header.height)
@@ -91,12 +91,12 @@ def decode_reduced(encoded: Encoded, reduction: Reduction) -> Decoded:
         image = _decode(encoded, header, _REDUCED[step] | cv2.IMREAD_IGNORE_ORIENTATION)
         if image.shape[:2] == (-(-header.height // step), -(-header.width // step)):
             return Decoded(image, header.width, header.height, step)
-        # A decoder that rounds otherwise: better slow than shifted.
+        # This decoder rounds sizes differently, which would shift boxes; decode in full instead.
     return Decoded(_decode(encoded, header, _AS_STORED), header.width, header.height)
 
 
 def _header(encoded: Encoded) -> Header:
-    """Read the header of a picture that may be decoded."""
+    """Read and check the header of a picture. Raises InvalidImage or TooLarge if it must not be decoded."""
     header = read_header(encoded)
     if header is None:
         raise InvalidImage(f"{_describe(encoded)}; send a JPEG, PNG, WebP, BMP or GIF")
@@ -141,8 +141,8 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
     """Convert raw pixels to BGR uint8 [height, width, 3]; BGR input, padded or not, is a view of `data` (no copy).
 
     `stride` is the bytes from one row of the first plane to the next, 0 for tightly packed rows. NV12 has the same
-    stride in its interleaved chroma rows, I420 half of it in each of its two chroma planes. YUV is taken as BT.601
-    limited range, as OpenCV does. The padding after the very last row may be missing.
+    stride in its interleaved chroma rows, I420 half of it in each of its two chroma planes. YUV is interpreted as
+    BT.601 limited range, like in OpenCV. The padding after the very last row may be missing.
 
     InvalidInput for an impossible size or stride, or if `data` is not exactly as long as the picture.
     """

@@ -21,8 +21,8 @@ Inside: TypeAlias = npt.NDArray[np.bool_]
 def encode(inside: Inside, x: int, y: int, width: int, height: int) -> Counts:
     """Encode the mask `inside`, bool [h, w], whose corner is at x, y of a picture of width x height.
 
-    An array with contiguous columns (the transpose of a C contiguous one) is read without a copy. ValueError if the
-    mask exceeds the picture.
+    An array with contiguous columns (the transpose of a C contiguous one) is read without a copy. Raises ValueError if
+    the mask exceeds the picture.
     """
     rows, columns = inside.shape
     _check_inside(columns, rows, x, y, width, height)
@@ -40,7 +40,7 @@ def encode_coarse(inside: Inside, step: int, box: tuple[int, int, int, int], wid
     _check_inside(x2 - x1, y2 - y1, x1, y1, width, height)
     column, row = _changes(inside)
     each = np.bincount(column, minlength=inside.shape[1])
-    # Every column of the coarse mask stands for `step` of the picture's, the last perhaps for fewer.
+    # Every column of the coarse mask stands for `step` columns of the picture; the last may stand for fewer.
     coarse = np.arange(x2 - x1) // step
     many = each[coarse]
     first = (np.cumsum(each) - each)[coarse] - (np.cumsum(many) - many)
@@ -56,7 +56,7 @@ def _check_inside(columns: int, rows: int, x: int, y: int, width: int, height: i
 
 
 def _changes(inside: Inside) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Column and row where runs of on pixels begin and end, column by column."""
+    """Return the columns and rows where runs of on pixels begin and end, column by column."""
     rows, columns = inside.shape
     # An off pixel between columns ends every run at the end of its column.
     apart = np.zeros((columns, rows + 1), np.bool_)
@@ -70,7 +70,7 @@ def _changes(inside: Inside) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 
 def _counts(edges: npt.NDArray[np.int64], total: int) -> Counts:
-    """Run lengths from edges that alternately begin and end a run of on pixels."""
+    """Return run lengths from edges that alternately begin and end a run of on pixels."""
     joined = edges[2::2] == edges[1:-1:2]  # a run to the last row that continues at the top of the next column
     if joined.any():
         keep = np.ones(len(edges), np.bool_)
@@ -81,7 +81,7 @@ def _counts(edges: npt.NDArray[np.int64], total: int) -> Counts:
 
 
 def decode(counts: Counts, width: int, height: int) -> Inside:
-    """Decode to bool [height, width]; ValueError if the runs do not add up to a picture of this size."""
+    """Decode to bool [height, width]. Raises ValueError if the runs do not add up to a picture of this size."""
     inside, x, y = crop(counts, width, height)
     whole = np.zeros((height, width), np.bool_)
     whole[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
@@ -91,7 +91,7 @@ def decode(counts: Counts, width: int, height: int) -> Inside:
 def crop(counts: Counts, width: int, height: int) -> tuple[Inside, int, int]:
     """Decode the bounding box of a mask: bool [h, w], and the x, y of its corner; 0x0 for an empty mask.
 
-    The cost depends on the part, not on the picture. ValueError as for `decode`.
+    The cost depends on the part, not on the picture. Raises ValueError like `decode`.
     """
     edges = np.cumsum(counts, dtype=np.int64)
     if not len(edges) or edges[-1] != width * height:
@@ -114,11 +114,11 @@ def crop(counts: Counts, width: int, height: int) -> tuple[Inside, int, int]:
 def polygon(counts: Counts, width: int, height: int) -> npt.NDArray[np.int32]:
     """Return the outer contour of a mask's largest piece, int32 [n, 2]: x, y of its border pixels, in order.
 
-    At least three points, so that it is a valid polygon, or none for an empty mask. `cv2.fillPoly` restores the piece,
-    without its holes. ValueError as for `decode`; Unsupported without OpenCV.
+    It has at least three points, so that it is a valid polygon, or none if the mask is empty. `cv2.fillPoly` restores
+    the piece, with its holes filled. Raises ValueError like `decode`, Unsupported without OpenCV.
     """
     try:
-        import cv2  # costs commands and the daemon memory, and they use nothing else of it
+        import cv2  # imported here to save memory in the daemon and in commands, which need it only for this
     except ImportError:
         raise Unsupported(packages.missing("cv2", "the polygon of a mask")) from None
 

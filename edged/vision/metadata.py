@@ -1,8 +1,8 @@
 """Reads the metadata that Ultralytics' exporter writes into a model; it is untrusted input.
 
 Every value is Python's `str()` of the original: `{0: 'person', ...}`, `[640, 640]`, `True`. `ast.literal_eval` parses
-that, but a hostile text can exhaust the parser's stack or time, so it only gets short texts of literals (strings,
-unsigned numbers, shallow brackets). A value that cannot be read counts as absent and is listed.
+it, but a hostile text can exhaust the parser's stack or time, so only short texts of literals (strings, unsigned
+numbers, shallow brackets) are parsed. A value that cannot be read counts as absent and is listed in `unreadable`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BRACKET = re.compile(r"[][{}()]")
 
 
 class ExportMetadata(msgspec.Struct, frozen=True):
-    """The exporter's metadata; None (or empty) for what is missing or invalid."""
+    """The exporter's metadata; a field is None or empty if its value is missing or invalid."""
 
     task: str | None = None
     head: str | None = None
@@ -50,12 +50,12 @@ class ExportMetadata(msgspec.Struct, frozen=True):
 
     @property
     def remark(self) -> str:
-        """The values that could not be read, as the end of a reason."""
+        """The names of the unreadable values, as the end of a reason."""
         return f"; unreadable metadata: {', '.join(self.unreadable)}" if self.unreadable else ""
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportMetadata:
-    """Read metadata; never raises. Keys whose value cannot be read are listed in `unreadable`."""
+    """Read metadata; never raise. Keys whose value cannot be read are listed in `unreadable`."""
     unreadable: list[str] = []
 
     def read(key: str, convert: Callable[[object], _T], parse: Callable[[object], object] = literal) -> _T | None:
@@ -83,7 +83,7 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportMetadata:
 
 
 def literal(text: object) -> object:
-    """Parse a flat Python literal; ValueError for anything else."""
+    """Parse a flat Python literal. Raises ValueError if the text is anything else."""
     if not isinstance(text, str) or len(text) > MAX_TEXT:
         raise ValueError("not a text, or too long")
     if not _is_plain(text):
@@ -96,9 +96,9 @@ def literal(text: object) -> object:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether parsing is cheap for certain; takes one pass."""
+    """Whether parsing the text is certainly cheap; checked in one pass."""
     if "'''" in text or '"""' in text:
-        return False  # Python would split it into other strings than we do
+        return False  # Python would split the text into other strings than `_STRING` does
     skeleton = _STRING.sub("0", text)  # so that brackets and words inside strings do not count
     if skeleton.count(",") > MAX_ITEMS or _NOT_PLAIN.search(skeleton):
         return False
@@ -124,7 +124,7 @@ def _word(value: object) -> str:
 
 
 def _version(text: object) -> tuple[int, int, int] | None:
-    """None for other forms: many packages write such a key."""
+    """Parse a version of three numbers; None for other forms, because many packages write such a key."""
     found = re.match(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)", text, re.ASCII) if isinstance(text, str) else None
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
@@ -157,7 +157,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _nms(arguments: object) -> bool | None:
-    """Whether the export put an NMS into the graph; `args` repeats the arguments of the export."""
+    """Return whether the export put an NMS into the graph, from the exporter's arguments; None if unknown."""
     if not isinstance(arguments, dict):
         raise ValueError("not arguments")
     nms = arguments.get("nms")

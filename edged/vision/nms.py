@@ -1,11 +1,11 @@
 """Non-maximum suppression in numpy, of upright and of oriented boxes.
 
-Unlike OpenCV's its cost is bounded: it works block by block in order of score and stops at `max_detections`, so
-thousands of candidates that do not overlap (noise) cost a tenth of NMSBoxesBatched. Boxes stay xyxy, and classes are
-compared, not shifted apart by an offset, which would cost float32 precision.
+Unlike OpenCV's NMS its cost is bounded: it works block by block in order of score and stops at `max_detections`, so
+thousands of candidates that do not overlap (noise) cost a tenth of NMSBoxesBatched. Boxes stay xyxy. Classes are
+compared, instead of moving boxes of each class by an offset, which would cost float32 precision.
 
-Oriented boxes are compared by their probabilistic IoU, as in the exporters' own tools, so that a threshold means the
-same: each box is taken as the normal distribution with mean and covariance of a uniform rectangle, and compared by 1
+Oriented boxes are compared by their probabilistic IoU, as in the exporters' own tools, so that a threshold has the same
+meaning. Each box is replaced by the normal distribution with mean and covariance of a uniform rectangle; the IoU is 1
 minus the Hellinger distance (Llerena et al., "Gaussian Bounding Boxes and Probabilistic Intersection-over-Union for
 Object Detection", 2021).
 """
@@ -24,9 +24,9 @@ Scores: TypeAlias = npt.NDArray[np.float32]
 ClassIds: TypeAlias = npt.NDArray[np.integer]
 Index: TypeAlias = npt.NDArray[np.intp]
 Hits: TypeAlias = npt.NDArray[np.bool_]
-Overlaps: TypeAlias = Callable[[Index, Index], Hits]  # which pairs [rows, columns] overlap too much
+Overlaps: TypeAlias = Callable[[Index, Index], Hits]  # returns which pairs [rows, columns] overlap too much
 
-MAX_CANDIDATES = 4096  # best scores that take part
+MAX_CANDIDATES = 4096  # only this many best scores take part
 _BLOCK = 256
 _MIN_SIDE = 1e-3  # pixels: the covariance of a box without width is singular
 
@@ -64,7 +64,7 @@ def best_first(scores: Scores, limit: int) -> Index:
 
 
 def corners_of(boxes: Boxes) -> npt.NDArray[np.float32]:
-    """Corners of cx, cy, w, h, angle: float32 [n, 4, 2], in order around each box."""
+    """Return the corners of boxes cx, cy, w, h, angle: float32 [n, 4, 2], in order around each box."""
     centre, half, angle = boxes[:, None, :2], boxes[:, None, 2:4] / 2, boxes[:, 4]
     cos, sin = np.cos(angle), np.sin(angle)
     upright = half * np.array(((-1, -1), (1, -1), (1, 1), (-1, 1)), np.float32)
@@ -74,12 +74,12 @@ def corners_of(boxes: Boxes) -> npt.NDArray[np.float32]:
 
 
 def hull_of(corners: npt.NDArray[np.float32]) -> Boxes:
-    """The upright boxes around corners [n, 4, 2]: xyxy float32 [n, 4]."""
+    """Return the upright boxes around corners [n, 4, 2]: xyxy float32 [n, 4]."""
     return np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1, dtype=np.float32)
 
 
 def _keep_greedy(n: int, overlaps: Overlaps, max_detections: int) -> Index:
-    """Return which of n candidates, best first, to keep: those that overlap no better one that is kept."""
+    """Return which of n candidates (best first) to keep: those that do not overlap a better one that is kept."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))
@@ -96,7 +96,7 @@ def _keep_greedy(n: int, overlaps: Overlaps, max_detections: int) -> Index:
 
 
 def _keep_fast(n: int, overlaps: Overlaps, max_detections: int) -> Index:
-    """Return which of n candidates, best first, to keep: those that overlap no better one, kept or not."""
+    """Return which of n candidates (best first) to keep: those that do not overlap a better one, kept or not."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))
@@ -110,8 +110,8 @@ def _keep_fast(n: int, overlaps: Overlaps, max_detections: int) -> Index:
 
 
 def _upright_overlaps(boxes: Boxes, labels: ClassIds, iou: float) -> Overlaps:
-    """Boxes [4, n] with an IoU above `iou` and the same label; without a division by the union, which is zero for empty
-    boxes."""
+    """Return the test for boxes [4, n]: IoU above `iou` and the same label. It does not divide by the union, which is
+    zero for empty boxes."""
     left, top, right, bottom = boxes
     area = (right - left) * (bottom - top)
     limit = np.float32(iou)
@@ -129,7 +129,7 @@ def _upright_overlaps(boxes: Boxes, labels: ClassIds, iou: float) -> Overlaps:
 
 
 def _oriented_overlaps(boxes: Boxes, labels: ClassIds, iou: float) -> Overlaps:
-    """Boxes [n, 5] with a probabilistic IoU above `iou` and the same label."""
+    """Return the test for boxes [n, 5]: probabilistic IoU above `iou` and the same label."""
     # The determinant of the covariance of a long thin box is zero in float32.
     x, y, w, h, angle = boxes.T.astype(np.float64)
     along, across = np.maximum(w, _MIN_SIDE) ** 2 / 12, np.maximum(h, _MIN_SIDE) ** 2 / 12
@@ -137,8 +137,8 @@ def _oriented_overlaps(boxes: Boxes, labels: ClassIds, iou: float) -> Overlaps:
     var_x, var_y = along * cos**2 + across * sin**2, along * sin**2 + across * cos**2
     cov = (along - across) * cos * sin
     spread = np.log(along * across) / 2  # half of the logarithm of the determinant
-    # An IoU above `iou` is a Bhattacharyya distance below this, without a square root or exponential for each pair.
-    # No IoU is above 1, however the difference is rounded.
+    # An IoU above `iou` is equivalent to a Bhattacharyya distance below this limit, which needs no square root or
+    # exponential per pair. If `iou` is 1 or more, nothing overlaps, however the difference is rounded.
     limit = -math.inf if iou >= 1 else math.inf if iou <= 0 else -math.log(1 - (1 - iou) ** 2)
 
     def between(rows: Index, columns: Index) -> Hits:

@@ -15,7 +15,7 @@ Encoded = bytes | memoryview
 # Start-of-frame markers are 0xC0..0xCF without DHT (C4), JPG (C8) and DAC (CC).
 _JPEG_SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length: TEM, RSTn, SOI
-_JPEG_STEPS = 10_000  # a real header needs a dozen; bounds the time that a hostile one takes
+_JPEG_STEPS = 10_000  # a real header needs a dozen; this limits the time for a hostile one
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ def _jpeg(data: Encoded) -> Header | None:
         elif marker in _JPEG_BARE:
             at += 2
         elif marker in (0xD9, 0xDA):
-            return None  # scan or end of image before any frame header
+            return None  # the scan or the end of the image comes before any frame header
         else:
             at += 2 + max(2, struct.unpack_from(">H", data, at + 2)[0])
     return None

@@ -1,9 +1,9 @@
-"""Which part of a picture a model is shown, how it is fitted into the input, and how boxes come back to the picture.
+"""Which part of a picture a model is shown, how it is fitted into the input, and how boxes are mapped to the picture.
 
 The rounding is that of the exporters' own tools, so that answers agree with theirs to the pixel: `letterbox` follows
 Ultralytics' `LetterBox` (centred, Python's half-to-even `round`, the odd pixel of padding to the right and bottom),
 `top_left` follows YOLOX's `preproc` (picture in the corner, size truncated), `center_crop` follows torchvision's resize
-of the shorter side and center crop (what is cut off is cut off first and never resized: the same within a pixel).
+of the shorter side and center crop (edged crops first and then resizes, with the same result to within a pixel).
 
 Three frames of coordinates, all in pixels of the picture as sent: the picture; the *window* that is cut out of it; and
 the window *turned*, which the model is shown. All are continuous: 0 is the left edge of the first pixel.
@@ -40,17 +40,17 @@ class Roi(msgspec.Struct, frozen=True, array_like=True):
     rotation: int = 0
 
 
-# x, y in the picture = x, y in the turned window (y, x after a quarter turn) times these signs, from the edge of the
-# window where they begin.
+# x, y in the picture = x, y in the turned window (y, x after a quarter turn) times these signs, counted from the edges
+# that `_far` returns.
 _SIGNS = {0: (1, 1), 90: (1, -1), 180: (-1, -1), 270: (-1, 1)}
 
 
 class CropWindow(msgspec.Struct, frozen=True):
     """The part of a picture that is cut out, and its rotation.
 
-    `left`, `top`, `width` and `height` are what the model is shown. `region` (x1, y1, x2, y2) is what was requested: it
-    can be some pixels smaller, since of a JPEG decoded at a reduced scale only whole pixels can be cut out. Answers are
-    clipped to `region`. `rotation` is 0, 90, 180 or 270 degrees clockwise.
+    `left`, `top`, `width` and `height` are the part that the model is shown. `region` (x1, y1, x2, y2) is the requested
+    part: it can be a few pixels smaller, because only whole pixels of a JPEG that was decoded at a reduced scale can be
+    cut out. Answers are clipped to `region`. `rotation` is 0, 90, 180 or 270 degrees clockwise.
     """
 
     left: int
@@ -76,7 +76,8 @@ class CropWindow(msgspec.Struct, frozen=True):
         return ordered * np.array((sign_x, sign_y), np.float32) + np.array(self._far, np.float32)
 
     def from_picture(self) -> npt.NDArray[np.float64]:
-        """The inverse as an affine matrix [2, 3]: x, y of the turned window = matrix @ (x, y, 1)."""
+        """Return the inverse of `to_picture` as an affine matrix [2, 3]: x, y of the turned window = matrix @ (x, y,
+        1)."""
         sign_x, sign_y = _SIGNS[self.rotation]
         far_x, far_y = self._far
         rows = np.array(((sign_x, 0, -sign_x * far_x), (0, sign_y, -sign_y * far_y)), np.float64)
@@ -84,7 +85,7 @@ class CropWindow(msgspec.Struct, frozen=True):
 
     @property
     def _far(self) -> tuple[int, int]:
-        """The edges of the window that x and y of the turned window count from."""
+        """Return the edges of the window from which x and y of the turned window count."""
         sign_x, sign_y = _SIGNS[self.rotation]
         return self.left + (self.width if sign_x < 0 else 0), self.top + (self.height if sign_y < 0 else 0)
 
@@ -94,8 +95,8 @@ class CropWindow(msgspec.Struct, frozen=True):
         x1, y1, x2, y2 = self.region
         low, high = np.array((x1, y1), np.float32), np.array((x2, y2), np.float32)
         first, second = corners[:, 0], corners[:, 1]
-        # A rotation swaps which corner comes first on an axis. This is undone by the rotation, not by sorting, so that
-        # an inverted box stays inverted and counts as empty.
+        # A rotation swaps which corner comes first on an axis. The corners are swapped back by the rotation, not by
+        # sorting, so that an inverted box stays inverted and counts as empty.
         swapped = np.array(_SIGNS[self.rotation]) < 0
         upper, lower = np.where(swapped, second, first), np.where(swapped, first, second)
         return np.concatenate((np.clip(upper, low, high), np.clip(lower, low, high)), axis=1, dtype=np.float32)
@@ -104,7 +105,8 @@ class CropWindow(msgspec.Struct, frozen=True):
 def crop_window(roi: Roi | None, width: int, height: int, step: int = 1) -> CropWindow | None:
     """Return the window for `roi` in a picture of width x height that is decoded at 1/step of its size.
 
-    None for the whole picture without rotation. InvalidInput for a region outside the picture or an invalid rotation.
+    Returns None for the whole picture without rotation. Raises InvalidInput if the region is outside the picture or the
+    rotation is invalid.
     """
     roi = roi or Roi()
     if roi.rotation not in _SIGNS:
@@ -118,7 +120,7 @@ def crop_window(roi: Roi | None, width: int, height: int, step: int = 1) -> Crop
 
 
 def _cut(region: Region | None, width: int, height: int) -> tuple[int, int, int, int]:
-    """x1, y1, x2, y2 of the part inside the picture."""
+    """Return x1, y1, x2, y2 of the part of a region that is inside the picture."""
     if region is None:
         return 0, 0, width, height
     x1, y1 = max(0, region.x), max(0, region.y)
@@ -187,14 +189,14 @@ class Placement(msgspec.Struct, frozen=True):
         return original if self.window is None else self.window.to_picture(original)
 
     def to_input(self) -> npt.NDArray[np.float64]:
-        """Affine matrix from picture to input, float64 [2, 3]: input x, y = matrix @ (x, y, 1)."""
+        """Return the affine matrix from picture to input, float64 [2, 3]: input x, y = matrix @ (x, y, 1)."""
         upright = np.eye(2, 3) if self.window is None else self.window.from_picture()
         matrix: npt.NDArray[np.float64] = upright * np.array(((self.scale_x,), (self.scale_y,)))
         matrix[:, 2] += self.pad_x, self.pad_y
         return matrix
 
     def reduction(self) -> float:
-        """Picture pixels per input pixel, on the axis with fewer: a picture decoded at a scale that is smaller by this
+        """Return picture pixels per input pixel, on the axis with fewer: a picture that is decoded smaller by this
         factor is not enlarged afterwards."""
         return min(1 / self.scale_x, 1 / self.scale_y)
 
@@ -202,7 +204,7 @@ class Placement(msgspec.Struct, frozen=True):
 def place(width: int, height: int, input_width: int, input_height: int, fit: Fit, zoom: float = 1.0) -> Placement:
     """Return the placement of a picture of width x height in an input of input_width x input_height.
 
-    A `zoom` below 1 leaves a margin around the picture, above 1 a crop shows less of it. Ignored by a stretch.
+    A `zoom` below 1 leaves a margin around the picture; above 1, a crop shows less of it. A stretch ignores it.
     """
     ratio = min(input_height / height, input_width / width) * min(zoom, 1.0)
     pad_x = pad_y = 0
@@ -228,7 +230,7 @@ def place_window(
 ) -> Placement:
     """Return the placement of a window of a picture of width x height, fitted as a picture of the region's size.
 
-    The window of a center crop is already cut to its middle.
+    The window of a center crop must already be cut to its centre.
     """
     if fit is Fit.CENTER_CROP:
         fit = Fit.STRETCH
@@ -245,8 +247,8 @@ def place_window(
 def center_region(roi: Roi | None, width: int, height: int, shape: tuple[int, int], zoom: float = 1.0) -> Roi:
     """Return the centre of `roi` in a picture of width x height, with the aspect ratio of `shape` (width, height).
 
-    With a `zoom` of 1 it extends to both edges of one axis, a larger one shows less: 256/224 is a resize to 256 and a
-    crop of 224. InvalidInput if the roi is outside the picture.
+    With a `zoom` of 1 it extends to both edges of one axis; a larger zoom shows less: 256/224 is a resize to 256 and a
+    crop of 224. Raises InvalidInput if the roi is outside the picture.
     """
     window = crop_window(roi, width, height)
     x1, y1, x2, y2 = (0, 0, width, height) if window is None else window.region

@@ -2,13 +2,13 @@
 
 Measured for a 1280x720 picture into FP32 [3, 640, 640] on one core: splitting uint8 planes and then converting each
 straight into the tensor takes a tenth of `cv2.dnn.blobFromImage` and half of a transposing numpy multiply, because the
-reordering moves one byte per value instead of four. Padding is filled, never converted. FP16 has no fast conversion in
-either library; a table of the 256 possible values converts it in one pass.
+reordering moves one byte per value instead of four. Padding is filled, never converted. Neither library converts to
+FP16 fast, so a table of the 256 possible values does it in one pass.
 
 `resize_center` resizes as Pillow and torchvision do: each pixel of the result is the weighted mean of all source pixels
-that it covers. OpenCV's linear interpolation reads four pixels whatever the scale, and its area interpolation weighs
-all alike, where Pillow uses a triangle, on which classifiers are trained. Source: `precompute_coeffs` in Pillow's
-Resample.c, Resize and CenterCrop in torchvision.
+that it covers. OpenCV's linear interpolation reads four pixels at any scale, and its area interpolation weighs all
+pixels equally; Pillow weighs them by a triangle, and classifiers are trained with that. Source: `precompute_coeffs` in
+Pillow's Resample.c, Resize and CenterCrop in torchvision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edged.vision.preprocess import Preprocess
 
 Plane: TypeAlias = npt.NDArray[np.uint8]
 
-_PLACEMENTS = 64  # cached sizes and regions: those of some cameras
+_PLACEMENTS = 64  # cached placements: sizes and regions of several cameras
 _TURNS = {90: cv2.ROTATE_90_CLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_COUNTERCLOCKWISE}
 
 
@@ -49,8 +49,8 @@ class Preparer:
     def prepare(self, picture: Image | Decoded, out: Array, roi: Roi | None = None) -> Placement:
         """Write `picture`, BGR uint8 [h, w, 3], or its region `roi`, into all of `out` and return its placement.
 
-        `out` is one picture of the batch: [C, H, W] or [H, W, C] by layout, in the input's dtype, C contiguous; else
-        ValueError. InvalidInput for a roi outside the picture.
+        `out` is one picture of the batch: [C, H, W] or [H, W, C] by layout, in the input's dtype, C contiguous. Raises
+        ValueError if `out` is not, InvalidInput if the roi is outside the picture.
         """
         self._check(out)
         if isinstance(picture, Decoded):
@@ -85,10 +85,10 @@ class Preparer:
             )
 
     def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
-        """Return by which factor a picture of width x height may be reduced when it is decoded (`decode_reduced`), so
-        that it is not enlarged afterwards; 1 unless the model's settings allow it, since its boxes move.
+        """Return by which factor a picture of width x height may be reduced when it is decoded (`decode_reduced`)
+        without being enlarged afterwards; 1 unless the model's settings allow it, because boxes move slightly.
 
-        Safe to call from other threads. InvalidInput as from `prepare`.
+        Safe to call from other threads. Raises InvalidInput like `prepare`.
         """
         return self._place(width, height, 1, roi).reduction() if self.preprocess.reduce else 1.0
 
@@ -106,7 +106,7 @@ class Preparer:
         else:
             placement = place_window(window, width, height, wanted.width, wanted.height, wanted.fit, wanted.zoom)
         if len(self._placements) >= _PLACEMENTS:
-            self._placements.clear()  # a moving region
+            self._placements.clear()  # a region that moves with every frame would fill the cache
         self._placements[width, height, step, roi] = placement
         return placement
 
@@ -145,7 +145,7 @@ class Preparer:
         if image.shape[:2] == (height, width):
             return image
         target = self._scaled[: height * width * 3].reshape(height, width, 3)
-        # OpenCV allocates another array if it cannot use the given one, so use the returned one.
+        # OpenCV allocates another array if it cannot use `target`, so use the returned one.
         return cast(Image, cv2.resize(image, (width, height), target, interpolation=cv2.INTER_LINEAR))
 
     def _fill_planes(self, planes: Array, rows: slice, columns: slice) -> None:
@@ -237,7 +237,8 @@ _ROWS = 16  # rows of the result per matrix product, few enough that most of its
 
 
 class _Band(NamedTuple):
-    """Rows `first` to `last` of the result are `weights` times the rows of the source from `start` on."""
+    """Weights of some rows: rows `first` to `last` of the result are `weights` times the source rows from `start`
+    on."""
 
     first: int
     last: int
@@ -262,7 +263,7 @@ def resize_center(picture: Image, width: int, height: int, zoom: float = 1.0) ->
 
 
 def _applied(bands: tuple[_Band, ...], source: Image, skipped: int = 0) -> _Floats:
-    """Resize the first axis; `source` begins after `skipped` rows."""
+    """Resize the first axis; `source` lacks the first `skipped` rows."""
     flat = source.reshape(len(source), -1)
     found = np.empty((bands[-1].last, flat.shape[1]), np.float32)
     for first, last, start, weights in bands:
@@ -276,9 +277,10 @@ def _rounded(values: _Floats) -> Image:
     return pixels
 
 
-@lru_cache(64)  # sizes of some cameras
+@lru_cache(64)  # sizes of several cameras
 def _bands(size: int, resized: int, skipped: int, kept: int) -> tuple[_Band, ...]:
-    """Weights of `kept` pixels after the first `skipped` when `size` pixels are resized to `resized`."""
+    """Return the weights for resizing `size` pixels to `resized` pixels, of which the first `skipped` are dropped and
+    the next `kept` are computed."""
     scale = size / resized
     support = max(scale, 1.0)
     centres = (np.arange(skipped, skipped + kept) + 0.5) * scale

@@ -1,7 +1,7 @@
 """How pictures are preprocessed for a model's input: size, layout, colours, fit and normalisation.
 
-In increasing order of precedence: the input's own shape and datatype, the detector family (or a default for models of
-no family), and the model's settings `preprocess.*`.
+Sources, in increasing order of precedence: the input's shape and datatype, the detector family (or a default for models
+without a family), and the model's settings `preprocess.*`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Triple: TypeAlias = tuple[float, float, float]
 MAX_SIDE = 16384
 MAX_PIXELS = 1 << 26  # of an input: 8192 x 8192, which is 768 MiB of FP32
 
-# Of the pixels of ImageNet, RGB in 0..1.
+# Mean and standard deviation of ImageNet's pixels, RGB in 0..1.
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 
@@ -32,9 +32,9 @@ IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 class Preprocess(msgspec.Struct, frozen=True):
     """How BGR uint8 pixels become one input.
 
-    value = (pixel * scale - mean[c]) / std[c], c in the model's channel order; UINT8 inputs take pixels as they are.
-    Width and height are in pixels, `pad` is a pixel value (0..255) before scale and mean, `zoom` see `placement.place`.
-    `antialias` resizes center crops as Pillow does, `reduce` allows decoding a large JPEG at a fraction of its size.
+    value = (pixel * scale - mean[c]) / std[c], c in the model's channel order; UINT8 inputs get unchanged pixels. Width
+    and height are in pixels. `pad` is a pixel value (0..255) before scale and mean. For `zoom` see `placement.place`.
+    `antialias` resizes center crops as Pillow does; `reduce` allows decoding a large JPEG at a fraction of its size.
     """
 
     width: int
@@ -61,7 +61,7 @@ class Preprocess(msgspec.Struct, frozen=True):
 
 
 class PictureInput(msgspec.Struct, frozen=True):
-    """A 4-D input that takes pictures; None for a width or height the model leaves open."""
+    """A 4-D input that takes pictures; width or height is None if the model leaves it open."""
 
     name: str
     datatype: Datatype
@@ -101,7 +101,8 @@ def _size(dim: Dim) -> int | None:
 def input_size(
     picture: PictureInput, settings: Mapping[str, str], exported: tuple[int, int] | None = None
 ) -> tuple[int, int] | None:
-    """Return (width, height): as the model fixes it, else from the settings, else as exported, else None."""
+    """Return (width, height): the model's fixed size, else from the settings, else as exported, else None. Raises
+    ConfigError if a setting contradicts the model."""
     width = keys.integer(settings, "preprocess.width", 1, MAX_SIDE)
     height = keys.integer(settings, "preprocess.height", 1, MAX_SIDE)
     for key, wanted, fixed in (
@@ -124,8 +125,8 @@ def preprocess_for(
     """Return the preprocessing of a model with these inputs, or None if it takes no picture; and the reason.
 
     `exported` is the (width, height) in the exporter's metadata. `feed` are the fields that the model's family sets; by
-    default pictures are stretched, RGB (gray for one channel), 0..1, or 0..255 for UINT8. ConfigError for an unknown
-    key of `preprocess.*`, even if the model takes no picture, or an invalid value.
+    default pictures are stretched, RGB (gray for one channel), 0..1, or 0..255 for UINT8. Raises ConfigError if a key
+    of `preprocess.*` is unknown, even if the model takes no picture, or if a value is invalid.
     """
     keys.check(settings)
     picture, reason = find_picture(inputs)

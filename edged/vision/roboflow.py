@@ -42,7 +42,7 @@ _Prediction = TypedDict(
 
 
 class RoboflowPrediction(_Prediction, total=False):
-    """`points` is a mask's outer contour or an oriented box's corners."""
+    """One prediction of the JSON. `points` is a mask's outer contour or an oriented box's corners."""
 
     points: list[RoboflowPoint]
     keypoints: list[RoboflowKeypoint]
@@ -65,7 +65,8 @@ def roboflow(
     """Convert detections in a picture of width x height.
 
     x and y are the box's centre; lengths are pixels of the original picture. `ids` are the detection ids, by default
-    new uuid4s. A keypoint without a name is named by its number. ValueError for masks of a picture of another size.
+    new uuid4s. A keypoint without a name is named by its number. Raises ValueError if masks are of a picture of another
+    size.
     """
     trackers = detections.tracker_ids
     predictions: list[RoboflowPrediction] = []

@@ -1,7 +1,7 @@
-"""A model's settings of pictures and detections, and typed readers of setting values.
+"""A model's settings for pictures and detections, and typed readers of setting values.
 
-Other keys are ignored; an unknown key under `preprocess.`, `thresholds.` or `decode.` is a ConfigError that suggests
-the closest known one.
+Other keys are ignored. An unknown key under `preprocess.`, `thresholds.` or `decode.` raises a ConfigError that
+suggests the closest known key.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ DECODE = tuple(f"decode.{k}" for k in ("activation", "anchors", "background", "b
 KNOWN = ("family", "names", *PREPROCESS, *THRESHOLDS, *DECODE)
 
 _PREFIXES = ("preprocess.", "thresholds.", "decode.")
-_MOST_UNKNOWN, _MOST_SHOWN = 5, 60  # unknown keys that an error names, and letters of a key or value
+_MOST_UNKNOWN, _MOST_SHOWN = 5, 60  # how many unknown keys an error names, and characters of a value
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def check(settings: Mapping[str, str]) -> None:
-    """ConfigError for unknown keys under our prefixes, all in one line."""
+    """Raise ConfigError if keys under the prefixes of this module are unknown; the message names them in one line."""
     unknown = [key[:_MOST_SHOWN] for key in settings if key.startswith(_PREFIXES) and key not in KNOWN]
     if len(unknown) == 1:
         raise ConfigError(f"unknown setting {unknown[0]}; {nearest(unknown[0], KNOWN)}")
@@ -37,7 +37,7 @@ def check(settings: Mapping[str, str]) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest the closest known key, or list all, as the end of an error message."""
+    """Return the end of an error message: the closest known key, or all known keys."""
     offered = tuple(known)
     return _close(word, offered) or f"known: {', '.join(offered)}"
 
@@ -55,7 +55,7 @@ def choice(settings: Mapping[str, str], key: str, offered: tuple[str, ...]) -> s
 
 
 def number(settings: Mapping[str, str], key: str, low: float = -math.inf, high: float = math.inf) -> float | None:
-    """A finite decimal number or a fraction such as 1/255, in low..high."""
+    """Read a finite decimal number or a fraction such as 1/255, in low..high; None if not set."""
     value = settings.get(key)
     return None if value is None else _number(key, value, low, high)
 
@@ -64,7 +64,7 @@ def integer(settings: Mapping[str, str], key: str, low: int, high: int) -> int |
     value = settings.get(key)
     if value is None:
         return None
-    # isdecimal alone admits other scripts, and a very long run of digits makes int() raise.
+    # isdecimal alone accepts digits of other scripts, and int() raises for a very long run of digits.
     if not (value.isascii() and value.isdecimal() and len(value) < 12 and low <= int(value) <= high):
         raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is not a whole number in {low}..{high}")
     return int(value)
@@ -75,12 +75,12 @@ def boolean(settings: Mapping[str, str], key: str) -> bool | None:
     if value is None:
         return None
     if value.lower() not in _TRUE + _FALSE:
-        raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is neither true nor false")
+        raise ConfigError(f"{key}={value[:_MOST_SHOWN]} must be true or false")
     return value.lower() in _TRUE
 
 
 def triple(settings: Mapping[str, str], key: str) -> tuple[float, float, float] | None:
-    """Three comma separated numbers, or one that holds for all channels."""
+    """Read three comma-separated numbers, or one for all channels; None if not set."""
     value = settings.get(key)
     if value is None:
         return None
@@ -93,7 +93,7 @@ def triple(settings: Mapping[str, str], key: str) -> tuple[float, float, float] 
 
 
 def rows(settings: Mapping[str, str], key: str) -> tuple[tuple[float, ...], ...] | None:
-    """Rows of positive numbers: pairs separated by commas, rows by semicolons."""
+    """Read rows of pairs of positive numbers; commas separate numbers, semicolons separate rows. None if not set."""
     value = settings.get(key)
     if value is None:
         return None
@@ -108,7 +108,7 @@ def rows(settings: Mapping[str, str], key: str) -> tuple[tuple[float, ...], ...]
 
 
 def words(settings: Mapping[str, str], key: str) -> tuple[str, ...] | None:
-    """Comma separated, stripped, none empty."""
+    """Read comma-separated words, stripped. Raises ConfigError if one is empty; None if not set."""
     value = settings.get(key)
     if value is None:
         return None

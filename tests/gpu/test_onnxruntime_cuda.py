@@ -212,7 +212,7 @@ def test_nodes_that_ran_on_the_gpu_when_it_was_built_and_do_no_longer(tmp_path: 
     place = Path(order.artefact.root) / "placement.json"
     for is_whole in (True, False):  # as if the determinant had been the GPU's
         place.write_text(json.dumps({"provider": CUDA, "is_whole": is_whole, "on_cpu": {}}))
-        with pytest.raises(EngineUnusable, match=r"^1 Det ran on cuda:0 when this engine was built and would run on"):
+        with pytest.raises(EngineUnusable, match=r"^1 Det ran on cuda:0 when this engine was built but would run on"):
             opened(msgspec.structs.replace(order, artefact=Artefact.seal(place.parent)))
 
 

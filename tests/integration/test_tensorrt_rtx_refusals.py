@@ -64,7 +64,7 @@ def test_operators_that_it_lacks_are_counted_and_named_and_not_tried_again(
 ) -> None:
     output = check(unknown_operators(tmp_path))
     assert output == (
-        "TensorRT-RTX does not take 3 nodes of model.onnx: "
+        "TensorRT-RTX does not support 3 nodes of model.onnx: "
         "Frobnicate 2x (first, third): no such operator; Bogus (second): no such operator"
     )
     assert isinstance(refusal(builder, read(unknown_operators(tmp_path))), Unsuitable)
@@ -114,7 +114,7 @@ def test_inspect_good_model_reports_that_it_passes(tmp_path: Path) -> None:
 def test_a_datatype_that_it_would_narrow_or_lacks_is_refused(builder: Builder, tmp_path: Path, datatype: str) -> None:
     error = refusal(builder, read(models.save(models.identity(datatype), tmp_path / "model.onnx")))
     assert isinstance(error, Unsuitable)
-    assert f"has no {datatype} tensors, and x is one" in str(error)
+    assert f"does not support {datatype}, the datatype of x" in str(error)
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "BF16", "INT8", "UINT8", "INT32", "INT64", "BOOL"])
@@ -125,7 +125,7 @@ def test_every_other_datatype_stays_as_it_is(builder: Builder, tmp_path: Path, d
 def test_a_gpu_that_it_does_not_build_for_is_refused_with_those_it_does(builder: Builder, tmp_path: Path) -> None:
     error = refusal(builder, read(conv(tmp_path)), capability="9.0")
     assert isinstance(error, Unsuitable)
-    assert str(error) == "TensorRT-RTX builds for compute capability 7.5, 8.0, 8.6, 8.9, 12.0, 12.1, not for 9.0"
+    assert str(error) == "TensorRT-RTX builds for compute capability 7.5, 8.0, 8.6, 8.9, 12.0, 12.1, not 9.0"
 
 
 def test_dla_core_without_dla_is_refused(builder: Builder, tmp_path: Path) -> None:
@@ -233,15 +233,20 @@ answer = {{
     )
     version = registry.version("tensorrt_rtx", here().facts)
     assert answer["cuts"] == ["EngineUnusable"]
-    assert str(answer["cut"]).startswith("EngineUnusable: the engine is cut off: it has 1000 bytes and its header says")
-    assert answer["header"] == "EngineUnusable: the engine is cut off: 40 bytes are not even a TensorRT-RTX header"
-    assert "has something behind its end" in str(answer["longer"])
-    assert "is no TensorRT plan: it begins with" in str(answer["onnx"])
+    assert str(answer["cut"]).startswith(
+        "EngineUnusable: the engine is truncated: it has 1000 bytes, but its header says"
+    )
+    assert (
+        answer["header"]
+        == "EngineUnusable: the engine is truncated: its 40 bytes are shorter than a TensorRT-RTX header"
+    )
+    assert "has extra bytes at its end" in str(answer["longer"])
+    assert "is not a TensorRT plan: it begins with" in str(answer["onnx"])
     assert answer["other"] == (
         "EngineUnusable: the engine was built by TensorRT-RTX 1.6.1.120, "
         f"and {version} is installed; it will be rebuilt"
     )
-    assert answer["tensorrt"] == "EngineUnusable: the engine was built by TensorRT, and TensorRT-RTX cannot load it"
+    assert answer["tensorrt"] == "EngineUnusable: the engine was built by TensorRT; TensorRT-RTX cannot load it"
     assert "cuInit" in str(answer["json"]) or "CUDA" in str(answer["json"])
 
 

@@ -164,7 +164,7 @@ def test_journal_too_busy_loses_and_counts_lines(listening: tuple[socket.socket,
     lost, last = (_entry(receiver.recv(1 << 16))["MESSAGE"] for _ in range(2))
     output.close()
     assert took == [f"line {number}" for number in range(sent - 1)]
-    assert "1 lines, which are lost" in lost
+    assert "1 lines were lost" in lost
     assert last == "at last"
     assert stream.getvalue() == ""
 

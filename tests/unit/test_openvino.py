@@ -99,8 +99,8 @@ def test_an_npu_is_known_by_being_the_only_one(name: str, tmp_path: Path) -> Non
             "does not see intel-npu:0, only CPU, GPU; install intel-level-ze",
         ),
         (Core(CPU=None), (), "cuda:0", "OpenVINO serves cpu, intel-gpu and intel-npu devices, not cuda:0"),
-        (Core(CPU=None, GPU=None), (0, 3), "intel-gpu:0", "does not tell which of its devices intel-gpu:0 is; update"),
-        (Core(GPU_0=None, GPU_1=None), (0, 3), "intel-gpu:1", "does not tell which of its devices intel-gpu:1 is"),
+        (Core(CPU=None, GPU=None), (0, 3), "intel-gpu:0", "cannot tell which OpenVINO device is intel-gpu:0; update"),
+        (Core(GPU_0=None, GPU_1=None), (0, 3), "intel-gpu:1", "cannot tell which OpenVINO device is intel-gpu:1"),
     ],
 )
 def test_openvino_missing_device_is_unsuitable_with_the_remedy(
@@ -114,7 +114,7 @@ def test_openvino_missing_device_is_unsuitable_with_the_remedy(
 def test_openvino_gpu_with_an_address_of_zeroes_is_unsuitable(tmp_path: Path) -> None:
     core = Core(GPU_0=3)
     core.get_property = lambda device, name: SimpleNamespace(domain=0, bus=0, device=0, function=0)  # type: ignore[method-assign]
-    with pytest.raises(Unsuitable, match="does not tell which"):
+    with pytest.raises(Unsuitable, match="cannot tell which"):
         openvino.find(core, "intel-gpu:0", sysfs(tmp_path, 0, 3))
 
 
@@ -182,7 +182,7 @@ def test_openvino_layers_show_the_precision_in_use(tmp_path: Path, precision: st
     if taken == precision:
         assert made.notes == ()
     else:  # a CPU without the instructions for it
-        assert made.notes[0].startswith(f"asked for {precision}, OpenVINO computes in ")
+        assert made.notes[0].startswith(f"{precision} was requested, but OpenVINO computes in ")
         assert precision not in made.layers
 
 
@@ -196,7 +196,7 @@ def test_a_quantised_graph_runs_in_int8_and_answers_alike(tmp_path: Path) -> Non
         assert composition.notes == ()
     else:  # its plugin for ARM without dot products; then it has to say so
         assert platform.machine() == "aarch64"
-        assert any(note.startswith("asked for int8, OpenVINO computes in ") for note in composition.notes)
+        assert any(note.startswith("int8 was requested, but OpenVINO computes in ") for note in composition.notes)
     session = engines.opened(order)
     for seed in range(3):
         expected = nets.answers(made.path, nets.picture(seed))["y"]
@@ -212,7 +212,7 @@ def test_openvino_missing_plugin_properties_are_ignored() -> None:
     assert openvino.kinds(Silent()) is None
     made = openvino.composition(Silent(), recipe("intel-npu:0", "fp16"), "NPU")
     assert made.layers == {}
-    assert made.notes == ("OpenVINO's NPU device does not tell what it made of the model",)
+    assert made.notes == ("OpenVINO's NPU device does not report the layers of the compiled model",)
 
 
 # -- devices that are not here --------------------------------------------------------------------------------------

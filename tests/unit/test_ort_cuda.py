@@ -77,7 +77,7 @@ def test_without_the_provider_there_is_no_session_on_the_cpu_instead(tmp_path: P
         (
             'Failed to parse provider option "device_id": Invalid device ID: 0, must be between 0 (inclusive) and 0',
             EngineUnusable,
-            "CUDA sees no cuda:0; see `nvidia-smi` and whether CUDA_VISIBLE_DEVICES hides it",
+            "CUDA does not see cuda:0; see `nvidia-smi` and whether CUDA_VISIBLE_DEVICES hides it",
         ),
         ("Protobuf parsing failed.", EngineUnusable, "ONNX Runtime refuses the model on cuda:0: Protobuf parsing"),
     ],

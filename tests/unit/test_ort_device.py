@@ -136,7 +136,7 @@ def test_shape_work_alone_on_the_cpu_is_no_fallback(tmp_path: Path, gpu: Gpu, ca
 
 def test_a_model_of_which_nothing_runs_on_the_device_is_not_for_it(tmp_path: Path, gpu: Gpu) -> None:
     gpu.lacks = {"Add", "Sub", "Mul"}
-    with pytest.raises(Unsuitable, match=r"^none of the model's operators runs on cuda:0; leave it to the CPU$"):
+    with pytest.raises(Unsuitable, match=r"^none of the model's operators runs on cuda:0; use the CPU$"):
         made_of(tmp_path, models.several())
 
 
@@ -159,7 +159,7 @@ def test_the_engine_holds_all_that_it_needs(tmp_path: Path, gpu: Gpu) -> None:
 @pytest.mark.parametrize(
     ("built_without", "opened_without", "problem"),
     [
-        ((), ("Mul", "Sub"), r"^1 Mul, 1 Sub ran on cuda:0 when this engine was built and would run on"),
+        ((), ("Mul", "Sub"), r"^1 Mul, 1 Sub ran on cuda:0 when this engine was built but would run on"),
         (("Sub",), ("Sub", "Mul"), r"^1 Mul ran on cuda:0"),
         (("Sub",), ("Sub",), ""),
         (("Sub",), (), ""),

@@ -36,7 +36,7 @@ def test_read_header_skips_the_json_of_an_exporter() -> None:
 
 @pytest.mark.parametrize("output", [b"[]", b"{", b"\xff\xff", b"{" * 60_000, b"1", b"{}x"])
 def test_read_header_invalid_json_is_refused(output: bytes) -> None:
-    with pytest.raises(EngineUnusable, match="is no TensorRT plan"):
+    with pytest.raises(EngineUnusable, match="is not a TensorRT plan"):
         read_header(struct.pack("<I", len(output)) + output + plan())
 
 
@@ -76,8 +76,8 @@ def test_read_header_of_any_bytes_is_a_header_or_refused(data: bytes, place: int
 @pytest.mark.parametrize(
     ("kind", "installed", "problem"),
     [
-        ("TensorRT-RTX", "1.7.1.116", r"built by TensorRT-RTX 1\.6\.1\.120, and 1\.7\.1\.116 is installed"),
-        ("TensorRT", "10.3.0.30", "built by TensorRT-RTX, and TensorRT cannot load it"),
+        ("TensorRT-RTX", "1.7.1.116", r"built by TensorRT-RTX 1\.6\.1\.120, but 1\.7\.1\.116 is installed"),
+        ("TensorRT", "10.3.0.30", "built by TensorRT-RTX; TensorRT cannot load it"),
     ],
 )
 def test_require_version_another_one_is_refused(kind: str, installed: str, problem: str) -> None:

@@ -71,7 +71,7 @@ def test_listen_invalid_messages_raise_nothing(message: Any) -> None:
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("", "does not say why"),
+        ("", "gives no reason"),
         ("Cuda Runtime (cudaError 35: CUDA driver version is insufficient)", "no CUDA device can be used here"),
         ("CUDA initialization failure with error: 100", "no CUDA device"),
         ("Requested amount of GPU memory (1 bytes) could not be allocated", "ran out of memory"),

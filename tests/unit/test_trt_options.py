@@ -36,7 +36,7 @@ def test_of_settings_replace_defaults() -> None:
     ("settings", "problem"),
     [
         ({"tensorrt.workspace": "1"}, "did you mean tensorrt.workspace_mb"),
-        ({"tensorrt.": "1"}, "there is no setting"),
+        ({"tensorrt.": "1"}, "unknown setting"),
         ({"tensorrt.workspace_mb": "0"}, "not a whole number"),
         ({"tensorrt.workspace_mb": "-5"}, "not a whole number"),
         ({"tensorrt.workspace_mb": "9" * 400}, "not a whole number"),
@@ -44,7 +44,7 @@ def test_of_settings_replace_defaults() -> None:
         ({"tensorrt.builder_level": "high"}, "not a whole number"),
         ({"tensorrt.dla_core": "none"}, "not a whole number"),
         ({"tensorrt.dla_core": ""}, "not a whole number"),
-        ({"tensorrt.version_compatible": "perhaps"}, "neither true nor false"),
+        ({"tensorrt.version_compatible": "perhaps"}, "must be true or false"),
     ],
 )
 def test_check_invalid_setting_is_refused(settings: dict[str, str], problem: str) -> None:

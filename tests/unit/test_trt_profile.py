@@ -103,22 +103,22 @@ def test_a_setting_for_a_fixed_shape_must_agree_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "is not one shape or three"),
+        ("", "must be one shape or three shapes"),
         ("1x3", "has 2 dimensions; the model's input has 4"),
-        ("1x3x8x8 1x3x8x8", "is not one shape or three"),
+        ("1x3x8x8 1x3x8x8", "must be one shape or three shapes"),
         ("1x4x8x8", "dimension 1 is 3 in the model"),
         ("2x3x8x8 1x3x8x8 4x3x8x8", "dimension 0 goes 2, 1, 4"),
         ("1x3x8x8 1x3x8x8 4x3x8", "unequal numbers of dimensions"),
         ("1x3x8x0", "only the smallest"),
-        ("1x3x-1x8", "is not one shape or three"),
-        ("1x3x8x8.5", "is not one shape or three"),
-        ("1\u00d73\u00d78\u00d78", "is not one shape or three"),
-        ("²x3x8x8", "is not one shape or three"),
-        ("99999999999x3x8x8", "is not one shape or three"),
+        ("1x3x-1x8", "must be one shape or three shapes"),
+        ("1x3x8x8.5", "must be one shape or three shapes"),
+        ("1\u00d73\u00d78\u00d78", "must be one shape or three shapes"),
+        ("²x3x8x8", "must be one shape or three shapes"),
+        ("99999999999x3x8x8", "must be one shape or three shapes"),
         ("9999999999x3x9999999999x8", "more than 2147483647 elements"),
-        ("1" * 5000, "is not one shape or three"),
-        ("x" * 5000, "is not one shape or three"),
-        ("1x1x1x1x1x1x1x1x1", "is not one shape or three"),
+        ("1" * 5000, "must be one shape or three shapes"),
+        ("x" * 5000, "must be one shape or three shapes"),
+        ("1x1x1x1x1x1x1x1x1", "must be one shape or three shapes"),
     ],
 )
 def test_profile_invalid_setting_is_one_line(text: str, problem: str) -> None:
@@ -145,7 +145,7 @@ def test_an_engine_must_take_one_picture_of_its_model() -> None:
     x = signature(x=("batch", 3, "h", "w"))
     assert profile(x, PICTURE, x="1x3x320x320 1x3x480x640 1x3x960x960")
     for text in ("1x3x320x320", "2x3x480x640"):
-        with pytest.raises(ConfigError, match="leaves out 1x3x480x640, one picture"):
+        with pytest.raises(ConfigError, match="excludes 1x3x480x640"):
             profile(x, PICTURE, x=text)
 
 

@@ -62,7 +62,7 @@ def test_timings_of_another_device_are_ignored(tmp_path: Path) -> None:
     timed("10", tmp_path, path)
     made, trace = timed("10", tmp_path, path, Script(cache_fits=[False, True]))
     assert trace.caches == [b"measured", b""]
-    assert "earlier timings are of another device and were not used" in made.notes
+    assert "earlier timings are from another device and were not used" in made.notes
     path.unlink()
     timed("10", tmp_path, path, Script(cache_fits=[False, False]))
     assert not path.exists()
@@ -78,10 +78,10 @@ def test_timings_failed_build_stores_nothing(tmp_path: Path) -> None:
 def test_timings_unusable_file_fails_no_build(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     made, _ = timed("10", tmp_path, tmp_path / "file" / "timings")
-    assert any(note.startswith("timings could not be kept: ") for note in made.notes)
+    assert any(note.startswith("timings could not be saved: ") for note in made.notes)
     (tmp_path / "folder").mkdir()
     made, _ = timed("10", tmp_path, tmp_path / "folder")
-    assert any(note.startswith("timings could not be kept: ") for note in made.notes)
+    assert any(note.startswith("timings could not be saved: ") for note in made.notes)
     os.mkfifo(tmp_path / "fifo")
     made, _ = timed("10", tmp_path, tmp_path / "fifo")
     assert any(note.startswith("earlier timings could not be read: ") for note in made.notes)

@@ -233,7 +233,7 @@ def test_recognise_preprocess_and_thresholds_by_setting():
         ("thresholds.score", "1.5", "0..1"),
         ("thresholds.iou", "much", "0..1"),
         ("thresholds.max_detections", "0", "1..4096"),
-        ("thresholds.class_agnostic", "maybe", "neither true nor false"),
+        ("thresholds.class_agnostic", "maybe", "must be true or false"),
     ],
 )
 def test_recognise_invalid_setting_is_named(key, value, says):

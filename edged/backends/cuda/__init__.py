@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def open_device(number: int = 0) -> Device:
-    """Open a GPU, counted from 0 by PCI address among all, as the device's facts count.
+    """Open a GPU by its number: GPUs are counted from 0 in the order of their PCI addresses, as in the device's facts.
 
-    Unsupported if cuda-bindings cannot be imported. EngineUnusable if there is no driver or no such device, or if
+    Raises Unsupported if cuda-bindings cannot be imported, EngineUnusable if no driver or no such device exists, or if
     another device has this number in this process.
     """
     nvidia.use_pci_order()
@@ -35,10 +35,10 @@ def open_device(number: int = 0) -> Device:
 
 
 def require_number(number: int, address: str) -> None:
-    """Require that CUDA's device N is the GPU that the facts call `cuda:N`: an engine's key names what it was built on.
+    """Raise EngineUnusable unless CUDA's device N is the GPU that the facts call `cuda:N`, which engine keys refer to.
 
-    `edged.device.nvidia` sets that order, unless something else in the process initialised CUDA before, or a container
-    has only some of the GPUs that /proc lists. GPUs of a SoC have no PCI address there.
+    `edged.device.nvidia` sets that order. It can differ if CUDA was initialised before, or if a container has only some
+    of the GPUs that /proc lists. A GPU of a SoC has no PCI address in /proc and passes.
     """
     known = nvidia.addresses(Root())
     if address in known and known.index(address) != number:
@@ -49,7 +49,7 @@ def require_number(number: int, address: str) -> None:
 
 
 def pci_address(number: int) -> str:
-    """The PCI address of a device by CUDA's number, from the driver; empty if unknown."""
+    """Return the PCI address of CUDA's device `number`, from the driver; empty if unknown."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,14 +1,14 @@
 """One GPU through cuda-bindings, NVIDIA's own package: memory, streams, events, graphs.
 
-    with device.current():                        # in every thread, around everything below
+    with device.current():                        # needed in every thread, around all calls below
         host, memory = device.allocate_host(size), device.allocate(size)
         stream.copy_in(memory, host, size)        # asynchronous, in the stream's order
         stream.record(event)
         event.synchronize()                       # sleeps, with the interpreter's lock released
 
-A call that the driver refuses raises EngineUnusable, which names the call and CUDA's error. An error of work that was
-already submitted is reported by a later call, often by `synchronize`; after some of them (an illegal address) every
-later call of the process fails. Sizes are in bytes, addresses are what `cudaMalloc` would give.
+A call that the driver refuses raises EngineUnusable, which names the call and CUDA's error. If submitted work fails, a
+later call reports the error, often `synchronize`; after some errors (an illegal address) every later call of the
+process fails. Sizes are in bytes; addresses are like those from `cudaMalloc`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from edged.backends.contract import one_line
 from edged.errors import EdgedError, EngineUnusable
 
 _ATTRIBUTE = driver.CUdevice_attribute
-# Waiting sleeps instead of spinning: cameras need the processor.
+# A thread that waits sleeps instead of spinning: cameras need the processor.
 _EVENT = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC) | int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 _MAPPED = int(driver.CU_MEMHOSTALLOC_DEVICEMAP)
-# Other threads may allocate and copy while this one captures.
+# Other threads may allocate and copy while one thread captures.
 _MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
@@ -42,12 +42,12 @@ class DeviceProperties(msgspec.Struct, frozen=True):
     name: str
     pci_address: str  # "0000:01:00.0", as NVML and sysfs write it
     compute_capability: str  # "8.7"
-    is_integrated: bool  # part of the processor, with the system's memory, as on a Jetson
+    is_integrated: bool  # the GPU is part of the SoC and uses the system's memory, as on a Jetson
     can_map_host_memory: bool
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the device works on the host's memory as fast as on its own, so that nothing need be copied."""
+        """Whether the device accesses host memory as fast as its own, so that copies are unnecessary."""
         return self.is_integrated and self.can_map_host_memory
 
 
@@ -59,7 +59,7 @@ class DeviceMemory:
         self.address = int(_call(driver.cuMemAlloc, size))
 
     def free(self) -> None:
-        """Free it; further calls do nothing."""
+        """Free the memory; further calls do nothing."""
         address, self.address = self.address, 0
         if address:
             _call(driver.cuMemFree, address)
@@ -68,8 +68,8 @@ class DeviceMemory:
 class HostMemory:
     """Page-locked memory of the host.
 
-    `array` holds all its bytes, uint8 [size]; after `free` an array over it must not be touched: the process would die.
-    `device_address` is where the device sees it, 0 unless it was allocated `mapped`.
+    `array` is a view of all bytes, uint8 [size]; after `free`, access to such a view crashes the process.
+    `device_address` is the memory's address on the device, 0 unless it was allocated `mapped`.
     """
 
     def __init__(self, size: int, mapped: bool) -> None:
@@ -92,13 +92,13 @@ class HostMemory:
 
 
 class Event:
-    """A point in a stream. One that was never recorded counts as passed."""
+    """A point in a stream. An event that was never recorded counts as passed."""
 
     def __init__(self) -> None:
         self.raw = _call(driver.cuEventCreate, _EVENT)
 
     def synchronize(self) -> None:
-        """Sleep until the work recorded before it is done."""
+        """Sleep until the stream has done the work that precedes the event."""
         _call(driver.cuEventSynchronize, self.raw)
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Event:
 
 
 class Graph:
-    """Work that was captured once and is launched as one, by `Stream.launch`."""
+    """Captured work that `Stream.launch` launches as a whole."""
 
     def __init__(self, raw: object) -> None:
         self.raw = raw
@@ -120,7 +120,8 @@ class Graph:
 
 
 class Stream:
-    """Work that is done in order, in parallel with other streams. Only `synchronize` and `close` wait.
+    """A queue of work for the device: done in order, in parallel with other streams. Only `synchronize` and `close`
+    block.
 
     `handle` is the `cudaStream_t`, for runtimes.
     """
@@ -140,18 +141,18 @@ class Stream:
         _call(driver.cuMemcpyDtoHAsync, host.address, memory.address, size, self._raw)
 
     def record(self, event: Event) -> None:
-        """Let the event pass when everything submitted so far is done; replaces an earlier record."""
+        """Make the event pass when everything submitted so far is done; this replaces an earlier `record`."""
         _call(driver.cuEventRecord, event.raw, self._raw)
 
     def wait(self, event: Event) -> None:
-        """Start what is submitted later after the event, as it is recorded now, has passed."""
+        """Delay all work that is submitted later until the event, as recorded now, has passed."""
         _call(driver.cuStreamWaitEvent, self._raw, event.raw, 0)
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Make a graph of what `work` submits to this stream, without doing it.
+        """Return a graph of what `work` submits to this stream, without running it.
 
-        Other threads may use other streams meanwhile. EngineUnusable if `work` submits what cannot be captured; what
-        `work` raises is raised. The stream stays usable in both cases.
+        Other threads may use other streams meanwhile. Raises EngineUnusable if `work` submits something that cannot be
+        captured, and passes on errors of `work`. The stream stays usable in both cases.
         """
         _call(driver.cuStreamBeginCapture, self._raw, _MODE)
         try:
@@ -166,7 +167,7 @@ class Stream:
             _call(driver.cuGraphDestroy, graph)
 
     def _abandon_capture(self) -> None:
-        """End a capture whose work failed; errors of the driver add nothing to that failure."""
+        """End a capture whose work failed. Errors of the driver are ignored: the first failure is the useful one."""
         with contextlib.suppress(EdgedError):
             _call(driver.cuGraphDestroy, _call(driver.cuStreamEndCapture, self._raw))
 
@@ -183,7 +184,8 @@ class Stream:
 
 
 class _Current:
-    """Pushes the context on the thread's stack and pops it. Holds nothing, so that any thread may be in it."""
+    """Pushes the context on the thread's stack and pops it. It has no state of its own, so several threads may use it
+    at once."""
 
     def __init__(self, context: object) -> None:
         self._context = context
@@ -198,7 +200,7 @@ class _Current:
 
 
 class Device:
-    """One GPU, opened in this process: its primary context, which runtimes use too."""
+    """One GPU, opened in this process through its primary context, which runtimes also use."""
 
     def __init__(self, number: int) -> None:
         _call(driver.cuInit, 0)
@@ -207,25 +209,26 @@ class Device:
         self._current = _Current(_call(driver.cuDevicePrimaryCtxRetain, self._device))
 
     def current(self) -> _Current:
-        """Make the device the calling thread's own inside a `with`; may be nested. Cheap."""
+        """Return a context manager that makes the device current in the calling thread. It is cheap and may be
+        nested."""
         return self._current
 
     def allocate(self, size: int) -> DeviceMemory:
         return DeviceMemory(size)
 
     def allocate_host(self, size: int, *, mapped: bool = False) -> HostMemory:
-        """Page-locked memory; with `mapped` the device works on it in place."""
+        """Allocate page-locked memory; with `mapped` the device can access it in place."""
         return HostMemory(size, mapped)
 
     def stream(self) -> Stream:
-        """A stream that never waits for CUDA's default stream."""
+        """Create a stream that never waits for CUDA's default stream."""
         return Stream()
 
     def event(self) -> Event:
         return Event()
 
     def close(self) -> None:
-        """Release the context. Everything made with the device must be closed before."""
+        """Release the context. Close everything that was made with the device before."""
         device, self._device = self._device, None
         if device is not None:
             _call(driver.cuDevicePrimaryCtxRelease, device)
@@ -248,15 +251,15 @@ def _properties(device: object) -> DeviceProperties:
 
 
 def _require_within(size: int, memory: DeviceMemory, host: HostMemory) -> None:
-    """Raise EngineUnusable for a copy beyond what was allocated: the driver does not know the end of host memory."""
+    """Raise EngineUnusable if a copy exceeds an allocation: the driver does not check the size of host memory."""
     if size > memory.size or size > host.size:
-        raise EngineUnusable(f"a copy of {size} bytes between {memory.size} of the device and {host.size} of the host")
+        raise EngineUnusable(f"cannot copy {size} bytes: the device has {memory.size}, the host {host.size} for them")
 
 
 def _call(function: Callable[..., Any], *arguments: object) -> Any:  # the package has no types
-    """Call a function of the driver; return what it returns besides the error: (), one value, or a tuple.
+    """Call a function of the driver; return its results without the error: (), one value, or a tuple.
 
-    EngineUnusable if it reports an error, or if the driver is missing or lacks the function.
+    Raises EngineUnusable if the function reports an error, or if the driver is missing or lacks the function.
     """
     try:
         error, *values = function(*arguments)

@@ -1,4 +1,4 @@
-"""Pieces of the backend `onnxruntime`. This file sets what must be set before the runtime is imported."""
+"""Parts of the backend `onnxruntime`. This file sets the environment before the runtime is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime's CUDA provider: its options, its libraries, and what its errors mean.
+"""ONNX Runtime's CUDA provider: its options, its libraries, and the meaning of its errors.
 
 Names and values of the options: onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html.
 """
@@ -25,13 +25,13 @@ _ABSENT = re.compile(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared object file")
 _FAILURE = re.compile(r"CUDA failure (\d+): ([^;]+?)\s*;")
 _NO_SUCH = re.compile(r"(?i)invalid device id")
 _LONGEST = 400  # characters of the runtime's message
-# What to do, by number of cudaError (driver_types.h).
+# Remedies by number of cudaError (driver_types.h).
 _REMEDIES = {
     2: "free some of its memory",
     35: "install the NVIDIA driver, or update it if it is older than the CUDA of this ONNX Runtime",
     100: "see `nvidia-smi` and whether CUDA_VISIBLE_DEVICES hides it",
     101: "see `nvidia-smi` and whether CUDA_VISIBLE_DEVICES hides it",
-    803: "restart the box: driver and kernel module are of different versions",
+    803: "restart the box: the versions of the driver and its kernel module differ",
 }
 _INSTALL = (
     f"install CUDA and cuDNN: {packages.install('onnxruntime-gpu[cuda,cudnn]')}, on a Jetson apt install nvidia-jetpack"
@@ -39,37 +39,37 @@ _INSTALL = (
 
 
 def options(index: int, precision: str) -> dict[str, str]:
-    """Options of the provider for device `index` by PCI address."""
+    """Return the provider's options for device `index`, counted in the order of PCI addresses."""
     return {
         "device_id": str(index),
         # The default doubles the arena each time it grows, in memory that cameras and other engines share.
         "arena_extend_strategy": "kSameAsRequested",
-        # TensorFloat-32 rounds float32 factors to 10 bits of mantissa, silently and by default. The precision
-        # tf32 asks for it.
+        # By default TensorFloat-32 silently rounds float32 factors to 10 bits of mantissa. Only the precision tf32
+        # allows it.
         "use_tf32": "1" if precision == "tf32" else "0",
-        # The default, exhaustive, times algorithms again in every session: slow to open, takes the largest workspaces,
-        # and what was verified need not be what serves. The heuristic picks the same algorithms each time.
+        # The default, EXHAUSTIVE, times algorithms in every session: it opens slowly, uses the largest workspaces, and
+        # may serve with other algorithms than were verified. HEURISTIC picks the same algorithms each time.
         "cudnn_conv_algo_search": "HEURISTIC",
     }
 
 
 @functools.cache
 def _preload() -> None:
-    """Loads CUDA's and cuDNN's libraries from NVIDIA's wheels, where these are installed."""
-    # It prints what it does not find; standard output is not ours to write to.
+    """Load CUDA's and cuDNN's libraries from NVIDIA's wheels, if these are installed."""
+    # `preload_dlls` prints what it does not find, but standard output may carry messages.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
         ort.preload_dlls(directory="")
 
 
 def prepare(device: str) -> None:
-    """Before the first session of the provider; Unsuitable if something that it needs is not installed.
+    """Prepare the process for sessions of the provider. Raises Unsuitable if a package or library is missing.
 
-    EngineUnusable if another GPU has the device's number in this process.
+    Raises EngineUnusable if another GPU has the device's number in this process.
     """
     if PROVIDER not in ort.get_available_providers():
         raise Unsuitable(f"this onnxruntime cannot use {device}; install onnxruntime-gpu instead of onnxruntime")
     _preload()
-    # Without cuDNN newer providers (1.31 is one) go on without a message, with their own kernels if they have any.
+    # Without cuDNN, newer providers (such as 1.31) silently use their own kernels, if they have them.
     library = _not_loadable(_CUDNN)
     if library is not None:
         raise _missing(device, library)
@@ -78,12 +78,14 @@ def prepare(device: str) -> None:
 
 
 def missing_library() -> str | None:
-    """The first library that the provider needs and the loader does not find. ONNX Runtime tells only its log."""
+    """Return the first library that the provider needs and the loader does not find; None if none is missing. ONNX
+    Runtime reports it only in its log."""
     return _not_loadable(str(Path(ort.__file__).parent / "capi" / _LIBRARY))
 
 
 def refusal(device: str, text: str) -> EngineUnusable:
-    """What to raise when the runtime gave no session, with `text`; Unsuitable if something is not installed."""
+    """Return the error to raise when the runtime refused a session with message `text`: Unsuitable if a library is
+    missing, else EngineUnusable."""
     library = missing_library()
     if library is not None:
         return _missing(device, library)
@@ -91,12 +93,12 @@ def refusal(device: str, text: str) -> EngineUnusable:
 
 
 def failure(device: str, text: str) -> EngineUnusable | None:
-    """What a message of the runtime means, if it is about libraries or the device and not about the model."""
+    """Return an error for a runtime's message about libraries or the device; None if the message is about the model."""
     library = _absent(text)
     if library is not None:
         return _missing(device, library)
     if _NO_SUCH.search(text):
-        return EngineUnusable(f"CUDA sees no {device}; {_REMEDIES[101]}")
+        return EngineUnusable(f"CUDA does not see {device}; {_REMEDIES[101]}")
     found = _FAILURE.search(text)
     if found is None:
         return None
@@ -110,7 +112,7 @@ def _missing(device: str, library: str) -> Unsuitable:
 
 
 def _not_loadable(library: str) -> str | None:
-    """The library, or the one that it needs, that the loader does not find."""
+    """Return the library that the loader does not find: this one or one that it depends on; None if it loads."""
     try:
         ctypes.CDLL(library)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Engines of ONNX Runtime on a device with its own provider, and what of them runs on the CPU all the same.
+"""Engines of ONNX Runtime on a device with its own execution provider, and which of their nodes still run on the CPU.
 
-An engine is the graph as it was given, optimised again at every opening, and a file with the nodes that the CPU ran
-when it was built. A graph that the runtime saves has been parted already: at every level it holds the copies between
-the two memories as nodes, which are on record as colliding with those of the next session or finding no kernel there
-(microsoft/onnxruntime issue 11348), and above the basic level fused nodes that only one provider knows. Optimised at
-opening, graph and placement come about just as they did in the build, and that costs little compared with loading CUDA.
+An engine is the model's graph, which is optimised at every opening, and a file that lists the nodes that the CPU ran
+when the engine was built. The optimised graph is not saved: it is already partitioned. It contains the copies between
+the two memories as nodes, which may collide with those of the next session or have no kernel there
+(microsoft/onnxruntime issue 11348), and above level `basic` fused nodes that only one provider knows. Optimising at
+opening gives the same graph and placement as in the build, and takes little time compared with loading CUDA.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _PLACED = "placement.json"
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """Next to an engine: which nodes the CPU ran when it was built, counted by operator, by design or not.
+    """A file of an engine: the nodes that the CPU ran when the engine was built, counted by operator.
 
-    `is_whole` says that there were none, which ONNX Runtime then sees to itself.
+    `is_whole`: the CPU ran none; ONNX Runtime then enforces this at each opening.
     """
 
     provider: str
@@ -43,7 +43,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def build(order: Order, out: Path, where: Provider, graphs: Graphs) -> Composition:
-    """Writes the engine and tells what runs where; Unsuitable if nothing of the model runs on the device."""
+    """Write the engine and return what runs where. Raises Unsuitable if no node of the model runs on the device."""
     graph, recipe = graphs.write_named(Path(order.model), out / _GRAPH), order.recipe
     source = str(out / _GRAPH)
     try:
@@ -55,7 +55,7 @@ def build(order: Order, out: Path, where: Provider, graphs: Graphs) -> Compositi
     if is_whole and not all(node.operator for node in placed):
         placed = placement.everywhere(graph, where.name)
     if not placement.on(placed, where.name):
-        raise Unsuitable(f"none of the model's operators runs on {where.device}; leave it to the CPU")
+        raise Unsuitable(f"none of the model's operators runs on {where.device}; use the CPU")
     on_cpu = placement.on(placed)
     (out / _PLACED).write_bytes(msgspec.json.encode(Placed(where.name, is_whole, dict(on_cpu))))
     counts, notes = graph.layers(recipe.precision)
@@ -64,23 +64,23 @@ def build(order: Order, out: Path, where: Provider, graphs: Graphs) -> Compositi
 
 
 def open(order: Order, artefact: Artefact, where: Provider) -> DeviceSession:
-    """Opens an engine; EngineUnusable if more of it would run on the CPU than when it was built."""
+    """Open an engine. Raises EngineUnusable if more nodes would run on the CPU than when the engine was built."""
     before, source, weights = _before(artefact), artefact.load(_GRAPH), ""
     if artefact.files.keys() - {_GRAPH, _PLACED}:
         artefact.check()
         weights = artefact.root
     try:
-        # A session in which the CPU is forbidden has no nodes there, but for those in bodies.
+        # A session in which the CPU is forbidden has no nodes on the CPU, except inside subgraphs.
         whole = before.is_whole
         session, placed = _try(source, order.recipe, where, whole=whole, weights=weights, matters=not whole)
     except CpuForbidden as error:
-        # Without that guard ONNX Runtime says which nodes they are, or why the provider has none.
+        # If the CPU is allowed, ONNX Runtime reports which nodes run there, or why the provider has none.
         _, placed = _try(source, order.recipe, where, whole=False, weights=weights)
         _require_unmoved(placed, before, where)
-        raise EngineUnusable(f"{error}, which ran all when this engine was built") from error
+        raise EngineUnusable(f"{error}, which ran all nodes when this engine was built") from error
     _require_unmoved(placed, before, where)
     kind, _, index = where.device.partition(":")
-    # Before 1.24 a session in which the CPU is forbidden tells nothing, which says enough.
+    # Before 1.24 a session in which the CPU is forbidden reports no placement: the provider runs all nodes.
     nodes = placement.counts(placed) or {where.name: {}}
     return DeviceSession(session, order.signature, kind, int(index or 0), nodes)
 
@@ -96,7 +96,7 @@ def _try(
     matters: bool = True,
 ) -> tuple[ort.InferenceSession, Placement]:
     options = session_options(recipe.optimization, recipe.threads)
-    # Weights stay as large as they are: in the arena they would leave gaps that nothing fills.
+    # Weights are allocated outside the arena: their size never changes, and in the arena they would fragment it.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     if whole:
         runtime.forbid_cpu(options)
@@ -111,8 +111,8 @@ def _try(
 def _parted(
     source: str, recipe: Recipe, where: Provider, out: Path, graph: Graph, graphs: Graphs
 ) -> tuple[Placement, Graph]:
-    """Where the nodes run, and the graph that they were then in: the optimiser makes and renames some before it parts
-    them. Providers that compile their part cannot save it; the model as it was given then stands for it."""
+    """Return where the nodes run, and the graph that contains them: the optimiser adds and renames nodes before it
+    partitions the graph. A provider that compiles its part cannot save it; the original graph is returned instead."""
     with tempfile.TemporaryDirectory(prefix=".placed-", dir=out) as folder:
         save = Path(folder) / _GRAPH
         with contextlib.suppress(EngineUnusable):
@@ -127,8 +127,8 @@ def _composition(placed: Placement, shape_work: frozenset[str], is_whole: bool) 
     fallback, notes = list[str](), list[str]()
     if work:
         fallback.append(f"{placement.words(work)} run on the CPU ({work.total()} of {len(placed)} nodes)")
-    elif not is_whole and not on_cpu:  # ONNX Runtime before 1.27 does not report those that it casts to float32
-        fallback.append("some nodes run on the CPU that ONNX Runtime does not name")
+    elif not is_whole and not on_cpu:  # ONNX Runtime before 1.27 does not report nodes that it casts to float32
+        fallback.append("some nodes run on the CPU; ONNX Runtime does not report which")
     by_design = Counter(node.operator for node in on_cpu) - work
     if by_design:
         notes.append(f"on the CPU because they only compute shapes: {placement.words(by_design)}")
@@ -139,13 +139,13 @@ def _before(artefact: Artefact) -> Placed:
     try:
         return msgspec.json.decode(artefact.load(_PLACED), type=ready(Placed))
     except NOT_JSON as error:
-        raise EngineDamaged(f"engine file {_PLACED} cannot be read; it will be rebuilt") from error
+        raise EngineDamaged(f"engine file {_PLACED} is invalid; the engine will be rebuilt") from error
 
 
 def _require_unmoved(placed: Placement, before: Placed, where: Provider) -> None:
     moved = placement.on(placed) - Counter(before.on_cpu)
     if moved:
         raise EngineUnusable(
-            f"{placement.words(moved)} ran on {where.device} when this engine was built and would run on the CPU now;"
-            " build it again"
+            f"{placement.words(moved)} ran on {where.device} when this engine was built but would run on the CPU now;"
+            " build the engine again"
         )

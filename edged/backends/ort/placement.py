@@ -1,8 +1,8 @@
-"""Which execution provider runs which node, as ONNX Runtime itself tells when a session is made.
+"""Which execution provider runs which node, as ONNX Runtime reports it when a session is created.
 
-From 1.24 on a session keeps it (`session.record_ep_graph_assignment_info`). Before, only the verbose log tells, which
-goes to the process's standard error; 1.23, the last for Python 3.10, is the only such version that edged takes. What
-it tells is how the graph was parted: nodes that a provider fuses afterwards are counted as they were before.
+Since 1.24 a session records it (`session.record_ep_graph_assignment_info`). Older versions only write it to the verbose
+log on standard error; of these, edged supports 1.23, the last version for Python 3.10. The report shows how the graph
+was partitioned: nodes that a provider fuses later are counted separately.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import onnxruntime as ort
 from edged.backends.contract import Graph, Nodes
 from edged.backends.ort.runtime import CPU_PROVIDER
 
-# Whether sessions keep it.
+# Whether sessions of this version record the placement.
 _KEPT = hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")
 _ALL = re.compile(r"VerifyEachNodeIsAssignedToAnEp\] +All nodes placed on \[(\w+)\]\. Number of nodes: (\d+)")
 _SOME = re.compile(r"VerifyEachNodeIsAssignedToAnEp\] +Node\(s\) placed on \[(\w+)\]")
 _ONE = re.compile(r"VerifyEachNodeIsAssignedToAnEp\] {3,}(\S+) \((.*)\)")
-# How a line of ONNX Runtime's log begins, after a colour on a terminal: time, severity, logger.
+# The start of a line in ONNX Runtime's log: an optional colour, then time, severity, logger.
 _LOGGED = re.compile(rb"(\x1b\[[\d;]*m)*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ \[[VIWEF]:onnxruntime:|\x1b\[m\r?\n?$")
 
 
 class PlacedNode(msgspec.Struct, frozen=True):
-    """A node and the provider that runs it. Without `operator` if only the number of nodes is known."""
+    """A node and the provider that runs it. `name` and `operator` are empty if only the number of nodes is known."""
 
     provider: str
     name: str = ""
@@ -44,10 +44,10 @@ Placement: TypeAlias = tuple[PlacedNode, ...]
 def made(
     options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession], *, matters: bool = True
 ) -> tuple[ort.InferenceSession, Placement]:
-    """Makes a session with these options, which are changed, and tells where its nodes run, also those in bodies.
+    """Create a session, changing `options`; return it with the placement of its nodes, including those of subgraphs.
 
-    Before 1.24 the standard error of the whole process is read meanwhile; what others wrote there follows afterwards.
-    Without `matters` nothing is read in those versions, and the placement is empty.
+    Before 1.24, standard error of the whole process is captured meanwhile; lines of other writers are passed on
+    afterwards. Without `matters` those versions capture nothing, and the placement is empty.
     """
     if _KEPT:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -64,7 +64,7 @@ def made(
 
 
 def from_log(lines: Iterable[str]) -> Placement:
-    """What ONNX Runtime 1.23's verbose log tells."""
+    """Return the placement from the verbose log of ONNX Runtime 1.23."""
     found, provider = list[PlacedNode](), ""
     for line in lines:
         if match := _ALL.search(line):
@@ -79,36 +79,38 @@ def from_log(lines: Iterable[str]) -> Placement:
 def opened(
     options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession]
 ) -> tuple[ort.InferenceSession, Nodes]:
-    """As `made`, for a session whose providers leave no choice: they are returned if nothing else is known."""
+    """Create a session as `made` does, and return the counts of its nodes; if no placement is known, only the names of
+    its providers."""
     session, placed = made(options, make, matters=False)
     return session, counts(placed) or {name: {} for name in session.get_providers()}
 
 
 def everywhere(graph: Graph, provider: str) -> Placement:
-    """The placement of a graph that one provider runs wholly."""
+    """Return the placement of a graph of which one provider runs all nodes."""
     return tuple(PlacedNode(provider, name, operator) for name, operator in graph.nodes())
 
 
 def counts(placement: Placement) -> Nodes:
-    """Of nodes by operator, for each provider, as a Composition has them."""
+    """Return how many nodes each provider runs, by operator, in the form that a Composition has."""
     providers = sorted({node.provider for node in placement})
     return {provider: dict(sorted(on(placement, provider).items())) for provider in providers}
 
 
 def on(placement: Placement, provider: str = CPU_PROVIDER) -> Counter[str]:
-    """Numbers of the nodes that a provider runs, by operator."""
+    """Return how many nodes a provider runs, by operator."""
     return Counter(node.operator for node in placement if node.provider == provider)
 
 
 def words(operators: Counter[str]) -> str:
-    """`2 NonMaxSuppression, 1 Loop`: the most frequent first."""
+    """Return counts as text, the most frequent first: `2 NonMaxSuppression, 1 Loop`."""
     ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {operator or 'nodes'}" for operator, count in ordered)
 
 
 @contextlib.contextmanager
 def _standard_error() -> Iterator[BinaryIO]:
-    """A file that the process's standard error goes into meanwhile; what is not ONNX Runtime's is passed on."""
+    """Redirect the process's standard error to a file and yield it; at the end, pass on lines that are not from ONNX
+    Runtime."""
     sys.stderr.flush()
     before = os.dup(2)
     with os.fdopen(os.memfd_create("edged-log", os.MFD_CLOEXEC), "w+b") as file:

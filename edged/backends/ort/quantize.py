@@ -1,4 +1,4 @@
-"""ONNX Runtime's own tools for int8: folding of a graph, and Q/DQ pairs by calibration. Runs in a child."""
+"""ONNX Runtime's tools for int8: constant folding, and Q/DQ pairs by calibration. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from edged.backends.contract import one_line
 from edged.errors import EngineUnusable
 from edged.tensors import Array
 
-FORMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # that every runtime has in int8
-# `quantize_static` asks for its own preparation step unless a model's metadata has this; that step does less.
+FORMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # operators that every runtime has in int8
+# Metadata that marks a model as prepared. Without it `quantize_static` recommends its own preparation, which does less.
 PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}
 _OPTIONS = {
     "ActivationSymmetric": True,
     "WeightSymmetric": True,
-    "AddQDQPairToWeight": True,  # TensorRT 8 takes no weights in int8
-    "QuantizeBias": False,  # which would be int32, and TensorRT takes none
+    "AddQDQPairToWeight": True,  # TensorRT 8 does not accept int8 weights
+    "QuantizeBias": False,  # it would be int32, which TensorRT does not accept
     "OpTypesToExcludeOutputQuantization": list(FORMS),
 }
 
 
 def fold(model: Path, out: Path) -> None:
-    """Writes the model with constants folded, by the rewritings that are good for every runtime."""
+    """Write the model with constants folded, using only optimisations that suit every runtime."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(out)
@@ -50,11 +50,11 @@ class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # the 
 
 
 def quantize(model: Path, out: Path, nodes: list[str], calibration: Sequence[Mapping[str, Array]]) -> None:
-    """Writes the model with Q/DQ pairs before these nodes, their scales from the ranges on the calibration data."""
+    """Write the model with Q/DQ pairs before `nodes`; their scales come from the ranges on the calibration data."""
     large = model.with_name(f"{model.name}.data").exists()
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
-            # The caller names a layer without a finite range; numpy would name a line of a library.
+            # The caller reports layers without a finite range; numpy's warning would only name a library's line.
             warnings.simplefilter("ignore", RuntimeWarning)
             quantization.quantize_static(
                 model,
@@ -74,4 +74,4 @@ def quantize(model: Path, out: Path, nodes: list[str], calibration: Sequence[Map
         raise
     except Exception as error:  # of the runtime and of the library's Python, without a common base
         reason = one_line(error)
-        raise EngineUnusable(f"the model cannot be quantised: {reason}; give other samples or fp16") from error
+        raise EngineUnusable(f"the model cannot be quantised: {reason}; use other samples or fp16") from error

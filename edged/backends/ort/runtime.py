@@ -1,7 +1,7 @@
-"""Sessions of ONNX Runtime that run where they are asked to, or not at all.
+"""Sessions of ONNX Runtime that run on the requested provider, or fail.
 
-Asked for a provider whose libraries cannot be loaded, ONNX Runtime says so in its log and answers with a session on the
-CPU. Here such a session is an error with the reason.
+If the libraries of a provider cannot be loaded, ONNX Runtime logs that and returns a session on the CPU. The functions
+here raise an error with the reason instead.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ LEVELS = {
     UNOPTIMISED: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    # Since 1.22 what changes the layout of tensors can be had without what comes after it.
+    # Since 1.22 there is a level with layout optimisations only, between `extended` and `all`.
     **({"layout": _LAYOUT} if _LAYOUT is not None else {}),
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 CPU_PROVIDER = "CPUExecutionProvider"
-_SPIN_US = "20"  # a thread waits for its next operator so long, in microseconds, before it sleeps
-_ARENA_SHARE = 0.75  # of the memory that a process may have; weights, pictures and threads need the rest
-# What ONNX Runtime answers when a node would run on the CPU and the options forbid it.
+_SPIN_US = "20"  # microseconds that a thread spins for its next operator before it sleeps
+_ARENA_SHARE = 0.75  # of the process's memory limit; weights, pictures and threads need the rest
+# ONNX Runtime's error if a node would run on the CPU but the options forbid it.
 _FORBIDDEN = "fallback to CPU EP has been explicitly disabled"
 _OPSET, _IR = 13, 7  # old enough for every version that is supported
-_AZURE = "AzureExecutionProvider"  # asks a service on the network, which edged never does
+_AZURE = "AzureExecutionProvider"  # calls a network service, which edged never does
 _LIBRARY = {
     cuda.PROVIDER: "cuda",
     "TensorrtExecutionProvider": "tensorrt",
@@ -51,7 +51,7 @@ _LIBRARY = {
 
 
 class Provider(msgspec.Struct, frozen=True):
-    """An execution provider as a session is asked for it, and the recipe's name of the device behind it."""
+    """An execution provider with its options, and the recipe's name of its device."""
 
     name: str
     options: dict[str, str] = {}
@@ -70,28 +70,28 @@ class CpuForbidden(EngineUnusable):
 
 
 def version() -> str:
-    """Of the runtime that is loaded, as its package names it."""
+    """Return the version of the loaded runtime, in the form of its package's version."""
     return str(ort.__version__)
 
 
 def provider(recipe: Recipe) -> Provider:
-    """The provider for the recipe's device and precision; Unsuitable if there is none."""
+    """Return the provider for the recipe's device and precision. Raises Unsuitable if ONNX Runtime has none."""
     kind, _, index = recipe.device.partition(":")
     if kind == "cpu":
         return CPU
     if kind == "cuda" and index.isdecimal():
         return Provider(cuda.PROVIDER, cuda.options(int(index), recipe.precision), recipe.device)
-    raise Unsuitable(f"ONNX Runtime serves cpu and cuda devices here, not {recipe.device}; use another backend for it")
+    raise Unsuitable(f"ONNX Runtime serves only cpu and cuda devices, not {recipe.device}; use another backend")
 
 
 def session_options(optimization: str, threads: int) -> ort.SessionOptions:
-    """Options of every session: `threads` as in a recipe, `optimization` one of `LEVELS`."""
+    """Return the common options of sessions: `threads` as in a recipe, `optimization` one of `LEVELS`."""
     options = ort.SessionOptions()
     options.graph_optimization_level = LEVELS[optimization]
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    # Spinning threads take the box's cores from the cameras between two frames; but those that sleep between two
-    # operators cost a fifth of the speed with two threads, and more processor time.
+    # Threads that spin between two frames take cores from the cameras. Threads that sleep between two operators cost a
+    # fifth of the speed with two threads, and more processor time. So they spin briefly.
     if _can_limit_spinning():
         options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
     else:
@@ -100,24 +100,25 @@ def session_options(optimization: str, threads: int) -> ort.SessionOptions:
 
 
 def _can_limit_spinning() -> bool:
-    """Whether the runtime spins for a set time. Before 1.27 it counts loops: 3 to 500 ms, as processors differ."""
+    """Whether the runtime can spin for a set time. Before 1.27 it counts loops, which take 3 to 500 ms depending on the
+    processor."""
     return tuple(int(part) for part in version().split(".")[:2]) >= (1, 27)
 
 
 def read_weights(options: ort.SessionOptions, folder: str) -> None:
-    """Where a model that is given as bytes finds its weights."""
+    """Set the folder in which a model that is given as bytes finds its weights."""
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
 
 
 def forbid_cpu(options: ort.SessionOptions) -> None:
-    """Lets the creation of a session end in CpuForbidden when any node of the main graph would run on the CPU."""
+    """Make `create` raise CpuForbidden if a node of the main graph would run on the CPU."""
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
 
 
 def create(source: str | bytes, options: ort.SessionOptions, where: Provider = CPU) -> ort.InferenceSession:
-    """A session of a model, by its path or its bytes, that really has the provider; EngineUnusable otherwise.
+    """Create a session of a model (a path or its bytes) that really has the provider; else raise EngineUnusable.
 
-    Unsuitable if libraries or the provider itself are not installed.
+    Raises Unsuitable if the provider or its libraries are not installed.
     """
     is_cuda = where.name == cuda.PROVIDER
     if is_cuda:
@@ -125,13 +126,13 @@ def create(source: str | bytes, options: ort.SessionOptions, where: Provider = C
     try:
         if where.is_cpu and _is_arena_shared():
             options.add_session_config_entry("session.use_env_allocators", "1")
-            # Weights go with their session; what is in the arena stays for the sessions that come.
+            # Weights outside the arena are freed with their session; memory in the arena stays for later sessions.
             options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         wanted = [(where.name, where.options)]
         session = ort.InferenceSession(source, options, providers=wanted, enable_fallback=0)
     except Exception as error:  # the runtime's errors have no common base of their own
-        text = one_line(error, limit=4000)  # what matters may follow a long path of the runtime's sources
-        # A provider that could not be loaded leaves all nodes to the CPU, and this is the first that tells.
+        text = one_line(error, limit=4000)  # the reason may follow a long path of the runtime's sources
+        # If a provider could not be loaded, all nodes fall to the CPU, and this error is the first sign of it.
         if _FORBIDDEN in text and not (is_cuda and cuda.missing_library()):
             raise CpuForbidden(f"some of the model's nodes would run on the CPU instead of {where.device}") from error
         if is_cuda:
@@ -144,10 +145,10 @@ def create(source: str | bytes, options: ort.SessionOptions, where: Provider = C
 
 @functools.cache
 def _is_arena_shared() -> bool:
-    """Whether the sessions of this process share an arena, which they do if its memory is limited.
+    """Whether the sessions of this process share an arena; they do if the process's memory is limited.
 
-    An arena that has grown asks for twice as much each time, and when it did not get that for all that is left: one
-    request that is too large would leave nothing for anything else. This one knows how much there is.
+    By default an arena doubles its request each time it grows, and if that fails it takes all that is left. So one
+    request that is too large would leave no memory for anything else. The shared arena has a maximum.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:
@@ -165,16 +166,16 @@ def _is_arena_shared() -> bool:
 
 
 def available_providers() -> tuple[str, ...]:
-    """The providers that the package was built with and that compute on this box.
+    """Return the providers that the package was built with, except the one that calls a network service.
 
-    They are listed also if their libraries cannot be loaded: only a session tells (`try_provider`).
+    They are listed even if their libraries cannot be loaded: only a session shows that (`try_provider`).
     """
     return tuple(name for name in ort.get_available_providers() if name != _AZURE)
 
 
 def try_provider(name: str) -> None:
-    """Opens a session of one node with the provider alone and runs it; EngineUnusable with the reason, which names the
-    library that is missing if that is the reason."""
+    """Run a one-node model with the provider alone. Raises EngineUnusable with the reason; if a library is missing, the
+    reason names it."""
     if name not in ort.get_available_providers():
         raise EngineUnusable(f"this ONNX Runtime was built without {name}")
     options = session_options(UNOPTIMISED, 1)
@@ -184,7 +185,7 @@ def try_provider(name: str) -> None:
     except Exception as error:  # the runtime's errors have no common base of their own
         raise EngineUnusable(_missing(name) or one_line(error)) from error
     if name not in session.get_providers():
-        reason = _missing(name) or "ONNX Runtime does not say why; see its log with ORT_LOG_LEVEL=1"
+        reason = _missing(name) or "ONNX Runtime gives no reason; see its log with ORT_LOG_LEVEL=1"
         raise EngineUnusable(reason)
     given = np.array([[-1.0, 0.0, 1.0, 2.0]], dtype=np.float32)
     try:
@@ -192,11 +193,11 @@ def try_provider(name: str) -> None:
     except Exception as error:
         raise EngineUnusable(one_line(error)) from error
     if not np.array_equal(answer, np.maximum(given, 0)):
-        raise EngineUnusable(f"it answers {answer.tolist()} for the largest of {given.tolist()} and 0")
+        raise EngineUnusable(f"it computes Relu({given.tolist()}) as {answer.tolist()}")
 
 
 def _missing(name: str) -> str:
-    """What the loader says of the provider's library; empty if it loads, or the provider has none itself."""
+    """Return the loader's error for the provider's library; empty if the library loads or the provider has none."""
     if name not in _LIBRARY:
         return ""
     library = f"libonnxruntime_providers_{_LIBRARY[name]}.so"

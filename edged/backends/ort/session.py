@@ -1,4 +1,4 @@
-"""ONNX Runtime's sessions behind the contract: on the CPU, and on a device with its own memory."""
+"""Sessions of ONNX Runtime that implement the contract: on the CPU, and on a device with its own memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from edged.errors import EdgedError, EngineUnusable, InvalidInput
 from edged.tensors import Array
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
-_MOST_PADDED = 64 << 20  # bytes of a tensor whose elements are all made as long as the longest
-# In the order in which each does all that the one before does, and more; without the one that does nothing.
+_MOST_PADDED = 64 << 20  # bytes that a tensor may have after all its elements are padded to the longest
+# The optimisation levels, without UNOPTIMISED; each includes the one before.
 NAMES = tuple(name for name in runtime.LEVELS if name != UNOPTIMISED)
 
 
 class OrtSession:
-    """Any session. `nodes`: see `contract.Placed`; `stop`, `go_on`: `contract.Stoppable`."""
+    """The base class of the sessions. It implements `contract.Placed` and `contract.Stoppable`."""
 
     def __init__(self, session: ort.InferenceSession, signature: Signature, nodes: Nodes | None = None) -> None:
         self._session, self._signature, self._nodes = session, signature, nodes or {}
@@ -64,12 +64,12 @@ class OrtSession:
         return EngineUnusable(f"inference failed: {one_line(error)}")
 
     def _not_text(self, names: Sequence[str], error: UnicodeDecodeError) -> EdgedError:
-        """The runtime makes `str` of every text that it returns, in Python by whichever way it is asked."""
+        """Return the error for an output that is not UTF-8: the runtime's Python API converts every string to `str`."""
         texts = " or ".join(repr(name) for name in names if name in self._text_outputs)
-        if not texts:  # something in the runtime's own words
+        if not texts:  # the runtime's own message is not UTF-8
             return self._failure(error)
         return InvalidInput(
-            f"output {texts} holds bytes that are not UTF-8, which ONNX Runtime does not return; ask for other outputs"
+            f"output {texts} has bytes that are not UTF-8, which ONNX Runtime cannot return; request other outputs"
         )
 
     def _run(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
@@ -77,10 +77,10 @@ class OrtSession:
         return values
 
     def _run_bfloat(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
-        """Pass BF16 tensors as uint16 in the runtime's own values: numpy has no bfloat16. Such values cannot hold
-        text."""
+        """Run with the runtime's own tensor type, which holds BF16 as uint16: numpy has no bfloat16. That type cannot
+        hold text."""
         if self._text_inputs:
-            raise EngineUnusable("ONNX Runtime takes no texts beside BF16 tensors from Python; cast the latter to FP32")
+            raise EngineUnusable("ONNX Runtime cannot combine BYTES inputs with BF16 tensors; cast BF16 to FP32")
         values = {name: self._to_value(name, array) for name, array in feeds.items()}
         return [_from_value(value) for value in self._session.run_with_ort_values(names, values, self._options)]
 
@@ -91,19 +91,19 @@ class OrtSession:
 
 
 class CpuSession(OrtSession):
-    """On the CPU, whose memory the runtime reads and writes in place. `replica`: `contract.Replicable`."""
+    """A session on the CPU, which reads and writes tensors in place. It implements `contract.Replicable`."""
 
     def replica(self) -> CpuSession:
-        return CpuSession(self._session, self._signature, self._nodes)  # its `run` may be called by several threads
+        return CpuSession(self._session, self._signature, self._nodes)  # several threads may call the runtime's `run`
 
 
 class DeviceSession(OrtSession):
-    """On device `index` of a kind ("cuda"), whose memory is its own.
+    """A session on device `index` of a kind ("cuda") with its own memory.
 
-    A frame is copied there once. Its outputs stay there until those that were asked for are copied from it, straight
-    into the arrays that are returned. Memory for both comes from the session's arena, which has it from the frame
-    before. Tensors that are kept on the device and overwritten would be wrong: the runtime copies an input to where its
-    first node runs when it is bound, so that a node on the CPU would go on seeing the first frame.
+    Inputs are copied to the device once. Requested outputs are copied directly into the returned arrays. Memory on the
+    device comes from the session's arena and is reused. Inputs are bound again for each run instead of being
+    overwritten on the device: the runtime copies an input when it is bound, to where its first node runs, so a node on
+    the CPU would keep seeing the first frame.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class DeviceSession(OrtSession):
         self._has_text = bool(self._text_inputs or self._text_outputs)
 
     def close(self) -> None:
-        del self._binding  # what it holds is the session's memory
+        del self._binding  # it refers to the session's memory
         super().close()
 
     def _run(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
-        # Text has no form on a device, and what is empty no place there.
+        # Devices can hold neither text nor empty tensors.
         if self._has_text or not all(array.size for array in feeds.values()):
             return super()._run(names, feeds)
         binding = self._binding
@@ -132,7 +132,7 @@ class DeviceSession(OrtSession):
             self._session.run_with_iobinding(binding, self._options)
             answer: list[Array] = binding.copy_outputs_to_cpu()
             return answer
-        finally:  # nothing may hold the caller's memory after the call, nor the device's
+        finally:  # after the call nothing may refer to the caller's memory or keep the device's
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
 
@@ -153,10 +153,11 @@ def _from_value(value: ort.OrtValue) -> Array:
 
 
 def _to_text(name: str, array: Array) -> Array:
-    """An array that the runtime reads as the same bytes: of `str` if all is UTF-8, else of numpy's bytes.
+    """Convert an array of bytes to one that the runtime reads as the same bytes: of `str` if all elements are UTF-8,
+    else of numpy's bytes types.
 
-    The runtime reads an element of dtype V in its full length. It reads one of dtype S up to the first zero byte, past
-    the element's end if it has none. It reads elements of `bytes` in an array of objects as their repr().
+    The runtime reads elements of dtype V in full. It reads elements of dtype S up to the first zero byte, and past the
+    element's end if there is none. It reads `bytes` in an array of objects as their repr().
     """
     elements: list[bytes] = array.ravel().tolist()
     try:
@@ -167,13 +168,11 @@ def _to_text(name: str, array: Array) -> Array:
     longest = max(sizes)
     if min(sizes) == longest:
         return np.frombuffer(b"".join(elements), f"V{longest}").reshape(array.shape)
-    what = f"input {name!r} holds bytes that are not UTF-8 in elements of different lengths"
+    what = f"input {name!r} has bytes that are not UTF-8, in elements of different lengths"
     if any(b"\0" in element for element in elements):
-        raise InvalidInput(
-            f"{what}, some with zero bytes, which ONNX Runtime cannot be given; send elements one by one"
-        )
+        raise InvalidInput(f"{what}, some with zero bytes, which ONNX Runtime cannot accept; send elements one by one")
     if (longest + 1) * len(elements) > max(_MOST_PADDED, 2 * sum(sizes)):
-        raise InvalidInput(f"{what}, which would take more than {_MOST_PADDED >> 20} MiB; send elements one by one")
+        raise InvalidInput(f"{what}, which need more than {_MOST_PADDED >> 20} MiB; send elements one by one")
     return np.array(elements, dtype=f"S{longest + 1}").reshape(array.shape)
 
 
@@ -183,6 +182,6 @@ def _to_bytes(array: Array) -> Array:
 
 
 def open_at(order: Order, level: str) -> Session:
-    """A session of the order's model on the CPU at a level; EngineUnusable if the runtime refuses it."""
+    """Open the order's model on the CPU at an optimisation level. Raises EngineUnusable if the runtime refuses it."""
     options = runtime.session_options(level, order.recipe.threads)
     return CpuSession(runtime.create(order.model, options), order.signature)

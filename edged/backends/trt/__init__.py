@@ -1,17 +1,17 @@
-"""TensorRT of every generation, and TensorRT-RTX, through one adapter that asks what a module has, not its version.
+"""TensorRT of every generation, and TensorRT-RTX, through one adapter that checks for features, not for versions.
 
-options.py   what a build is asked for; pure
-api.py       which module, its version, what of it is used
-log.py       the runtime's messages: errors kept for one line, with what to do about them; nothing printed
-network.py   from the ONNX file to a network, with every reason why not
-build.py     from a recipe to the builder's configuration, the build, and the precisions of the engine's layers
-progress.py  how far a build is
-timings.py   timing cache of this device, kept between builds
-load.py      from an engine's bytes, by way of their header, to an open session
-session.py   an opened engine, with tensors.py: its inputs and outputs and their memory
-backend.py   the contract
+options.py   options of a build; pure
+api.py       imports the module, finds its version, and declares the types that are used
+log.py       collects the runtime's messages; turns errors into one line with a remedy; prints nothing
+network.py   parses an ONNX file into a network, or reports every reason why it cannot
+build.py     configures the builder, builds an engine, and reports the precisions of its layers
+progress.py  the progress of a build
+timings.py   the timing cache of this device, kept between builds
+load.py      checks an engine's header and opens the engine
+session.py   an opened engine; tensors.py has its inputs and outputs and their memory
+backend.py   implements the contract
 """
 
 from edged.device import nvidia
 
-nvidia.use_pci_order()  # CUDA reads its environment once, when it is initialised; a builder does that, too
+nvidia.use_pci_order()  # CUDA reads its environment once, when it is initialised; a builder initialises it, too

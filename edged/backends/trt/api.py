@@ -1,7 +1,7 @@
-"""What of TensorRT's Python modules is used, as types; which module that is, and which version was really loaded.
+"""The parts of TensorRT's Python modules that are used, as types; importing the module; the version that was loaded.
 
-TensorRT's generations and TensorRT-RTX have one interface with pieces missing here and there. What all of them have is
-in the protocols; whatever one of them lacks is asked for by name with `find`, and never concluded from a version.
+TensorRT's generations and TensorRT-RTX have one interface with some parts missing in each. The protocols declare what
+all of them have; other parts are looked up by name with `find`, and never derived from a version.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol, cast
 from edged.device import libraries
 from edged.device.root import Root
 
-# The runtime's names of what has a form outside an engine, and the protocol's. Models have other datatypes, too; the
-# runtime narrows some of them in silence.
+# The runtime's names of datatypes of inputs and outputs, and the protocol's names. Models have other datatypes, too;
+# the runtime silently narrows some of them.
 DATATYPES = {
     "FLOAT": "FP32",
     "HALF": "FP16",
@@ -67,7 +67,7 @@ class Network(Protocol):
 
 
 class ParserError(Protocol):
-    """Newer ones have `node_name()` and `node_operator()`, too."""
+    """An error of the ONNX parser. Newer versions also have `node_name()` and `node_operator()`."""
 
     def code(self) -> Named: ...
     def desc(self) -> str: ...
@@ -90,7 +90,7 @@ class OptimizationProfile(Protocol):
 
 
 class Config(Protocol):
-    """Newer ones have `progress_monitor`, too."""
+    """The configuration of a build. Newer versions also have `progress_monitor`."""
 
     builder_optimization_level: int
     profiling_verbosity: object
@@ -108,7 +108,7 @@ class Config(Protocol):
 
 
 class TargetConfig(Config, Protocol):
-    """TensorRT-RTX's, which builds for other devices than the one that is here."""
+    """The configuration of TensorRT-RTX, which can build for other devices than this box's."""
 
     num_compute_capabilities: int
 
@@ -116,7 +116,7 @@ class TargetConfig(Config, Protocol):
 
 
 class MonitoredConfig(Config, Protocol):
-    """Of those that report progress."""
+    """The configuration of versions that report progress."""
 
     progress_monitor: object
 
@@ -135,7 +135,7 @@ class Inspector(Protocol):
 
 
 class Context(Protocol):
-    """What runs an engine. Newer ones have `nvtx_verbosity`, too."""
+    """An execution context, which runs an engine. Newer versions also have `nvtx_verbosity`."""
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool: ...
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool: ...
@@ -145,7 +145,7 @@ class Context(Protocol):
 
 
 class Engine(Protocol):
-    """The inspector is for builds, the rest for sessions."""
+    """An engine in memory. Builds use the inspector, sessions the rest."""
 
     @property
     def num_layers(self) -> int: ...
@@ -181,20 +181,20 @@ class Trt(Protocol):
 
 
 def load(names: Sequence[str]) -> Trt:
-    """Import the first module that exists; ImportError with the reason if none exists or it cannot be loaded."""
+    """Import the first module that exists. Raises ImportError with the reason if none exists or loading fails."""
     for name in names:
         try:
             return cast(Trt, importlib.import_module(name))
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-        except OSError as error:  # a library that it is made of
+        except OSError as error:  # one of the module's shared libraries cannot be loaded
             raise ImportError(f"{name}: {error}") from error
-    raise ImportError(f"there is no Python module {' or '.join(names)}")
+    raise ImportError(f"no Python module {' or '.join(names)} is installed")
 
 
 def find(owner: object, path: str) -> object | None:
-    """What a dotted path leads to, such as `BuilderFlag.FP16`; None if this runtime has no such thing."""
+    """Return the attribute at a dotted path, such as `BuilderFlag.FP16`; None if this runtime does not have it."""
     found: object | None = owner
     for name in path.split("."):
         found = getattr(found, name, None)
@@ -202,15 +202,16 @@ def find(owner: object, path: str) -> object | None:
 
 
 def version(trt: Trt, library: str) -> str:
-    """The four-part version of the shared library that this process loaded, not of the Python package that loaded it.
+    """Return the four-part version of the shared library that this process has loaded.
 
-    `library` is the beginning of its file name. A package may have three parts, or be installed with another library.
+    `library` is the start of its file name. The Python package's version is only a fallback: it may have three parts,
+    and the package may be installed with another library.
     """
     path = _loaded(library)
     if path is None:
         return _plain(trt.__version__)
     try:
-        native = ctypes.CDLL(path)  # loaded already, so this only finds it
+        native = ctypes.CDLL(path)  # it is loaded already, so this only returns a handle
         numbers = [getattr(native, f"getInferLib{part}Version")() for part in ("Major", "Minor", "Patch", "Build")]
         return ".".join(map(str, numbers))
     except (OSError, AttributeError):  # TensorRT 8 has no such functions
@@ -227,6 +228,6 @@ def _loaded(library: str) -> str | None:
 
 
 def _plain(version: str) -> str:
-    """`10.13.3.9.post1` is a package of 10.13.3.9."""
+    """Return the numeric part of a package's version: `10.13.3.9` of `10.13.3.9.post1`."""
     match = re.match(r"\d+(\.\d+){0,3}", version)
     return match[0] if match else version

@@ -1,4 +1,4 @@
-"""The backend contract by one of TensorRT's modules; what differs between them are the constructor's arguments."""
+"""Implements the backend contract with one of TensorRT's modules; the constructor's arguments say which."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from edged.backends.trt.network import create_builder, parse
 
 
 class TensorRt:
-    """`kind` is the runtime's name for people, `library` the beginning of its shared library's file name."""
+    """A backend on one TensorRT module. `kind` is the runtime's name for people, `library` the start of the file name
+    of its shared library."""
 
     in_graph = frozenset({"fp16", "int8"})
 
@@ -30,7 +31,7 @@ class TensorRt:
         return build.build(self._trt, self._kind, self.version(), order, out, report)
 
     def open(self, order: Order) -> Session:
-        from edged.backends.trt.load import open_engine  # brings what runs engines; builders do without
+        from edged.backends.trt.load import open_engine  # imported here, because builders do not need it
 
         return open_engine(self._trt, self._kind, self.version(), order)
 

@@ -41,20 +41,20 @@ from edged.errors import EdgedError, EngineUnusable, OutOfSpace, Unsuitable
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOST_WARNINGS = 5
 _CAPABILITY = re.compile(r"SM(\d+)(\d)")
-# In the inspector's words: "Row major linear FP32", "Half", "Four wide channel vectorized row major Int8 format".
+# The inspector writes formats as "Row major linear FP32", "Half", "Four wide channel vectorized row major Int8 format".
 _WORDS = {
     "bf16": re.compile(r"(?i)bf16|bfloat16"),
     "fp16": re.compile(r"(?i)fp16|half"),
     "fp32": re.compile(r"(?i)fp32|float\b"),
     **{name: re.compile(f"(?i){name}") for name in ("fp8", "int8", "int64", "int32", "bool")},
 }
-# They move and convert; a count of precisions is about what computes.
+# Layers that only move or convert data; they are not counted by precision.
 _MOVERS = re.compile(r"(?i)reformat|no_?op|constant|cast|shuffle|identity|dequantize|quantize|signal|wait|shape|assert")
 _MOST_NAMES = 5
 
 
 def build(trt: Trt, kind: str, version: str, order: Order, out: Path, report: Callable[[float], None]) -> Composition:
-    """Write the plan of an order into `out`; return what became of the model. As `Backend.build`."""
+    """Build the order's engine into `out` and return its composition; see `Backend.build`."""
     with _device(trt, kind, order):
         log, progress, timings = Log(), Progress(report), Timings(trt, order.timings, version)
         plan, composition = _make(trt, kind, order, log, progress, timings)
@@ -72,7 +72,7 @@ def build(trt: Trt, kind: str, version: str, order: Order, out: Path, report: Ca
 def _make(
     trt: Trt, kind: str, order: Order, log: Log, progress: Progress, timings: Timings
 ) -> tuple[memoryview, Composition]:
-    """The plan, and what the network asked for. Everything else that a build holds is free afterwards."""
+    """Return the plan, and the composition that the network asks for. All other memory of the build is freed."""
     options = Options.parse(order.recipe.optimization, order.recipe.options).eased(order.effort)
     require_datatypes(order.signature, kind)
     builder = create_builder(trt, log, kind)
@@ -97,7 +97,7 @@ def _make(
 def _serialised(trt: Trt, kind: str, builder: Builder, parsed: Parsed, config: Config, log: Log) -> memoryview:
     try:
         plan = builder.build_serialized_network(parsed.network, config)
-    except MemoryError:  # the child's own limit, which has words of its own
+    except MemoryError:  # the child has reached its memory limit, and reports that itself
         raise
     except Exception as error:  # the runtime's errors have no common base
         raise EngineUnusable(f"{kind} cannot build the engine: {one_line(error)}") from error
@@ -107,19 +107,19 @@ def _serialised(trt: Trt, kind: str, builder: Builder, parsed: Parsed, config: C
 
 
 def _inspected(trt: Trt, kind: str, order: Order, plan: memoryview, asked: Composition) -> Composition:
-    """The composition of the engine itself, if a device is here to load it on."""
+    """Return the composition of the built engine, or `asked` if no device is here to load the engine on."""
     if order.capability:
         return asked
     try:
         found = of_engine(trt, load.deserialise(trt, plan, kind, load.dla_core(order)).engine)
-    except EdgedError as error:  # opening it, which comes next, has the last word
+    except EdgedError as error:  # not fatal here: the engine is opened next, which decides whether it works
         return msgspec.structs.replace(asked, notes=(*asked.notes, str(error)))
     return msgspec.structs.replace(found, fallback=asked.fallback)
 
 
 @contextlib.contextmanager
 def _device(trt: Trt, kind: str, order: Order) -> Iterator[None]:
-    """The device to build on and for, made the thread's own; nothing if the order is for another one."""
+    """Make the device to build on current in this thread; do nothing if the order is for another device."""
     if order.capability:
         yield
         return
@@ -132,7 +132,7 @@ def _device(trt: Trt, kind: str, order: Order) -> Iterator[None]:
         capability = device.properties.compute_capability
         if offered and capability not in offered:
             choice = ", ".join(offered)
-            raise Unsuitable(f"{kind} builds for compute capability {choice}, and this device has {capability}")
+            raise Unsuitable(f"{kind} builds for compute capability {choice}, but this device has {capability}")
         yield
 
 
@@ -141,15 +141,16 @@ def _write(path: Path, plan: memoryview) -> None:
         path.write_bytes(plan)
     except OSError as error:
         if error.errno in _FULL:
-            raise OutOfSpace(f"an engine of {memoryview(plan).nbytes >> 20} MiB does not fit on the disk") from error
+            raise OutOfSpace(f"the disk has no room for an engine of {memoryview(plan).nbytes >> 20} MiB") from error
         raise
 
 
 def configure(trt: Trt, builder: Builder, config: Config, network: Network, order: Order, options: Options) -> None:
-    """Everything but the precision's flags, the monitor and the timings; Unsuitable for what this runtime cannot do."""
+    """Configure a build, except for precision, monitor and timings. Raises Unsuitable if this runtime lacks an
+    option."""
     config.set_memory_pool_limit(find(trt, "MemoryPoolType.WORKSPACE"), options.workspace_mb << 20)
     config.builder_optimization_level = options.builder_level
-    # For the inspector. Beside it only profilers read this, and plans were seen to be no larger for it.
+    # For the inspector; otherwise only profilers use it. It was seen not to make plans larger.
     config.profiling_verbosity = find(trt, "ProfilingVerbosity.DETAILED")
     _add_profile(builder, config, network, order.recipe.profile)
     _set_compatibility(trt, config, options)
@@ -158,8 +159,8 @@ def configure(trt: Trt, builder: Builder, config: Config, network: Network, orde
 
 
 def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: bool) -> None:
-    """TF32 rounds what fp32 multiplies, so it is only on if asked for. The other precisions are in the graph; if the
-    network is not strongly typed, the builder has to be allowed to follow the graph."""
+    """Set the builder's precision flags. TF32 rounds the factors of fp32, so it is on only for precision tf32. The
+    graph has the other precisions; if the network is not strongly typed, a flag must allow the builder to use them."""
     tf32 = find(trt, "BuilderFlag.TF32")
     if tf32 is not None:
         (config.set_flag if precision == "tf32" else config.clear_flag)(tf32)
@@ -175,7 +176,7 @@ def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: b
 
 
 def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
-    """Builds for a compute capability ("8.6"), or for the device that is here when empty."""
+    """Configure the build for a compute capability ("8.6"), or, if empty, for this box's device."""
     if find(config, "set_compute_capability") is None:
         if capability:
             raise Unsuitable(f"{kind} builds only for the device that it runs on; build this engine on that device")
@@ -184,7 +185,7 @@ def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
     name = "CURRENT" if not capability else next((n for n, number in offered.items() if number == capability), "")
     member = find(trt, f"ComputeCapability.{name}") if name else None
     if member is None:
-        raise Unsuitable(f"{kind} builds for compute capability {', '.join(offered.values())}, not for {capability}")
+        raise Unsuitable(f"{kind} builds for compute capability {', '.join(offered.values())}, not {capability}")
     chosen = cast(TargetConfig, config)
     chosen.num_compute_capabilities = 1
     if not chosen.set_compute_capability(member, 0):
@@ -192,7 +193,8 @@ def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
 
 
 def capabilities(trt: Trt) -> dict[str, str]:
-    """What can be built for: the runtime's name of it and the number, SM86 and "8.6"; empty if it cannot choose."""
+    """Return the compute capabilities that the runtime can build for, by its name for them: "SM86": "8.6". Empty if it
+    builds for the present device only."""
     names = getattr(find(trt, "ComputeCapability"), "__members__", {})
     matches = {name: _CAPABILITY.fullmatch(name) for name in names}
     return {name: f"{match[1]}.{match[2]}" for name, match in matches.items() if match}
@@ -210,30 +212,30 @@ def _add_profile(builder: Builder, config: Config, network: Network, text: str) 
             raise Unsuitable(f"the engine has no range of shapes for input {tensor.name}; set profile.{tensor.name}")
         shapes.set_shape(tensor.name, range_.minimum, range_.optimum, range_.maximum)
     if config.add_optimization_profile(shapes) < 0:
-        raise Unsuitable(f"the model does not take the range of shapes {text[:200]}; change its settings profile.*")
+        raise Unsuitable(f"the model does not accept the range of shapes {text[:200]}; change its settings profile.*")
 
 
 def _set_compatibility(trt: Trt, config: Config, options: Options) -> None:
     if options.version_compatible:
         flag = find(trt, "BuilderFlag.VERSION_COMPATIBLE")
         if flag is None:
-            raise Unsuitable("this TensorRT builds no version compatible engines; remove tensorrt.version_compatible")
+            raise Unsuitable("this TensorRT has no version compatible engines; remove tensorrt.version_compatible")
         config.set_flag(flag)
-        # The lean runtime that would otherwise be put into the plan is code, and code in plans is not run.
+        # The plan would otherwise contain a lean runtime, which is code, and edged does not run code in plans.
         lean = find(trt, "BuilderFlag.EXCLUDE_LEAN_RUNTIME")
         if lean is not None:
             config.set_flag(lean)
     if options.hardware_compatible:
         level = find(trt, "HardwareCompatibilityLevel.AMPERE_PLUS")
         if level is None:
-            raise Unsuitable("this TensorRT builds no hardware compatible engines; remove tensorrt.hardware_compatible")
+            raise Unsuitable("this TensorRT has no hardware compatible engines; remove tensorrt.hardware_compatible")
         config.hardware_compatibility_level = level
 
 
 def _use_dla(trt: Trt, builder: Builder, config: Config, core: int) -> None:
     if core >= builder.num_DLA_cores:
         cores = builder.num_DLA_cores
-        raise Unsuitable(f"the device has {cores or 'no'} DLA cores, so none is {core}; change tensorrt.dla_core")
+        raise Unsuitable(f"the device has {cores or 'no'} DLA cores, but core {core} is set; change tensorrt.dla_core")
     config.default_device_type = find(trt, "DeviceType.DLA")
     config.DLA_core = core
     config.set_flag(find(trt, "BuilderFlag.GPU_FALLBACK"))
@@ -255,17 +257,17 @@ class _Layer(msgspec.Struct, frozen=True):
 
 
 class _Report(msgspec.Struct, frozen=True):
-    """The inspector's JSON; a layer is only its name if no more was asked for when the engine was built."""
+    """The inspector's JSON. A layer is only a name if the engine was not built with detailed verbosity."""
 
     layers: list[_Layer | str] = msgspec.field(name="Layers", default_factory=list)
 
 
 def of_engine(trt: Trt, engine: Engine) -> Composition:
-    """The precisions of a built engine's layers, by the inspector; only a note if its report cannot be read."""
+    """Return the precisions of a built engine's layers from the inspector; only a note if its report is unreadable."""
     try:
         text = engine.create_engine_inspector().get_engine_information(find(trt, "LayerInformationFormat.JSON"))
         report = msgspec.json.decode(text, type=ready(_Report))
-    except Exception as error:  # the runtime's own have no common base, and nothing depends on this
+    except Exception as error:  # the runtime's errors have no common base, and nothing depends on the report
         return Composition(notes=(f"the engine's layers cannot be read: {error}",))
     detailed = [layer for layer in report.layers if isinstance(layer, _Layer)]
     if not detailed:
@@ -277,13 +279,13 @@ def of_engine(trt: Trt, engine: Engine) -> Composition:
 
 
 def _precision(layer: _Layer) -> str:
-    """By what it reads: an int8 convolution may write something wider."""
+    """Return the precision of a layer by its first input: an int8 convolution may write a wider type."""
     formats = (end.format for end in (*layer.inputs, *layer.outputs))
     return next((name for text in formats for name, words in _WORDS.items() if words.search(text)), "other")
 
 
 def of_network(network: Network) -> Composition:
-    """The precisions that the network asks for, if no device is here to load the engine on."""
+    """Return the precisions that the network asks for, for builds without a device to load the engine on."""
     layers = list(_layers(network))
     makers = {tensor.name: layer.type.name for layer in layers for tensor in _outputs(layer)}
     counts = Counter(_asked(layer, makers) for layer in layers if not _MOVERS.search(layer.type.name))
@@ -308,8 +310,8 @@ def _layers(network: Network) -> Iterator[Layer]:
 
 
 def left_to_gpu(config: Config, network: Network, log: Log, core: int) -> tuple[str, ...]:
-    """One line about the layers that a build for DLA leaves to the GPU, if it leaves any."""
-    # The builder's messages say what it did; the configuration what it could not do.
+    """Return one line about the layers that a build for DLA leaves to the GPU; empty if there are no such layers."""
+    # The builder's messages say which layers it left; without them, ask the configuration which DLA cannot run.
     left = list(log.on_gpu) or [layer.name for layer in _layers(network) if not config.can_run_on_DLA(layer)]
     if not left:
         return ()

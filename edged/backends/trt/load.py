@@ -1,11 +1,11 @@
-"""From the bytes of a built engine ("plan") to an open session; checks everything that can be checked before.
+"""Opens a built engine ("plan"): checks its header and version, then deserialises it into a session.
 
-The header was found by looking at plans that were built: bytes 0-3 are `ftrt` for TensorRT and `vtrt` for TensorRT-RTX,
-4-7 a number that is 0 if the rest is as follows, 24-27 the major, minor, patch and build number of the library that
-built it. If bytes 28-31 repeat the first four, 16-23 are the size of the whole plan. Numbers are little-endian. Some
+The header's format was derived from built plans. Bytes 0-3 are `ftrt` for TensorRT or `vtrt` for TensorRT-RTX. Bytes
+4-7 are a number; if it is 0, bytes 24-27 are the major, minor, patch and build number of the library that built the
+plan. If bytes 28-31 repeat the first four, bytes 16-23 are the size of the whole plan. Numbers are little-endian. Some
 exporters put a JSON object with its length (four bytes) before the plan.
 
-What is behind the header has no checksum of the runtime's: a plan is only as sound as its digest.
+The runtime has no checksum for the bytes after the header, so only edged's digest shows whether they are intact.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BLOB = "engine.plan"
 
-# What TensorRT-RTX finds wrong with an engine, in words; it answers any number of these at once.
+# Messages for TensorRT-RTX's diagnostics about an engine; several may apply at once.
 _DIAGNOSTICS = {
     "VERSION_MISMATCH": "another version built it",
     "UNSUPPORTED_CC": "it is for another GPU",
@@ -41,12 +41,12 @@ _DIAGNOSTICS = {
     "MALFORMED_ENGINE": "it is damaged",
 }
 _KINDS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
-_MAGIC, _SHORT, _HEADER = 4, 28, 64  # bytes: of the magic, up to and with the version, of all that is known of
+_MAGIC, _SHORT, _HEADER = 4, 28, 64  # bytes: the magic; the header up to the version; the whole header
 _LONGEST_JSON = 1 << 20
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """An engine, and what has to live as long as it."""
+    """An engine, and the objects that must live as long as it."""
 
     engine: Engine
     log: Log
@@ -54,12 +54,13 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def dla_core(order: Order) -> int | None:
-    """The deep learning accelerator that an engine is for; None for the GPU."""
+    """Return the DLA core that an engine is for; None for the GPU."""
     return Options.parse(order.recipe.optimization, order.recipe.options).dla_core
 
 
 def read_plan(order: Order, kind: str, version: str) -> bytes:
-    """The plan of a built engine, of this kind and version of runtime; EngineUnusable or EngineDamaged."""
+    """Return the plan of a built engine. Raises EngineDamaged if it was altered, EngineUnusable if it was not built or
+    another kind or version of runtime built it."""
     if order.artefact is None:
         raise EngineUnusable("this engine has not been built yet")
     data = order.artefact.load(BLOB)
@@ -70,11 +71,11 @@ def read_plan(order: Order, kind: str, version: str) -> bytes:
 
 
 def deserialise(trt: Trt, data: bytes | memoryview, kind: str, dla_core: int | None = None) -> Loaded:
-    """The engine in a plan, on the calling thread's current device; EngineUnusable with the runtime's reason.
+    """Deserialise a plan on the calling thread's current device. Raises EngineUnusable with the runtime's reason.
 
-    `dla_core` is the accelerator that an engine for one runs on: a plan says what for, and not where.
+    `dla_core` is the DLA core to run on: a plan says that it is for DLA, but not on which core.
 
-    Code in a plan is never run, so neither are plugins inside it.
+    Code in a plan is never run; this includes plugins inside it.
     """
     log = Log()
     logger = listen(trt, log)
@@ -98,7 +99,7 @@ def deserialise(trt: Trt, data: bytes | memoryview, kind: str, dla_core: int | N
 
 
 def open_device(name: str) -> Device:
-    """The device of a recipe ("cuda:0"); EngineUnusable if it cannot be opened."""
+    """Open the device of a recipe ("cuda:0"). Raises EngineUnusable if it cannot be opened."""
     try:
         return cuda.open_device(device_index(name))
     except Unsupported as error:
@@ -108,12 +109,12 @@ def open_device(name: str) -> Device:
 def device_index(name: str) -> int:
     kind, _, index = name.partition(":")
     if kind != "cuda" or not (index or "0").isdecimal():
-        raise EngineUnusable(f"TensorRT has engines for CUDA devices, not for {name}")
+        raise EngineUnusable(f"TensorRT engines run on CUDA devices, not on {name}")
     return int(index or 0)
 
 
 def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
-    """The reason why an engine is invalid, from runtimes that check this; empty if it is valid or they do not check."""
+    """Return why the runtime considers an engine invalid; empty if it is valid or the runtime has no such check."""
     ask = find(runtime, "get_engine_validity")
     if not callable(ask):
         return ""
@@ -126,8 +127,9 @@ def _validity(trt: Trt, runtime: object, data: bytes | memoryview) -> str:
 
 
 class Header(msgspec.Struct, frozen=True):
-    """`kind` is "TensorRT" or "TensorRT-RTX". `version` has four numbers, each modulo 256 as the header keeps them;
-    empty if the header does not report it. `size` is in bytes, None likewise. The plan begins at byte `offset`."""
+    """The header of a plan. `kind` is "TensorRT" or "TensorRT-RTX". `version` has four numbers, each modulo 256, as in
+    the header. `size` is in bytes. They are "" and None if the header does not report them. The plan begins at byte
+    `offset`."""
 
     kind: str
     version: str
@@ -136,14 +138,14 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def read_header(data: bytes) -> Header:
-    """The header of a plan; EngineUnusable if the data is not a plan, or is not complete."""
+    """Return the header of a plan. Raises EngineUnusable if the data is not a plan, or is incomplete."""
     offset = _after_json(data)
     kind = _KINDS.get(data[offset : offset + _MAGIC])
     if kind is None:
-        raise EngineUnusable(f"the engine is no TensorRT plan: it begins with {data[:_MAGIC].hex(' ') or 'nothing'}")
+        raise EngineUnusable(f"the engine is not a TensorRT plan: it begins with {data[:_MAGIC].hex(' ') or 'nothing'}")
     length = len(data) - offset
     if length < _HEADER:
-        raise EngineUnusable(f"the engine is cut off: {length} bytes are not even a {kind} header")
+        raise EngineUnusable(f"the engine is truncated: its {length} bytes are shorter than a {kind} header")
     if any(data[offset + _MAGIC : offset + 2 * _MAGIC]):
         return Header(kind, "", None, offset)
     version = ".".join(str(number) for number in data[offset + _SHORT - 4 : offset + _SHORT])
@@ -151,31 +153,30 @@ def read_header(data: bytes) -> Header:
         return Header(kind, version, None, offset)
     size = int.from_bytes(data[offset + 16 : offset + 24], "little")
     if size != length:
-        what = "is cut off" if length < size else "has something behind its end"
-        raise EngineUnusable(f"the engine {what}: it has {length} bytes and its header says {size}")
+        what = "is truncated" if length < size else "has extra bytes at its end"
+        raise EngineUnusable(f"the engine {what}: it has {length} bytes, but its header says {size}")
     return Header(kind, version, size, offset)
 
 
 def require_version(header: Header, kind: str, installed: str, *, any_minor: bool = False) -> None:
-    """Requires that a plan is of this kind of runtime in this very version; with `any_minor` only the major counts.
-
-    EngineUnusable says which version built it and which one is installed.
+    """Raise EngineUnusable unless exactly this version of this kind of runtime built the plan; with `any_minor`, only
+    the major version must match. The error names both versions.
     """
     if header.kind != kind:
-        raise EngineUnusable(f"the engine was built by {header.kind}, and {kind} cannot load it")
+        raise EngineUnusable(f"the engine was built by {header.kind}; {kind} cannot load it")
     built, here = _numbers(header.version), _numbers(installed)
     if any_minor:
         built, here = built[:1], here[:1]
-    # Of a version with three numbers, as some packages have it, the three are compared.
+    # Some packages have a version with three numbers; then only three are compared.
     common = min(len(built), len(here))
     if built[:common] != here[:common]:
         raise EngineUnusable(
-            f"the engine was built by {kind} {header.version}, and {installed} is installed; it will be rebuilt"
+            f"the engine was built by {kind} {header.version}, but {installed} is installed; it will be rebuilt"
         )
 
 
 def _after_json(data: bytes) -> int:
-    """Where the plan begins: behind a JSON object with its length, if that is how the file begins."""
+    """Return the offset of the plan: after a JSON object with its length if the file begins with one, else 0."""
     if len(data) < _MAGIC or data[:_MAGIC] in _KINDS:
         return 0
     length = int.from_bytes(data[:_MAGIC], "little")
@@ -195,16 +196,16 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 class OpenedSession(TensorRtSession):
-    """A session with the device that it is on, and what the runtime wants to live as long as its engine."""
+    """A session that also owns its device and the objects that must live as long as its engine."""
 
     def __init__(self, loaded: Loaded, order: Order, device: Device) -> None:
         self._opened = loaded.owners
-        self._owned: Device | None = None  # the caller's until all has gone well
+        self._owned: Device | None = None  # the caller owns the device until the session is open
         super().__init__(loaded.engine, order.signature, device, loaded.log.reason)
         self._owned = device
 
     def nodes(self) -> Nodes:
-        """TensorRT runs an engine wholly or not at all; what a build for DLA left to the GPU its record says."""
+        """Return that TensorRT runs all nodes. The build's record lists layers that a build for DLA left to the GPU."""
         return {"TensorRT": {}}
 
     def close(self) -> None:
@@ -216,7 +217,7 @@ class OpenedSession(TensorRtSession):
 
 
 def open_engine(trt: Trt, kind: str, version: str, order: Order) -> OpenedSession:
-    """As `Backend.open`, for a runtime of this kind and version."""
+    """Open an engine with a runtime of this kind and version; see `Backend.open`."""
     data = read_plan(order, kind, version)
     device = open_device(order.recipe.device)
     try:
@@ -231,7 +232,7 @@ def _open(trt: Trt, kind: str, order: Order, data: bytes, device: Device) -> Ope
     try:
         return OpenedSession(deserialise(trt, data, kind, dla_core(order)), order, device)
     except BaseException as error:
-        # The frames hold engine and runtime, which must not outlive their device.
+        # The frames of the traceback refer to engine and runtime, which must not outlive their device.
         for one in (error, error.__cause__):
             traceback.clear_frames(one.__traceback__ if one else None)
         raise

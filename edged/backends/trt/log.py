@@ -1,6 +1,6 @@
-"""The runtime's messages, and what the last of them mean. Errors and warnings are kept, and nothing is printed.
+"""Collects the runtime's messages and explains the last errors. Errors and warnings are kept; nothing is printed.
 
-Messages arrive on the builder's own threads, from code that no exception may pass through.
+Messages arrive on the builder's own threads, from C++ code that an exception must not pass through.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from operator import attrgetter
 
 from edged.backends.trt.api import Trt
 
-_KEPT = 200  # messages of each kind; a builder that retries says the same thousands of times
+_KEPT = 200  # messages of each kind; a builder that retries may repeat a message thousands of times
 _LONGEST = 400
-# Repeats an error that was reported before.
+# A message that only repeats an earlier error.
 _ECHO = re.compile(r"^\[checkMacros\.cpp::catchCudaError")
 # "IBuilder::buildSerializedNetwork: Error Code 4: ", "ModelImporter.cpp:140: ", "[graph.cpp::symbolicExecute::539] "
 _PREFIX = re.compile(
@@ -36,13 +36,13 @@ _MISSING_LIBRARY = re.compile(r"(?i)Unable to load library: (\S+?):? ")
 
 
 class Log:
-    """The messages since it was made. Severities have the runtime's names."""
+    """The runtime's messages since this log was created. Severities have the runtime's names."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.errors: list[str] = []
         self.warnings: list[str] = []
-        self.operators: dict[int, str] = {}  # of nodes that the parser stumbled at, by index
+        self.operators: dict[int, str] = {}  # operators of the nodes that the parser rejected, by node index
         self.on_gpu: list[str] = []  # layers that a build for DLA left to the GPU
 
     def hear(self, severity: str, message: str) -> None:
@@ -58,14 +58,15 @@ class Log:
                 _keep(self.on_gpu, layer[1])
 
     def reason(self) -> str:
-        """The last errors on one line, without the runtime's places in its own sources; empty if there were none."""
+        """Return the last errors on one line, without locations in the runtime's sources; empty without errors."""
         with self._lock:
             lines = [_readable(text) for text in self.errors if not _ECHO.match(text)]
         return "; ".join(dict.fromkeys(lines[-2:]))[:_LONGEST]
 
 
 def listen(trt: Trt, log: Log) -> object:
-    """The runtime's kind of logger, telling `log`. It has to live as long as everything that was made with it."""
+    """Return a logger of the runtime's type that writes to `log`. It must live as long as all objects that were created
+    with it."""
     base = trt.ILogger
     start_native: Callable[[object], None] = attrgetter("__init__")(base)
 
@@ -81,7 +82,7 @@ def listen(trt: Trt, log: Log) -> object:
 
 def _keep(messages: list[str], text: str) -> None:
     if len(messages) >= _KEPT:
-        del messages[0]  # the last ones are about its end
+        del messages[0]  # the last messages are about the failure
     messages.append(text)
 
 
@@ -90,22 +91,22 @@ def _readable(text: str) -> str:
 
 
 def is_without_device(reason: str) -> bool:
-    """Whether it says that there is no CUDA device to use."""
+    """Whether a reason says that no CUDA device can be used."""
     return _NO_DEVICE.search(reason) is not None
 
 
 def without_device(reason: str, can_target: bool) -> str:
-    """Return the remedy if no device to build on exists. `can_target`: whether the runtime builds for other devices."""
+    """Return the message for a build without a device. `can_target`: the runtime can build for other devices."""
     elsewhere = ", or name another with `edged engines build MODEL --for sm_86`" if can_target else ""
     return f"no CUDA device can be used here ({reason}); build on a box that has one{elsewhere}"
 
 
 def explain(reason: str) -> str:
-    """The reason, with what to do about it if that is known."""
+    """Return the reason, with a remedy if one is known."""
     if not reason:
-        return "it does not say why; the last lines of the daemon's log may"
+        return "it gives no reason; see the last lines of the daemon's log"
     if is_without_device(reason):
-        return f"no CUDA device can be used here ({reason}); see that its driver is loaded and new enough"
+        return f"no CUDA device can be used here ({reason}); check that its driver is loaded and new enough"
     if _NO_MEMORY.search(reason):
         return f"it ran out of memory ({reason})"
     if library := _MISSING_LIBRARY.search(reason):

@@ -1,4 +1,4 @@
-"""From an ONNX file to a network of the runtime, or every reason why not."""
+"""Parses an ONNX file into a network of the runtime, or reports every reason why it cannot."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edged.backends.trt.api import DATATYPES, Builder, Network, ParserError, Ten
 from edged.backends.trt.log import Log, listen
 from edged.errors import EdgedError, EngineUnusable, Unsuitable
 
-# How parsers put it that there is nothing to try again. Older ones have no code for an unknown operator.
+# Messages of parsers for something that the runtime does not support. Older parsers have no code for unknown operators.
 _UNSUPPORTED = ("Plugin not found", "No importer registered", "convertDtype")
 _MOST_OPERATORS = 8
 _MOST_NODES = 3
 
 
 class _Failure(msgspec.Struct, frozen=True):
-    """One error of the parser. `node` is the name of a node, or its number; empty if it is about none."""
+    """One error of the parser. `node` is the name or number of its node; empty if the error is not about a node."""
 
     operator: str
     node: str
@@ -28,7 +28,7 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """A network, and what has to live as long as it."""
+    """A network, and the objects that must live as long as it."""
 
     network: Network
     is_strongly_typed: bool
@@ -36,21 +36,22 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 def create_builder(trt: Trt, log: Log, kind: str) -> Builder:
-    """A builder of the runtime with its logger; EngineUnusable if it cannot be created, usually without a GPU."""
+    """Create a builder that logs to `log`. Raises EngineUnusable if that fails, usually because there is no GPU."""
     logger = listen(trt, log)
     plugins = find(trt, "init_libnvinfer_plugins")
     if callable(plugins):
-        plugins(logger, "")  # operators that are made of the runtime's own plugins need them
+        plugins(logger, "")  # some operators are implemented by the runtime's own plugins
     try:
         return trt.Builder(logger)
-    except MemoryError:  # the child's own limit, which has words of its own
+    except MemoryError:  # the child has reached its memory limit, and reports that itself
         raise
-    except Exception as error:  # the bindings answer a null pointer with an error of their own
+    except Exception as error:  # the bindings raise an error of their own for a null pointer
         raise EngineUnusable(f"{kind} cannot start here: {log.reason() or error}") from error
 
 
 def parse(trt: Trt, builder: Builder, log: Log, model: Path, kind: str) -> Parsed:
-    """Unsuitable if the model has what this runtime lacks, EngineUnusable if it cannot be read."""
+    """Parse a model into a network. Raises Unsuitable if the runtime lacks something that the model needs,
+    EngineUnusable if the file cannot be read."""
     strongly = find(trt, "NetworkDefinitionCreationFlag.STRONGLY_TYPED")
     explicit = find(trt, "NetworkDefinitionCreationFlag.EXPLICIT_BATCH")
     flags = sum(1 << _number(flag) for flag in (strongly, explicit) if flag is not None)
@@ -66,25 +67,27 @@ def parse(trt: Trt, builder: Builder, log: Log, model: Path, kind: str) -> Parse
 
 
 def require_datatypes(signature: Signature, kind: str) -> None:
-    """Requires datatypes that the runtime has; Unsuitable names the first tensor that has another."""
+    """Raise Unsuitable if an input or output has a datatype that the runtime lacks."""
     for spec in (*signature.inputs, *signature.outputs):
         if spec.datatype not in DATATYPES.values():
-            raise Unsuitable(f"{kind} has no {spec.datatype} tensors, and {spec.name} is one")
+            raise Unsuitable(f"{kind} does not support {spec.datatype}, the datatype of {spec.name}")
 
 
 def require_interface(network: Network, signature: Signature, kind: str) -> None:
-    """Requires the model's inputs and outputs in its own datatypes; Unsuitable if the runtime has narrowed one."""
+    """Raise Unsuitable unless the network has all inputs and outputs of the model in the model's datatypes."""
     tensors = {tensor.name: tensor for tensor in (*inputs(network), *outputs(network))}
     for spec in (*signature.inputs, *signature.outputs):
         tensor = tensors.get(spec.name)
         if tensor is None:
-            raise Unsuitable(f"{kind} has no tensor {spec.name}, which the model declares")
+            raise Unsuitable(f"{kind}'s network lacks the tensor {spec.name}, which the model declares")
         found = DATATYPES.get(tensor.dtype.name, tensor.dtype.name)
         if found != spec.datatype:
-            raise Unsuitable(f"{kind} would make {found} of the {spec.datatype} tensor {spec.name}")
+            raise Unsuitable(f"{kind} would convert the {spec.datatype} tensor {spec.name} to {found}")
     for tensor in inputs(network):
         if tensor.is_shape_tensor and any(size < 0 for size in tensor.shape):
-            raise Unsuitable(f"{kind} needs a range for the values of {tensor.name}, which decides shapes in the model")
+            raise Unsuitable(
+                f"{kind} needs a range for the values of {tensor.name}, which determine the model's shapes"
+            )
 
 
 def inputs(network: Network) -> Iterator[Tensor]:
@@ -101,19 +104,19 @@ def outputs(network: Network) -> Iterator[Tensor]:
 def _refusal(kind: str, model: str, errors: Iterable[ParserError], log: Log) -> EdgedError:
     failures = [_failure(error, log) for error in errors]
     if not failures:
-        return EngineUnusable(f"{kind} cannot read {model}: {log.reason() or 'it does not say why'}")
+        return EngineUnusable(f"{kind} cannot read {model}: {log.reason() or 'it gives no reason'}")
     refused = [failure for failure in failures if failure.is_unsupported]
     others = [failure for failure in failures if not failure.is_unsupported]
     reasons = _unsupported(refused) + [_describe(failure) for failure in others[:_MOST_NODES]]
     reasons += [f"{len(others) - _MOST_NODES} more errors"] if len(others) > _MOST_NODES else []
     count = f"{len(refused)} node{'s' * (len(refused) > 1)} of " if any(f.operator for f in refused) else ""
-    verb = "does not take" if refused else "refuses"
+    verb = "does not support" if refused else "refuses"
     line = f"{kind} {verb} {count}{model}: {'; '.join(reasons)}"
     return Unsuitable(line) if refused else EngineUnusable(line)
 
 
 def _unsupported(failures: Iterable[_Failure]) -> list[str]:
-    """A word for every operator, with its count, some of its nodes, and the first reason."""
+    """Return a text for every operator: its count, some of its nodes, and the first reason."""
     by_operator: dict[str, list[_Failure]] = {}
     for failure in failures:
         by_operator.setdefault(failure.operator, []).append(failure)
@@ -146,17 +149,18 @@ def _failure(error: ParserError, log: Log) -> _Failure:
 
 
 def _field(error: ParserError, what: str) -> str:
-    """A fact about the node that newer parsers have; empty in older ones."""
+    """Return a fact about the node, such as its name; empty if the parser is too old to have it."""
     ask = find(error, what)
     return str(ask()) if callable(ask) else ""
 
 
 def _in_words(reason: str) -> str:
-    """The parser's reasons are conditions of its source with a sentence behind: the sentence, if there is one."""
+    """Return a parser's reason for people. Reasons are conditions in its source, often followed by a sentence; return
+    only the sentence if there is one."""
     if "Plugin not found" in reason or "No importer registered" in reason:
         return "no such operator"
     if "convertDtype" in reason:
-        return "a datatype that it does not have"
+        return "unsupported datatype"
     quoted = reason.rpartition(' && "')[2].removesuffix('"') if ' && "' in reason else reason
     return " ".join(quoted.split())[:160]
 

@@ -1,7 +1,7 @@
-"""Options of a TensorRT build besides its precision and its shapes, from a model's settings. Pure.
+"""Options of a TensorRT build from a model's settings, except precision and shapes. Pure.
 
-The builder's level is `Recipe.optimization`; the others are `Recipe.options`, written as `workspace_mb=2048` and,
-where they are not as usual, `dla_core=0`, `hardware_compatible` and `version_compatible`, joined by ";", by alphabet.
+The builder's level is `Recipe.optimization`. The others are in `Recipe.options`: `workspace_mb=2048` and, if they are
+not the default, `dla_core=0`, `hardware_compatible` and `version_compatible`; sorted, and joined by ";".
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _NAMES = ("builder_level", "dla_core", "hardware_compatible", "version_compatibl
 _KNOWN = tuple(PREFIX + name for name in _NAMES)
 
 _LEAST_WORKSPACE, _MOST_WORKSPACE = 16, 1 << 20  # MiB
-_DEFAULT_MOST = 8192  # MiB; more is never used by models that a box like this serves
-_UNKNOWN_MEMORY = 4096  # MiB, of a device that does not say
+_DEFAULT_MOST = 8192  # MiB; models that edge boxes serve never use more
+_UNKNOWN_MEMORY = 4096  # MiB that are assumed if the device does not report its memory
 _LEVEL, _HIGHEST_LEVEL = 3, 5
 _HIGHEST_DLA_CORE = 7
-# What an effort takes off the level, and by what it divides the workspace.
+# For each effort: how much to subtract from the level, and the divisor of the workspace.
 _EASED: Mapping[Effort, tuple[int, int]] = {"full": (0, 1), "reduced": (2, 2), "least": (_HIGHEST_LEVEL, 4)}
 
 
 class Options(msgspec.Struct, frozen=True):
-    """`workspace_mb` caps the scratch memory that a layer may take, in MiB. `builder_level` is how long the builder
-    searches, 0 to 5. `dla_core` is the deep learning accelerator to use, None for the GPU alone; what it cannot do the
-    GPU does. An engine may be version compatible (later TensorRT of the same major version loads it) or hardware
-    compatible (GPUs of Ampere and later run it); both cost speed."""
+    """Options of a build. `workspace_mb` limits the scratch memory of a layer, in MiB. `builder_level` is how long the
+    builder searches, 0 to 5. `dla_core` is the DLA core to use, None for the GPU alone; the GPU runs layers that DLA
+    cannot. An engine may be version compatible (later TensorRT of the same major version can load it) or hardware
+    compatible (all GPUs since Ampere can run it); both reduce speed."""
 
     workspace_mb: int
     builder_level: int = _LEVEL
@@ -41,11 +41,11 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def optimization(self) -> str:
-        """The level as `Recipe.optimization` has it."""
+        """The builder's level in the form of `Recipe.optimization`."""
         return str(self.builder_level)
 
     def __str__(self) -> str:
-        """The others as `Recipe.options` has them."""
+        """Return the other options in the form of `Recipe.options`."""
         words = [f"dla_core={self.dla_core}"] if self.dla_core is not None else []
         words += ["hardware_compatible"] if self.hardware_compatible else []
         words += ["version_compatible"] if self.version_compatible else []
@@ -53,17 +53,18 @@ class Options(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, optimization: str, options: str) -> Options:
-        """The options of a recipe; what it leaves out is as usual. ConfigError for text that edged did not write."""
+        """Parse the options of a recipe; missing ones get their default. Raises ConfigError if edged did not write the
+        text."""
         words = [word.partition("=") for word in options.split(";")] if options else []
         settings = {PREFIX + name: value if equals else "true" for name, equals, value in words}
         level = {PREFIX + "builder_level": optimization} if optimization != "all" else {}
         found = of(settings | level, None)
         if options and str(found) != options:
-            raise ConfigError(f"{options[:80]!r} are no TensorRT options as edged writes them")
+            raise ConfigError(f"invalid TensorRT options {options[:80]!r}: edged did not write them")
         return found
 
     def eased(self, effort: Effort) -> Options:
-        """The same with less asked of the builder, for a build that failed for want of memory or time."""
+        """Return options for a build with less effort, after one that failed for lack of memory or time."""
         less, divisor = _EASED[effort]
         return msgspec.structs.replace(
             self,
@@ -73,15 +74,16 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def check(settings: Mapping[str, str]) -> None:
-    """ConfigError for a name under `tensorrt.` that does not exist, or a value that it cannot have."""
+    """Raise ConfigError if a setting under `tensorrt.` is unknown or has an invalid value."""
     for key in settings:
         if key.startswith(PREFIX) and key not in _KNOWN:
-            raise ConfigError(f"there is no setting {key[:60]}; {nearest(key[:60], _KNOWN)}")
+            raise ConfigError(f"unknown setting {key[:60]}; {nearest(key[:60], _KNOWN)}")
     of(settings, None)
 
 
 def of(settings: Mapping[str, str], memory_mb: int | None) -> Options:
-    """The options for a device with so many MiB of memory (None if unknown); ConfigError for impossible values."""
+    """Return the options from a model's settings, for a device with `memory_mb` (None if unknown). Raises ConfigError
+    if a value is invalid."""
     workspace = integer(settings, PREFIX + "workspace_mb", _LEAST_WORKSPACE, _MOST_WORKSPACE)
     if workspace is not None and memory_mb is not None and workspace > memory_mb:
         raise ConfigError(f"tensorrt.workspace_mb={workspace} is more than the {memory_mb} MiB that the device has")
@@ -96,10 +98,11 @@ def of(settings: Mapping[str, str], memory_mb: int | None) -> Options:
 
 
 def _default_workspace(memory_mb: int | None) -> int:
-    """At most a quarter of the memory, which cameras, decoders and on a Jetson everything else need too.
+    """Return the default workspace in MiB: at most a quarter of the memory, because cameras and decoders need memory,
+    too, and on a Jetson so does the whole system.
 
-    A power of two: it is part of the engine's key, and a kernel that keeps a few MiB more for itself should not change
-    it.
+    It is a power of two because it is part of the engine's key, which should not change if another kernel reserves a
+    few MiB more.
     """
     share = max(_LEAST_WORKSPACE, min(_DEFAULT_MOST, (memory_mb or _UNKNOWN_MEMORY) // 4))
     return 1 << (share.bit_length() - 1)

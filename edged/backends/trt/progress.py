@@ -1,8 +1,8 @@
-"""How far a build is, from the runtime's phases within phases.
+"""Computes the progress of a build from the runtime's nested phases.
 
-A phase has steps, and its inner phases belong to the step that is being done; so the share of a build that is done is
-what the phases themselves claim, however long each step takes. The largest share so far is reported: phases overlap,
-and progress that goes back looks like a fault.
+A phase has a number of steps; its inner phases are part of its current step. The progress counts steps, whatever time
+each takes. The largest progress so far is reported, because phases overlap and progress that decreases looks like a
+fault.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import msgspec
 
 from edged.backends.trt.api import Trt, find
 
-# Only the end of the build is its end, whatever phases claim.
+# The largest progress before the build has ended, whatever the phases report.
 _MOST = 0.99
-_LEAST_STEP = 0.001  # a frame for less is not worth sending
+_LEAST_STEP = 0.001  # smaller changes are not reported
 
 
 class _Phase(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Phase(msgspec.Struct):
 
 
 class Progress:
-    """The share of a build that is done, 0 to 1. Several threads report phases; `report` gets growing shares."""
+    """The progress of a build, 0 to 1. Several threads may report phases; `report` is called with increasing values."""
 
     def __init__(self, report: Callable[[float], None]) -> None:
         self._report: Callable[[float], None] | None = report
@@ -57,7 +57,7 @@ class Progress:
                 del self._phases[name]
 
     def end(self) -> None:
-        """The build is over and there is an engine."""
+        """Report that the build has succeeded."""
         with self._lock:
             self._say(1.0)
 
@@ -80,12 +80,13 @@ class Progress:
         self._reported = share
         try:
             self._report(share)
-        except Exception:  # the parent's pipe is closed, which is no reason to lose an engine
+        except Exception:  # the parent's pipe is closed; the build goes on
             self._report = None
 
 
 def watch(trt: Trt, progress: Progress) -> object | None:
-    """The runtime's kind of monitor, telling `progress`; None if it has none. It has to outlive the build."""
+    """Return a monitor of the runtime's type that reports to `progress`; None if the runtime has no monitors. It must
+    outlive the build."""
     base = find(trt, "IProgressMonitor")
     if not isinstance(base, type):
         return None
@@ -94,7 +95,7 @@ def watch(trt: Trt, progress: Progress) -> object | None:
     def begin(self: object) -> None:
         start_native(self)
 
-    # The callers are C++: an exception there ends the process. What is answered to a step is whether to go on.
+    # The callers are C++, where an exception would end the process. `step_complete` returns whether to continue.
     def phase_start(self: object, name: str, parent: str | None, steps: int) -> None:
         with contextlib.suppress(BaseException):
             progress.start(name, parent, steps)

@@ -1,14 +1,14 @@
-"""An opened TensorRT engine. While one inference is computed the next one's inputs are copied.
+"""An opened TensorRT engine. While one inference is computed, the inputs of the next one are copied.
 
     stage         prepare thread   inputs -> page-locked memory -> (copying stream) -> device
     infer_staged  infer thread     (computing stream) wait for the copy, compute, copy outputs back; sleep until done
 
 There are two buffer sets for each profile, so at most one inference is staged while another is computed; a further
-`stage` waits. A set is free again when its inference is done, and its outputs stay until the set is computed with
-again. On a device that shares the host's memory the engine reads and writes that memory, and there are no copies.
+`stage` waits. A set is free again when its inference is done; its outputs stay valid until the set is used again. On a
+device that shares the host's memory, the engine reads and writes that memory without copies.
 
-Where a profile takes one shape only, the engine's work is captured as a CUDA graph after its first run, once for each
-combination of buffers; if that fails the engine goes on without, and `why_no_graphs` says why.
+If a profile accepts only one shape, the engine's work is captured as a CUDA graph after its first run, once for each
+combination of buffers. If that fails, the engine runs without graphs, and `why_no_graphs` says why.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from edged.tensors import Array
 if TYPE_CHECKING:
     from edged.backends.cuda.driver import Device, Graph, HostMemory, Stream
 
-_SETS = 2  # one is computed, one staged
-_MOST_GRAPHS = 8  # for each profile: two sets, times the caller's three arrays where those are read in place
+_SETS = 2  # buffer sets: one is computed, one is staged
+_MOST_GRAPHS = 8  # per profile; two sets with three input arrays of the caller, if these are read in place, need six
 
 
 class _Staged(msgspec.Struct, frozen=True):
-    """An inference whose inputs are on their way to `addresses`, in the order of the engine's inputs."""
+    """An inference whose inputs are being copied to `addresses`, which are in the order of the engine's inputs."""
 
     lane: _Lane
     buffers: BufferSet
@@ -45,7 +45,7 @@ class _Staged(msgspec.Struct, frozen=True):
 
 
 class _Lane:
-    """One profile: an execution context, its buffer sets and what was captured of it. Computed by one thread."""
+    """One profile: an execution context, its buffer sets and its captured graphs. One thread computes with it."""
 
     def __init__(self, engine: Engine, tensors: Tensors, profile: int, device: Device, stream: Stream) -> None:
         self._tensors = tensors
@@ -55,7 +55,7 @@ class _Lane:
         self.free: queue.SimpleQueue[BufferSet] = queue.SimpleQueue()
         context = engine.create_execution_context()
         if context is None:
-            raise EngineUnusable("TensorRT cannot create an execution context; the device may be short of memory")
+            raise EngineUnusable("TensorRT cannot create an execution context; the device may be out of memory")
         self.context: Context = context
         _silence(context)
         several = engine.num_optimization_profiles > 1
@@ -77,7 +77,7 @@ class _Lane:
         self._sizes = {name: size for name, (size, _) in outputs.items()}
 
     def bind(self, staged: _Staged) -> None:
-        """Tells the context what it is about to compute, and where."""
+        """Set the shapes and addresses of the next inference in the context."""
         self._set_shapes(staged.shapes)
         for tensor, address in zip(self._tensors.inputs, staged.addresses, strict=True):
             self._set_address(tensor.name, address)
@@ -92,7 +92,7 @@ class _Lane:
         close_all(self.graphs.values())
         self.graphs.clear()
         if hasattr(self, "context"):
-            del self.context  # before the memory that it may still know
+            del self.context  # before the buffers, whose addresses it may still hold
         for buffers in self.sets:
             buffers.free()
         self.sets.clear()
@@ -116,20 +116,21 @@ class _Lane:
             raise EngineUnusable(f"TensorRT refuses the memory for tensor {name!r}")
 
     def _largest(self, name: str, dtype: np.dtype[np.generic]) -> int:
-        """The largest size of an output in bytes. Some runtimes know it if it is not that of the largest inputs."""
+        """Return the largest size of an output in bytes. Some runtimes report a larger one than the largest inputs
+        give."""
         ask = getattr(self.context, "get_max_output_size", None)
         return max(_size(self.outputs[name], dtype), int(ask(name)) if ask is not None else 0)
 
     def require_room(self, name: str, size: int) -> None:
         if size > self._sizes[name]:
-            raise EngineUnusable(f"output {name!r} has {size} bytes, more than the {self._sizes[name]} foreseen")
+            raise EngineUnusable(f"output {name!r} has {size} bytes, more than the {self._sizes[name]} allocated")
 
 
 class TensorRtSession:
-    """See `edged.backends.contract.Session` and `Staging`. Owns what it allocates, not the engine's device.
+    """Implements `edged.backends.contract.Session` and `Staging`. It owns what it allocates, but not the device.
 
-    `explain` gives the runtime's latest error, empty if there is none, for messages of errors. An engine that
-    is refused, see `tensors.read`, or does not fit on the device is closed before the error is raised.
+    `explain` returns the runtime's latest error, or "", for error messages. If the engine is refused (see
+    `tensors.read`) or does not fit on the device, it is closed before the constructor raises.
     """
 
     def __init__(
@@ -147,9 +148,9 @@ class TensorRtSession:
             with device.current():
                 self._copying = self._stream()
                 self._computing = self._stream()
-                self._lane(0)  # so that an engine which does not fit is known now
+                self._lane(0)  # allocates now, so that opening fails if the engine does not fit on the device
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # they hold the context, which must end before all else
+            traceback.clear_frames(error.__traceback__)  # they refer to the context, which must be freed first
             del engine
             self.close()
             self._raise(error)
@@ -166,7 +167,7 @@ class TensorRtSession:
         return self.infer_staged(self.stage(inputs), outputs)
 
     def stage(self, inputs: Mapping[str, Array]) -> _Staged:
-        """See `Staging.stage`. InvalidInput for shapes and dtypes that the engine was not built for."""
+        """See `Staging.stage`. Raises InvalidTensor if the engine was not built for the shapes or dtypes."""
         profile = self._tensors.profile_of(inputs)
         with self._device.current():
             lane = self._lane(profile)
@@ -192,7 +193,7 @@ class TensorRtSession:
             staged.lane.free.put(staged.buffers)
 
     def close(self) -> None:
-        """Waits for what is under way and frees everything."""
+        """Wait for submitted work, then free everything."""
         with self._device.current():
             for stream in self._streams:
                 quietly(stream.synchronize)
@@ -243,7 +244,7 @@ class TensorRtSession:
         return {name: buffers.outputs[name].take(shape) for name, shape in shapes.items()}
 
     def _capture(self, lane: _Lane, key: tuple[int, ...]) -> None:
-        """Keeps what was just submitted as a graph. The run itself was what TensorRT wants to have had before."""
+        """Capture the inference that was just submitted as a graph. TensorRT requires a normal run before a capture."""
         if self.why_no_graphs:
             return
         able = getattr(lane.context, "is_stream_capturable", None)
@@ -256,7 +257,7 @@ class TensorRtSession:
             self.why_no_graphs = self._described(error)
 
     def _settle(self) -> str:
-        """Waits for what was submitted before something failed; what that says is often the cause of it."""
+        """Wait for submitted work after a failure; return its error, which is often the cause, or ""."""
         try:
             with self._device.current():
                 self._computing.synchronize()
@@ -269,7 +270,7 @@ class TensorRtSession:
         return self._streams[-1]
 
     def _described(self, error: EdgedError, *more: str) -> str:
-        """The error with the runtime's own reason, if it has one."""
+        """Return the text of an error with the runtime's own reason, if there is one."""
         return ": ".join(filter(None, (str(error), self._explain(), *more)))
 
     def _raise(self, error: BaseException, *more: str) -> NoReturn:
@@ -279,7 +280,7 @@ class TensorRtSession:
 
 
 def _silence(context: Context) -> None:
-    """Engines describe their layers for builds; profilers do not need them at every inference."""
+    """Turn off NVTX annotations: engines are built with detailed layers, which would be emitted at every inference."""
     none = find(type(getattr(context, "nvtx_verbosity", None)), "NONE")
     if none is not None:
         context.nvtx_verbosity = none  # type: ignore[attr-defined]  # newer ones have it

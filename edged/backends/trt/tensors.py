@@ -1,4 +1,4 @@
-"""The inputs and outputs of a TensorRT engine: whether they are the model's, and the memory that they are in."""
+"""The inputs and outputs of a TensorRT engine: checks that they match the model's, and manages their memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bounds: TypeAlias = tuple[Shape, Shape]
 
 
 class Input(msgspec.Struct, frozen=True):
-    """`bounds` has an entry for each profile."""
+    """An input of an engine. `bounds` has an entry for each profile."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -37,17 +37,17 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Tensors(msgspec.Struct, frozen=True):
-    """All of an engine's, in the order of the model."""
+    """All inputs and outputs of an engine, in the order of the model."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
 
     def is_fixed(self, profile: int) -> bool:
-        """Whether a profile takes inputs of one shape only."""
+        """Whether a profile accepts only one shape for each input."""
         return all(low == high for low, high in (i.bounds[profile] for i in self.inputs))
 
     def profile_of(self, inputs: Mapping[str, Array]) -> int:
-        """The first profile that takes these inputs; InvalidInput if no profile does, or a dtype differs."""
+        """Return the first profile that accepts these inputs. Raises InvalidTensor if none does, or a dtype differs."""
         for tensor in self.inputs:
             found = inputs[tensor.name].dtype
             if found != tensor.dtype:
@@ -68,9 +68,10 @@ class Tensors(msgspec.Struct, frozen=True):
 
 
 def read(engine: Engine, signature: Signature) -> Tensors:
-    """The engine's tensors, compared with the model's.
+    """Return the engine's tensors after comparing them with the model's.
 
-    EngineUnusable for an engine of another model, Unsuitable if TensorRT made another thing of a tensor.
+    Raises EngineUnusable if their names differ, Unsuitable if TensorRT changed a tensor's datatype or uses it as a
+    shape.
     """
     modes = {}
     for index in range(engine.num_io_tensors):
@@ -96,10 +97,10 @@ def _dtype(engine: Engine, spec: TensorSpec) -> np.dtype[np.generic]:
     made = engine.get_tensor_dtype(spec.name).name
     if DATATYPES.get(made) != spec.datatype:
         raise Unsuitable(f"tensor {spec.name!r} is {made} in the engine and {spec.datatype} in the model")
-    # Such a tensor's values are wanted on the host while shapes are computed; edged's go to the device.
+    # TensorRT reads the values of shape tensors on the host, but edged puts all inputs on the device.
     is_shape = getattr(engine, "is_shape_inference_io", None)
     if is_shape is not None and is_shape(spec.name):
-        raise Unsuitable(f"tensor {spec.name!r} tells TensorRT the shape of another, which edged does not do")
+        raise Unsuitable(f"the values of tensor {spec.name!r} determine shapes, which edged does not support")
     return numpy_dtype(spec.datatype)
 
 
@@ -134,17 +135,18 @@ class _Closable(Protocol):
 
 
 def view(host: HostMemory, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """The beginning of page-locked memory as an array, [*shape]."""
+    """Return the start of page-locked memory as an array, [*shape]."""
     array: Array = host.array[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
     return array
 
 
 class Place:
-    """One tensor's memory. Where the device shares the host's, that is all there is, and nothing is copied."""
+    """One tensor's memory on host and device. If the device shares the host's memory, there is only one buffer, and
+    nothing is copied."""
 
     def __init__(self, device: Device, size: int, dtype: np.dtype[np.generic]) -> None:
         self.dtype = dtype
-        size = max(size, 1)  # an empty tensor has an address too
+        size = max(size, 1)  # an empty tensor needs an address, too
         self.host = device.allocate_host(size, mapped=device.properties.shares_memory)
         self.memory: DeviceMemory | None = None
         try:
@@ -156,11 +158,12 @@ class Place:
         self.address = self.host.device_address if self.memory is None else self.memory.address
 
     def put(self, array: Array) -> None:
-        """Copies an array into the host's memory."""
+        """Copy an array into the host memory."""
         np.copyto(view(self.host, array.shape, self.dtype), array)
 
     def send(self, stream: Stream, source: HostMemory, size: int) -> int:
-        """Brings `size` bytes from this place's host memory, or from another's, to where the engine reads them."""
+        """Submit the copy of `size` bytes from `source` to the device, if one is needed; return the address that the
+        engine must read."""
         if self.memory is None:
             return source.device_address
         if size:
@@ -168,12 +171,12 @@ class Place:
         return self.address
 
     def fetch(self, stream: Stream, size: int) -> None:
-        """Brings `size` bytes of what the engine wrote to the host; there when the stream has come so far."""
+        """Submit the copy of `size` output bytes to the host memory; they are there once the stream has done it."""
         if self.memory is not None and size:
             stream.copy_out(self.host, self.memory, size)
 
     def take(self, shape: tuple[int, ...]) -> Array:
-        """What was fetched, [*shape]; the memory is this place's."""
+        """Return the fetched output as a view of the host memory, [*shape]."""
         return view(self.host, shape, self.dtype)
 
     def free(self) -> None:
@@ -183,7 +186,7 @@ class Place:
 
 
 class BufferSet:
-    """A place for every tensor, and the events that say how far its inference is: inputs copied, outputs there."""
+    """Memory for every tensor, and two events: `copied` when the inputs are copied, `done` when the outputs are."""
 
     def __init__(
         self,
@@ -191,7 +194,7 @@ class BufferSet:
         inputs: Mapping[str, tuple[int, np.dtype[np.generic]]],
         outputs: Mapping[str, tuple[int, np.dtype[np.generic]]],
     ) -> None:
-        """Sizes are the largest there can be, in bytes."""
+        """`inputs` and `outputs` give the largest size in bytes and the dtype by name."""
         self.inputs: dict[str, Place] = {}
         self.outputs: dict[str, Place] = {}
         self._events: list[Event] = []
@@ -216,7 +219,7 @@ class BufferSet:
 
 
 def quietly(release: Callable[[], None]) -> None:
-    """Calls it; a device that is broken refuses that too, and the rest must still be given back."""
+    """Call `release` and ignore errors: on a broken device freeing fails, too, and the rest must still be freed."""
     with suppress(EdgedError):
         release()
 

@@ -1,10 +1,10 @@
-"""What a builder measured of this device, kept in a file between builds: the next one need not measure it again.
+"""The builder's kernel timings on this device, kept in a file so that the next build need not measure them again.
 
-Only a hint. Whatever is wrong with the file, the build goes on without it and says so; and a file that cannot be
-written costs time at the next build, no more. The file is a line that names the runtime's version, a digest, and the
-runtime's own bytes, which it would take as they are. TensorRT-RTX measures nothing when it builds, so keeps nothing.
+The file is only a hint: if it is invalid, the build continues without it and adds a note; if it cannot be written, only
+the next build takes longer. It has a line with the runtime's version, a digest, and the runtime's own bytes, which the
+runtime would not check. TensorRT-RTX measures nothing when it builds, so it has no such file.
 
-Files are called BACKEND-WHAT, one for each device, driver and runtime that a box has had; the newest few are kept.
+Files are named BACKEND-WHAT, one for each device, driver and runtime that a box has had; the newest few are kept.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ class Timings:
     """The timing cache of one build. `path` is empty if no cache is kept."""
 
     def __init__(self, trt: Trt, path: str, version: str) -> None:
-        # Where kernels are made on the device when an engine is opened, a builder has nothing to measure.
+        # A runtime with IRuntimeCache compiles kernels when an engine is opened, so its builder measures nothing.
         self._path = Path(path) if path and find(trt, "IRuntimeCache") is None else None
         self._head = _TITLE + version.encode() + b"\n"
         self._cache: TimingCache | None = None
         self.notes: list[str] = []
 
     def attach(self, config: Config) -> None:
-        """Gives the builder what was measured before, or an empty cache to fill."""
+        """Give the builder the earlier timings, or an empty cache to fill."""
         if self._path is None:
             return
         cache = config.create_timing_cache(self._read(self._path))
         if cache is None or not config.set_timing_cache(cache, False):
-            self.notes.append("earlier timings are of another device and were not used")
+            self.notes.append("earlier timings are from another device and were not used")
             cache = config.create_timing_cache(b"")
             if cache is not None and not config.set_timing_cache(cache, False):
                 cache = None
         self._cache = cache  # it must live until the engine is built
 
     def keep(self) -> None:
-        """After a build that succeeded: replaces the file in one step."""
+        """Replace the file atomically; call it after a successful build."""
         if self._path is None or self._cache is None:
             return
         data = bytes(self._cache.serialize())
         try:
             _replace(self._path, self._head + hashlib.sha256(data).digest() + data)
         except OSError as error:
-            self.notes.append(f"timings could not be kept: {error.strerror or error}")
+            self.notes.append(f"timings could not be saved: {error.strerror or error}")
         else:
             _prune(self._path)
 
     def _read(self, path: Path) -> bytes:
-        """What the runtime made before; empty if there is nothing of use."""
+        """Return the earlier timings in the runtime's format; empty if there are none that can be used."""
         try:
             kept = read_regular(path)
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class Timings:
             self.notes.append(f"earlier timings could not be read: {error.strerror or error}")
             return b""
         if not kept.startswith(self._head):
-            self.notes.append("earlier timings are of another version and were not used")
+            self.notes.append("earlier timings are from another version and were not used")
             return b""
         digest, data = kept[len(self._head) :][:_DIGEST], kept[len(self._head) + _DIGEST :]
         if hashlib.sha256(data).digest() != digest:
@@ -83,7 +83,7 @@ def _replace(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.replace(name, path)  # not synced: a file that a crash cut short is damaged, which is noticed
+        os.replace(name, path)  # not synced: if a crash truncates the file, its digest shows that
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
@@ -91,7 +91,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _prune(kept: Path) -> None:
-    """Removes all but the newest files of this one's kind, leftovers of killed writers too. Never raises."""
+    """Remove all but the newest files of the same backend, including temporary files of killed builds. Never raises."""
     kind, dash, _ = kept.name.partition("-")
     with contextlib.suppress(OSError):
         alike = [path for path in kept.parent.iterdir() if path.name.lstrip(".").startswith(kind + dash)]

@@ -1,8 +1,9 @@
-"""Image classifiers: one output [N, classes], logits or already probabilities.
+"""Image classifiers: one output [N, classes], with logits or probabilities.
 
-Scores that the graph makes by a Softmax or a Sigmoid are taken as they are, any others go through a softmax; the
-setting `decode.activation` overrides this. The values of a frame decide nothing, or the scores of the next would mean
-something else. An embedding has the same shape, so nothing is claimed unless the file or the settings say "classes".
+Outputs of a Softmax or Sigmoid in the graph are used as they are; a softmax is applied to others. The setting
+`decode.activation` overrides this. The choice does not depend on the values of a frame, because then scores of
+different frames could not be compared. An embedding has the same shape, so a model is claimed only if its file or its
+settings show that the output is classes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from edged.vision.placement import Fit
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
 _IMAGENET = (1000, 1001)
-_WORDS = ("logits", "prob", "softmax", "class")  # in the output's name
-_FINAL = frozenset(("HardSigmoid", "Sigmoid", "Softmax"))  # whose results are probabilities
+_WORDS = ("logits", "prob", "softmax", "class")  # words in the name of an output of classes
+_FINAL = frozenset(("HardSigmoid", "Sigmoid", "Softmax"))  # operators whose results are probabilities
 _NONE, _SOFTMAX, _SIGMOID = "none", "softmax", "sigmoid"
 
 
 class Classification(Classifier, frozen=True):
-    """Classifiers that are fed as ImageNet's are: shorter side to 256, the middle 224, normalised."""
+    """Classifiers with the preprocessing of ImageNet: shorter side to 256, center crop of 224, normalised."""
 
     name = "classification"
     needs = "one output [N, classes]"
@@ -72,7 +73,7 @@ class Classification(Classifier, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """One row of scores, if something shows that they are of classes."""
+        """Claim one row of scores, if a name or a count shows that they are classes."""
         output = _row(evidence)
         if output is None:
             return None
@@ -86,7 +87,7 @@ class Classification(Classifier, frozen=True):
 
 
 class UltralyticsClassification(Classification, frozen=True):
-    """Classifiers that are fed as the ultralytics package does: the largest square of the middle, RGB in 0..1."""
+    """Classifiers with the preprocessing of the ultralytics package: the largest center square, RGB in 0..1."""
 
     name = "ultralytics-classify"
     feed: ClassVar[Feed] = {"fit": Fit.CENTER_CROP, "antialias": True}
@@ -97,7 +98,7 @@ class UltralyticsClassification(Classification, frozen=True):
 
 
 def _row(evidence: Evidence) -> TensorSpec | None:
-    """The output: [N, classes], or [N, classes, 1, 1] as networks without a last flattening have."""
+    """Return the only output if it is [N, classes], or [N, classes, 1, 1] of a network without a last Flatten."""
     output = evidence.only_output
     if output is None or output.datatype not in ("FP32", "FP16", "FP64") or len(output.shape) not in (2, 4):
         return None
@@ -108,7 +109,7 @@ def _row(evidence: Evidence) -> TensorSpec | None:
 
 
 def _are_probabilities(row: Floats) -> bool:
-    """Whether values are probabilities already; for models whose graph is unknown."""
+    """Whether values look like probabilities; for models whose graph is unknown."""
     finite = row[np.isfinite(row)]
     return bool(finite.min() >= 0 and finite.max() <= 1)
 

@@ -1,9 +1,9 @@
 """The interface of a family of detectors or classifiers: rules that recognise a model, and a decoder of its outputs.
 
-A family is a class: what it needs, how it is fed, `claim`, which matches a model's tensors, and `decode` or `classify`.
-`Ssd` is a short one to start from. Its optional rules `by_metadata`, `by_names` and `by_shape` are listed in
-`edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if it does not apply. The setting `family`
-calls `claim` without any rule.
+A family is a class with the tensors that it needs, its preprocessing, `claim`, which matches a model's tensors, and
+`decode` or `classify`. `Ssd` is a short example. Its optional rules `by_metadata`, `by_names` and `by_shape` are listed
+in `edged.vision.family`. A rule gets `Evidence` and returns a `Claim`, or None if it does not apply. The setting
+`family` calls `claim` without any rule.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Reading(msgspec.Struct, frozen=True):
     the number of keypoints per detection, and of values per keypoint. `anchors` are width, height, width, ... in input
     pixels, a row for each scale.
 
-    `is_list`: rows are sorted by score, or as many as were found, so that row i of two engines need not match. `dense`
-    are the outputs of such a model that are compared row by row all the same, such as mask prototypes. `is_suppressed`:
-    the graph also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown.
+    `is_list`: rows are sorted by score, or their number varies, so row i of two engines need not match. `dense` names
+    outputs of such a model that can still be compared row by row, such as mask prototypes. `is_suppressed`: the graph
+    also drops duplicates or weak detections. `classes` is the number of classes in the tensors; 0 if unknown.
     """
 
     outputs: tuple[str, ...] = ()
@@ -44,12 +44,12 @@ class Reading(msgspec.Struct, frozen=True):
     classes: int = 0
 
     def width(self, besides: int) -> Size:
-        """The number of values per detection: one per class, and `besides` others."""
+        """Return the number of values per detection: one per class, and `besides` others."""
         return besides + self.classes if self.classes else at_least(besides + 1)
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """The facts about a model with a picture input that its family is recognised by."""
+    """The facts about a model with a picture input from which its family is recognised."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -61,7 +61,8 @@ class Evidence(msgspec.Struct, frozen=True):
     heads: Mapping[str, str] | None = None  # the operator of each output; None if unknown
 
     def cells(self, strides: tuple[int, ...] = (8, 16, 32)) -> int | None:
-        """Grid cells over these strides: the number of predictions of an anchor-free detector that has them."""
+        """Return the number of grid cells at these strides, which is the number of predictions of an anchor-free
+        detector; None if the input size is unknown."""
         if self.size is None:
             return None
         width, height = self.size
@@ -76,7 +77,7 @@ class Evidence(msgspec.Struct, frozen=True):
         return self.outputs[0] if len(self.outputs) == 1 else None
 
     def table(self, least: int) -> TensorSpec | None:
-        """The only output, [N, rows, columns], if it has at least `least` columns or leaves their number open."""
+        """Return the only output, if it is [N, rows, columns] with at least `least` columns or an open number."""
         output = self.only_output
         if output is None or len(output.shape) != 3:
             return None
@@ -85,7 +86,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def flat_list(self) -> TensorSpec | None:
-        """The only output, [M, 7], if it may have a row per detection; a single row is a classifier's."""
+        """Return the only output, if it is [M, 7] and may have a row per detection; one fixed row is a classifier's."""
         output = self.only_output
         if output is None or len(output.shape) != 2 or output.shape[1] != 7 or output.shape[0] == 1:
             return None
@@ -93,8 +94,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def may_be_classes(self) -> bool:
-        """Whether the output [M, 7] may be seven classes per picture: it has as many rows as pictures, as far as the
-        file declares. A list of detections comes from a NonMaxSuppression operator."""
+        """Whether the output [M, 7] may be seven classes per picture: as far as the file declares, it has one row per
+        picture. A list of detections would need a NonMaxSuppression operator in the graph."""
         output = self.only_output
         if output is None or "NonMaxSuppression" in (self.operators or ()):
             return False
@@ -104,8 +105,8 @@ class Evidence(msgspec.Struct, frozen=True):
 class Claim(msgspec.Struct, frozen=True):
     """A rule's verdict: the family, or None for "known, but not decoded", and the reason.
 
-    `classes` is the number of class slots in the shape, if it has one, with the `background` slots that come first;
-    background slots at the end do not count.
+    `classes` is the number of class slots, if the shape shows it. It includes the `background` slots that come first,
+    but not background slots at the end.
     """
 
     family: str | None
@@ -140,7 +141,7 @@ class Opened(msgspec.Struct, frozen=True):
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
         """Return the model's inputs besides the picture, by name, for a batch of pictures with these placements.
 
-        Each has a first dimension of len(placements), and must be padded if the batch is. Most models have none.
+        Each has a first dimension of len(placements). Most models have no such inputs.
         """
         return {}
 
@@ -156,7 +157,7 @@ class Family(Opened, frozen=True):
         raise NotImplementedError
 
     def boxes(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
-        """As `decode`, with at least boxes, scores and classes: without what costs much more than these."""
+        """Like `decode`, but return only boxes, scores and classes if the rest would cost much more."""
         return self.decode(outputs, index, placement, thresholds)
 
     def in_pixels(self, relative: Array) -> Floats:
@@ -174,12 +175,12 @@ class Classifier(Opened, frozen=True):
 
 
 def count_classes(dim: Dim, besides: int = 0) -> int | None:
-    """The number of classes along a dimension that has `besides` other values; None if it is open."""
+    """Return the number of classes along a dimension with `besides` other values; None if the dimension is open."""
     return dim - besides if isinstance(dim, int) else None
 
 
 def suppressed_list(outputs: tuple[str, ...], form: str) -> Reading:
-    """The reading of lists that went through an NMS in the graph."""
+    """Return the reading of a list that the graph's own NMS produced."""
     return Reading(outputs, form, is_list=True, is_suppressed=True)
 
 
@@ -188,5 +189,5 @@ def not_decoded(what: str) -> Claim:
 
 
 def undecided(what: str, *families: str) -> Claim:
-    """Claim nothing; the reason names the settings that decide."""
+    """Return a claim without a family; its reason names the settings that decide."""
     return Claim(None, f"{what}: set {', '.join(f'family={name}' for name in families)} or family=raw")

@@ -1,4 +1,4 @@
-"""The steps that families share: output tensors are checked, candidates selected, suppressed and mapped to the picture.
+"""The steps that families share: check output tensors, select candidates, suppress them, map them to the picture.
 
 A model file can leave sizes open or declare them wrongly, and runtimes return whatever the graph computes. A tensor of
 unexpected shape is never decoded as boxes. Values that are not finite, and boxes far outside any input, are dropped.
@@ -34,13 +34,14 @@ _NUMBERS = "efdilq"
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """Which detections are returned: score above `score`, IoU with a better one of the same class at most `iou`.
+    """Which detections are returned: the score is above `score`, and the IoU with each better detection of the same
+    class is at most `iou`.
 
     The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model answers as in training. A lower `iou`
-    such as 0.45 gives fewer duplicates and loses neighbours in a crowd.
+    such as 0.45 gives fewer duplicates but loses neighbours in a crowd.
 
-    If the model's graph includes the NMS, `iou` applies only with `class_agnostic`, between different classes. Of a
-    classifier's classes the best `max_detections` with at least `score` are returned; its defaults are 5 and 0.
+    If the model's graph includes the NMS, `iou` applies only with `class_agnostic`, between different classes. A
+    classifier returns its best `max_detections` classes with at least `score`; the defaults are 5 and 0.
     """
 
     score: float = 0.25
@@ -54,17 +55,17 @@ def at_least(size: int) -> Size:
 
 
 def checked_tensor(outputs: Outputs, name: str, *sizes: Size) -> Array:
-    """Return the numeric tensor `name`; EngineUnusable if it is missing or an axis is not of the given size."""
+    """Return the numeric tensor `name`. Raises EngineUnusable if it is missing or an axis has another size."""
     found = outputs.get(name)
     if found is None:
-        raise EngineUnusable(f"the engine returned no output {name}; set family=raw to get the outputs that it returns")
+        raise EngineUnusable(f"the engine did not return output {name}; set family=raw to get the outputs it returns")
     if found.dtype.char not in _NUMBERS or len(found.shape) != len(sizes) or not all(map(_fits, found.shape, sizes)):
         raise _unexpected(name, found, sizes)
     return found
 
 
 def picture_tensor(outputs: Outputs, name: str, index: int, *sizes: Size) -> Array:
-    """Return picture `index` of a batched tensor; EngineUnusable if it is not there, or as `checked_tensor`."""
+    """Return picture `index` of a batched tensor. Raises EngineUnusable if it is missing; see `checked_tensor`."""
     found = checked_tensor(outputs, name, ANY, *sizes)
     if index >= len(found):
         raise _unexpected(name, found, (at_least(index + 1), *sizes))
@@ -92,7 +93,7 @@ def counted_rows(outputs: Outputs, names: Sequence[str], index: int) -> tuple[Ar
     """Return boxes [n, 4], scores [n] and class ids [n] of picture `index`, of a graph that pads to a fixed length.
 
     `names` are the tensors of the count ([N] or [N, 1]), the boxes [N, K, 4], scores and class ids [N, K]. A count that
-    is not finite is taken as zero, one above K as K. EngineUnusable if the shapes differ from these.
+    is not finite counts as 0, a count above K as K. Raises EngineUnusable if the shapes differ from these.
     """
     count, boxes, scores, class_ids = names
     all_boxes = picture_tensor(outputs, boxes, index, ANY, 4)
@@ -103,7 +104,7 @@ def counted_rows(outputs: Outputs, names: Sequence[str], index: int) -> tuple[Ar
 
 
 def rows_of_picture(rows: Array, index: int) -> Array:
-    """The rows of one picture in a table whose first column is the picture's index."""
+    """Return the rows of one picture in a table whose first column is the picture's index."""
     found: Array = rows[np.equal(rows[:, 0], index)]
     return found
 
@@ -128,7 +129,7 @@ def _size_text(size: Size) -> str:
 
 
 class Candidates(NamedTuple):
-    """n detections, boxes in input pixels, and their rows [n] in the output."""
+    """n detections with boxes in input pixels, and the numbers [n] of their rows in the output."""
 
     found: Detections
     rows: Rows
@@ -184,10 +185,11 @@ def select_cells(table: Array, classes: int, score: float) -> Candidates:
 
 
 def _best_scores(scores: Array) -> Floats:
-    """The best score of each column of [classes, A]; NaN if a column has one.
+    """Return the best score of each column of [classes, A]; NaN if a column contains NaN.
 
-    numpy compares FP16 value by value, forty times slower than integers. Bit patterns of values from zero up sort as
-    the values do, with NaN above all; negative values sort below, which is sufficient for a threshold.
+    numpy compares FP16 value by value, forty times slower than integers, so bit patterns are compared as integers.
+    Patterns of values from zero up have the order of the values, with NaN above all. Patterns of negative values are
+    below zero, which is sufficient for a threshold.
     """
     if scores.dtype == np.float16:
         return cast(Floats, scores.view(np.int16).max(axis=0).view(np.float16))
@@ -204,7 +206,7 @@ def _sane(boxes: Floats, scores: Floats, class_ids: Array, rows: Rows) -> Candid
 def suppress(offered: Candidates, thresholds: Thresholds, *, needs_nms: bool) -> Candidates:
     """Apply the NMS, if needed, and the limit; best score first."""
     most = thresholds.max_detections
-    # Inverted and empty boxes must not displace others.
+    # Inverted and empty boxes must not suppress others.
     there = with_area(offered.found.boxes)
     if len(there) < len(offered.rows):
         offered = offered.select(there)
@@ -216,37 +218,38 @@ def suppress(offered: Candidates, thresholds: Thresholds, *, needs_nms: bool) ->
 
 
 def to_picture(found: Detections, placement: Placement) -> Detections:
-    """Convert to the original picture; boxes entirely in the padding have no area there and are dropped."""
+    """Convert detections to pixels of the original picture. Boxes entirely in the padding have no area there and are
+    dropped."""
     boxes = placement.to_original(found.boxes)
     return msgspec.structs.replace(found, boxes=boxes).select(with_area(boxes))
 
 
 def with_area(boxes: Floats) -> Rows:
-    """Indices of the boxes [n, 4] that have an area."""
+    """Return the indices of the boxes [n, 4] that have an area."""
     return np.flatnonzero((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))
 
 
 def corners(centred: Floats) -> Floats:
     """Convert cx, cy, w, h [n, 4] to xyxy [n, 4]."""
     half = centred[:, 2:] / 2
-    with np.errstate(invalid="ignore"):  # the corners of an infinite box are NaN, and it is dropped later
+    with np.errstate(invalid="ignore"):  # an infinite box gets NaN corners and is dropped later
         return np.concatenate((centred[:, :2] - half, centred[:, :2] + half), axis=1, dtype=np.float32)
 
 
 def best_class(scores: Floats) -> tuple[Floats, Rows]:
-    """The best score of each row of [n, classes] and its class; NaN if a row has one."""
+    """Return the best score of each row of [n, classes], and its class; NaN if a row contains NaN."""
     class_ids = scores.argmax(axis=1)  # argmax returns a NaN if there is one
     return scores[np.arange(len(scores)), class_ids], class_ids
 
 
 def sigmoid(values: Floats) -> Floats:
-    """1 / (1 + exp(-x)), without overflow; NaN for infinity, whose sigmoid would be a valid score."""
+    """Return 1 / (1 + exp(-x)) without overflow; NaN for infinity, whose sigmoid would look like a valid score."""
     scores: Floats = np.tanh(values * np.float32(0.5)) * np.float32(0.5) + np.float32(0.5)
     return np.where(np.isfinite(values), scores, np.float32(np.nan))
 
 
 def logit(score: float) -> float:
-    """The value whose sigmoid is `score`; infinite at 0 and 1."""
+    """Return the value whose sigmoid is `score`; infinite for 0 and 1."""
     if 0 < score < 1:
         return float(np.log(score / (1 - score)))
     return -np.inf if score <= 0 else np.inf

@@ -1,5 +1,5 @@
-"""Detectors of queries, which need no NMS: RT-DETR and relatives of their own repositories and of the ultralytics
-package, and RF-DETR."""
+"""Query-based detectors, which need no NMS: RT-DETR and relatives, as their own repositories and the ultralytics
+package export them, and RF-DETR."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class RtDetr(Family, frozen=True):
     """RT-DETR, RT-DETRv2, D-FINE and relatives, as exported by their own repositories.
 
     Inputs `images` and `orig_target_sizes` INT64 [N, 2]; outputs `labels` [N, Q], `boxes` [N, Q, 4] and `scores`
-    [N, Q], best first and without duplicates. The graph multiplies the boxes, xyxy in 0..1, by the sizes, which are
-    width, height. Given the input's own size it returns input pixels, as all other families do, and the placement of
-    the picture is undone in one place. Source: `RTDETRPostProcessor` and `tools/export_onnx.py` of these repositories.
+    [N, Q], best first and without duplicates. The graph multiplies the boxes, xyxy in 0..1, by the sizes (width,
+    height). edged passes the input's own size, so that boxes are in input pixels as in all other families, and are
+    converted to the picture in one place. Source: `RTDETRPostProcessor` and `tools/export_onnx.py` of these
+    repositories.
     """
 
     name = "rtdetr"
@@ -68,7 +69,7 @@ class RtDetr(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """The name of the second input, which is unique to this family."""
+        """Claim a model by the name of its second input, which is unique to this family."""
         export = "of an RT-DETR or D-FINE export"
         if any(spec.name == _SIZES for spec in evidence.inputs):
             reason = f"input {_SIZES} {export}"
@@ -78,17 +79,17 @@ class RtDetr(Family, frozen=True):
         return None
 
 
-_BEST, _EACH = "best", "each"  # a score with its class, or one for each class
+_BEST, _EACH = "best", "each"  # the best score and its class, or a score for each class
 _SIX_COLUMNS = (8, 4, 47)  # the first version that writes the best class only
 
 
 class UltralyticsRtDetr(Family, frozen=True):
     """RT-DETR as exported by the ultralytics package.
 
-    One output of Q queries, boxes as cx, cy, w, h in 0..1 of the input. Since 8.4.47 [N, Q, 6]: box, score, class.
-    Before, [N, Q, 4 + classes]: box, and a score for each class, after the sigmoid. With two classes both have six
-    columns; only the version (or the setting `decode.scores`) distinguishes them. The metadata names the head since
-    8.4.85; before, six columns with both flags for NMS in the graph present and false are unique to RT-DETR.
+    One output of Q queries, boxes as cx, cy, w, h in 0..1 of the input. Since 8.4.47 it is [N, Q, 6]: box, score,
+    class. Before, it is [N, Q, 4 + classes]: box, and a score for each class, after the sigmoid. With two classes both
+    have six columns; only the version (or the setting `decode.scores`) distinguishes them. Since 8.4.85 the metadata
+    names the head. Before, only RT-DETR has six columns with both flags for NMS in the graph present and false.
     """
 
     name = "rtdetr-ultralytics"
@@ -129,7 +130,7 @@ class UltralyticsRtDetr(Family, frozen=True):
 
 
 def _why_rtdetr(evidence: Evidence, output: TensorSpec) -> str | None:
-    """The reason to take an export for an RT-DETR, or None."""
+    """Return the reason why an export is an RT-DETR; None if it is not."""
     meta, (_, rows, columns) = evidence.metadata, output.shape
     if meta.head is not None:
         return f"metadata head={meta.head}"
@@ -144,7 +145,7 @@ def _why_rtdetr(evidence: Evidence, output: TensorSpec) -> str | None:
 
 
 def _form(evidence: Evidence, output: TensorSpec) -> str | None:
-    """The layout of scores; None if six columns are ambiguous."""
+    """Return the layout of the scores; None if six columns are ambiguous."""
     meta, columns = evidence.metadata, output.shape[2]
     if isinstance(columns, int) and columns != 6:
         return _EACH
@@ -207,7 +208,8 @@ class RfDetr(Family, frozen=True):
 
 
 def _background(evidence: Evidence, slots: int | str) -> str:
-    """Decided by the number of names, if there are any; else COCO's models are known by their number of slots."""
+    """Return which slot is the background. The number of names decides, if there are names; else a model of COCO is
+    recognised by its 91 slots."""
     names = keys.words(evidence.settings, "names") or evidence.metadata.names
     if names and slots in (len(names), len(names) + 1):
         return _NONE if slots == len(names) else _LAST

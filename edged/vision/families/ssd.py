@@ -44,8 +44,8 @@ _KNOWN = (
 class Ssd(Family, frozen=True):
     """Single-shot detectors, in three forms:
 
-    - `scores` [N, P, C] after the softmax and `boxes` [N, P, 4], xyxy in 0..1: a row per prior box. Class 0 is the
-      background, each other class above the threshold counts; without NMS.
+    - `scores` [N, P, C] after the softmax and `boxes` [N, P, 4], xyxy in 0..1: a row per prior box, without NMS. Class
+      0 is the background; each other class above the threshold is a detection.
     - OpenVINO's DetectionOutput, [1, 1, M, 7], a row per detection: picture, class, score, xyxy in 0..1. A negative
       picture ends the list.
     - TFLite's four tensors: boxes [N, K, 4] *yxyx* in 0..1, classes and scores [N, K], count [N].
@@ -60,7 +60,7 @@ class Ssd(Family, frozen=True):
     def decode(self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds) -> Detections:
         if self.reading.form == _ROWS:
             rows = checked_tensor(outputs, self.reading.outputs[0], ANY, 1, ANY, 7).reshape(-1, 7)
-            ends = np.flatnonzero(np.less(rows[:, 0], 0))  # behind it may be remains of an earlier answer
+            ends = np.flatnonzero(np.less(rows[:, 0], 0))  # rows after the end may be left from an earlier answer
             rows = rows_of_picture(rows[: ends[0]] if len(ends) else rows, index)
             found = self.in_pixels(rows[:, 3:7])
             return to_detections(found, rows[:, 2], rows[:, 1], placement, thresholds, needs_nms=False)
@@ -123,7 +123,7 @@ def _named(evidence: Evidence) -> Reading | None:
 
 
 def _in_order(evidence: Evidence) -> Reading | None:
-    """TFLite's order: boxes, classes, scores, count."""
+    """Return the reading for TFLite's order: boxes, classes, scores, count."""
     if [len(spec.shape) for spec in evidence.outputs] not in ([3, 2, 2, 1], [3, 2, 2, 2]):
         return None
     boxes, classes, scores, count = evidence.outputs
@@ -133,7 +133,7 @@ def _in_order(evidence: Evidence) -> Reading | None:
 
 
 def _priors(evidence: Evidence) -> Reading | None:
-    """One table of boxes and one of scores, in either order."""
+    """Return the reading for one table of boxes and one of scores, in either order."""
     if len(evidence.outputs) != 2 or any(len(spec.shape) != 3 for spec in evidence.outputs):
         return None
     boxes = [spec for spec in evidence.outputs if spec.shape[2] == 4]
@@ -149,6 +149,6 @@ def _priors(evidence: Evidence) -> Reading | None:
 
 
 def _differ(one: TensorSpec, other: TensorSpec) -> bool:
-    """Whether their numbers of rows are known and different."""
+    """Whether the numbers of rows of two tensors are known and different."""
     rows = one.shape[1], other.shape[1]
     return all(isinstance(count, int) for count in rows) and rows[0] != rows[1]

@@ -72,14 +72,14 @@ class Ultralytics(Family, frozen=True):
 
     @classmethod
     def by_metadata(cls, evidence: Evidence) -> Claim | None:
-        """The exporter's metadata. Its keys were added over the years, so each is optional."""
+        """Claim a model by the exporter's metadata. Keys were added over the years, so each is optional."""
         meta = evidence.metadata
         if meta.task is None and not (meta.names and meta.stride):
             return None
         if meta.task not in (None, "detect"):
             return not_decoded(f"an Ultralytics {meta.task} export")
         if meta.head == "RTDETRDecoder" or meta.end2end or meta.nms:
-            # Their own rules ran before and did not match.
+            # The rules of these families have run before and did not match.
             what = "metadata of an end-to-end or RT-DETR export, but not its tensor"
             return undecided(what, cls.name, "ultralytics-end2end", "rtdetr-ultralytics")
         return cls._by_rows(evidence)
@@ -101,7 +101,7 @@ class Ultralytics(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Without metadata, exactly as many columns as the input has grid cells."""
+        """Claim a model without metadata that has exactly as many columns as the input has grid cells."""
         output, cells = evidence.only_output, evidence.cells()
         if output is None or len(output.shape) != 3 or cells is None:
             return None
@@ -119,7 +119,7 @@ class Ultralytics(Family, frozen=True):
 
 
 def _main_output(evidence: Evidence) -> TensorSpec | None:
-    """The only output; or the main head's, if YOLOv9's repository exported an auxiliary one, too."""
+    """Return the only output, or the main head's if YOLOv9's repository also exported an auxiliary one."""
     outputs = evidence.outputs
     if len(outputs) == 2 and outputs[0].shape == outputs[1].shape and evidence.metadata.task is None:
         return outputs[1]
@@ -127,7 +127,7 @@ def _main_output(evidence: Evidence) -> TensorSpec | None:
 
 
 def _is_cells(evidence: Evidence, columns: Dim) -> bool:
-    """Whether columns may be grid cells; an open dimension is accepted, since the metadata confirms the rest."""
+    """Whether columns may be grid cells; an open dimension is accepted, because the metadata confirms the rest."""
     return isinstance(columns, str) or any(columns == evidence.cells(strides) for strides in _STRIDES)
 
 
@@ -266,8 +266,8 @@ class UltralyticsPose(UltralyticsTask, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        """See `Opened.claim`. Without `kpt_shape` the keypoints are all values besides the classes: as many as are
-        named, else one."""
+        """See `Opened.claim`. Without `kpt_shape`, all values except box and classes are keypoints; the number of
+        classes is the number of names, or one."""
         k, values = evidence.metadata.kpt_shape or _values_left(evidence)
         if values not in (2, 3):
             return None
@@ -293,14 +293,14 @@ def _keypoints(points: Floats, placement: Placement) -> Floats:
 
 
 def _values_left(evidence: Evidence) -> tuple[int, int]:
-    """The number of keypoints, and of values per keypoint, that fill the table; three values rather than two, 0 for
-    neither."""
+    """Return the number of keypoints, and of values per keypoint, that fill the table: three values if possible, else
+    two; 0 keypoints if neither fits."""
     tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
     if len(tables) != 1:
         return 0, 0
     _, lines, columns = tables[0].shape
     names = keys.words(evidence.settings, "names") or evidence.metadata.names
-    # There are always more cells than values per cell, and more rows than values per row.
+    # A table always has more cells than values per cell, and more rows than values per row.
     is_rows = isinstance(lines, int) and isinstance(columns, int) and columns < lines
     whole, besides = (columns, 6) if is_rows else (lines, 4 + max(1, len(names)))
     rest = whole - besides if isinstance(whole, int) else 0

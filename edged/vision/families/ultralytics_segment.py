@@ -60,7 +60,7 @@ class UltralyticsSegment(UltralyticsTask, frozen=True):
     def _weighted(
         self, outputs: Outputs, index: int, placement: Placement, thresholds: Thresholds
     ) -> tuple[Detections, Array]:
-        """Detections without their masks, and the weights of each mask's prototypes [n, 32]."""
+        """Return detections without their masks, and the prototypes' weights for each mask, [n, 32]."""
         more = len(self._prototypes(outputs, index))
         offered, weights = self._select(self._table(outputs, index, more), more, thresholds.score)
         numbered = offered._replace(rows=np.arange(len(offered.rows)))
@@ -78,8 +78,8 @@ class UltralyticsSegment(UltralyticsTask, frozen=True):
         return cls._claim_table(evidence, reason, prototypes[0].shape[1], f", {name} the prototypes of masks", name)
 
 
-MAX_PIXELS = 1 << 25  # of the boxes of all masks of a picture: four times 4K, some 50 ms on one core
-MAX_RUNS = 1 << 24  # 64 MiB; only noise has so many
+MAX_PIXELS = 1 << 25  # in the boxes of all masks of a picture: four times 4K, about 50 ms on one core
+MAX_RUNS = 1 << 24  # 64 MiB; only noise has this many
 
 
 class Prototypes:
@@ -100,9 +100,9 @@ class Prototypes:
         self._way = way
 
     def masks(self, weights: Array, boxes: Floats) -> list[Counts | None]:
-        """The masks of n detections with weights [n, m] and boxes, xyxy [n, 4] in pixels of the picture and inside it.
+        """Return the masks of n detections with weights [n, m] and boxes xyxy [n, 4] inside the picture, in its pixels.
 
-        None for an empty mask. TooLarge for masks of more than `MAX_RUNS` runs.
+        An empty mask is None. Raises TooLarge if the masks have more than `MAX_RUNS` runs.
         """
         pixels = np.ceil(boxes - 0.5).astype(int)  # pixels whose centre is in the box
         areas = (pixels[:, 2:] - pixels[:, :2]).clip(0).prod(axis=1)
@@ -120,7 +120,7 @@ class Prototypes:
         return found
 
     def _mask(self, weights: Floats, box: list[int], step: int) -> Counts | None:
-        import cv2  # the daemon names families and decodes nothing
+        import cv2  # imported here, because the daemon imports families without decoding
 
         x1, y1, x2, y2 = box
         if x2 <= x1 or y2 <= y1:
@@ -151,8 +151,8 @@ class Prototypes:
         return masks.encode(inside, x1, y1, self._width, self._height)
 
     def _logits(self, weights: Floats, rows: slice, columns: slice) -> Floats:
-        """Return the weighted sum of a part of the prototypes. A small part is copied first; copying a large one would
-        cost more than summing all."""
+        """Return the weighted sum of a part of the prototypes. A small part is copied first; for a large one, summing
+        everything costs less than the copy."""
         part = self._prototypes[:, rows, columns]
         if part.size * 8 < self._prototypes.size:
             return np.tensordot(weights, part, axes=1)
@@ -160,6 +160,6 @@ class Prototypes:
 
     @staticmethod
     def _reach(ends: npt.NDArray[np.float64], size: int) -> tuple[int, int]:
-        """The range of indices that are interpolated between."""
+        """Return the range of indices that the interpolation reads."""
         low = min(max(math.floor(ends.min()), 0), size - 1)
         return low, max(low + 1, min(math.ceil(ends.max()) + 1, size))

@@ -1,4 +1,4 @@
-"""YOLO models of other packages than ultralytics: YOLOv5 to YOLOv7, YOLOX, DeepStream-Yolo and YOLO-NAS."""
+"""YOLO models that other packages than ultralytics export: YOLOv5 to YOLOv7, YOLOX, DeepStream-Yolo and YOLO-NAS."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
 
 def _certain(table: Array, thresholds: Thresholds) -> tuple[Rows, Floats]:
-    """The rows whose objectness alone is above the threshold, which their score cannot exceed: index and float32."""
+    """Return index and float32 values of the rows whose objectness is above the threshold; the score of a row cannot
+    exceed its objectness."""
     rows = np.flatnonzero(np.greater(table[:, 4], thresholds.score))
     return rows, table[rows].astype(np.float32)
 
 
 def _rated(centred: Floats, table: Floats, placement: Placement, thresholds: Thresholds) -> Detections:
-    """Detections with boxes cx, cy, w, h [n, 4]; a score is the objectness times the best of the classes."""
+    """Return detections from boxes cx, cy, w, h [n, 4]; a score is the objectness times the best class score."""
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are dropped later
         scores, class_ids = best_class(table[:, 5:] * table[:, 4:5])
     return to_detections(corners(centred), scores, class_ids, placement, thresholds, needs_nms=True)
@@ -76,7 +77,7 @@ class YoloV5(Family, frozen=True):
 
     @classmethod
     def claim(cls, evidence: Evidence, reason: str) -> Claim | None:
-        """See `Opened.claim`. The table may be among raw heads."""
+        """See `Opened.claim`. Raw heads may be further outputs besides the table."""
         tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
         if len(tables) != 1 or any(len(spec.shape) not in (3, 5) for spec in evidence.outputs):
             return None
@@ -87,7 +88,7 @@ class YoloV5(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Three rows for each of the input's grid cells."""
+        """Claim a table with three rows for each of the input's grid cells."""
         claim, meta = cls.claim(evidence, ""), evidence.metadata
         if claim is None or claim.classes is None or meta.task is not None:
             return None
@@ -109,7 +110,7 @@ _GRID, _END2END, _FLAT, _HEADS = "grid", "end2end", "max-wh", "heads"
 
 
 class YoloV7(YoloV5, frozen=True):
-    """The YOLOv7 repository's exports, in the forms that are its own (with `--grid` it is one of YOLOv5's):
+    """The YOLOv7 repository's exports, except those with `--grid` alone, which `YoloV5` decodes:
 
     - `--grid --end2end`: `num_dets` [N, 1], `det_boxes` [N, K, 4] xyxy in input pixels, `det_scores` and `det_classes`
       [N, K]; NMS is in the graph.
@@ -141,7 +142,7 @@ class YoloV7(YoloV5, frozen=True):
         return _rated(table[:, :4], table, placement, thresholds)
 
     def _head(self, head: Array, anchors: tuple[float, ...], score: float) -> Floats:
-        """Decode candidates of one raw head [anchors, rows, columns, 5 + classes] to rows as with `--grid`."""
+        """Decode candidates of one raw head [anchors, rows, columns, 5 + classes] to the rows that `--grid` gives."""
         anchor, row, column = np.nonzero(np.greater(head[..., 4], logit(score)))
         raw = sigmoid(head[anchor, row, column].astype(np.float32))
         down, across = self.preprocess.height / head.shape[1], self.preprocess.width / head.shape[2]
@@ -185,7 +186,7 @@ class YoloV7(YoloV5, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Outputs named as by its exporter; a flat one only if nothing suggests YOLO-NAS."""
+        """Claim a model by its exporter's output names; a flat output only if nothing suggests YOLO-NAS."""
         if set(evidence.output_names) == set(cls.counted):
             return cls.claim(evidence, f"names of an end-to-end YOLOv7 export ({', '.join(cls.counted)})")
         if evidence.flat_list is None or evidence.flat_list.name != "output" or evidence.may_be_classes:
@@ -196,12 +197,12 @@ class YoloV7(YoloV5, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """Raw heads: three anchors for each cell of three grids."""
+        """Claim raw heads: three anchors for each cell of three grids."""
         return cls.claim(evidence, "three raw heads of a YOLOv5 or YOLOv7 export") if _raw_heads(evidence) else None
 
 
 def _raw_heads(evidence: Evidence) -> list[TensorSpec]:
-    """The raw heads, the largest grid first; empty if the outputs are something else."""
+    """Return the raw heads, the largest grid first; empty if the outputs are not raw heads."""
     heads = list(evidence.outputs)
     if len(heads) < 2 or any(len(spec.shape) != 5 for spec in heads):
         return []
@@ -237,7 +238,7 @@ class YoloX(Family, frozen=True):
         return _rated(boxes, table, placement, thresholds)
 
     def _grids(self) -> list[tuple[int, int, int]]:
-        """Columns, rows and cell size in pixels of each grid; partial cells at the edge count."""
+        """Return columns, rows and cell size in pixels of each grid; partial cells at the edge count."""
         width, height = self.preprocess.width, self.preprocess.height
         return [(-(-width // stride), -(-height // stride), stride) for stride in _STRIDES[0]]
 
@@ -274,7 +275,8 @@ class YoloX(Family, frozen=True):
 
     @classmethod
     def by_shape(cls, evidence: Evidence) -> Claim | None:
-        """One row per grid cell, as YOLOv6 and, with six columns, DeepStream-Yolo have, too: names distinguish them."""
+        """Claim a table with one row per grid cell. YOLOv6 and, with six columns, DeepStream-Yolo have the same shape;
+        names distinguish them."""
         output, cells = evidence.table(_FEWEST), evidence.cells()
         if output is None or cells is None or output.shape[1] != cells:
             return None
@@ -288,7 +290,7 @@ class YoloX(Family, frozen=True):
         return cls.claim(evidence, f"row arithmetic: {what}, a YOLOX export")
 
 
-_QUERIES = 1000  # with at most so many rows it could be an end-to-end export
+_QUERIES = 1000  # with at most this many rows, a model could be an end-to-end export
 
 
 class DeepStreamYolo(Family, frozen=True):
@@ -311,12 +313,12 @@ class DeepStreamYolo(Family, frozen=True):
         output = evidence.table(6)
         if output is None or output.shape[2] != 6:
             return None
-        # The label of a cell without an object depends on the last bit.
+        # `is_list`: the label of a cell without an object depends on rounding, so rows must not be compared.
         return Claim(cls.name, reason, Reading((output.name,), is_list=True))
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """The names that its scripts use, and as many rows as grid cells, or three times as many."""
+        """Claim a model by the scripts' names if it has as many rows as grid cells, or three times as many."""
         output, cells = evidence.table(6), evidence.cells()
         if output is None or output.name != "output" or evidence.picture.name != "input":
             return None
@@ -327,7 +329,7 @@ class DeepStreamYolo(Family, frozen=True):
 
 
 class YoloNas(Family, frozen=True):
-    """YOLO-NAS as super-gradients exports it, with its NMS and thresholds of its own in the graph.
+    """YOLO-NAS as super-gradients exports it, with NMS and its own thresholds in the graph.
 
     Flat: one output [M, 7], a row per detection: picture, xyxy in input pixels, *score, class*. Batch:
     `num_predictions` [N, 1], `pred_boxes` [N, K, 4], `pred_scores` and `pred_classes` [N, K], padded with -1. Its input
@@ -358,7 +360,7 @@ class YoloNas(Family, frozen=True):
 
     @classmethod
     def by_names(cls, evidence: Evidence) -> Claim | None:
-        """Outputs named as by its exporter; a flat one also if the input is UINT8."""
+        """Claim a model by its exporter's output names; a flat output also if the input is UINT8."""
         if set(evidence.output_names) == set(cls.counted):
             return cls.claim(evidence, f"names of a YOLO-NAS export ({', '.join(cls.counted)})")
         flat = evidence.flat_list
