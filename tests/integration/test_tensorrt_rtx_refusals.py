@@ -244,7 +244,7 @@ answer = {{
     assert "is not a TensorRT plan: it begins with" in str(answer["onnx"])
     assert answer["other"] == (
         "EngineUnusable: the engine was built by TensorRT-RTX 1.6.1.120, "
-        f"and {version} is installed; it will be rebuilt"
+        f"but {version} is installed; it will be rebuilt"
     )
     assert answer["tensorrt"] == "EngineUnusable: the engine was built by TensorRT; TensorRT-RTX cannot load it"
     assert "cuInit" in str(answer["json"]) or "CUDA" in str(answer["json"])
@@ -265,6 +265,6 @@ def test_engine_of_an_older_version_is_reported_with_both_versions(tmp_path: Pat
     assert load.read_header((tmp_path / "out" / "engine.plan").read_bytes()).version == built["version"]
     answer = ask(f"answer = {{'said': opened({model!r}, {out!r})}}")
     assert answer["said"] == (
-        f"EngineUnusable: the engine was built by TensorRT-RTX {built['version']}, and {version} is installed;"
+        f"EngineUnusable: the engine was built by TensorRT-RTX {built['version']}, but {version} is installed;"
         " it will be rebuilt"
     )
