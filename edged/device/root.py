@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 DEFAULT_LIMIT = 1 << 20  # bytes; far above any file of /proc, /sys or /etc that contains a fact
 _MAX_LINKS = 40  # the kernel's own limit for one path
@@ -44,13 +45,20 @@ class Root:
     def head(self, rel: str, size: int) -> bytes:
         """Return at most the first `size` bytes of a regular file; empty if it cannot be read."""
         try:
-            path = self._locate(rel)
-            if not stat.S_ISREG(os.stat(path).st_mode):
+            file = self._open(rel)
+            if file is None:
                 return b""
-            with open(path, "rb") as file:
+            with file:
                 return file.read(size)
         except _UNREADABLE:
             return b""
+
+    def open(self, rel: str) -> BinaryIO | None:
+        """Open a regular file for reading; None if it cannot be opened."""
+        try:
+            return self._open(rel)
+        except _UNREADABLE:
+            return None
 
     def strings(self, rel: str) -> tuple[str, ...]:
         """Return the NUL-separated strings of a device-tree property."""
@@ -99,15 +107,21 @@ class Root:
             return []
 
     def _read_bytes(self, rel: str, limit: int) -> bytes | None:
+        file = self._open(rel)
+        if file is None:
+            return None
+        with file:
+            # stat reports size 0 for files of /proc.
+            data = file.read(limit + 1)
+        return None if len(data) > limit else data
+
+    def _open(self, rel: str) -> BinaryIO | None:
+        """Open a file; None if it is not a regular one."""
         path = self._locate(rel)
         # The type is checked before opening: opening a FIFO blocks, and opening a device can have side effects.
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            # stat reports size 0 for files of /proc.
-            data = file.read(limit + 1)
-        return None if len(data) > limit else data
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb")
 
     def _locate(self, rel: str) -> str:
         """Return the path to open. Links of a recorded tree are resolved here."""

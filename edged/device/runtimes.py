@@ -1,4 +1,5 @@
-"""Versions of installed runtimes, without importing them: `runtime.* tensorrt.version cuda.* cudnn.version`.
+"""Versions of installed runtimes, without importing them: `runtime.* tensorrt.version cuda.* cudnn.version`; and the
+GPUs that ONNX Runtime's CUDA provider has code for, `runtime.onnxruntime_gpu_code`.
 
 Python packages are found by their `*.dist-info` directories (PyPA, "Recording installed projects"), read through
 `Root`: importlib.metadata would follow links out of a recorded tree and block on a FIFO.
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from edged.decoding import ready
-from edged.device import libraries
+from edged.device import fatbin, libraries
 from edged.device.root import Root
 
 # The wheels that contain libnvinfer; the other TensorRT wheels depend on them.
@@ -37,6 +38,8 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "runtime.cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"),
     "runtime.cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
 }
+# ONNX Runtime's CUDA provider. The fact is no part of an engine's key: the version of the package is.
+_PROVIDER, _CODE = "onnxruntime/capi/libonnxruntime_providers_cuda.so", "runtime.onnxruntime_gpu_code"
 _WANTED = frozenset(name for names in _PACKAGES.values() for name in names)
 
 # Where packages are in a recorded tree: a service's own environment before the system's, as in its sys.path.
@@ -71,7 +74,15 @@ def probe(root: Root) -> dict[str, str]:
         version = next((installed[name] for name in names if name in installed), None)
         if version:
             facts[fact] = version
+    if "onnxruntime-gpu" in installed:
+        facts[_CODE] = _provider_code(root)
     return facts | _libraries(root, installed)
+
+
+def _provider_code(root: Root) -> str:
+    """The architectures of the provider's kernels; empty if they cannot be read."""
+    found = (fatbin.code(root, path) for folder in _directories(root) for path in root.glob(f"{folder}/{_PROVIDER}"))
+    return " ".join(next(found, ()))
 
 
 def _distributions(root: Root) -> dict[str, str]:

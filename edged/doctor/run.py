@@ -17,7 +17,7 @@ from edged.doctor.check import Check, Examination, Name, Report, Step, Tell, in_
 from edged.doctor.daemon import DaemonState, Socket
 from edged.doctor.hardware import User
 from edged.doctor.models import ModelChecks, StoreView
-from edged.doctor.runtimes import Runtimes
+from edged.doctor.runtimes import Runtimes, runtime_packages
 from edged.errors import EdgedError, InvalidInput, Unsupported
 from edged.formatting import many
 
@@ -138,6 +138,7 @@ def _box_steps(root: Root, fingerprint: Fingerprint, user: User) -> list[Step]:
     node_facts = facts if root.exists("dev") else {}  # records have no nodes
     battery = "sys/class/rtc/rtc[0-9]*"
     return [
+        plain(Name.RUNTIME, lambda: runtime_packages(facts), "packages"),
         plain(Name.DRIVER, lambda: hardware.driver(facts, hardware.cards(root))),
         plain(Name.DEVICE_NODES, lambda: hardware.device_nodes(hardware.nodes(root, user), user, node_facts)),
         plain(Name.POWER_MODE, lambda: hardware.power_mode(root, facts)),

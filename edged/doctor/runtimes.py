@@ -10,7 +10,9 @@ import msgspec
 from edged import packages
 from edged.backends import registry
 from edged.config.child_limits import Limits
-from edged.doctor.check import Check, Name, Step, ok, plain, unknown, warning, wrong
+from edged.device import fatbin
+from edged.device.fingerprint import Device, Fingerprint, devices
+from edged.doctor.check import Check, Name, Step, ok, unknown, warning, wrong
 from edged.engines.child import run
 from edged.errors import EdgedError
 from edged.ipc import job_messages as jobs
@@ -19,7 +21,9 @@ _REFERENCE = "onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime_gpu", "onnxruntime_openvino")
 _CPU = "CPUExecutionProvider"
 # Providers that edged gives models to, by the prefix of the facts of a device for them.
-_DEVICE_OF = {"CUDAExecutionProvider": "gpu."}
+_CODE = "runtime.onnxruntime_gpu_code"
+_CUDA = "CUDAExecutionProvider"
+_DEVICE_OF = {_CUDA: "gpu."}
 _SECONDS = 90.0
 _LIMITS = Limits(seconds=_SECONDS, memory_mb=4096)
 
@@ -52,12 +56,11 @@ class Runtimes:
         self.loaded: dict[str, jobs.LoadedRuntime] = {}
 
     def steps(self) -> list[Step]:
-        """One for each runtime that is installed, and for the reference's in any case; for packages and extras."""
+        """One for each runtime that is installed, and for the reference's in any case; one for each extra."""
         present = registry.installed(self._facts)
         names = present if _REFERENCE in present else [_REFERENCE, *present]
         return [
             *(self._runtime_step(name) for name in names),
-            plain(Name.RUNTIME, lambda: runtime_packages(self._facts), "packages"),
             *(_extra_step(extra) for extra in EXTRAS),
         ]
 
@@ -135,10 +138,50 @@ def runtime_packages(facts: Mapping[str, str]) -> Iterator[Check]:
         remedy = f"{packages.uninstall(*names)}, then install the one that is wanted: {packages.install(names[-1])}"
         yield warning(Name.RUNTIME, f"{plain_names} are all installed and hold one module", remedy, "packages")
     if found == [_REFERENCE] and any(fact.startswith("gpu.") for fact in facts):
-        message = "this onnxruntime is built for the CPU alone, and there is an NVIDIA GPU"
-        yield warning(
-            Name.RUNTIME, message, "install onnxruntime-gpu instead, or leave the GPU to TensorRT", "packages"
-        )
+        yield _without_cuda(facts)
+    for device in without_code(facts):
+        version, code = facts["runtime.onnxruntime_gpu"], facts[_CODE]
+        message = f"onnxruntime-gpu {version} has code for {code}, none of which runs on {device.description}"
+        yield warning(Name.RUNTIME, message, right_package(facts), "packages")
+
+
+def _without_cuda(facts: Mapping[str, str]) -> Check:
+    """Check a box with an NVIDIA GPU and the onnxruntime that cannot use it, which is the right one for a Jetson."""
+    message = "this onnxruntime is built for the CPU alone, and there is an NVIDIA GPU"
+    if all(device.compute_capability not in fatbin.TEGRA for device in devices(Fingerprint(dict(facts)))):
+        remedy = "install onnxruntime-gpu instead, or leave the GPU to TensorRT"
+        return warning(Name.RUNTIME, message, remedy, "packages")
+    if _has_tensorrt(facts):
+        return ok(Name.RUNTIME, "onnxruntime is the right package for a Jetson, with TensorRT for its GPU", "packages")
+    why = "keep onnxruntime, since onnxruntime-gpu of PyPI has no code for a Jetson's GPU"
+    return warning(Name.RUNTIME, message, f"{why}, and {_tensorrt(facts)}", "packages")
+
+
+def without_code(facts: Mapping[str, str]) -> tuple[Device, ...]:
+    """The NVIDIA GPUs that the installed onnxruntime-gpu carries no code for."""
+    code = facts.get(_CODE, "")
+    return tuple(
+        device
+        for device in devices(Fingerprint(dict(facts)))
+        if code and device.compute_capability and not fatbin.runs_on(code, device.compute_capability)
+    )
+
+
+def right_package(facts: Mapping[str, str]) -> str:
+    """What to install on a box whose GPU onnxruntime-gpu carries no code for."""
+    swap = f"{packages.uninstall('onnxruntime-gpu')}, then {packages.install(_REFERENCE, option='--force-reinstall')}"
+    return f"{swap}; for the GPU {'TensorRT is installed' if _has_tensorrt(facts) else _tensorrt(facts)}"
+
+
+def _has_tensorrt(facts: Mapping[str, str]) -> bool:
+    return not registry.TIMING_KERNELS.isdisjoint(registry.usable(facts))
+
+
+def _tensorrt(facts: Mapping[str, str]) -> str:
+    """How TensorRT, which compiles for the GPU that it finds, comes onto the box."""
+    if "jetson.l4t" in facts or "jetson.soc" in facts:
+        return "install JetPack's TensorRT: sudo apt install nvidia-jetpack"
+    return f"install TensorRT: {packages.install('tensorrt', 'cuda-bindings')}"
 
 
 def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mapping[str, str]) -> Check:
@@ -156,6 +199,8 @@ def provider(name: str, refusal: str, facts: Mapping[str, str]) -> Check:
     if not refusal:
         return ok(Name.PROVIDER, "a session of one node runs on it", name)
     message = f"ONNX Runtime lists it and cannot use it: {refusal}"
+    if name == _CUDA and without_code(facts):
+        return warning(Name.PROVIDER, f"{message}; it has no code for this GPU", right_package(facts), name)
     cuda = packages.install("onnxruntime-gpu[cuda,cudnn]")
     remedy = f"install the missing libraries; for CUDA: {cuda}, and the NVIDIA driver"
     if name == _CPU or any(fact.startswith(_DEVICE_OF.get(name, "?")) for fact in facts):

@@ -11,6 +11,7 @@ from edged.backends import registry
 from edged.backends.contract import REFERENCE, Recipe
 from edged.backends.profile import PREFIX, Profile
 from edged.backends.trt import options as trt_options
+from edged.device import fatbin
 from edged.device.fingerprint import Device, Fingerprint, devices
 from edged.errors import ConfigError, Unsuitable
 from edged.models import settings as model_settings
@@ -109,9 +110,13 @@ def _is_usable(backend: str, device: Device, facts: Mapping[str, str]) -> bool:
     if device.kind != "cuda":
         return True
     # Without a compute capability a key could not name the GPU that the code is for.
-    if _capability(device) is None:
+    if _capability(device) is None or device.compute_capability is None:
         return False
-    return backend != "onnxruntime" or "runtime.onnxruntime_gpu" in facts  # only that package has CUDA in it
+    if backend != "onnxruntime":
+        return True
+    code = facts.get("runtime.onnxruntime_gpu_code")  # its kernels are compiled ahead, for some GPUs only
+    is_compiled_for = code is None or fatbin.runs_on(code, device.compute_capability)
+    return "runtime.onnxruntime_gpu" in facts and is_compiled_for  # only that package has CUDA in it
 
 
 def _capability(device: Device) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from edged.shapes import MODEL_PATH
 from edged.store.store import Store
 from tests import models
 from tests.integration.daemon import Daemon
+from tests.unit.cuda_library import WHEEL_OF_ARM
 
 pytestmark = pytest.mark.timeout(180)
 DOCTOR = (sys.executable, "-m", "edged", "doctor", "--json")
@@ -217,3 +219,24 @@ def test_doctor_missing_model_is_a_usage_error(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, json.loads(done.stdout)["code"]) == (2, "INVALID_REQUEST")
     assert "missing" in done.stderr
+
+
+def test_doctor_recorded_orin_with_the_wheel_for_other_gpus_names_the_right_package(tmp_path: Path) -> None:
+    recorded = Path(__file__).parents[1] / "fixtures" / "devices" / "jetson-orin-nano"
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True, symlinks=True)
+    site = tmp_path / "opt/edged/lib/python3.10/site-packages"
+    (site / "onnxruntime_gpu-1.31.1.dist-info").mkdir(parents=True)
+    (site / "onnxruntime" / "capi").mkdir(parents=True)
+    (site / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so").write_bytes(WHEEL_OF_ARM)
+    check = next(each for each in doctor("--root", tmp_path).of(Name.RUNTIME, "packages") if "has code" in each.message)
+    assert check.result is Result.WARNING
+    assert "sm_89 sm_90a sm_120a sm_121a" in check.message
+    assert "compute capability 8.7" in check.message
+    assert "onnxruntime" in check.remedy
+    shown = subprocess.run(
+        [sys.executable, "-m", "edged", "device", "--root", str(tmp_path), "--json"],
+        capture_output=True,
+        check=True,
+    )
+    facts = msgspec.json.decode(shown.stdout)["facts"]
+    assert facts["runtime.onnxruntime_gpu_code"] == "sm_89 sm_90a sm_120a sm_121a"

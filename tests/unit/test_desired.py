@@ -353,6 +353,22 @@ def test_desired_onnxruntime_on_cuda_only_with_its_cuda_package() -> None:
     assert {recipe.device for recipe in candidates({}, facts)} == {"cpu", "cuda:0"}
 
 
+@pytest.mark.parametrize(
+    ("capability", "code", "expected"),
+    [
+        ("8.7", "sm_89 sm_90a sm_120a sm_121a", False),  # Orin with the wheel for aarch64
+        ("11.0", "sm_89 sm_90a sm_120a sm_121a", False),
+        ("8.7", "sm_72 sm_87", True),
+        ("8.9", "sm_89", True),
+        ("8.7", None, True),  # the library could not be read: a build will tell
+    ],
+)
+def test_desired_onnxruntime_on_cuda_needs_code_for_the_gpu(capability: str, code: str | None, expected: bool) -> None:
+    facts = gpu(compute_capability=capability) | ({"runtime.onnxruntime_gpu_code": code} if code else {})
+    found = {recipe.backend for recipe in candidates({}, facts) if recipe.device == "cuda:0"}
+    assert found == {"tensorrt", *(("onnxruntime",) if expected else ())}
+
+
 def test_desired_gpu_of_unknown_capability_is_skipped() -> None:
     assert {recipe.device for recipe in candidates({}, gpu())} == {"cpu"}
     assert {recipe.device for recipe in candidates({}, gpu(compute_capability="unknown"))} == {"cpu"}

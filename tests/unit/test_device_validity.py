@@ -23,7 +23,8 @@ PAIRS = [
 # Updates and settings of a box that never make an engine wrong.
 HARMLESS = """
     os.kernel os.name os.version libc.version python.version memory.total_mb memory.limit_mb cpu.quota cpu.cores
-    cpu.threads cpu.features gpu.0.pci cuda.version cuda.driver nvidia.state board.model jetson.model
+    cpu.threads cpu.features runtime.onnxruntime_gpu_code gpu.0.pci cuda.version cuda.driver nvidia.state board.model
+    jetson.model
 """
 
 

@@ -35,6 +35,9 @@ from tests.unit.test_doctor_box import lines
 ORT = jobs.LoadedRuntime("1.23.2", 23, 11, ("CPUExecutionProvider",))
 ANY = jobs.LoadedRuntime("2026.4", jobs.LoadedRuntime.ANY, jobs.LoadedRuntime.ANY)
 CPU_ONLY = {"runtime.onnxruntime": "1.23.2"}
+ORIN = {"gpu.0.name": "Orin", "gpu.0.compute_capability": "8.7", "jetson.l4t": "36.4.4"}
+WITH_TENSORRT = {"runtime.tensorrt": "10.3.0", "tensorrt.version": "10.3.0.30"}
+WHEEL = {"runtime.onnxruntime_gpu": "1.31.1", "runtime.onnxruntime_gpu_code": "sm_89 sm_90a sm_120a sm_121a"}
 WITH_GPU = CPU_ONLY | {"gpu.0.name": "Orin"}
 
 
@@ -153,10 +156,27 @@ def test_extra_missing_names_what_is_not_installed() -> None:
         (CPU_ONLY | {"runtime.onnxruntime_gpu": "1.23.2"}, "warning packages: onnxruntime, onnxruntime-gpu are all"),
         (WITH_GPU, "warning packages: this onnxruntime is built for the CPU alone"),
         (CPU_ONLY, ""),
+        (CPU_ONLY | ORIN, "warning packages: this onnxruntime is built for the CPU alone"),
+        (CPU_ONLY | ORIN | WITH_TENSORRT, "ok packages: onnxruntime is the right package for a Jetson"),
+        (WHEEL | ORIN, "warning packages: onnxruntime-gpu 1.31.1 has code for sm_89 sm_90a sm_120a sm_121a, none of"),
+        (WHEEL | WITH_GPU | {"gpu.0.compute_capability": "8.9"}, "warning packages: onnxruntime, onnxruntime-gpu are"),
+        (WHEEL | {"gpu.0.name": "L4", "gpu.0.compute_capability": "8.9"}, ""),
     ],
 )
 def test_runtime_packages_that_exclude_each_other(facts: dict[str, str], expected: str) -> None:
     assert lines(runtimes.runtime_packages(facts)).startswith(expected)
+
+
+def test_runtime_packages_names_the_right_one_for_the_box() -> None:
+    (jetson,) = runtimes.runtime_packages(WHEEL | ORIN)
+    assert "uninstall onnxruntime-gpu" in jetson.remedy
+    assert jetson.remedy.endswith("install JetPack's TensorRT: sudo apt install nvidia-jetpack")
+    (ready,) = runtimes.runtime_packages(WHEEL | ORIN | WITH_TENSORRT)
+    assert ready.remedy.endswith("TensorRT is installed")
+    (server,) = runtimes.runtime_packages(WHEEL | {"gpu.0.name": "A100", "gpu.0.compute_capability": "8.0"})
+    assert "pip install tensorrt cuda-bindings" in server.remedy
+    found = runtimes.provider("CUDAExecutionProvider", "no kernel image is available", WHEEL | ORIN)
+    assert (found.result, found.remedy) == (Result.WARNING, jetson.remedy)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""The GPUs that the kernels of a CUDA library were compiled for, read from the library's file. Nothing is loaded.
+
+nvcc puts kernels into the ELF section `.nv_fatbin`: containers one after the other, with zeros between them. Layout,
+little endian, as n-eiling/cuda-fatbin-decompression describes it and onnxruntime-gpu 1.23.2 and 1.31.1 have it:
+
+    container   u32 magic, u16 version, u16 size of this header, u64 size of the entries that follow
+    entry       u16 kind (1: PTX, 2: machine code), u16, u32 size of this header, u64 size of the content that follows,
+                8 bytes, u16 minor, u16 major, u32 architecture (87 for compute capability 8.7), 8 bytes, u64 flags
+
+The content may be compressed; the headers never are. A library has some hundred containers in hundreds of megabytes, of
+which only the headers are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterator
+
+from edged.device.root import Root
+
+_ELF = struct.Struct("<4sBB34xQ10xHHH")  # magic, class, byte order; offset, size and number of sections, their names
+_SECTION = struct.Struct("<I4x16xQQ24x")  # offset of the name; offset and size in the file
+_CONTAINER = struct.Struct("<IHHQ")
+_ENTRY = struct.Struct("<H2xIQ12xI8xQ")
+_MAGIC, _PTX, _MACHINE_CODE = 0xBA55ED50, 1, 2
+_EXACT = 0x100000  # flag of code for one compute capability alone, as sm_90a
+_SECTION_NAME = b".nv_fatbin\0"
+_64_BITS, _LITTLE_ENDIAN = 2, 1
+_MOST_READS = 1 << 17  # a damaged file must not keep the reader busy; real libraries need some ten thousand
+_MOST_SECTIONS = 4096
+_MOST_NAMES = 1 << 16  # bytes
+
+
+def code(root: Root, path: str) -> tuple[str, ...]:
+    """Return the architectures of all kernels in a library: `sm_86`, `sm_90a` (this one alone) for machine code,
+    `ptx_90` for what a driver compiles for newer GPUs. Empty if the file has none or cannot be read."""
+    file = root.open(path)
+    if file is None:
+        return ()
+    with file:
+        try:
+            found = set(_entries(file.fileno()))
+        except (OSError, struct.error, OverflowError):
+            return ()
+    kinds = {_PTX: "ptx", _MACHINE_CODE: "sm"}
+    ordered = sorted(found, key=lambda entry: (-entry[0], entry[1], entry[2]))
+    return tuple(f"{kinds[kind]}_{architecture}{'a' * is_exact}" for kind, architecture, is_exact in ordered)
+
+
+def _entries(file: int) -> Iterator[tuple[int, int, bool]]:
+    """Kind and architecture of each entry of a known kind, and whether it is for that architecture alone."""
+    reads = 0
+    for start, end in _sections(file):
+        position = start
+        while position + _CONTAINER.size <= end and reads < _MOST_READS:
+            reads += 1
+            magic, _, header, size = _CONTAINER.unpack(os.pread(file, _CONTAINER.size, position))
+            if magic != _MAGIC:
+                position += 8  # zeros up to the next multiple
+                continue
+            entry, position = position + header, min(end, position + header + size)
+            while entry + _ENTRY.size <= position and reads < _MOST_READS:
+                reads += 1
+                kind, own, content, architecture, flags = _ENTRY.unpack(os.pread(file, _ENTRY.size, entry))
+                if kind in (_PTX, _MACHINE_CODE) and architecture < 1000:
+                    yield kind, architecture, bool(flags & _EXACT)
+                entry += max(own + content, _ENTRY.size)
+
+
+def _sections(file: int) -> Iterator[tuple[int, int]]:
+    """Where the sections with kernels begin and end in an ELF file of 64 bits."""
+    magic, bits, order, table, size, count, names_at = _ELF.unpack(os.pread(file, _ELF.size, 0))
+    if (magic, bits, order, size) != (b"\x7fELF", _64_BITS, _LITTLE_ENDIAN, 64) or count > _MOST_SECTIONS:
+        return
+    headers = [_SECTION.unpack(os.pread(file, _SECTION.size, table + number * size)) for number in range(count)]
+    if names_at >= len(headers):
+        return
+    _, offset, length = headers[names_at]
+    names = os.pread(file, min(length, _MOST_NAMES), offset)
+    for name, start, length in headers:
+        if names.startswith(_SECTION_NAME, name):
+            yield start, start + length
+
+
+# Of NVIDIA's SoCs: Jetson TX1, TX2, Xavier, Orin, and Thor before and since CUDA 13.
+TEGRA = frozenset({"5.3", "6.2", "7.2", "8.7", "10.1", "11.0"})
+_NAME = re.compile(r"(sm|ptx)_([0-9]{1,2})([0-9])(a?)")
+
+
+def runs_on(names: str, capability: str) -> bool:
+    """Whether a library with this code (`code`, joined with spaces) has kernels for a GPU of this compute capability.
+
+    CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility": machine code runs on the same major
+    number from its own minor number on, but on SoCs on none but its own; PTX on its own capability and all later ones;
+    what ends in `a` on its own alone.
+    """
+    major, minor = (int(part) for part in capability.split("."))
+    return any(
+        (int(found[2]), int(found[3])) == (major, minor)
+        or (found[1] == "ptx" and not found[4] and (int(found[2]), int(found[3])) < (major, minor))
+        or (
+            found[1] == "sm"
+            and not found[4]
+            and int(found[2]) == major
+            and int(found[3]) < minor
+            and capability not in TEGRA
+            and f"{found[2]}.{found[3]}" not in TEGRA
+        )
+        for found in map(_NAME.fullmatch, names.split())
+        if found is not None
+    )
