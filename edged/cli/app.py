@@ -116,6 +116,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "inventory": _inventory,
     "device": _device,
     "doctor": _function("doctor", "doctor"),
+    "self-check": _function("self_check", "self_check"),
     "reload": _function("serve", "reload"),
     "tokens": _tokens,
     "tls": _tls,

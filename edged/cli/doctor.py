@@ -22,7 +22,7 @@ from edged.errors import InvalidInput
 if TYPE_CHECKING:
     from edged.doctor.check import Report
 
-_STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.WRONG: "bold red", Result.UNKNOWN: "dim"}
+STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.WRONG: "bold red", Result.UNKNOWN: "dim"}
 
 
 def doctor(
@@ -118,7 +118,7 @@ def _problems(problems: Sequence[Check], left_out: Sequence[str]) -> Table:
     for check in problems:
         about = f"{check.name.value} {check.subject}".strip()
         remedy = f"\n→ {check.remedy}" if check.remedy else ""
-        table.add_row(Text(check.result.value, _STYLES[check.result]), f"{about}: {check.message}{remedy}")
+        table.add_row(Text(check.result.value, STYLES[check.result]), f"{about}: {check.message}{remedy}")
     for line in left_out:
         table.add_row(Text("left out", "dim"), line)
     return table
@@ -128,6 +128,6 @@ def _table(checks: tuple[Check, ...]) -> Table:
     table = common.table("result", "check", "about", "found")
     for check in checks:
         found = f"{check.message}\n→ {check.remedy}" if check.remedy else check.message
-        style = _STYLES[check.result]
+        style = STYLES[check.result]
         table.add_row(check.result.value, check.name.value, check.subject, found, style=style)
     return table

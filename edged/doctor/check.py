@@ -41,6 +41,7 @@ class Name(str, enum.Enum):
     PROVIDER = "provider"
     TELEMETRY = "telemetry"
     EXTRA = "extra"
+    SELF_CHECK = "self_check"  # of `edged self-check`
     # hardware
     DRIVER = "driver"
     DEVICE_NODES = "device_nodes"

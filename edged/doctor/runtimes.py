@@ -110,14 +110,14 @@ def loaded_runtime(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> I
         yield wrong(
             Name.RUNTIME,
             f"it is {loaded.version} when it is loaded and {packaged} as it is installed: two of them are mixed up",
-            f"uninstall every package of it, then install one: {_reinstall(backend)}",
+            f"uninstall every package of it, then install one: {reinstall(backend)}",
             backend,
         )
     else:
         yield ok(Name.RUNTIME, f"{loaded.version} loads", backend)
     if not loaded.opset or not loaded.ir_version:
         message = "it does not even accept a model of one node of opset 13"
-        yield wrong(Name.OPSET, message, _reinstall(backend), backend)
+        yield wrong(Name.OPSET, message, reinstall(backend), backend)
     else:
         taken = [_up_to(what, most) for what, most in (("opset", loaded.opset), ("IR version", loaded.ir_version))]
         yield ok(Name.OPSET, f"it takes {' and '.join(taken)}", backend)
@@ -139,6 +139,11 @@ def runtime_packages(facts: Mapping[str, str]) -> Iterator[Check]:
         yield warning(Name.RUNTIME, f"{plain_names} are all installed and hold one module", remedy, "packages")
     if found == [_REFERENCE] and any(fact.startswith("gpu.") for fact in facts):
         yield _without_cuda(facts)
+    yield from missing_code(facts)
+
+
+def missing_code(facts: Mapping[str, str]) -> Iterator[Check]:
+    """Check whether onnxruntime-gpu can use the GPUs of the box: a line for each that it cannot."""
     for device in without_code(facts):
         version, code = facts["runtime.onnxruntime_gpu"], facts[_CODE]
         message = f"onnxruntime-gpu {version} has code for {code}, none of which runs on {device.description}"
@@ -187,7 +192,7 @@ def _tensorrt(facts: Mapping[str, str]) -> str:
 def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mapping[str, str]) -> Check:
     """Check a runtime that cannot be imported; a spare one matters less than the reference's."""
     what = f"{packaged} is installed and does not load" if packaged else "it is not installed"
-    remedy = _reinstall(backend) if packaged else packages.install(backend)
+    remedy = reinstall(backend) if packaged else packages.install(backend)
     if backend == _REFERENCE:
         return wrong(Name.RUNTIME, f"{what}, and nothing can be served without it: {reason}", remedy, backend)
     make = wrong if backend in registry.usable(facts) else warning
@@ -239,7 +244,7 @@ def _up_to(what: str, most: int) -> str:
     return f"any {what}" if most == jobs.LoadedRuntime.ANY else f"{what} up to {most}"
 
 
-def _reinstall(package: str) -> str:
+def reinstall(package: str) -> str:
     return packages.install(package, option="--force-reinstall")
 
 

@@ -61,12 +61,13 @@ Reserve: TypeAlias = Callable[[int], Awaitable[int]]
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One engine of one model to be made, with the effort to build with."""
+    """One engine of one model to be made, with the effort to build with; `is_timed`: once it is accepted."""
 
     model: Model
     recipe: Recipe
     key: EngineKey
     effort: Effort = "full"
+    is_timed: bool = True
 
 
 _UNKNOWN = Verdict(False, "not verified yet", {})
@@ -156,6 +157,11 @@ class Builder:
         if job.order.recipe.is_reference and found.seconds:
             self._trials[job.order.digest] = found.seconds
         return found
+
+    async def ask_reference(self, model: Model) -> None:
+        """Make a model's golden answers, unless they exist, so that engines made at the same time share them."""
+        async with self._storing():
+            await self._reference(model, REFERENCE, lambda progress: None)
 
     async def make(self, task: Task, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         """Build and verify an engine and commit the outcome, accepted or rejected. Returns its record.
@@ -326,7 +332,7 @@ class Builder:
         patience = self._patience(model, REFERENCE.backend)
         found = await run(job, jobs.Verified, self._limits, on_progress=on_progress, patience=patience)
         record = msgspec.structs.replace(record, verdict=found.verdict, standard=standard.digest)
-        if not found.verdict.accepted:
+        if not found.verdict.accepted or not task.is_timed:
             return msgspec.structs.replace(record, speeds=(), load=None)
         again = jobs.Time(**msgspec.structs.asdict(job))
         timed = await run(again, jobs.Timed, self._limits, on_progress=on_progress, patience=patience)

@@ -9,13 +9,12 @@ import msgspec
 from edged.backends import registry
 from edged.errors import EngineUnusable
 from edged.ipc import job_messages as jobs
-from edged.shapes import Scene
+from edged.shapes import SAMPLE_SEED, Scene
 from edged.verification.probes import Pictures, read_sample
 from edged.vision.draw import encode_jpeg
 from edged.vision.family import Classifier, open_family
 
 _LEAST_SCORE = 0.05  # a user who looks for a threshold sees what lower ones would show
-_SEED = 3  # of the drawn picture
 
 
 def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
@@ -23,7 +22,7 @@ def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
 
     InvalidInput for a picture that cannot be read, or a model that takes none; EngineUnusable if the runtime refuses.
     """
-    pixels = read_sample(Path(job.picture)) if job.picture else Scene(_SEED).frame(0)[0]
+    pixels = read_sample(Path(job.picture)) if job.picture else Scene(SAMPLE_SEED).frame(0)[0]
     height, width = pixels.shape[:2]
     drawn = b"" if job.picture else encode_jpeg(pixels)
     question = Pictures(job.order.signature, job.recognition).of(Path(job.picture).name, pixels)

@@ -49,6 +49,7 @@ NOT_RUN = {
     r"pip install|protoc": "needs the network; tests/unit/test_package.py and test_packages.py look at it",
     r"edged serve$": "the daemon of this test is one",
     r"edged doctor": "takes a minute; tests/integration/test_doctor.py runs it",
+    r"edged self-check": "takes some seconds; tests/integration/test_self_check.py runs it",
     r"edged engines build": "needs TensorRT for RTX; tests/integration/test_tensorrt_rtx.py runs it",
     r"edged [\w ]*.*(--inventory|tls:dock)": "needs other boxes; tests/integration/test_remote.py has some",
     r"edged reload|sudo edged reload": "needs a daemon with a file; tests/integration/test_reload.py runs it",

@@ -1,0 +1,59 @@
+"""`edged self-check`: does every installed runtime answer rightly on this box?"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from edged.cli import common
+from edged.cli.doctor import STYLES
+
+if TYPE_CHECKING:
+    from edged.doctor.check import Report
+
+
+def self_check(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Some seconds: no timing, and runtimes for GPUs are only loaded.")
+    ] = False,
+    json: common.Json = False,
+) -> None:
+    """Try every runtime with the embedded detector.
+
+    For use after an installation or upgrade. It needs no daemon and no model, and keeps nothing. Each installed
+    runtime builds an engine in child processes of its own, confined as in a daemon, and its answers are compared with
+    the reference: ONNX Runtime without optimisation, which has to find the shapes of a drawn picture itself.
+
+    Without --quick engines are also timed, and built for GPUs, which takes TensorRT some minutes on a small box.
+
+    Exit status: 0 all that is installed works, 1 a runtime does not work or answers wrongly.
+    """
+    from edged.device.fingerprint import probe
+    from edged.doctor.self_check import run_self_check
+
+    with common.working("checking runtimes") as change:
+        outcome = asyncio.run(run_self_check(probe(), lambda step: change(f"checking {step.subject}"), is_quick=quick))
+    report = outcome.report
+    if json:
+        found = {"ok": report.is_ok(), "checks": report.checks, "left_out": report.left_out, "engines": outcome.tried}
+        common.print_json(msgspec.json.encode(found))
+    else:
+        common.show(render(report))
+    if not report.is_ok():
+        raise typer.Exit(common.FAILED)
+
+
+def render(report: Report) -> Table:
+    """A line for each runtime, with the remedy below if one is needed."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for check in report.checks:
+        remedy = f"\n→ {check.remedy}" if check.remedy else ""
+        table.add_row(Text(check.result.value, STYLES[check.result]), check.subject, f"{check.message}{remedy}")
+    for line in report.left_out:
+        table.add_row(Text("left out", "dim"), "", line)
+    return table

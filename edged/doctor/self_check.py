@@ -1,0 +1,232 @@
+"""`edged self-check`: every installed runtime makes an engine of the embedded detector, as in a daemon.
+
+Each step runs in children that are confined as all jobs are. First ONNX Runtime without optimisation, the reference,
+has to find the shapes of a drawn picture; then an engine for each runtime and device has to answer as it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from edged.backends import registry
+from edged.backends.contract import REFERENCE
+from edged.config.child_limits import Limits
+from edged.device.fingerprint import Fingerprint, devices
+from edged.doctor.check import Check, Examination, Name, Report, Step, Tell, ok, unknown, warning, wrong
+from edged.doctor.runtimes import broken_runtime, missing_code, reinstall
+from edged.engines.builder import Builder, Task
+from edged.engines.child import run
+from edged.engines.desired import DesiredEngine, desired
+from edged.errors import EdgedError, Unsuitable
+from edged.ipc import job_messages as jobs
+from edged.models.entries import plain_entry
+from edged.models.model import Model
+from edged.shapes import CLASSES, MODEL_PATH, SAMPLE_SEED, Prediction, Scene, match
+from edged.store.record import EngineRecord
+from edged.store.store import Store
+
+_SUBJECT = "reference"
+_LIMITS = Limits(seconds=300.0, memory_mb=4096)
+_SECONDS = 600.0  # for one runtime: TensorRT builds for minutes on a small box
+_SURE = 0.5  # least score of a detection
+_REPORT = "and report it: edged report"
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """An engine that was made and compared. The frames per second are inferences alone, as many at a time as is
+    fastest; `speed` is one inference at a time and `throughput` many, as multiples of the reference's, timed in turns
+    with it. None if it was not timed."""
+
+    runtime: str
+    version: str
+    device: str
+    description: str  # of the device
+    precision: str
+    accepted: bool
+    frames_per_s: float | None = None
+    reference_frames_per_s: float | None = None
+    speed: float | None = None
+    throughput: float | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The checks, and the engines behind them."""
+
+    report: Report
+    tried: tuple[Tried, ...]
+
+
+async def run_self_check(fingerprint: Fingerprint, tell: Tell, *, is_quick: bool, seconds: float = 1800.0) -> Outcome:
+    """Check every runtime within so many `seconds`; `tell` gets each step as it begins.
+
+    Quick: nothing is timed, two runtimes are checked at a time, and those for devices other than the CPU are loaded
+    only, since building for a GPU takes long.
+    """
+    examination = Examination(asyncio.get_running_loop().time() + seconds, tell)
+    with tempfile.TemporaryDirectory(prefix="edged-self-check-") as folder:
+        runtimes = _Runtimes(fingerprint, Path(folder), is_quick)
+        checks = await examination.run([runtimes.reference_step()])
+        steps = runtimes.steps()
+        # Engines are timed alone.
+        for group in [steps] if is_quick else [[step] for step in steps]:
+            checks += await examination.run(group)
+    checks += missing_code(fingerprint.facts)
+    return Outcome(Report(tuple(checks), tuple(examination.left_out)), tuple(runtimes.tried))
+
+
+class _Runtimes:
+    """Makes the steps; afterwards `tried` has the engines that were made."""
+
+    def __init__(self, fingerprint: Fingerprint, folder: Path, is_quick: bool) -> None:
+        self._fingerprint, self._is_quick = fingerprint, is_quick
+        self._facts = fingerprint.facts
+        self._builder = Builder(Store(folder), folder, _LIMITS)
+        self._model: Model | None = None
+        self.tried: list[Tried] = []
+
+    def reference_step(self) -> Step:
+        return Step(Name.SELF_CHECK, _SUBJECT, self._ask_reference, _SECONDS, is_heavy=True)
+
+    def steps(self) -> list[Step]:
+        """One for each runtime and device, after the reference has answered; one for each runtime without a device."""
+        engines = chosen(desired(self._fingerprint, self._model)) if self._model is not None else ()
+        spare = [name for name in registry.installed(self._facts) if name not in {e.recipe.backend for e in engines}]
+        return [*map(self._engine_step, engines), *map(self._spare_step, spare)]
+
+    async def _ask_reference(self) -> list[Check]:
+        model = Model.of(plain_entry("shapes", MODEL_PATH, {}), await self._builder.inspect(MODEL_PATH))
+        question = jobs.AskPicture(model.order(REFERENCE), model.recognition)
+        asked, golden = await asyncio.gather(
+            run(question, jobs.AskedPicture, _LIMITS), self._builder.ask_reference(model), return_exceptions=True
+        )
+        for failure in (asked, golden):
+            if isinstance(failure, EdgedError):
+                version = registry.version(REFERENCE.backend, self._facts)
+                return [broken_runtime(REFERENCE.backend, version, str(failure), self._facts)]
+            if isinstance(failure, BaseException):
+                raise failure
+        assert isinstance(asked, jobs.AskedPicture)
+        self._model = model
+        return [reference(registry.version(REFERENCE.backend, self._facts) or "", asked.boxes)]
+
+    def _engine_step(self, engine: DesiredEngine) -> Step:
+        backend, device = engine.recipe.backend, engine.recipe.device
+        is_loaded_only = self._is_quick and device != "cpu"
+
+        async def ask() -> list[Check]:
+            return [await (self._load(backend, device) if is_loaded_only else self._make(engine))]
+
+        return Step(Name.SELF_CHECK, f"{backend} on {device}", ask, _SECONDS, is_heavy=True)
+
+    def _spare_step(self, backend: str) -> Step:
+        async def ask() -> list[Check]:
+            return [await self._load(backend, "")]
+
+        return Step(Name.SELF_CHECK, backend, ask, _SECONDS, is_heavy=True)
+
+    async def _load(self, backend: str, device: str) -> Check:
+        """Check that a runtime loads. `device` is the one that it was not tried on, empty if this box has none."""
+        version = registry.version(backend, self._facts) or ""
+        try:
+            loaded = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _LIMITS)
+        except EdgedError as error:
+            return broken_runtime(backend, version, str(error), self._facts)
+        if device:
+            message = f"{loaded.version} loads; its answers on {device} are compared without --quick"
+            return unknown(Name.SELF_CHECK, message, f"{backend} on {device}")
+        if self._model is None:
+            return unknown(Name.SELF_CHECK, f"{loaded.version} loads; the reference gave nothing to compare", backend)
+        return unknown(Name.SELF_CHECK, f"{loaded.version} loads; this box has no device for it", backend)
+
+    async def _make(self, engine: DesiredEngine) -> Check:
+        assert self._model is not None
+        recipe, version = engine.recipe, registry.version(engine.recipe.backend, self._facts) or ""
+        task = Task(self._model, recipe, engine.key, is_timed=not self._is_quick)
+        try:
+            if engine.problem:
+                raise Unsuitable(engine.problem)
+            record = await self._builder.make(task, lambda progress: None, _unlimited)
+        except EdgedError as error:
+            return failed(recipe.backend, recipe.device, version, error)
+        found = tried(record, version, self._fingerprint)
+        self.tried.append(found)
+        return judged(found, record.verdict.reason)
+
+
+async def _unlimited(need: int) -> int:
+    return 0  # the folder is temporary
+
+
+def chosen(wanted: Iterable[DesiredEngine]) -> tuple[DesiredEngine, ...]:
+    """One engine for each runtime and device: in fp32, where the runtime is to blame for all differences, or else in
+    the first precision that suits the device."""
+    found: dict[tuple[str, str], DesiredEngine] = {}
+    for engine in wanted:
+        place = engine.recipe.backend, engine.recipe.device
+        if not engine.recipe.is_reference and (place not in found or engine.recipe.precision == "fp32"):
+            found[place] = engine
+    return tuple(found.values())
+
+
+def reference(version: str, boxes: Sequence[jobs.FoundBox]) -> Check:
+    """Check that the reference finds the shapes that are in the drawn picture, and no other."""
+    names = {name: number for number, name in enumerate(CLASSES)}
+    sure = [box for box in boxes if box.score >= _SURE]
+    found = [Prediction(names.get(b.label, -1), b.score, b.x1, b.y1, b.x2, b.y2) for b in sure]
+    truths = Scene(SAMPLE_SEED).frame(0)[1]
+    counts = match(found, truths)
+    if counts.fn or counts.fp:
+        message = f"{version} finds {counts.tp} of {len(truths)} drawn shapes, and {counts.fp} that are not there"
+        remedy = f"ONNX Runtime computes wrongly here: {reinstall(REFERENCE.backend)}, {_REPORT}"
+        return wrong(Name.SELF_CHECK, message, remedy, _SUBJECT)
+    return ok(Name.SELF_CHECK, f"onnxruntime {version}, unoptimised, finds all {len(truths)} drawn shapes", _SUBJECT)
+
+
+def tried(record: EngineRecord, version: str, fingerprint: Fingerprint) -> Tried:
+    """Describe an engine by its record."""
+    recipe = record.recipe
+    description = next((d.description for d in devices(fingerprint) if d.name == recipe.device), recipe.device)
+    plain = Tried(recipe.backend, version, recipe.device, description, recipe.precision, record.verdict.accepted)
+    one, many = record.fastest(), record.fastest(is_busy=True)
+    if one is None or many is None:
+        return plain
+    return msgspec.structs.replace(
+        plain,
+        frames_per_s=round(1000 / many.interval_ms, 1),
+        reference_frames_per_s=round(1000 / many.reference_ms, 1),
+        speed=round(one.reference_ms / one.latency_ms, 2),
+        throughput=round(many.reference_ms / many.interval_ms, 2),
+    )
+
+
+def judged(found: Tried, reason: str) -> Check:
+    """Check an engine by its comparison with the reference; `reason` is why it was rejected."""
+    subject = f"{found.runtime} on {found.device}"
+    if not found.accepted:
+        driver = "" if found.device == "cpu" else "update the driver of the device, or "
+        remedy = f"edged serves nothing with such an engine; {driver}reinstall: {reinstall(found.runtime)}, {_REPORT}"
+        return wrong(
+            Name.SELF_CHECK, f"{found.version} answers wrongly in {found.precision}: {reason}", remedy, subject
+        )
+    message = f"{found.version} answers in {found.precision} as the reference"
+    if found.speed is not None and found.throughput is not None:
+        message += f", {found.speed:g} times as fast for one frame and {found.throughput:g} times for many"
+    return ok(Name.SELF_CHECK, message, subject)
+
+
+def failed(backend: str, device: str, version: str, error: EdgedError) -> Check:
+    """Check an engine that could not be made or compared.
+
+    Every wheel of OpenVINO brings the code for Intel's GPUs and NPUs, so a driver that is missing there is no fault of
+    an installation that works on the CPU.
+    """
+    message, subject = f"{version} is installed and does not work: {error}", f"{backend} on {device}"
+    if isinstance(error, Unsuitable) and device.startswith("intel-"):
+        remedy = f"install the driver that it needs, or leave {device} unused"
+        return warning(Name.SELF_CHECK, f"{version} cannot use {device}: {error}", remedy, subject)
+    return wrong(Name.SELF_CHECK, message, f"{reinstall(backend)}, or uninstall it; see: edged doctor", subject)
