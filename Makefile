@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-newest test-oldest lock short lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
   test-perf-analyzer test-onnx-backend test-page test-zoo fuzz soak attack kills \
-  resolve-arm64 docs reference release-check bench deb-trigger install uninstall test-systemd format clean
+  resolve-arm64 docs verified reference release-check bench deb-trigger install uninstall test-systemd format clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -179,6 +179,10 @@ test-tensorrt: $(VENV)/.dev  ## Has TensorRT 8.6 to 11 the calls that edged make
 test-page: $(VENV)/.dev  ## The page in a headless Chromium, on a desk and on a phone.
 	$(PIP) playwright
 	$(BIN)/python -m pytest tests/system/test_page_browser.py -rs $(ARGS)
+
+verified: $(VENV)/.dev  ## Add what `edged report` found on a device to jetson/VERIFIED.md (REPORT=report.md).
+	@test -n "$(REPORT)" || { echo 'name the file that `edged report -o FILE` wrote: make verified REPORT=FILE' >&2; exit 2; }
+	@$(BIN)/python -m tools.verified "$(REPORT)"
 
 reference: $(VENV)/.dev  ## Write systemd/edged.toml and the end of docs/configuration.md from the configuration's schema.
 	$(BIN)/python -m tools.reference

@@ -117,6 +117,7 @@ _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "device": _device,
     "doctor": _function("doctor", "doctor"),
     "self-check": _function("self_check", "self_check"),
+    "report": _function("report", "report"),
     "reload": _function("serve", "reload"),
     "tokens": _tokens,
     "tls": _tls,

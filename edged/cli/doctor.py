@@ -21,6 +21,7 @@ from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
     from edged.doctor.check import Report
+    from edged.doctor.run import CheckOptions
 
 STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.WRONG: "bold red", Result.UNKNOWN: "dim"}
 
@@ -53,31 +54,14 @@ def doctor(
     edged doctor
     edged doctor doors -v
     """
-    from edged import config as configuration
-    from edged.client import address
-    from edged.doctor.run import CheckOptions, run_checks
+    from edged.doctor.run import run_checks
 
     if root is not None and not root.is_dir():
         raise InvalidInput(f"directory {root} does not exist")
     if root is not None and model is not None:
         raise InvalidInput("MODEL and --root exclude each other; a recorded device has no models")
-    settings = configuration.load(config, os.environ)
-    is_named = bool(target or os.environ.get("EDGED_TARGET", "").strip())
-    # Folders without a daemon mean those folders, as for every other command.
-    asks = bool(target) or not (state or cache)
-    listened = next((each for each in settings.listen if each.startswith("unix:")), None)
-    options = CheckOptions(
-        state=state or _folder(settings.state, paths.default_state_dir()),
-        cache=cache or _folder(settings.cache, paths.default_cache_dir()),
-        target=address.resolve(target or (None if is_named else listened)) if asks else "",
-        is_named=is_named,
-        model=model or "",
-        root=root or Path("/"),
-        seconds=seconds,
-        engines=settings.engines,
-        arena_mb=settings.hosts.arena_mb,
-        models={name: Path(path).absolute() for name, path in settings.models.items()},
-    )
+    options = check_options(config, state, cache, target)
+    options = msgspec.structs.replace(options, model=model or "", root=root or Path("/"), seconds=seconds)
     with common.working("checking this box") as change:
         report = asyncio.run(run_checks(options, lambda step: change(f"{step.name.value} {step.subject}".strip())))
     is_ok = report.is_ok(strict=strict)
@@ -88,6 +72,30 @@ def doctor(
             common.show(part)
     if not is_ok:
         raise typer.Exit(common.FAILED)
+
+
+def check_options(
+    config: Path | None = None, state: Path | None = None, cache: Path | None = None, target: str | None = None
+) -> CheckOptions:
+    """Return the scope of the checks by the options of a command: folders, the daemon, the configuration's models."""
+    from edged import config as configuration
+    from edged.client import address
+    from edged.doctor.run import CheckOptions
+
+    settings = configuration.load(config, os.environ)
+    is_named = bool(target or os.environ.get("EDGED_TARGET", "").strip())
+    # Folders without a daemon mean those folders, as for every other command.
+    asks = bool(target) or not (state or cache)
+    listened = next((each for each in settings.listen if each.startswith("unix:")), None)
+    return CheckOptions(
+        state=state or _folder(settings.state, paths.default_state_dir()),
+        cache=cache or _folder(settings.cache, paths.default_cache_dir()),
+        target=address.resolve(target or (None if is_named else listened)) if asks else "",
+        is_named=is_named,
+        engines=settings.engines,
+        arena_mb=settings.hosts.arena_mb,
+        models={name: Path(path).absolute() for name, path in settings.models.items()},
+    )
 
 
 def _folder(named: str, default: Path) -> Path:

@@ -48,6 +48,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "device": ("edged device", "engines.md"),
     "device refresh": ("edged device refresh", "engines.md"),
     "doctor": ("edged doctor -v", "doctor.md"),
+    "report": ("edged report -o edged-report.md", "proven.md"),
     "self-check": ("edged self-check --quick", "doctor.md"),
     "reload": ("sudo edged reload", "configuration.md"),
     "tls": ("edged tls new dock-1 192.168.1.20", "security.md"),

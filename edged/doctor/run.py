@@ -32,7 +32,7 @@ class CheckOptions(msgspec.Struct, frozen=True):
     """The scope of the checks. `model` is the only one, by name or file; empty for all models.
 
     `target` is the daemon to ask, empty for none; `is_named`: it was named, so that its silence is wrong. `seconds`
-    bounds everything. `models` are those that a configuration names, by name.
+    bounds everything. `models` are those that a configuration names, by name; `with_models`: check all models.
     """
 
     state: Path
@@ -45,6 +45,7 @@ class CheckOptions(msgspec.Struct, frozen=True):
     engines: Engines = Engines()
     arena_mb: int = 512
     models: dict[str, Path] = {}
+    with_models: bool = True
 
 
 async def run_checks(wanted: CheckOptions, tell: Tell) -> Report:
@@ -95,8 +96,9 @@ async def _check_live(
         checks = _daemon_checks(wanted, root, fingerprint, socket, state)
         checks += await examination.run(steps)
         checks += await examination.run(runtimes.provider_steps())
-        checks += await examination.run(models.steps())
-        examination.left_out += models.left_out
+        if wanted.with_models:
+            checks += await examination.run(models.steps())
+            examination.left_out += models.left_out
     return checks
 
 

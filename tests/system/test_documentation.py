@@ -49,6 +49,8 @@ NOT_RUN = {
     r"pip install|protoc": "needs the network; tests/unit/test_package.py and test_packages.py look at it",
     r"edged serve$": "the daemon of this test is one",
     r"edged doctor": "takes a minute; tests/integration/test_doctor.py runs it",
+    r"edged report": "takes a minute; tests/integration/test_box_report.py runs it",
+    r"make verified": "needs a report; tests/unit/test_box_report.py makes some",
     r"edged self-check": "takes some seconds; tests/integration/test_self_check.py runs it",
     r"edged engines build": "needs TensorRT for RTX; tests/integration/test_tensorrt_rtx.py runs it",
     r"edged [\w ]*.*(--inventory|tls:dock)": "needs other boxes; tests/integration/test_remote.py has some",

@@ -1,0 +1,65 @@
+"""`edged report`: one file about this box, its runtimes and their speed, for a bug report or as a proof."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edged.cli import common
+from edged.cli.doctor import check_options
+from edged.errors import InvalidInput
+
+
+def report(
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it to this file, once you agree.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Write it without asking.")] = False,
+    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who proves it, in your words; shown as given.")] = "",
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The daemon's configuration, for its folders.")
+    ] = None,
+    target: common.Target = None,
+) -> None:
+    """Say what this box is and what works on it, without secrets.
+
+    It has the facts of the device, what edged doctor finds, what edged self-check finds, and how fast the embedded
+    detector is with each runtime. Paste it into a bug report, or have it added to the list of tested hardware.
+
+    Host, user, addresses, serial numbers, tokens and paths below homes are removed; models, cameras and pictures are
+    not in it. Nothing is sent. The report is shown, and with -o written once you agree. It takes a minute or two, on a
+    box with TensorRT some more.
+
+    \b
+    edged report
+    edged report -o edged-report.md --by "Ada L."
+    """
+    from edged.doctor import box_report
+
+    if by and not re.fullmatch(box_report.NAME, by):
+        raise InvalidInput(f"--by {by[:60]!r} is not a name: use letters, digits, spaces and . _ -, at most 40")
+    if yes and out is None:
+        raise InvalidInput("--yes writes a file; name it with -o")
+    if out is not None and not yes and not sys.stdin.isatty():
+        raise InvalidInput("this is no terminal to ask at; give --yes to write without asking")
+    with common.working("examining this box") as change:
+        made = asyncio.run(
+            box_report.make(
+                check_options(config, target=target), by, lambda step: change(f"{step.name.value} {step.subject}")
+            )
+        )
+    text = box_report.render(made)
+    sys.stdout.write(common.harmless(text))
+    sys.stdout.flush()
+    if out is None:
+        return
+    if not yes and not typer.confirm(f"Write this to {out}?", err=True):
+        common.say("nothing was written")
+        return
+    out.write_text(text)
+    common.say(f"written to {out}")
