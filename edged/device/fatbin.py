@@ -41,6 +41,7 @@ def code(root: Root, path: str) -> tuple[str, ...]:
         return ()
     with file:
         try:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # what lies between the headers is not read
             found = set(_entries(file.fileno()))
         except (OSError, struct.error, OverflowError):
             return ()
@@ -86,6 +87,7 @@ def _sections(file: int) -> Iterator[tuple[int, int]]:
 
 # Of NVIDIA's SoCs: Jetson TX1, TX2, Xavier, Orin, and Thor before and since CUDA 13.
 TEGRA = frozenset({"5.3", "6.2", "7.2", "8.7", "10.1", "11.0"})
+_CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])")
 _NAME = re.compile(r"(sm|ptx)_([0-9]{1,2})([0-9])(a?)")
 
 
@@ -94,9 +96,12 @@ def runs_on(names: str, capability: str) -> bool:
 
     CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility": machine code runs on the same major
     number from its own minor number on, but on SoCs on none but its own; PTX on its own capability and all later ones;
-    what ends in `a` on its own alone.
+    what ends in `a` on its own alone. True for a capability that is not known: nothing can be ruled out.
     """
-    major, minor = (int(part) for part in capability.split("."))
+    known = _CAPABILITY.fullmatch(capability)
+    if known is None:
+        return True
+    major, minor = int(known[1]), int(known[2])
     return any(
         (int(found[2]), int(found[3])) == (major, minor)
         or (found[1] == "ptx" and not found[4] and (int(found[2]), int(found[3])) < (major, minor))

@@ -17,7 +17,7 @@ from edged.backends import registry
 from edged.backends.contract import REFERENCE
 from edged.config.child_limits import Limits
 from edged.device.fingerprint import Fingerprint, devices
-from edged.doctor.check import Check, Examination, Name, Report, Step, Tell, ok, unknown, warning, wrong
+from edged.doctor.check import Check, Examination, Name, Report, Result, Step, Tell, ok, unknown, warning, wrong
 from edged.doctor.runtimes import broken_runtime, missing_code, reinstall
 from edged.engines.builder import Builder, Task
 from edged.engines.child import run
@@ -75,12 +75,13 @@ async def run_self_check(fingerprint: Fingerprint, tell: Tell, *, is_quick: bool
         # Engines are timed alone.
         for group in [steps] if is_quick else [[step] for step in steps]:
             checks += await examination.run(group)
-    checks += missing_code(fingerprint.facts)
+    checks = [*unanswered(checks, runtimes.only_loaded), *missing_code(fingerprint.facts)]
     return Outcome(Report(tuple(checks), tuple(examination.left_out)), tuple(runtimes.tried))
 
 
 class _Runtimes:
-    """Makes the steps; afterwards `tried` has the engines that were made."""
+    """Makes the steps; afterwards `tried` has the engines that were made, `only_loaded` the checks of runtimes that
+    were not meant to answer."""
 
     def __init__(self, fingerprint: Fingerprint, folder: Path, is_quick: bool) -> None:
         self._fingerprint, self._is_quick = fingerprint, is_quick
@@ -88,6 +89,7 @@ class _Runtimes:
         self._builder = Builder(Store(folder), folder, _LIMITS)
         self._model: Model | None = None
         self.tried: list[Tried] = []
+        self.only_loaded: list[Check] = []
 
     def reference_step(self) -> Step:
         return Step(Name.SELF_CHECK, _SUBJECT, self._ask_reference, _SECONDS, is_heavy=True)
@@ -95,7 +97,8 @@ class _Runtimes:
     def steps(self) -> list[Step]:
         """One for each runtime and device, after the reference has answered; one for each runtime without a device."""
         engines = chosen(desired(self._fingerprint, self._model)) if self._model is not None else ()
-        spare = [name for name in registry.installed(self._facts) if name not in {e.recipe.backend for e in engines}]
+        tried = {REFERENCE.backend, *(engine.recipe.backend for engine in engines)}
+        spare = [name for name in registry.installed(self._facts) if name not in tried]
         return [*map(self._engine_step, engines), *map(self._spare_step, spare)]
 
     async def _ask_reference(self) -> list[Check]:
@@ -137,11 +140,14 @@ class _Runtimes:
         except EdgedError as error:
             return broken_runtime(backend, version, str(error), self._facts)
         if device:
-            message = f"{loaded.version} loads; its answers on {device} are compared without --quick"
-            return unknown(Name.SELF_CHECK, message, f"{backend} on {device}")
-        if self._model is None:
-            return unknown(Name.SELF_CHECK, f"{loaded.version} loads; the reference gave nothing to compare", backend)
-        return unknown(Name.SELF_CHECK, f"{loaded.version} loads; this box has no device for it", backend)
+            why = f"its answers on {device} are compared without --quick"
+        elif self._model is None:
+            why = "the reference gave nothing to compare with"
+        else:
+            why = "this box has no device for it"
+        subject = f"{backend} on {device}" if device else backend
+        self.only_loaded.append(unknown(Name.SELF_CHECK, f"{loaded.version} loads; {why}", subject))
+        return self.only_loaded[-1]
 
     async def _make(self, engine: DesiredEngine) -> Check:
         assert self._model is not None
@@ -202,6 +208,17 @@ def tried(record: EngineRecord, version: str, fingerprint: Fingerprint) -> Tried
         speed=round(one.reference_ms / one.latency_ms, 2),
         throughput=round(many.reference_ms / many.interval_ms, 2),
     )
+
+
+def unanswered(checks: Iterable[Check], only_loaded: Sequence[Check]) -> list[Check]:
+    """Return the checks; those that should have an outcome and have none, since something hung or failed, are wrong."""
+    remedy = f"see journalctl -k, since a driver may hang, and edged doctor; {_REPORT}"
+    return [
+        wrong(check.name, check.message, remedy, check.subject)
+        if check.result is Result.UNKNOWN and check not in only_loaded
+        else check
+        for check in checks
+    ]
 
 
 def judged(found: Tried, reason: str) -> Check:

@@ -69,6 +69,7 @@ def test_code_of_endless_empty_containers_ends(tmp_path: Path) -> None:
         ("sm_80 sm_86", "8.0 8.6 8.9", "8.7 7.5 9.0"),
         ("ptx_87", "8.7 8.9 9.0 11.0", "8.6"),
         ("ptx_90a", "9.0", "8.9 10.0"),
+        ("sm_89", "8.9 unknown", "8.7"),
         ("", "", "8.7"),
         ("something else", "", "8.7"),
     ],

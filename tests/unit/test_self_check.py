@@ -8,7 +8,7 @@ import pytest
 from edged.backends.contract import REFERENCE, Recipe
 from edged.device.fingerprint import Fingerprint
 from edged.doctor import self_check
-from edged.doctor.check import Result
+from edged.doctor.check import Name, Result, ok, unknown, warning
 from edged.doctor.self_check import Tried
 from edged.engines.child import ChildLost
 from edged.engines.desired import DesiredEngine
@@ -122,3 +122,12 @@ def test_failed_is_wrong_unless_only_a_spare_device_lacks_a_driver(
 ) -> None:
     check = self_check.failed(backend, device, "1", error)
     assert (check.result, str(error) in check.message, bool(check.remedy)) == (expected, True, True)
+
+
+def test_unanswered_is_wrong_unless_it_was_only_loaded() -> None:
+    loaded = unknown(Name.SELF_CHECK, "loads; no device", "tensorrt")
+    hung = unknown(Name.SELF_CHECK, "it did not answer within 600 s", "openvino on cpu")
+    rest = [ok(Name.SELF_CHECK, "fine", "reference"), warning(Name.SELF_CHECK, "no", "do", "openvino on intel-gpu:0")]
+    found = self_check.unanswered([loaded, hung, *rest], [loaded])
+    assert [check.result for check in found] == [Result.UNKNOWN, Result.WRONG, Result.OK, Result.WARNING]
+    assert found[1].remedy
