@@ -21,7 +21,7 @@ class Info(msgspec.Struct, frozen=True):
     """Base of what the operations return."""
 
     def json(self) -> dict[str, Any]:
-        """Plain values, in the order of the fields."""
+        """Return plain values, in the order of the fields."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
@@ -35,9 +35,8 @@ class TensorInfo(Info, frozen=True):
 
 
 class AlarmInfo(Info, frozen=True):
-    """Something that is wrong now, since `since_unix_s`. `kind` is slow, quarantined, builds_paused, state_unwritable,
-    reboot_pending, unserved, untracked, fallback, not_finite, no_candidate, camera_lost, camera_dark or camera_frozen;
-    `model`, `engine` (a key) and `camera` are empty if it is not about one."""
+    """A problem that exists since `since_unix_s`. `kind` is one of `edged.engines.alarms.AlarmKind`, such as slow or
+    camera_lost (docs/observability.md); `model`, `engine` (a key) and `camera` are empty if it does not concern one."""
 
     kind: str
     message: str
@@ -56,9 +55,9 @@ class ShapeRange(Info, frozen=True):
 
 
 class InputShapes(Info, frozen=True):
-    """An input with open dimensions. `dims` are as the model declares them, open ones by name; `serving` is what the
-    serving engine takes, None for any shape; `wanted` the range that engines are built for, None if unknown; `seen` the
-    shapes of requests, None before the first."""
+    """An input with open dimensions. `dims` are as the model declares them, open ones by name. `serving` are the shapes
+    that the serving engine accepts, None for any; `wanted` is the range that engines are built for, None if unknown;
+    `seen` are the shapes of requests, None before the first."""
 
     name: str
     dims: tuple[str, ...]
@@ -69,8 +68,8 @@ class InputShapes(Info, frozen=True):
 
 class Shapes(Info, frozen=True):
     """The shapes of a model with open dimensions. `policy` is any, refuse or learn; `ties` are the dimensions that
-    several inputs have in common, a line each; `learning` describes what is being learnt from `requests`, which were
-    answered."""
+    several inputs have in common, a line each; `learning` describes what is being learnt, from so far `requests`
+    answered requests."""
 
     policy: str
     inputs: tuple[InputShapes, ...]
@@ -80,11 +79,11 @@ class Shapes(Info, frozen=True):
 
 
 class ModelInfo(Info, frozen=True):
-    """A model in the daemon: `state` is loading, ready, refused or failed, and `reason` why it is not ready; `alarms`
-    say what is wrong with it or its engines, `notes` which settings of its config.pbtxt have no effect and what else is
-    unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md; empty for other
-    reasons. `precision_reason` says why the serving engine has its precision. A further version of a model is called
-    NAME:VERSION."""
+    """A model in the daemon. `state` is loading, ready, refused or failed, and `reason` why it is not ready. `alarms`
+    are problems of the model or its engines; `notes` say which settings of its config.pbtxt have no effect, and what
+    else is unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md; empty for
+    other reasons. `precision_reason` says why the serving engine has its precision. A further version of a model is
+    called NAME:VERSION."""
 
     name: str
     version: str
@@ -109,14 +108,14 @@ class ModelInfo(Info, frozen=True):
 
 
 class EngineInfo(Info, frozen=True):
-    """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of it and of
-    unoptimised ONNX Runtime in turns with it; the box has other work meanwhile, so that only their ratio counts. `load`
-    is the share of the processors, 0 to 1, that others used meanwhile. None: not measured yet. `pinned` engines are
-    never evicted; `used_unix_s` is when it was last made or opened, 0 if unknown. `adopted_from` is the key of the
-    engine, built for another driver, whose files it has; `effort` (full, reduced, least) how hard the builder tried;
-    `standard` the digest of the standard that its answers met; `ahead` the device of another box that it was built for.
-    `speeds` are its speeds in each form that it can be opened in, `instances` the number of inferences that it runs at
-    the same time while it serves, else 0."""
+    """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of this engine and of
+    unoptimised ONNX Runtime, measured alternately. The box does other work meanwhile, so only their ratio counts; that
+    work used the share `load` of the processors, 0 to 1. None: not measured yet. `pinned` engines are never
+    evicted; `used_unix_s` is when the engine was last made or opened, 0 if unknown. `adopted_from` is the key of an
+    engine for another driver whose files this one uses; `effort` (full, reduced, least) is how hard the builder tried;
+    `standard` is the digest of the standard that its answers met; `ahead` is the device of another box that it was
+    built for. `speeds` are its speeds in each form that it can be opened in; `instances` is how many inferences it runs
+    at the same time while it serves, otherwise 0."""
 
     key: str
     model: str
@@ -145,17 +144,17 @@ class EngineInfo(Info, frozen=True):
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is the model as it was written, which needs no build and which the others are compared with."""
+        """Whether it is the unoptimised model, which needs no build and which other engines are compared with."""
         return self.parts.get("recipe.optimization") == UNOPTIMISED
 
     @property
     def speed(self) -> float | None:
-        """How many times as fast as the reference it is; None if not measured."""
+        """Its speed as a multiple of the reference's; None if not measured."""
         return self.reference_ms / self.latency_ms if self.latency_ms and self.reference_ms else None
 
 
 class PartChange(Info, frozen=True):
-    """A key part that differs."""
+    """A part of an engine's key that differs."""
 
     part: str
     old: str
@@ -163,7 +162,7 @@ class PartChange(Info, frozen=True):
 
 
 class Explanation(Info, frozen=True):
-    """Why a wanted engine exists or not: what changed since the nearest one in the store."""
+    """Why a wanted engine exists or not: the differences from the most similar engine in the store."""
 
     wanted: str
     backend: str
@@ -182,11 +181,11 @@ class DeviceInfo(Info, frozen=True):
 
 
 class EngineProgress(Info, frozen=True):
-    """One engine of a command, as it is now.
+    """The current progress of one engine of a command.
 
-    While it is made, `phase` is the current step, `fraction` the share of it that is done, 0 to 1, None if unknown;
-    `elapsed_s` counts from the start, `estimate_s` is the expected total, None the first time. `done`: the command has
-    ended for this engine; `succeeded`: with the commanded result.
+    While the engine is made, `phase` is the current step and `fraction` the finished share of that step, 0 to 1, None
+    if unknown; `elapsed_s` counts from the start, `estimate_s` is the expected total, None the first time. `done`: the
+    command has ended for this engine; `succeeded`: with the commanded result.
     """
 
     key: str
@@ -205,10 +204,10 @@ class EngineProgress(Info, frozen=True):
 
 
 class StatusInfo(Info, frozen=True):
-    """The whole box: `serving` of its `models` answer; `engines` are in the store and take `engine_bytes` of the
-    `budget_bytes` that they may take, 0 for no limit, while `free_bytes` of the disk are free. `paused` says why
-    nothing is built now, `building` what is being made, `alarms` what is wrong. `page` is the
-    URL of its page, empty if it has none."""
+    """The state of the box: `serving` of its `models` can answer; the store has `engines` engines, which use
+    `engine_bytes` of `budget_bytes` (0 is no limit); `free_bytes` of the disk are free. `paused` says why nothing is
+    built now, `building` is what is being built, `alarms` are the current problems. `page` is the URL of its page,
+    empty if it has none."""
 
     version: str
     epoch: str
@@ -226,8 +225,8 @@ class StatusInfo(Info, frozen=True):
 
 
 class ReloadedKey(Info, frozen=True):
-    """A changed key of the daemon's configuration: `change` describes it in one line, `problem` says why it is not in
-    force and what to do; empty if it is."""
+    """A changed key of the daemon's configuration: `change` describes the change in one line; `problem` says why it is
+    not in force and what to do, and is empty if it is in force."""
 
     key: str
     change: str
@@ -235,8 +234,8 @@ class ReloadedKey(Info, frozen=True):
 
 
 class ZoneInfo(Info, frozen=True):
-    """A part of a camera's picture: how many objects of each class are in it now, whether it is occupied and since
-    when, in seconds since the epoch, and how often it became so since the camera started."""
+    """A part of a camera's picture: how many objects of each class are in it now, whether it is occupied, since when it
+    is occupied or free (in seconds since the epoch), and how often it became occupied since the camera started."""
 
     occupied: bool
     since_unix_s: float
@@ -254,15 +253,15 @@ class LineInfo(Info, frozen=True):
 class CameraInfo(Info, frozen=True):
     """One camera with one model.
 
-    Counts of frames are since the daemon first saw it: received = answered + failed + skipped + dropped + those in
-    flight; `skipped` is by reason, `dropped` are those whose connection ended first. `fps_in`, `fps_answered` are of
-    the last seconds; ages are milliseconds from capture to answer, of the latest answers, None before the first. Times
-    are seconds since the epoch, 0 for never. `mode` is freshest or every_frame, `protocol` is
-    grpc or zeromq.
+    Frames are counted since the daemon first saw the camera: received = answered + failed + skipped + dropped + frames
+    in flight; `skipped` is by reason, `dropped` frames lost their connection before the answer. `fps_in` and
+    `fps_answered` are rates of the last seconds. Ages are milliseconds from capture to answer, of the latest answers,
+    None before the first. Times are seconds since the epoch, 0 for never. `mode` is freshest or every_frame, `protocol`
+    is grpc or zeromq.
 
-    `configured`: the daemon opens it itself; `removable`: commands change it. `state` is off, starting, connecting,
-    streaming, lost or failed, and `reason` says why it does not stream. `source` and `settings` have no passwords.
-    `sinks` has problems by sink."""
+    `configured`: the daemon opens the camera itself; `removable`: commands can change it. `state` is off, starting,
+    connecting, streaming, lost or failed; `reason` says why it does not stream. `source` and `settings` have no
+    passwords. `sinks` has the problem of each failing sink."""
 
     camera: str
     model: str
@@ -297,9 +296,9 @@ class CameraInfo(Info, frozen=True):
 
 
 class ModelLoad(Info, frozen=True):
-    """The load of a model: `answered` and `failed` requests and frames since it was loaded, `infer_ms` the median of
-    one inference lately and `baseline_ms` its lowest while the engine served, None if unknown; `waiting` for the engine
-    now. `degraded` are the kinds of its alarms. `backend` is empty while no engine serves it."""
+    """The load of a model: `answered` and `failed` requests and frames since it was loaded; `waiting` in its queue now.
+    `infer_ms` is the recent median of one inference, `baseline_ms` its lowest value while the engine served, None if
+    unknown. `degraded` are the kinds of its alarms. `backend` is empty while no engine serves."""
 
     name: str
     state: str
@@ -317,8 +316,8 @@ class ModelLoad(Info, frozen=True):
 
 
 class HostLoad(Info, frozen=True):
-    """An engine host, with its memory and what it may take, 0 for no limit, in bytes; `losses` of its backend since the
-    daemon was started. One that is gone and not started again yet has the pid 0."""
+    """An engine host: its memory and its limit in bytes, 0 for no limit. `losses` counts the lost hosts of its backend
+    since the daemon started. `pid` is 0 while the host is gone and not started again yet."""
 
     backend: str
     pid: int
@@ -329,8 +328,8 @@ class HostLoad(Info, frozen=True):
 
 
 class DeviceLoad(Info, frozen=True):
-    """The box: share of the processors in use, 0 to 1; memory in bytes, 0 if unknown; degrees Celsius by zone;
-    `power_mode` if it has such. `daemon_bytes` is the memory of the daemon itself."""
+    """The load of the box: share of the processors in use, 0 to 1; memory in bytes, 0 if unknown; degrees Celsius by
+    thermal zone; `power_mode`, empty if it has none. `daemon_bytes` is the memory of the daemon itself."""
 
     cpu_busy: float
     memory_bytes: int
@@ -341,7 +340,7 @@ class DeviceLoad(Info, frozen=True):
 
 
 class LoadInfo(Info, frozen=True):
-    """The load of a box at one moment, `mono_s` of its monotonic clock: rates follow from two of them."""
+    """The load of a box at `mono_s` of its monotonic clock. The difference of two of these gives rates."""
 
     status: StatusInfo
     mono_s: float
@@ -367,7 +366,7 @@ class EventInfo(Info, frozen=True):
     what: events.What | None
 
     def json(self) -> dict[str, Any]:
-        """Plain values: the fields of `what` follow the others."""
+        """Return plain values; the fields of `what` follow the fields of the event."""
         plain = super().json()
         what = plain.pop("what") or {}
         return {**plain, **{name: value for name, value in what.items() if name != "type"}}

@@ -73,7 +73,7 @@ class InvalidInput(EdgedError, code=ErrorCode.INVALID_REQUEST):
 
 
 class InvalidTensor(InvalidInput, code=ErrorCode.INVALID_TENSOR):
-    """A tensor of a request whose name, datatype, shape or contents are not what the model takes."""
+    """A tensor of a request whose name, datatype, shape or contents do not fit the model."""
 
 
 class InvalidImage(InvalidInput, code=ErrorCode.INVALID_IMAGE):
@@ -128,7 +128,7 @@ class Forbidden(EdgedError, code=ErrorCode.PERMISSION_DENIED):
 
 
 class ClientLimited(Overloaded, code=ErrorCode.CLIENT_LIMIT_EXCEEDED):
-    """A client with more calls in progress than one may have. `seconds` until another try may succeed."""
+    """A client exceeded its limit of streams, requests, bytes or requests per second; `seconds`: when to retry."""
 
     def __init__(self, message: str, seconds: float = 0.0) -> None:
         super().__init__(message)
@@ -144,7 +144,7 @@ class DeadlineExceeded(EdgedError, code=ErrorCode.DEADLINE_EXCEEDED):
 
 
 class FrameSkipped(EdgedError, code=ErrorCode.FRAME_SKIPPED):
-    """A frame that is not answered, which its stream counts. `reason` is one word."""
+    """A frame that its stream skipped and counted instead of answering it. `reason` is one word."""
 
     reason = "skipped"
 
@@ -162,12 +162,12 @@ class Overwritten(FrameSkipped):
 
 
 class SegmentUnusable(EdgedError, code=ErrorCode.SHARED_MEMORY_UNUSABLE):
-    """Shared memory of a client that the daemon cannot read, now or later; the client sends bytes instead."""
+    """The daemon cannot read the client's shared memory, and retrying does not help; the client sends bytes instead."""
 
 
 class HostLost(EdgedError, code=ErrorCode.ENGINE_HOST_LOST):
-    """The engine host died or hung while it held this work. `is_outside`: it was killed by a signal that some process
-    sent, or by the kernel for lack of memory."""
+    """The engine host died or hung while it held this work. `is_outside`: another process's signal, or the kernel for
+    lack of memory, killed the host."""
 
     def __init__(self, message: str, *, is_outside: bool = False) -> None:
         super().__init__(message)
@@ -191,9 +191,9 @@ class BuildFailed(EdgedError, code=ErrorCode.BUILD_FAILED):
 
 
 class NotTaken(EngineUnusable, code=ErrorCode.MODEL_UNSUPPORTED):
-    """A model that a runtime does not take. `why` is a word for programs: "refused", "unknown_operator",
-    "unknown_domain", "not_implemented", "shape_outside" (a shape in external data) or "too_much_memory"; `operator` and
-    `node` are what it is about, as far as the runtime reports it."""
+    """A runtime does not support the model. `why` is a word for programs: "refused", "unknown_operator",
+    "unknown_domain", "not_implemented", "shape_outside" (a shape in external data) or "too_much_memory". `operator` and
+    `node` name the unsupported part, if the runtime reports it."""
 
     def __init__(self, message: str, why: str = "refused", operator: str = "", node: str = "") -> None:
         super().__init__(message)
@@ -217,16 +217,16 @@ class WrongAnswers(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
 
 
 class Unsuitable(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
-    """A backend that cannot serve a model as its settings ask; another attempt would end the same."""
+    """A backend that cannot serve a model as its settings demand; another attempt would fail too."""
 
 
 class WarmupFailed(EngineUnusable, code=ErrorCode.ENGINE_REJECTED):
-    """A warmup request of a model's configuration that failed; another attempt would end the same."""
+    """A warmup request of a model's configuration that failed; another attempt would fail too."""
 
 
 class OutOfSpace(EdgedError, code=ErrorCode.DISK_FULL):
-    """An engine that does not fit on the disk or into its budget, even after all evictions that are allowed; or a disk
-    that does not read or write. The model and the engine may be fine."""
+    """An engine does not fit on the disk or into the budget even after all allowed evictions, or the disk cannot be
+    read or written. The model and the engine may be fine."""
 
 
 class DiskFailing(OutOfSpace, code=ErrorCode.DISK_FAILING):
@@ -242,12 +242,12 @@ class Superseded(EdgedError, code=ErrorCode.SUPERSEDED):
 
 
 class Unsupported(EdgedError, code=ErrorCode.UNSUPPORTED):
-    """Something this box or this build of edged cannot do."""
+    """This box or this version of edged cannot do what was requested."""
 
 
 _USER = re.compile(
-    r"//[^\s/?#]*@"  # as a URL should have it
-    r"|//[^\s/:@]+:(?!\d+/)\S*@"  # a password with a slash or the like in it, which people type
+    r"//[^\s/?#]*@"  # valid in a URL
+    r"|//[^\s/:@]+:(?!\d+/)\S*@"  # a password with an unescaped slash, ? or #, which people type
 )
 _QUERY = re.compile(
     r"(?i)([?&](?:user(?:name)?|usr|login|pass(?:word|wd)?|pwd|token|auth|(?:api)?key|secret)=)[^&#\s'\"]*"
@@ -255,5 +255,5 @@ _QUERY = re.compile(
 
 
 def redact(text: str) -> str:
-    """Return a text without the users, passwords and secret query values of the URLs in it."""
+    """Return a text without the users, passwords and secret query values in its URLs."""
     return _QUERY.sub(r"\1***", _USER.sub("//", text))

@@ -1,4 +1,4 @@
-"""Events as sentences for people: the command line and the page print the same."""
+"""Events as sentences, which the command line and the page show."""
 
 from __future__ import annotations
 

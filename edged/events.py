@@ -1,4 +1,4 @@
-"""Events of the daemon: typed, numbered, and stored for a while, so that a client that was away can catch up.
+"""Events of the daemon: typed and numbered. The newest are kept, so that a client can catch up after a disconnection.
 
 One event loop writes and reads. Sequence numbers start at 1 with the daemon and have no gaps; `EventLog.epoch`
 identifies the run of the daemon that they belong to.
@@ -39,7 +39,7 @@ class ModelRemoved(msgspec.Struct, frozen=True, tag="model_removed"):
 
 
 class ModelRepaired(msgspec.Struct, frozen=True, tag="model_repaired"):
-    """A model was repaired and taken in; `steps` is a short list of the steps."""
+    """A model was repaired and added; `steps` is a short list of the steps."""
 
     digest: str
     original: str
@@ -55,7 +55,7 @@ class EngineMoved(msgspec.Struct, frozen=True, tag="engine_state"):
 
 
 class EngineProgress(msgspec.Struct, frozen=True, tag="engine_progress"):
-    """Progress of making an engine: `fraction` done, 0 to 1, None if unknown; seconds so far, and the estimated
+    """Progress of making an engine: the finished `fraction`, 0 to 1, None if unknown; seconds so far, and the expected
     total."""
 
     phase: str
@@ -85,7 +85,7 @@ class HostLost(msgspec.Struct, frozen=True, tag="host_lost"):
 
 
 class FactChange(msgspec.Struct, frozen=True):
-    """One fact about the device that differs; empty if it is absent."""
+    """One fact about the device that differs; `old` or `new` is empty if the fact is absent."""
 
     name: str
     old: str
@@ -155,7 +155,7 @@ What: TypeAlias = (
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event; `unix_s` are seconds of the wall clock, which may jump; `sequence` has the order."""
+    """One event. `unix_s` are seconds of the wall clock, which may jump; `sequence` gives the order."""
 
     sequence: int
     unix_s: float
@@ -180,7 +180,7 @@ class EventLog:
         return self._last
 
     def recent(self, count: int) -> list[Event]:
-        """Return the newest events, at most so many, the oldest first."""
+        """Return the newest `count` events, or all if fewer are kept, the oldest first."""
         return list(itertools.islice(reversed(self._events), count))[::-1]
 
     def emit(self, what: What, model: str = "", engine: str = "") -> None:
@@ -195,8 +195,8 @@ class EventLog:
     async def follow(self, after: int = 0, epoch: str = "", live: bool = True) -> AsyncGenerator[Event, None]:
         """Yield the kept events later than `after`; then, if `live`, each new one, until cancelled.
 
-        An `epoch` of an earlier run yields all kept events. A follower that falls behind further than events are kept
-        continues with the oldest one: the numbers show the gap.
+        If `epoch` is that of an earlier run, all kept events follow. A follower that falls behind the oldest kept event
+        continues with that event: the sequence numbers show the gap.
         """
         if (epoch and epoch != self.epoch) or after > self._last:
             after = 0

@@ -3,7 +3,7 @@
 A field has the same name and an equal type on both sides; None stands for an absent field. Two shapes differ:
 
 - A message whose only field is a map is that map in the struct, since protobuf has no map of maps.
-- A message inside a message may be flat in the struct: if the struct has no field of its name, its fields are taken.
+- A nested message may be flat in the struct: if the struct has no field of its name, the struct has its fields instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 from google.protobuf.message import Message
 
-# Of google.protobuf.descriptor or, for the same, of its C implementation.
+# Types of google.protobuf.descriptor or of its C implementation.
 Descriptor: TypeAlias = Any
 FieldDescriptor: TypeAlias = Any
 
@@ -37,12 +37,12 @@ def to_struct(message: Message, kind: type[AnyStruct]) -> AnyStruct:
 
 
 def _is_message(field: FieldDescriptor) -> bool:
-    """Whether a field holds one message: not several, not a map."""
+    """Whether a field holds a single message, not a list or a map."""
     return bool(field.message_type and field.has_presence)
 
 
 def _only_map(descriptor: Descriptor) -> str:
-    """The name of the only field if that is a map, otherwise empty."""
+    """Return the name of the only field if that is a map, otherwise an empty text."""
     if len(descriptor.fields) != 1:
         return ""
     field = descriptor.fields[0]
@@ -73,7 +73,7 @@ def _nested(plain: dict[str, Any], kind: Descriptor) -> dict[str, Any]:
 
 @functools.cache
 def _reader(kind: type[msgspec.Struct], descriptor: Descriptor) -> Convert:
-    """A function from a message to a struct. Types are resolved here once, not for each message."""
+    """Return a function that converts a message to a struct. Types are resolved once here, not for each message."""
     hints, known = get_type_hints(kind), descriptor.fields_by_name
     readers = {name: _field_reader(field, hints[name]) for name, field in known.items() if name in hints}
     for outer, field in known.items():
@@ -104,7 +104,7 @@ def _same(value: Any) -> Any:
 
 
 def _converter(hint: Any, kind: Descriptor) -> Convert:
-    """A function from the value of a field, whose messages are of `kind`, to the struct's type."""
+    """Return a function that converts a field's value, whose messages are of `kind`, to the struct's type."""
     origin, of = get_origin(hint), get_args(hint)
     if origin is tuple:
         item = _converter(of[0], kind)

@@ -1,6 +1,6 @@
 """The daemon's configuration: typed, frozen, from one TOML file, the environment and the command line.
 
-`schema` describes every key. The rest follows from it: tables of keys (`keys`), mistakes and their lines (`checking`),
+`schema` describes every key. All else derives from it: tables of keys (`keys`), mistakes and their lines (`checking`),
 values in force and their origin (`reading`), the commented file and listings (`template`), and what a reload changes
 (`changes`).
 """

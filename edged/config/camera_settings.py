@@ -1,4 +1,4 @@
-"""A camera from settings as a person types them, such as `max_fps=5` or `zones.door.points=[[0, 0], [1, 0], [1, 1]]`.
+"""Builds a camera from typed settings, such as `max_fps=5` or `zones.door.points=[[0, 0], [1, 0], [1, 1]]`.
 
 Keys are those below `[cameras.NAME]`; values are written as in variables of the environment. Pure.
 """
@@ -20,9 +20,9 @@ _ROOT = tables(Camera)
 
 
 def camera_of(name: str, changes: Mapping[str, str], base: Camera | None = None) -> Camera:
-    """Return a camera with some settings changed: `base`, or a new one. An empty text resets a key or removes a zone.
+    """Return `base`, or a new camera, with some settings changed. An empty text resets a key or removes a zone.
 
-    InvalidInput, with the closest known key, if a key or value is wrong.
+    Raises InvalidInput, which suggests the closest known key, if a key or value is wrong.
     """
     tree = {} if base is None else settings(base)
     for key, text in changes.items():
@@ -57,7 +57,7 @@ def _leaves(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _hint(table: Table, path: list[str]) -> object:
-    """Return the type of a key; None if it is unknown, which is reported with its value."""
+    """Return the type of a key; None for an unknown key, which `faults` reports later."""
     for key in table.keys:
         if [key.path[-1]] == path:
             return key.hint

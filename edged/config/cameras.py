@@ -1,7 +1,7 @@
-"""Keys of `[cameras.NAME]`: where its pictures come from, what is looked for in them, where results go.
+"""Keys of `[cameras.NAME]`: the source of its pictures, its zones, lines and events, and where results go.
 
-Points are fractions of the width and height of the picture as it is shown, after `rotation`, so that they hold at any
-resolution.
+Points are fractions of the width and height of the picture as it is shown, after `rotation`, so that they are valid at
+any resolution.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Zone(Table, frozen=True):
-    """A part of the picture: who and what is in it, and for how long."""
+    """A part of the picture: how many objects of each class are in it, and since when it is occupied."""
 
     points: Annotated[
         tuple[Point, ...],
@@ -37,10 +37,10 @@ class Zone(Table, frozen=True):
         tuple[str, ...], Meta(description="Classes that count; empty for all.", examples=[["person"]])
     ] = ()
     on_seconds: Annotated[
-        _Seconds, Meta(description="The zone is occupied once something was in it for so many seconds.")
+        _Seconds, Meta(description="Seconds that an object must be in the zone before it counts as occupied.")
     ] = 0.5
     off_seconds: Annotated[
-        _Seconds, Meta(description="It is free again once nothing was in it for so many seconds.")
+        _Seconds, Meta(description="Seconds that the zone must be empty before it counts as free again.")
     ] = 3.0
 
     def __post_init__(self) -> None:
@@ -49,13 +49,13 @@ class Zone(Table, frozen=True):
 
 
 class Line(Table, frozen=True):
-    """A line that objects cross: counts those that go in and out. It turns tracking on."""
+    """A line across the picture: counts the objects that cross it, in and out. It turns tracking on."""
 
     points: Annotated[
         tuple[Point, Point],
         Meta(
-            description="Its two ends, x and y as fractions of the picture. Seen from the first end, an object that"
-            " goes from the right to the left side goes in.",
+            description="Its two ends: x and y, each a fraction of the picture. Seen from the first end, an object that"
+            " crosses from the right to the left side goes in.",
             examples=[[[0.1, 0.5], [0.9, 0.5]]],
         ),
     ]
@@ -69,22 +69,23 @@ class Line(Table, frozen=True):
 
 
 class Events(Table, frozen=True):
-    """What is kept when a zone becomes occupied; for a camera without zones, when anything is detected."""
+    """Pictures and videos that are kept when a zone becomes occupied, or, without zones, when anything is detected."""
 
     snapshots: Annotated[bool, Meta(description="Whether to keep a picture, with its detections drawn.")] = False
     clips: Annotated[bool, Meta(description="Whether to keep a video (MP4); it needs edged[media].")] = False
     before_seconds: Annotated[_Seconds, Meta(description="Seconds of video before the event.")] = 5.0
-    after_seconds: Annotated[_Seconds, Meta(description="Seconds of video after its end.")] = 5.0
+    after_seconds: Annotated[_Seconds, Meta(description="Seconds of video after the end of the event.")] = 5.0
     folder: Annotated[
         str,
         Meta(
-            description="Directory for them; empty for events/NAME in the state directory.", examples=["/data/events"]
+            description="Directory for pictures and videos; empty for events/NAME in the state directory.",
+            examples=["/data/events"],
         ),
     ] = ""
-    keep_days: Annotated[float, Meta(gt=0, le=3650, description="Files older than so many days are deleted.")] = 7.0
-    keep_mb: Annotated[int, Meta(ge=1, le=1 << 30, description="Beyond so many MiB the oldest files are deleted.")] = (
-        1024
-    )
+    keep_days: Annotated[float, Meta(gt=0, le=3650, description="Age in days above which files are deleted.")] = 7.0
+    keep_mb: Annotated[
+        int, Meta(ge=1, le=1 << 30, description="Size of all files, in MiB, above which the oldest are deleted.")
+    ] = 1024
 
 
 class Sinks(Table, frozen=True):
@@ -123,7 +124,7 @@ class Sinks(Table, frozen=True):
     ] = ""
     lines: Annotated[
         str,
-        Meta(description="File to append each result to, one JSON object a line.", examples=["/data/hall.jsonl"]),
+        Meta(description="File to append each result to, one JSON object per line.", examples=["/data/hall.jsonl"]),
     ] = ""
 
 
@@ -138,20 +139,18 @@ class Camera(Table, frozen=True):
             examples=["rtsp://user:password@192.168.1.20/main"],
         ),
     ]
-    model: Annotated[str, Meta(description="The model that looks at it.", examples=["doors"])]
-    enabled: Annotated[bool, Meta(description="Whether it runs.")] = True
+    model: Annotated[str, Meta(description="The model that gets its pictures.", examples=["doors"])]
+    enabled: Annotated[bool, Meta(description="Whether the camera runs.")] = True
     mode: Annotated[
         Literal["freshest", "every_frame"],
         Meta(description="Which frames are answered: the newest, or all in order."),
     ] = "freshest"
-    max_fps: Annotated[float, Meta(ge=0, le=1000, description="Answer at most so many frames a second; 0 is all.")] = (
-        0.0
-    )
+    max_fps: Annotated[float, Meta(ge=0, le=1000, description="Most frames to answer per second; 0 is no limit.")] = 0.0
     max_staleness: Annotated[
-        _Seconds, Meta(description="Skip frames that are older than so many seconds; 0 is none.")
+        _Seconds, Meta(description="Age in seconds above which a frame is skipped; 0 is no limit.")
     ] = 0.0
     weight: Annotated[
-        float, Meta(ge=0.01, le=100, description="Share of the engine against other cameras of the model.")
+        float, Meta(ge=0.01, le=100, description="Share of the engine relative to other cameras of the model.")
     ] = 1.0
     priority: Annotated[int, Meta(ge=-100, le=100, description="Cameras with a higher priority always go first.")] = 0
     track: Annotated[bool, Meta(description="Whether objects get ids that follow them from frame to frame.")] = False
@@ -162,24 +161,22 @@ class Camera(Table, frozen=True):
     region: Annotated[
         tuple[Annotated[int, Meta(ge=0)], ...],
         Meta(
-            description="Use only this part of the picture: x, y, width, height in pixels; a size of 0 goes to the"
-            " edge. Empty for all of it.",
+            description="Part of the picture to use: x, y, width, height in pixels; a width or height of 0 extends to"
+            " the edge. Empty for the whole picture.",
             examples=[[0, 200, 640, 0]],
         ),
     ] = ()
-    rotation: Annotated[
-        Literal[0, 90, 180, 270], Meta(description="Degrees to turn the picture clockwise before that.")
-    ] = 0
+    rotation: Annotated[Literal[0, 90, 180, 270], Meta(description="Degrees to turn the picture clockwise.")] = 0
     hardware: Annotated[bool, Meta(description="Whether to decode video in hardware if possible.")] = True
     loop: Annotated[bool, Meta(description="Whether to repeat a file or folder.")] = True
     lost_seconds: Annotated[
-        _Seconds, Meta(description="Raise an alarm if no frame came for so many seconds; 0 is never.")
+        _Seconds, Meta(description="Raise an alarm after this many seconds without a frame; 0 is never.")
     ] = 15.0
     dark_seconds: Annotated[
-        _Seconds, Meta(description="Raise an alarm if the picture was black for so many seconds; 0 is never.")
+        _Seconds, Meta(description="Raise an alarm if the picture is black for this many seconds; 0 is never.")
     ] = 60.0
     frozen_seconds: Annotated[
-        _Seconds, Meta(description="Raise an alarm if the picture did not change for so many seconds; 0 is never.")
+        _Seconds, Meta(description="Raise an alarm if the picture is the same for this many seconds; 0 is never.")
     ] = 60.0
     zones: dict[str, Zone] = msgspec.field(default_factory=dict)
     lines: dict[str, Line] = msgspec.field(default_factory=dict)
@@ -190,9 +187,9 @@ class Camera(Table, frozen=True):
         if not self.source:
             raise ValueError("source is empty; name the camera's address")
         if re.match(r"(?:rtsps?|https?|udp|tcp|srt|rtmp)://(?:[^/]*@)?(?:[:/]|$)", self.source):
-            raise ValueError("source has no host; write such as rtsp://camera.local/stream")
+            raise ValueError("source has no host; write it like rtsp://camera.local/stream")
         if not self.model:
-            raise ValueError("model is empty; name the model that looks at it")
+            raise ValueError("model is empty; name the model that gets the camera's pictures")
         if len(self.region) not in (0, 4):
             raise ValueError("region needs four numbers: x, y, width, height")
         check_names("zones", self.zones)
@@ -200,12 +197,12 @@ class Camera(Table, frozen=True):
 
     @property
     def is_tracked(self) -> bool:
-        """Whether objects get ids: asked for, or needed by a line."""
+        """Whether objects get ids, because of `track` or because a line needs them."""
         return self.track or bool(self.lines)
 
 
 def check_names(field: str, names: Iterable[str]) -> None:
-    """ValueError if a camera, zone or line cannot be called so: names become parts of topics, files and labels."""
+    """Raise ValueError if a camera, zone or line has an invalid name: names are parts of topics, files and labels."""
     for name in names:
         if not _NAME.fullmatch(name):
             rule = "use 1 to 64 letters, digits, dots, hyphens and underscores"

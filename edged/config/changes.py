@@ -21,12 +21,12 @@ def _reloads(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str
 
 
 RELOADS = dict(_reloads(Config))
-"""What a reload does with each field that changes as a whole: `listen`, `engines`, `zmq.frames`."""
+"""When a reload applies each field that changes as a whole, such as `listen`, `engines` and `zmq.frames`."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A key of `RELOADS` with a new value. `change` describes it in one line. `problem` says why the new value is not
-    in force, and what to do; empty if it is."""
+    """A key of `RELOADS` with a new value. `change` describes the change in one line. `problem` says why the new value
+    is not in force and what to do; empty if it is in force."""
 
     key: str
     change: str
@@ -46,7 +46,7 @@ def diff(old: Config, new: Config) -> tuple[Change, ...]:
 
 
 def value(config: Config, key: str) -> object:
-    """Return the value of a key; a dot leads into a table."""
+    """Return the value of a dotted key, such as `zmq.frames`."""
     found: object = config
     for name in key.split("."):
         found = getattr(found, name)
@@ -67,12 +67,12 @@ def _described(key: str, old: object, new: object) -> Iterator[str]:
         for name in old.__struct_fields__:
             yield from _described(f"{key}.{name}", getattr(old, name), getattr(new, name))
     elif isinstance(old, tuple) and isinstance(new, tuple):
-        yield from (f"{key}: without {each}" for each in old if each not in new)
-        yield from (f"{key}: {each} is new" for each in new if each not in old)
+        yield from (f"{key}: {each} removed" for each in old if each not in new)
+        yield from (f"{key}: {each} added" for each in new if each not in old)
         if sorted(map(str, old)) == sorted(map(str, new)) and old != new:
-            yield f"{key}: in another order"
+            yield f"{key}: order changed"
     elif isinstance(old, dict) and isinstance(new, dict):
-        yield from (f"{key}: without {each}" for each in old if each not in new)
+        yield from (f"{key}: {each} removed" for each in old if each not in new)
         for each in new:
             if isinstance(new[each], msgspec.Struct) and each in old:
                 yield from _described(f"{key}.{each}", old[each], new[each])

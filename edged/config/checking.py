@@ -21,11 +21,11 @@ from edged.config.keys import (
 )
 from edged.decoding import ready
 
-_CLOSE = 0.66  # similarity, 0 to 1, from which a name is suggested
+_CLOSE = 0.66  # lowest similarity, 0 to 1, at which a name is suggested
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the closest known name, or empty. Hyphens and capitals make no difference."""
+    """Return the closest known name, empty if no name is close. Case is ignored; a hyphen counts as an underscore."""
     known = list(names)
     plain = {each.lower(): each for each in reversed(known)}
     found = difflib.get_close_matches(name.lower().replace("-", "_"), plain, n=1, cutoff=_CLOSE)
@@ -33,7 +33,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def advice(name: str, here: Table, root: Table) -> str:
-    """Suggest the closest known key: of this table, or of another."""
+    """Suggest the closest known key, of this table or of another."""
     close = nearest(name, here.names)
     elsewhere = [each for each in root.walk() if name in each.names and each is not here]
     if elsewhere:
@@ -73,7 +73,7 @@ DEFAULT = Origin()
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One mistake, in one line. `key` is empty if it is about no key; a message may begin with it."""
+    """One mistake, in one line. `key` is empty if the mistake concerns no key; `message` may begin with the key."""
 
     origin: Origin
     key: str
@@ -86,14 +86,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The values of one source as TOML has them, and where each was found."""
+    """The values of one source, nested as in TOML, and where each was set."""
 
     tree: dict[str, object] = {}
     places: Mapping[Path, Origin] = {}
     whole: Origin = DEFAULT  # for values without a known place
 
     def has(self, path: Path) -> bool:
-        """Whether it sets a key; for an item of a list, whether it sets the list."""
+        """Whether the source sets a key; for an item of a list, whether it sets the list."""
         inner: object = self.tree
         for name in path:
             if not isinstance(inner, dict):
@@ -104,7 +104,7 @@ class Source(msgspec.Struct, frozen=True):
         return True
 
     def origin(self, path: Path) -> Origin:
-        """Return where it sets a key, or the nearest table around it whose place is known."""
+        """Return where the source sets a key, or the closest enclosing table whose place is known."""
         for length in range(len(path), 0, -1):
             whole_list = (*path[: length - 1], without_index(path[length - 1]))
             place = self.places.get(path[:length]) or self.places.get(whole_list)
@@ -121,9 +121,9 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def faults(tree: Mapping[str, object], table: Table, path: Path = (), root: Table | None = None) -> Iterator[Fault]:
-    """Yield the mistakes in one source, or in a table of it at `path`, where the names that the user chose are in it.
+    """Yield the mistakes in one source, or in its table at `path`, which includes the names that the user chose.
 
-    `root`: the table in which known names are looked for.
+    `root`: the table that is searched for known keys to suggest.
     """
     root = root or table
     keys = {key.path[-1]: key for key in table.keys}
@@ -143,7 +143,7 @@ def faults(tree: Mapping[str, object], table: Table, path: Path = (), root: Tabl
 
 
 def _instances(value: object, table: Table, path: Path) -> Iterator[tuple[Path, object]]:
-    """Yield what stands for a table: one value, or one for each name that the user chose."""
+    """Yield the path and value of a table, once for each name if the user chooses its name."""
     if table.is_named and isinstance(value, dict):
         yield from (((*path, name), each) for name, each in value.items())
     else:
@@ -167,7 +167,7 @@ def _value(value: object, hint: object, path: Path, is_secret: bool) -> Iterator
 
 
 def contradictions(tree: Mapping[str, object], table: Table, path: Path = ()) -> Iterator[Fault]:
-    """Yield keys that are missing from a table at `path`, and contradictions between keys that are valid alone."""
+    """Yield the missing keys of the table at `path`, and contradictions between keys that are valid alone."""
     found = [
         fault
         for inner in table.tables
@@ -185,6 +185,6 @@ def _converted(tree: Mapping[str, object], table: Table, path: Path) -> Iterator
         msgspec.convert(tree, ready(table.kind))
     except msgspec.ValidationError as error:
         message = str(error).partition(" - at `$")[0]
-        # Such an error begins with the key that it is about.
+        # The message of a table's `__post_init__` begins with the key that it concerns.
         name = message.removeprefix(f"{dotted(path)}.").partition(" ")[0]
         yield Fault((*path, name) if name in table.names else path, message)

@@ -19,7 +19,7 @@ _TIMES = 3  # most memory per byte of weights: the file, the tensors, and a reor
 _LEFT = 0.1  # share of the box's memory that admission never uses
 ADMISSION_SECONDS: Final = "EDGED_ADMISSION_SECONDS"
 ADMISSION_MEMORY_MB: Final = "EDGED_ADMISSION_MEMORY_MB"
-_READING = 0.35  # share of the time for reading the file; the rest is for each runtime, two of which run at a time
+_READING = 0.35  # share of the time for reading the file; each runtime gets the rest, and two run at a time
 
 
 _Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]
@@ -29,23 +29,23 @@ _HostMebibytes: TypeAlias = Annotated[int, Meta(gt=0, le=1 << 20)]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of a child that builds, together with the processes that it starts."""
+    """Limits of a build: its child process and the processes that this child starts, together."""
 
     seconds: Annotated[_Seconds, Meta(description="Wall-clock time, in seconds.")] = 3600.0
     memory_mb: Annotated[int, Meta(gt=0, le=1 << 30, description="Resident memory, in MiB.")] = 8192
     stall_seconds: Annotated[
-        _Seconds, Meta(description="Longest time without a message and without processor time, in seconds.")
+        _Seconds, Meta(description="Longest time without a message and without using the processor, in seconds.")
     ] = 600.0
-    disk_mb: Annotated[_Mebibytes, Meta(description="Largest file that it may write, in MiB; 0 is no limit.")] = 0
+    disk_mb: Annotated[_Mebibytes, Meta(description="Largest file that a build may write, in MiB; 0 is no limit.")] = 0
 
 
 class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of an engine host and of a request in it, if the model sets no others."""
+    """Limits of an engine host and of a request in it, unless the model's settings change them."""
 
     arena_mb: Annotated[_HostMebibytes, Meta(description="A host's shared memory, in MiB.")] = 512
-    job_seconds: Annotated[_Day, Meta(description="Inference time of a request, in seconds; then it is stopped.")] = (
-        120.0
-    )
+    job_seconds: Annotated[
+        _Day, Meta(description="Inference time of a request, in seconds, after which the request is stopped.")
+    ] = 120.0
     open_seconds: Annotated[_Day, Meta(description="Time to open or close an engine, in seconds.")] = 600.0
     output_mb: Annotated[_HostMebibytes, Meta(description="Size of a request's outputs, in MiB.")] = 512
     memory_mb: Annotated[
@@ -69,21 +69,21 @@ class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ] = 2048
 
     def seconds_for(self, size_mb: float) -> float:
-        """Seconds for a model of that size."""
+        """Return the wall-clock seconds of all stages together for a model of `size_mb`."""
         return self.seconds * max(1.0, size_mb / _USUAL_MB)
 
     def most_mb(self, size_mb: float) -> int:
-        """MiB for a child that examines a model of that size; never all memory of the box."""
+        """Return the MiB for a child that examines a model of `size_mb`, at most 90 % of the box's memory."""
         wanted = self.memory_mb + round(_TIMES * size_mb)
         total = box_mb()
         return min(wanted, round(total * (1 - _LEFT))) if total else wanted
 
     def of_reader(self, size_mb: float) -> Limits:
-        """Limits of the child that reads a file of that size."""
+        """Return the limits of the child that reads a model file of `size_mb`."""
         return self._child(_READING * self.seconds_for(size_mb), size_mb)
 
     def of_runtime(self, size_mb: float) -> Limits:
-        """Limits of a child that tries a model of that size on a runtime."""
+        """Return the limits of a child that tries a model of `size_mb` on a runtime."""
         return self._child((1 - _READING) * self.seconds_for(size_mb), size_mb)
 
     def _child(self, seconds: float, size_mb: float) -> Limits:
@@ -92,15 +92,15 @@ class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 @functools.cache
 def box_mb() -> int:
-    """Memory of this box in MiB, or its cgroup's limit if that is lower; 0 if unknown."""
+    """Return the memory of this box in MiB, or its cgroup's limit if that is lower; 0 if unknown."""
     known = system.probe(Root())
     return int(known.get("memory.limit_mb") or known.get("memory.total_mb") or 0)
 
 
 def admission_limits(seconds: float | None = None, memory_mb: int | None = None) -> AdmissionLimits:
-    """Limits from command-line options, otherwise from the environment; used without a daemon's configuration.
+    """Return the limits set by options, otherwise by the environment; used without a daemon's configuration.
 
-    ConfigError for a value that is out of range or not a number.
+    Raises ConfigError if a value is out of range or not a number.
     """
     given: dict[str, object] = {"seconds": seconds, "memory_mb": memory_mb}
     for field, variable in (("seconds", ADMISSION_SECONDS), ("memory_mb", ADMISSION_MEMORY_MB)):

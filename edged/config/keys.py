@@ -1,4 +1,4 @@
-"""The schema as tables and keys: what each is called, means and takes; values as TOML writes them."""
+"""The schema as tables and keys, with the name, meaning and allowed values of each; values in TOML syntax."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import msgspec.inspect
 from edged.config.schema import Config, Reload
 from edged.errors import redact
 
-_SHOWN = 60  # characters of a wrong value that are repeated
+_SHOWN = 60  # most characters of a wrong value in a message
 
 
 def toml(value: object) -> str:
-    """Return a value as TOML writes it; tables inline; None, which TOML lacks, as an empty string."""
+    """Return a value in TOML syntax: tables inline, and None, which TOML lacks, as an empty string."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON's, but with letters as they are (TOML has no surrogates) and no bare DEL.
+        # JSON's syntax, but letters are not escaped (TOML has no surrogates) and DEL is.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
@@ -43,7 +43,7 @@ def toml(value: object) -> str:
 
 
 def key(name: object) -> str:
-    """Return a key as TOML writes it: bare if possible, otherwise in quotes."""
+    """Return a key in TOML syntax: bare if possible, otherwise in quotes."""
     text = str(name)
     is_bare = bool(text) and text.isascii() and text.replace("_", "").replace("-", "").isalnum()
     return text if is_bare else toml(text)
@@ -55,13 +55,13 @@ def shown(value: object) -> str:
         return "a table"
     try:
         text = redact(toml(value))
-    except RecursionError:  # dotted keys nest tables in a list as deep as one likes
+    except RecursionError:  # dotted keys can nest tables in a list without limit
         return "a list that is nested too deep"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 def either(words: Iterable[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
+    """Join words as `a`, `a or b`, `a, b or c`."""
     *first, last = words
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -95,13 +95,13 @@ def value_of(hint: object) -> object:
 
 
 def choices(hint: object) -> tuple[object, ...]:
-    """Return the values of a literal type in the order of the schema; none for another type."""
+    """Return the values of a literal type in the order of the schema; empty for another type."""
     inner = core(hint)
     return typing.get_args(inner) if typing.get_origin(inner) is typing.Literal else ()
 
 
 def allowed(hint: object) -> str:
-    """Return what a value of a type must be, to follow "expected"."""
+    """Return the allowed values of a type, in words that follow "expected"."""
     if found := choices(hint):
         return either(map(toml, found))
     if item_of(hint) is not None:
@@ -133,7 +133,7 @@ def _ranged(what: str, least: float | None, above: float | None, most: float | N
     if least is not None and most is not None:
         return f"{what} from {_number(least)} to {_number(most)}"
     if above is not None and most is not None:
-        return f"{what} above {_number(above)}, {_number(most)} at most"
+        return f"{what} above {_number(above)}, at most {_number(most)}"
     limits = {"at least": least, "above": above, "at most": most}
     bounds = [f"{word} {_number(limit)}" for word, limit in limits.items() if limit is not None]
     return f"{what}, {' and '.join(bounds)}" if bounds else what
@@ -145,15 +145,15 @@ def _number(value: float) -> str:
 
 Path: TypeAlias = tuple[str, ...]  # of names, from the top of the file
 
-NAME = "NAME"  # in a path: the name that the user chose
+NAME = "NAME"  # in a path: stands for a name that the user chooses
 _PREFIX = "EDGED_"
 _INDEXED = re.compile(r"(.+?)((?:\[\d+\])+)", re.DOTALL)
 
 
 class Key(msgspec.Struct, frozen=True):
-    """One key. `hint` is its type as written, `example` a value if the default is empty, otherwise None.
+    """One key. `hint` is its type as written; `example` is a sample value if the default is empty, otherwise None.
 
-    A secret is never shown: its `Meta` has `extra={"secret": True}`. `reload` is the key's own or that of its table.
+    `is_secret`: the value is never shown (its `Meta` has `extra={"secret": True}`). `reload`: the key's or its table's.
     """
 
     path: Path
@@ -167,28 +167,28 @@ class Key(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As a person writes it: `engines.budget_mb`."""
+        """Its dotted name, such as `engines.budget_mb`."""
         return dotted(self.path)
 
     @property
     def variable(self) -> str:
-        """Its name in the environment."""
+        """Its environment variable."""
         return variable(self.path)
 
     @property
     def allowed(self) -> str:
-        """The values that it takes, in words."""
+        """The values that it allows, in words."""
         return allowed(self.hint)
 
     @property
     def is_table(self) -> bool:
-        """Whether the user chooses the names in it, as in `[models]`."""
+        """Whether it is a table in which the user chooses the names, such as `[models]`."""
         return value_of(self.hint) is not None
 
 
 class Table(msgspec.Struct, frozen=True):
-    """One table of the file; the one without a path is the file itself. An optional one is in force if it is named,
-    even if it is empty. The user chooses the name of one whose path ends in `NAME`, and there may be several."""
+    """One table of the file; the table without a path is the top level. An optional table is in force if its header is
+    present, even if it is empty. If the path ends in `NAME`, the user chooses names for any number of such tables."""
 
     path: Path
     kind: type[msgspec.Struct]
@@ -203,7 +203,7 @@ class Table(msgspec.Struct, frozen=True):
 
     @property
     def field(self) -> str:
-        """The field of the table around it that holds it, or all of its kind by name."""
+        """The field of the enclosing table that holds it, or that holds all tables of its kind by name."""
         return self.path[-2] if self.is_named else self.path[-1]
 
     @property
@@ -213,18 +213,18 @@ class Table(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything that may stand in it, in the order of the schema."""
+        """The names of its keys and tables, in the order of the schema."""
         return self.kind.__struct_fields__
 
     def walk(self) -> Iterator[Table]:
-        """It and all tables in it."""
+        """Yield this table and all tables inside it."""
         yield self
         for table in self.tables:
             yield from table.walk()
 
 
 def dotted(path: Path) -> str:
-    """A path as a person writes it; `listen[0]` is the first in a list."""
+    """Return a path with dots and quotes as in TOML; `listen[0]` is the first item of a list."""
     return ".".join(map(_written, path))
 
 
@@ -234,13 +234,13 @@ def _written(name: str) -> str:
 
 
 def without_index(name: str) -> str:
-    """The name of the list, of one that is in a list; otherwise the name."""
+    """Return the name of the list if `name` is one of its items, such as `listen[0]`; otherwise `name`."""
     found = _INDEXED.fullmatch(name)
     return found[1] if found else name
 
 
 def variable(path: Path) -> str:
-    """The name of a key or table in the environment: `EDGED_` and its names in capitals."""
+    """Return the environment variable of a key or table: `EDGED_` and the names of its path in capitals."""
     return _PREFIX + "_".join(path).upper()
 
 
@@ -248,7 +248,7 @@ def variable(path: Path) -> str:
 def tables(
     kind: type[msgspec.Struct] = Config, path: Path = (), is_optional: bool = False, reload: Reload = Reload.RESTART
 ) -> Table:
-    """The tables and keys of a struct, by default of the configuration. `reload`: of keys without one of their own."""
+    """Return a struct's tables and keys, by default the configuration's. `reload` applies to keys without their own."""
     keys: list[Key] = []
     inner: list[Table] = []
     for field in msgspec.structs.fields(kind):
@@ -266,12 +266,12 @@ def tables(
 
 
 def all_keys() -> tuple[Key, ...]:
-    """Every key, table by table."""
+    """Return every key, table by table."""
     return tuple(key for table in tables().walk() for key in table.keys)
 
 
 def reload_of(hint: object) -> Reload | None:
-    """Return what a reload does with a field of this type; None if its table or the keys in it say so."""
+    """Return when a reload applies a field of this type; None if its table or the keys in it decide."""
     return next((each for each in typing.get_args(hint)[1:] if isinstance(each, Reload)), None)
 
 

@@ -1,7 +1,7 @@
 """The configuration in force: the command line overrides the environment, which overrides the file.
 
-A variable is `EDGED_` and a key's names in capitals: `EDGED_ENGINES_BUDGET_MB`. Texts are given as they are, numbers,
-true and false as in TOML, lists with commas or as TOML, tables as inline TOML tables:
+A variable is `EDGED_` and a key's names in capitals: `EDGED_ENGINES_BUDGET_MB`. Texts need no quotes. Numbers, true and
+false are written as in TOML, lists with commas or as in TOML, tables as inline tables:
 EDGED_MODELS='{ door = "/srv/door.onnx" }'. An empty variable counts as unset; an empty text is `""`.
 """
 
@@ -40,7 +40,7 @@ OTHERS = frozenset(
 
 
 def variables() -> dict[str, tuple[Path, object]]:
-    """Return every variable with the path and type of the key or optional table that it sets."""
+    """Return every variable with the path and type of the key or table that it sets."""
     names: dict[str, tuple[Path, object]] = {}
     for table in tables().walk():
         *outer, last = table.path or ("",)
@@ -56,19 +56,19 @@ def variables() -> dict[str, tuple[Path, object]]:
 
 
 def read_variables(environment: Mapping[str, str]) -> tuple[Source, list[Problem], list[str]]:
-    """Read the environment: its values, what is wrong with them, and warnings about unknown names.
+    """Return the values in the environment, the mistakes in them, and warnings about unknown names.
 
-    An unknown name is only a warning, since other programs share the environment, unless it is or begins as a table's.
+    Other programs share the environment, so an unknown name is a mistake only if it is or begins with a table's name.
     """
     known = variables()
     tree: dict[str, object] = {}
     places: dict[Path, Origin] = {}
     problems: list[Problem] = []
-    # Shorter ones first: a table as a whole before its keys.
+    # Shorter names first, so that a table as a whole comes before its keys.
     for name in sorted(known, key=len):
         text = environment.get(name, "").strip()
         if _is_torn(text):
-            problems.append(Problem(Origin("environment", name), "", "it is not UTF-8"))
+            problems.append(Problem(Origin("environment", name), "", "its value is not valid UTF-8"))
         elif text:
             path, hint = known[name]
             _put(tree, path, parsed(text, hint))
@@ -80,7 +80,7 @@ def read_variables(environment: Mapping[str, str]) -> tuple[Source, list[Problem
     for name in sorted(strangers):
         close = nearest(name, sorted(known))
         meant = f"; did you mean {close}?" if close else ""
-        # A table's own name is among them: EDGED_ACCESS would restrict nothing, which its user has to know.
+        # Also a table's own name: EDGED_ACCESS would restrict nothing, and its user must learn that.
         if any(f"{name}_".startswith(f"{prefix}_") for prefix in _prefixes()):
             problems.append(Problem(Origin("environment", _whole(name)), "", f"unknown variable{meant}"))
         else:
@@ -89,7 +89,7 @@ def read_variables(environment: Mapping[str, str]) -> tuple[Source, list[Problem
 
 
 def _is_torn(text: str) -> bool:
-    """Whether it holds bytes that are not UTF-8, which Python represents as surrogates."""
+    """Whether a text holds bytes that are not UTF-8, which Python represents as surrogates."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -98,7 +98,7 @@ def _whole(text: str) -> str:
 
 
 def parsed(text: str, hint: object) -> object:
-    """Return the value of a variable's text for a key of a type; the text itself if the type does not take it."""
+    """Parse the non-empty text of a variable for a key of type `hint`; return the text itself if it is not TOML."""
     if text[0] in "\"'":
         quoted = _toml(text)
         return quoted if isinstance(quoted, str) else text
@@ -113,7 +113,7 @@ def parsed(text: str, hint: object) -> object:
 
 
 def _toml(text: str) -> object:
-    """Parse one TOML value; None if it is not exactly one."""
+    """Parse one TOML value; return None if the text is not exactly one."""
     try:
         tree = msgspec.toml.decode(f"value = {text}")
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -132,7 +132,7 @@ def _put(tree: dict[str, object], path: Path, value: object) -> None:
 
 
 def _prefixes() -> Iterator[str]:
-    """Yield the prefixes of tables' variables."""
+    """Yield the prefix of each table's variables."""
     for table in tables().walk():
         if NAME in table.path:
             yield variable(table.path[: table.path.index(NAME)])
@@ -142,15 +142,15 @@ def _prefixes() -> Iterator[str]:
         yield from (key.variable for key in table.keys if key.is_table)
 
 
-# A statement of several lines, which is an array or a text, can only end in a line with one of these.
+# A statement of several lines is an array or a text; its last line contains one of these.
 _MAY_END = re.compile(r"[\]}]|\"{3}|'{3}")
 
 
 def key_lines(text: str) -> dict[Path, int]:
     """Return the line, from 1, of each table's first header and of each key of a valid TOML file.
 
-    No parser reports lines, so statements are parsed one by one. Tables of an array are called `name[0]`. Keys of an
-    inline table have no line of their own, and share their statement's if they are known at all.
+    TOML parsers do not report lines, so statements are parsed one by one. Tables of an array are called `name[0]`. The
+    key of an inline table has the line of its statement if it is the table's only key, otherwise no line.
     """
     lines: dict[Path, int] = {}
     entries: dict[Path, int] = {}  # tables of each array so far
@@ -182,7 +182,7 @@ def key_lines(text: str) -> dict[Path, int]:
 
 
 def _names(tree: object) -> Path:
-    """The names of the only key or header of a statement, from the top."""
+    """Return the names in the only key or header of a statement, from the top."""
     names: list[str] = []
     while isinstance(tree, dict) and len(tree) == 1:
         ((name, tree),) = tree.items()
@@ -191,7 +191,7 @@ def _names(tree: object) -> Path:
 
 
 def _within(names: Path, entries: dict[Path, int]) -> Path:
-    """The path of a header, which refers to the last table of each array that it passes."""
+    """Return the path of a header; the name of an array in it stands for the array's last table."""
     path: Path = ()
     for name in names:
         path = (*path, name)
@@ -200,7 +200,7 @@ def _within(names: Path, entries: dict[Path, int]) -> Path:
     return path
 
 
-Options: TypeAlias = Mapping[str, tuple[str, object]]  # by key of the first level: the option's name and value
+Options: TypeAlias = Mapping[str, tuple[str, object]]  # an option's name and value, by the top-level key that it sets
 
 _NOTHING: Mapping[str, str] = {}
 _NO_OPTIONS: Options = {}
@@ -208,7 +208,8 @@ _LINE = re.compile(r" \(at line (\d+), column \d+\)")
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """The result of reading. If there are problems, `config` is the valid part. `sources`: lowest priority first."""
+    """The configuration as read. If there are problems, `config` has the valid values only, or the defaults if keys
+    contradict each other. `sources` are in order of priority, the lowest first."""
 
     config: Config
     problems: tuple[Problem, ...]
@@ -216,7 +217,7 @@ class Reading(msgspec.Struct, frozen=True):
     sources: tuple[Source, ...]
 
     def origin(self, path: Path) -> Origin:
-        """Where the value of a key comes from."""
+        """Return where the value of a key was set."""
         return next((source.origin(path) for source in reversed(self.sources) if source.has(path)), DEFAULT)
 
     def summary(self) -> str:
@@ -228,7 +229,7 @@ class Reading(msgspec.Struct, frozen=True):
         return "; ".join([str(file.whole) if file.whole != DEFAULT else "the defaults", *named])
 
     def required(self) -> Config:
-        """Return the configuration. ConfigError, with the first problem and the number of others."""
+        """Return the configuration. Raises ConfigError, with the first problem and the number of other problems."""
         if not self.problems:
             return self.config
         first, *more = self.problems
@@ -238,7 +239,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def load(file: File | None, environment: Mapping[str, str] = _NOTHING) -> Config:
-    """Return the configuration of a file and of variables. ConfigError, in one line, for anything wrong with them."""
+    """Return the configuration of a file and of variables. Raises ConfigError, in one line, for any mistake in them."""
     return read(file, environment).required()
 
 
@@ -247,7 +248,7 @@ def read(
     environment: Mapping[str, str] = _NOTHING,
     options: Options = _NO_OPTIONS,
 ) -> Reading:
-    """Read all sources, and collect everything that is wrong with them."""
+    """Read all sources, and collect all mistakes in them."""
     filed, problems = read_file(file) if file is not None else (Source(), list[Problem]())
     exported, wrong, warnings = read_variables(environment)
     given = Source(
@@ -287,7 +288,7 @@ def _without(tree: Mapping[str, object], path: Path) -> dict[str, object]:
 
 
 def read_file(file: File) -> tuple[Source, list[Problem]]:
-    """Read a file, and what is wrong with it."""
+    """Return the values of a file and the mistakes in it."""
     whole = Origin("file", str(file))
     try:
         text = read_regular(file).decode("utf-8-sig")  # editors of Windows write a byte order mark
@@ -308,7 +309,7 @@ def read_file(file: File) -> tuple[Source, list[Problem]]:
 
 
 def _not_toml(file: File, message: str) -> Problem:
-    """The parser's message has the line, unless the file ended too early."""
+    """Return a parser's error as a problem; its message has the line unless the file ended too early."""
     found = _LINE.search(message)
     origin = Origin("file", str(file), int(found[1]) if found else 0)
     return Problem(origin, "", f"not valid TOML: {_LINE.sub('', message)}")

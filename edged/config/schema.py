@@ -1,9 +1,9 @@
 """Every key of the configuration: name, type, range, default, meaning, and what a reload does with it.
 
-Everything else comes from here: the commented file, the reference in docs/configuration.md, the names of environment
-variables, error messages, and what a reload touches. The `Meta` of a field says what it means, with the unit; the
-docstring of a table says what it is about. A key with an empty default has an example. Keys come before tables, as in
-TOML. A field annotated with a `Reload` changes as a whole, with all keys in it.
+All else is derived from it: the commented file, the reference in docs/configuration.md, the names of environment
+variables, error messages, and what a reload touches. The `Meta` of a field gives its meaning and unit; the docstring of
+a table is its description. A key with an empty default has an example. Keys come before tables, as in TOML. A field
+annotated with a `Reload` changes as a whole, with all keys in it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reload(enum.Enum):
 
 
 class Engines(Table, frozen=True):
-    """Engines: when they are built, their space, and alarms."""
+    """When engines are built, the disk space that they may use, and alarms."""
 
     build: Annotated[
         Literal["auto", "command"],
@@ -60,7 +60,7 @@ class Engines(Table, frozen=True):
     budget_mb: Annotated[_Mebibytes, Meta(description="Space for all engines, in MiB; 0 is no limit.")] = 0
     keep_free_mb: Annotated[_Mebibytes, Meta(description="Space on the disk that stays free, in MiB.")] = 200
     attempts: Annotated[
-        int, Meta(ge=1, le=1000, description="Failures in a row after which an engine is only tried on command.")
+        int, Meta(ge=1, le=1000, description="Failures in a row after which an engine is tried again only on command.")
     ] = 4
     regression_factor: Annotated[
         float,
@@ -86,7 +86,7 @@ class Health(Table, frozen=True):
 
 
 class Frigate(Table, frozen=True):
-    """The endpoint for Frigate's ZMQ detector; the table opens it, even if it is empty."""
+    """The endpoint for Frigate's ZMQ detector. It is open if this table exists, even if the table is empty."""
 
     endpoint: Annotated[
         str, Meta(description="ipc:///PATH, or tcp://HOST:PORT on this machine; other hosts need allow_remote.")
@@ -94,8 +94,8 @@ class Frigate(Table, frozen=True):
     allow_remote: Annotated[
         bool,
         Meta(
-            description="Whether other machines may reach endpoint, such as a container's bridge. It has no access"
-            " control: make sure that nothing else reaches it."
+            description="Whether endpoint may be an address that other machines can reach, such as that of a"
+            " container's bridge. It has no access control: make sure that only Frigate reaches it."
         ),
     ] = False
     model: Annotated[
@@ -115,8 +115,8 @@ class Frigate(Table, frozen=True):
         Meta(
             ge=1,
             le=60000,
-            description="Milliseconds after which the answer is no detections; must be below Frigate's own"
-            " request_timeout_ms, which is 200.",
+            description="Milliseconds after which Frigate gets an answer without detections; must be below Frigate's"
+            " own request_timeout_ms, which is 200 by default.",
         ),
     ] = 150
     pixel_format: Annotated[Literal["rgb", "bgr"], Meta(description="Frigate's input_pixel_format.")] = "rgb"
@@ -158,7 +158,7 @@ class Http(Table, frozen=True):
     listen: Annotated[str, Meta(description=_LOOPBACK, examples=["localhost:8000"])] = ""
     body_mb: Annotated[
         int,
-        Meta(ge=1, le=1024, description="Largest body of a request, in MiB; all bodies together take four times it."),
+        Meta(ge=1, le=1024, description="Largest body of a request, in MiB; the limit of all bodies is four times it."),
     ] = 64
 
 
@@ -168,8 +168,8 @@ class Page(Table, frozen=True):
     listen: Annotated[
         str,
         Meta(
-            description="HOST:PORT, beyond this machine only with [tls], where browsers sign in with a token; empty for"
-            " none.",
+            description="HOST:PORT. An address that other machines can reach needs [tls], and browsers sign in there"
+            " with a token. Empty for none.",
             examples=["localhost:8080"],
         ),
     ] = ""
@@ -187,7 +187,7 @@ class Tls(Table, frozen=True):
     certificate: Annotated[
         str,
         Meta(
-            description="PEM file of the certificate and its chain; empty for no TLS, which allows loopback only.",
+            description="PEM file of the certificate and its chain; empty for no TLS, and so for loopback only.",
             examples=["/etc/edged/tls/box.pem"],
         ),
     ] = ""
@@ -233,7 +233,7 @@ class Access(Table, frozen=True):
     grants: Annotated[
         dict[str, Roles],
         Meta(
-            description="Roles by address of listen, http.listen or page.listen, in place of those above.",
+            description="Roles by address of listen, http.listen or page.listen. They replace unix and loopback.",
             examples=[{"localhost:8001": ["infer"]}],
         ),
     ] = msgspec.field(default_factory=dict)
@@ -255,14 +255,14 @@ class Access(Table, frozen=True):
     client_requests: Annotated[_Count, Meta(description="Requests of one client at a time.")] = 4096
     client_mb: Annotated[_Count, Meta(description="Size of one client's running requests, in MiB.")] = 512
     client_per_second: Annotated[
-        _Count, Meta(description="Requests and frames of one client per second; a burst may have as many at once.")
+        _Count, Meta(description="Requests and frames of one client per second, which is also the largest burst.")
     ] = 50_000
     audit_mb: Annotated[
         int, Meta(ge=1, le=1 << 20, description="Space for the audit log in the state directory, in MiB.")
     ] = 16
     foreign_files: Annotated[
         Literal["refuse", "accept"],
-        Meta(description="Models and engines that another user owns or any user may write."),
+        Meta(description="What to do with models and engines that another user owns or any user may write."),
     ] = "refuse"
 
 
@@ -272,8 +272,8 @@ class Config(Table, frozen=True):
     listen: Annotated[
         tuple[str, ...],
         Meta(
-            description="Addresses of gRPC: unix:PATH, or HOST:PORT, beyond this machine only with [tls]; empty for"
-            " the default sockets, one for all clients and one for operators.",
+            description="Addresses of gRPC: unix:PATH or HOST:PORT. An address that other machines can reach needs"
+            " [tls]. Empty for the default sockets: one for all clients, one for operators.",
             examples=[["unix:/run/edged/edged.sock", "unix:/run/edged/operate.sock", "localhost:8001"]],
         ),
         Reload.REOPEN,
@@ -306,7 +306,7 @@ class Config(Table, frozen=True):
     ] = ()
     max_message_mb: Annotated[
         int,
-        Meta(ge=1, le=2047, description="Largest gRPC message to the daemon, in MiB; a raw 4K picture has 25."),
+        Meta(ge=1, le=2047, description="Largest gRPC message to the daemon, in MiB; a raw 4K picture has 24 MiB."),
         Reload.RESTART,
     ] = 32
     allow_shared_memory_over_tcp: Annotated[
@@ -321,8 +321,8 @@ class Config(Table, frozen=True):
         Mode,
         Meta(
             description="Keeps engine hosts, builds and the tracker from files, network and processes that are not"
-            ' theirs. "on": as far as the kernel can; "enforce": nothing starts if the kernel cannot do all;'
-            ' "off": not at all.'
+            ' theirs. "on": as far as the kernel supports it; "enforce": nothing starts unless the kernel supports all'
+            ' of it; "off": not at all.'
         ),
         Reload.RESTART,
     ] = "on"

@@ -6,4 +6,4 @@ import msgspec
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table of the file: its docstring says what it is about, the `Meta` of a field what a key means."""
+    """A table of the file. Its docstring is the table's description; the `Meta` of a field describes a key."""

@@ -1,4 +1,4 @@
-"""The commented configuration file with every key and its default; and the list of what is in force."""
+"""The commented configuration file with every key and its default, and listings of the values in force."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _HEAD = (
 
 
 def template() -> str:
-    """Return the whole file. As it is, it changes nothing."""
+    """Return the whole file; unedited, it changes nothing."""
     return "\n\n".join((_comment(_HEAD), *_inside(tables()))) + "\n"
 
 
 def _inside(table: Table) -> Iterator[str]:
-    """Plain keys come first: after the header of a table they would belong to it."""
+    """Yield the parts of a table. Plain keys come first: after the header of an inner table they would belong to it."""
     yield from (_block(key) for key in table.keys if not key.is_table)
     yield from (_named(key) for key in table.keys if key.is_table)
     for inner in table.tables:
@@ -52,16 +52,16 @@ def _block(key: Key) -> str:
 
 
 def _named(key: Key) -> str:
-    """A table whose names the user chooses, with examples."""
+    """Return a table in which the user chooses the names, with examples."""
     example = key.example if isinstance(key.example, dict) else {}
     entries = "\n".join(f"#{toml_key(name)} = {toml(value)}" for name, value in example.items())
     return f"{_comment(_described(key))}\n[{key.name}]\n{entries}"
 
 
 def describe(key: Key) -> str:
-    """Return what a key means and takes."""
+    """Return a key's meaning and allowed values."""
     takes = f" {key.allowed[0].upper()}{key.allowed[1:]}." if _needs_range(key) else ""
-    example = "" if key.example is None or key.is_table else f" Such as {toml(key.example)}."
+    example = "" if key.example is None or key.is_table else f" Example: {toml(key.example)}."
     unset = " Required." if key.is_required else " Unset by default." if key.default is None else ""
     return f"{key.meaning}{takes}{example}{unset}"
 
@@ -73,7 +73,7 @@ def _described(key: Key) -> str:
 
 
 def _needs_range(key: Key) -> bool:
-    """Whether the meaning lacks what the key takes: a number's range, choices."""
+    """Whether the meaning does not state the range or the choices of the key."""
     return core(key.hint) in (int, float) or any(toml(each) not in key.meaning for each in choices(key.hint))
 
 
@@ -86,8 +86,8 @@ _HIDDEN = "(hidden)"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A key with its value; a table that the user fills has a row for each name in it. A secret that is set reads
-    `(hidden)`."""
+    """A key with its value; a table in which the user chooses the names has a row for each name. The value of a secret
+    that is set is `(hidden)`."""
 
     path: Path
     value: object
@@ -96,7 +96,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """As a person writes it."""
+        """Its dotted name."""
         return dotted(self.path)
 
 
@@ -111,12 +111,12 @@ def rows(reading: Reading) -> Iterator[Row]:
 
 
 def _variable(key: Key) -> str:
-    """The variable that sets a key, or the tables around it whose names the user chooses."""
+    """Return the variable that sets a key, or that sets the enclosing tables whose names the user chooses."""
     return variable(key.path[: key.path.index(NAME)]) if NAME in key.path else key.variable
 
 
 def disclosed(key: Key, value: object) -> object:
-    """Return what may be shown of a value: of a secret, only whether it is set; of an address, no password."""
+    """Return a value without secrets: of a secret, only whether it is set; of an address, no user and password."""
     if key.is_secret and value:
         return _HIDDEN
     return redact(value) if isinstance(value, str) else value
@@ -125,8 +125,8 @@ def disclosed(key: Key, value: object) -> object:
 def present(
     value: msgspec.Struct | None, table: Table | None = None, path: Path = ()
 ) -> Iterator[tuple[Path, Table, msgspec.Struct | None]]:
-    """Yield each table with its path and value: None for an optional one that is absent, one for each name that the
-    user chose. `table`, at `path`, has the value; by default it is the configuration."""
+    """Yield each table with its path and value; None for an absent optional table. A table whose name the user chooses
+    is yielded once for each name. `value` is that of `table` at `path`, by default the configuration."""
     table = table or tables()
     yield path, table, value
     for inner in table.tables:
@@ -143,7 +143,7 @@ def lines(reading: Reading, with_origin: bool) -> Iterator[str]:
     known = list(rows(reading))
     for place, table, value in present(reading.config):
         if place:
-            yield f"\n[{dotted(place)}]" if value is not None else f"\n# [{dotted(place)}] is not there"
+            yield f"\n[{dotted(place)}]" if value is not None else f"\n# [{dotted(place)}] is absent"
         for key in sorted(table.keys, key=lambda key: key.is_table):
             path = (*place, key.path[-1])
             if key.is_table:

@@ -249,7 +249,7 @@ def test_a_model_that_is_too_slow_costs_frigate_no_timeout(tmp_path: Path) -> No
                 assert not detector.detect(as_bytes(picture())).any()
             assert (detector.timeouts, detector.handshakes) == (0, 1)
         wait_for("the log tells of it", lambda: daemon.output("did not answer within [frigate] timeout_ms = 40"))
-        lines = daemon.log.read_text().count("nothing found (late)")
+        lines = daemon.log.read_text().count("got no detections (late)")
         assert lines <= 4
 
 

@@ -78,8 +78,8 @@ def test_reload_opens_and_closes_changed_addresses(configured: Configured) -> No
         assert client.reload() == []
         configured.write()
         assert [key.change for key in client.reload()] == [
-            f"listen: without {third}",
-            "models: without shapes",
+            f"listen: {third} removed",
+            "models: shapes removed",
             "http.listen: localhost:0 → none",
         ]
         wait_for("the model is gone", lambda: client.models() == [])
@@ -90,7 +90,7 @@ def test_reload_answers_calls_at_the_address_it_closes(configured: Configured) -
     configured.write(listen=(second,))
     with running(configured.command()), edged.Client(second) as client:
         configured.write()
-        assert [key.change for key in client.reload()] == [f"listen: without {second}"]
+        assert [key.change for key in client.reload()] == [f"listen: {second} removed"]
 
 
 def test_reload_address_that_cannot_be_opened_is_reported_and_the_rest_applies(configured: Configured) -> None:

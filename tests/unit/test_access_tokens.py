@@ -65,7 +65,7 @@ def test_read_tokens_invalid_file_is_refused(tmp_path: Path, content: str) -> No
     path = tmp_path / "tokens.json"
     path.write_text(content)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="not a file of tokens"):
+    with pytest.raises(ConfigError, match="as a file of tokens"):
         TokenFile(path).read()
 
 
@@ -102,7 +102,7 @@ def test_token_book_applies_changes_and_keeps_its_tokens_if_the_file_is_invalid(
     assert book.find(secret) == token
     file.path.write_text("{")
     assert not book.look()
-    assert "not a file of tokens" in book.problem
+    assert "as a file of tokens" in book.problem
     assert book.find(secret) == token
     file.path.unlink()
     assert book.look()

@@ -51,14 +51,14 @@ def test_service_page_describes_the_reload_of_every_key() -> None:
         ({}, {"zmq": Zmq(frames="ipc:///f")}, ["zmq.frames: none → ipc:///f"]),
         ({}, {"http": Http(body_mb=5)}, ["http.body_mb: 64 → 5"]),
         ({}, {"cameras": {"hall": HALL}}, ["cameras: hall is new"]),
-        ({"cameras": {"hall": HALL}}, {}, ["cameras: without hall"]),
+        ({"cameras": {"hall": HALL}}, {}, ["cameras: hall removed"]),
         (
             {"cameras": {"hall": HALL}},
             {"cameras": {"hall": Camera(source="rtsp://user:secret@hall/sub", model="m", max_fps=5.0)}},
             ["cameras.hall.source: rtsp://hall/main → rtsp://hall/sub; cameras.hall.max_fps: 0.0 → 5.0"],
         ),
         ({}, {"allow_shared_memory_over_tcp": True}, ["allow_shared_memory_over_tcp: false → true"]),
-        ({"listen": ("a", "b")}, {"listen": ("b", "a")}, ["listen: in another order"]),
+        ({"listen": ("a", "b")}, {"listen": ("b", "a")}, ["listen: order changed"]),
         (
             {},
             {"access": Access(grants={"localhost:8001": ("infer", "read"), "localhost:8002": ()})},
@@ -68,8 +68,8 @@ def test_service_page_describes_the_reload_of_every_key() -> None:
             {"listen": ("a", "b"), "models": {"m": "/1", "n": "/2"}, "frigate": Frigate(labels=1)},
             {"listen": ("b", "c"), "models": {"n": "/3", "o": "/4"}, "frigate": Frigate(labels=2)},
             [
-                "listen: without a; listen: c is new",
-                "models: without m; models: n is /3; models: o is /4",
+                "listen: a removed; listen: c added",
+                "models: m removed; models: n is /3; models: o is /4",
                 "frigate.labels: 1 → 2",
             ],
         ),

@@ -203,7 +203,7 @@ def test_show_origin_of_each_value(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert f"budget_mb = 5  # {file}:3" in lines
     assert "attempts = 2  # EDGED_ENGINES_ATTEMPTS" in lines
     assert "keep_free_mb = 200  # default" in lines
-    assert "# [frigate] is not there" in lines
+    assert "# [frigate] is absent" in lines
     printed = json.loads(call("show", "--config", file, "--json")[1])
     assert printed["file"] == str(file)
     rows = {row.pop("key"): row for row in printed["keys"]}

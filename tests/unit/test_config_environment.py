@@ -80,7 +80,7 @@ def test_read_variables(environment: dict[str, str], config: Config) -> None:
             "EDGED_ENGINES_BUDGET: unknown variable; did you mean EDGED_ENGINES_BUDGET_MB?",
         ),
         ({"EDGED_ACCESS": "{ loopback = [] }"}, "EDGED_ACCESS: unknown variable"),
-        ({"EDGED_STATE": "/data/\udcff"}, "EDGED_STATE: it is not UTF-8"),
+        ({"EDGED_STATE": "/data/\udcff"}, "EDGED_STATE: its value is not valid UTF-8"),
         ({"EDGED_ENGINES_\udcff": "5"}, "EDGED_ENGINES_\\udcff: unknown variable"),
         ({"EDGED_MODELS_DOOR": "/x"}, "EDGED_MODELS_DOOR: unknown variable; did you mean EDGED_MODELS?"),
     ],

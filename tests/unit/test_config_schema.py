@@ -81,7 +81,7 @@ def test_variables_are_unique_and_known_to_the_sources() -> None:
         (Annotated[int, Meta(ge=1, le=5)], "a whole number from 1 to 5"),
         (Annotated[int, Meta(gt=0, le=1 << 30)], "a whole number from 1 to 1073741824"),
         (Annotated[int, Meta(ge=2)], "a whole number, at least 2"),
-        (Annotated[float, Meta(gt=0, le=1e6)], "a number above 0, 1000000 at most"),
+        (Annotated[float, Meta(gt=0, le=1e6)], "a number above 0, at most 1000000"),
         (Annotated[float, Meta(ge=0.5, le=1)], "a number from 0.5 to 1"),
         (Annotated[float, Meta(ge=0, le=1)] | None, "a number from 0 to 1"),
         (Literal["b", "a", "c"], '"b", "a" or "c"'),

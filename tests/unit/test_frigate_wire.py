@@ -257,7 +257,7 @@ def test_form_for_a_model_without_pictures_is_a_tensor_or_refused() -> None:
     of = model(shape=(1, 3, 64, 64), outputs=(1, 5), **{"preprocess.width": "64"})
     assert reader(of).form(tensor((1, 3, 64, 64), "float32")).spec is not None
     blind = model(shape=(1, 7, 64, 64), outputs=(1, 5))
-    with pytest.raises(InvalidInput, match="no pictures"):
+    with pytest.raises(InvalidInput, match="nor pictures"):
         reader(blind).form(tensor((1, 64, 64, 3)))
 
 

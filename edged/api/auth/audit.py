@@ -24,15 +24,15 @@ from google.protobuf.message import Message
 _LOG = logging.getLogger("edged.access")
 FILE = "audit.jsonl"
 _FILES = 4  # the current one and older ones
-_WAITING = 4096  # lines that wait for the disk
+_WAITING = 4096  # most lines that wait for the disk
 _CLOSING_SECONDS = 2.0
-_REFUSAL_SECONDS = 1.0  # between two lines about refused calls of one host
+_REFUSAL_SECONDS = 1.0  # least time between two lines about refused calls of one host
 _HOSTS = 1024
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`time` in UTC; `who` with its `roles` and `peer`; `method` and the names it was `about`; `outcome` is OK or a
-    gRPC status with its `message`; `milliseconds` that it took."""
+    """One record. `time` is in UTC. `who` called, with its `roles` and `peer`. `about` has the names in the request.
+    `outcome` is OK or a gRPC status, with its `message`. `milliseconds` is the duration."""
 
     time: str
     who: str
@@ -48,18 +48,18 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(
         cls, who: str, roles: Iterable[str], method: str, peer: str, outcome: str, message: str, **more: Any
     ) -> Line:
-        """A line of now."""
+        """Return a line with the current time."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return cls(now, who, method, outcome, tuple(sorted(roles)), peer, message=message, **more)
 
 
 class AuditLog:
-    """`lost` counts lines that could not be written; `problem` says why, empty when the last one could."""
+    """The audit log. `lost` counts lines that could not be written; `problem` says why, empty after a written line."""
 
     def __init__(
         self, folder: Path, size: int, *, waiting: int = _WAITING, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`size` in bytes, of all files together; at most `waiting` lines wait for the disk."""
+        """`size`: bytes of all files together; `waiting`: most lines that wait for the disk."""
         self.size, self._clock = size, clock
         self.lost = 0
         self.problem = ""
@@ -80,7 +80,7 @@ class AuditLog:
             self.problem = "the disk is too slow"
 
     def refused(self, line: Line, host: str) -> None:
-        """Queue a line about a refused call: at most one a second for a host, since any client can cause them."""
+        """Queue a line about a refused call: at most one per second and host, since any client can cause them."""
         now = self._clock()
         if now - self._refusals.get(host, -_REFUSAL_SECONDS) < _REFUSAL_SECONDS:
             return
@@ -92,7 +92,7 @@ class AuditLog:
         self.write(line)
 
     def close(self) -> None:
-        """Write what waits, within two seconds."""
+        """Write the waiting lines, within two seconds."""
         if self._thread is not None:
             with contextlib.suppress(queue.Full):
                 self._lines.put_nowait(None)
@@ -136,7 +136,7 @@ _LONGEST = 200
 
 
 def about(message: Message) -> dict[str, str]:
-    """The names in a request by their fields, none of its contents; of settings only which ones."""
+    """Return the names in a request by field, without its contents; of settings, only the keys."""
     found: dict[str, str] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

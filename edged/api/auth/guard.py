@@ -1,4 +1,4 @@
-"""The guard before every call, by gRPC or HTTP: who calls, may it, is it too much, and is it recorded."""
+"""Checks every call by gRPC or HTTP: credentials, roles, limits, and the audit log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edged.engines.alarms import Alarm, AlarmKind
 from edged.errors import ConfigError, EdgedError, Forbidden, Unauthenticated
 
 _LOG = logging.getLogger("edged.access")
-_LOOK_SECONDS = 0.25  # a token that was just made is good within a second
+_LOOK_SECONDS = 0.25  # so that a new token is valid within a second
 _NO_TLS = Tls()
 
 
@@ -32,7 +32,10 @@ class Guard:
     """The guard of one daemon. Tokens, certificates and configuration may change while calls run."""
 
     def __init__(self, access: Access, tls: Tls, state: Path, defaults: tuple[str, str] | None = None) -> None:
-        """`state` is the daemon's folder, `defaults` its two default sockets if both are served. ConfigError."""
+        """`state` is the daemon's folder, `defaults` its two default sockets if both are served.
+
+        Raises ConfigError if the files of tokens or certificates are unusable.
+        """
         self.access, self.tls, self._state, self._defaults = access, tls, state, defaults
         self.certificate = Certificate(tls) if tls.certificate else None
         self.limits = ClientLimits(Bounds.of(access))
@@ -45,20 +48,20 @@ class Guard:
         self._open: dict[Caller, set[asyncio.Task[object]]] = {}  # running calls of callers with credentials
 
     def register(self, requests: Mapping[str, type[Message]]) -> None:
-        """Add types of requests that come as bytes, by the path of their method."""
+        """Add the types of requests that `record` gets as bytes, by the path of their method."""
         self._requests.update(requests)
 
     def require_known(self, addresses: Iterable[str]) -> None:
-        """ConfigError if the access rules name an address that is not one of them."""
+        """Raise ConfigError if the access rules name an address that is not in `addresses`."""
         policy.require_known(self.access, self.tls, addresses)
 
     def listener(self, address: str, *, has_tls: bool = True) -> ListenerPolicy:
-        """Return the policy of an address, with TLS only if `has_tls`. ConfigError if the address is not allowed."""
+        """Return the policy of an address, with TLS only if `has_tls`. Raises ConfigError if it is not allowed."""
         return policy.listener_policy(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
 
     async def reconfigure(self, access: Access, listen: Iterable[str], others: Iterable[str] = ()) -> None:
-        """Apply other roles, limits and tokens, given the addresses of gRPC and others. On ConfigError nothing
-        changes."""
+        """Apply new roles, limits and tokens. `listen` are the addresses of gRPC, `others` those of other endpoints. On
+        ConfigError nothing changes."""
         addresses = list(listen)
         policy.require_known(access, self.tls, [*addresses, *others])
         for address in addresses:
@@ -70,13 +73,13 @@ class Guard:
         self._changed()
 
     def split(self, defaults: tuple[str, str] | None) -> None:
-        """Set the two default sockets, None if not both are served."""
+        """Set the two default sockets; None unless both are served."""
         if defaults != self._defaults:
             self._defaults = defaults
             self._changed()
 
     async def reconfigure_tls(self, tls: Tls) -> None:
-        """Use other files. ConfigError if they are unusable, or if addresses would have to be opened again."""
+        """Use other files. Raises ConfigError if they are unusable, or if addresses would have to be opened again."""
         if self.certificate is None or _at_opening(tls) != _at_opening(self.tls):
             raise ConfigError("which addresses use TLS and ask for certificates is fixed at start; restart the daemon")
         await asyncio.to_thread(self.certificate.reconfigure, tls)
@@ -96,12 +99,12 @@ class Guard:
         self._see(self._book.look(), self.certificate is not None and self.certificate.look())
 
     def _see(self, changed: bool, renewed: bool) -> None:
-        """Apply what changed: a caller that lost a role loses the calls that run by it."""
+        """Apply changes: cancel the running calls of callers that lost a role or their credentials."""
         if changed:
             _LOG.info("tokens changed: %d are valid", len(self._book.tokens))
             self._changed()
         elif self._open:
-            self._expel()  # credentials that have expired since
+            self._expel()  # callers whose credentials have expired
         if renewed:
             _LOG.info("certificate %s is in use", self.tls.certificate)
 
@@ -122,7 +125,7 @@ class Guard:
         peer: str = "",
         certificate: PeerCertificate | None = None,
     ) -> Caller:
-        """Who calls, by the header of the call and the certificate that its connection showed."""
+        """Return the caller, from the header `authorization` and the client certificate of the connection."""
         who, now = policy.anonymous(listener, peer), time.time()
         if certificate:
             names = tls.names_of(certificate)
@@ -135,7 +138,7 @@ class Guard:
         return who
 
     def require_allowed(self, method: str, who: Caller, peer: str) -> None:
-        """Unauthenticated or Forbidden, counted and recorded, if a caller may not call a method."""
+        """Raise Unauthenticated or Forbidden, counted and recorded, if a caller may not call a method."""
         error = policy.refusal(method, who)
         if error is not None:
             self.refuse(method, who, peer, error)
@@ -151,14 +154,15 @@ class Guard:
     def record(
         self, method: str, who: Caller, peer: str, what: object, outcome: str, message: str, began: float
     ) -> None:
-        """Record a command; `what` is its message, or the bytes, or its names; `began` of perf_counter."""
+        """Record a command. `what` is its message, the bytes of that, or its names; `began` is its start, in seconds of
+        `time.perf_counter()`."""
         names = what if isinstance(what, dict) else self._about(method, what)
         took = round((time.perf_counter() - began) * 1e3, 1)
         self.audit.write(Line.of(who.name, who.roles, method, peer, outcome, message, about=names, milliseconds=took))
 
     @contextlib.contextmanager
     def under_way(self, who: Caller) -> Iterator[None]:
-        """Cancel the call of this context when its caller's credentials are no longer valid; it ends with `lost`."""
+        """Cancel the call in this context when its caller's credentials become invalid; it then raises `lost(who)`."""
         task = asyncio.current_task()
         if task is None:
             yield
@@ -177,7 +181,7 @@ class Guard:
                 self._open.pop(who, None)
 
     def lost(self, who: Caller) -> EdgedError | None:
-        """Why the calls of a caller must end; None while its credentials are valid."""
+        """Return why the calls of a caller must end; None while its credentials are valid."""
         if who.key.startswith("token "):
             # By its digest: another token may have the same name by now.
             token = next((token for token in self._book.tokens if token.sha256 in who.proof), None)
@@ -215,5 +219,5 @@ def _at_opening(tls: Tls) -> tuple[object, ...]:
 
 
 def tokens_path(access: Access, state: Path) -> Path:
-    """The file of tokens."""
+    """Return the path of the file of tokens."""
     return Path(access.tokens_file).absolute() if access.tokens_file else state / "access" / "tokens.json"

@@ -1,8 +1,7 @@
-"""Which user of this machine a call comes from, so that the daemon opens a client's files only as that user could.
+"""Finds the user of this machine behind a call: the daemon opens a client's files only if that user could.
 
-gRPC does not expose the process behind a unix socket, neither its user nor the connection of a call. What is certain is
-who can connect at all: the owner of the socket's file and the group that may open it. The user of a connection over
-loopback is in the kernel's table of connections.
+Clients of a unix socket count as those who can connect to it: the owner of the socket's file, or the group that may
+open it. The user of a connection over loopback is in the kernel's table of connections.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from edged.api.auth.policy import Caller
 from edged.api.endpoints.address import unix_path
 
 READ, WRITE = 4, 2  # the bits of one class of a file's mode
-_MEMBERS_SECONDS = 60  # for which the members of a group are cached
+_MEMBERS_SECONDS = 60  # how long the members of a group are cached
 _CONNECTIONS = Path("/proc/net")  # the kernel's tables
 _ESTABLISHED = b"01"
 _MAPPED = bytes(10) + b"\xff\xff"
@@ -38,14 +37,14 @@ CURRENT: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A user, or any member of a group; with neither, anyone. `name` distinguishes clients."""
+    """A user, or any member of a group; anyone if both are None. `name` distinguishes clients."""
 
     name: str
     uid: int | None = None
     gid: int | None = None
 
     def may(self, status: os.stat_result, wanted: int) -> bool:
-        """Whether they could open a file to READ or WRITE, by its owner, group and mode."""
+        """Whether this user or group could open a file to READ or WRITE, by the file's owner, group and mode."""
         if self.uid == 0:
             return True
         if self.uid is not None and status.st_uid == self.uid:
@@ -65,7 +64,7 @@ def anyone() -> Identity:
 
 
 def current(peer: str) -> Identity:
-    """The identity behind the current call. `peer` is the client as gRPC names it."""
+    """Return the identity behind the current call. `peer` is the client as gRPC names it."""
     caller = CURRENT.get()
     address = caller.address if caller is not None else ""
     if address.startswith("unix:"):
@@ -74,8 +73,8 @@ def current(peer: str) -> Identity:
 
 
 def namespace(peer: str) -> str:
-    """The owner of the current call's regions and sequences: its token or certificate, otherwise the user or address
-    that it comes from."""
+    """Return the owner of the current call's regions and sequences: its token or certificate, otherwise the user or
+    address that it comes from."""
     caller = CURRENT.get()
     if caller is not None and caller.has_shown:
         return caller.key
@@ -84,7 +83,7 @@ def namespace(peer: str) -> str:
 
 
 def of_socket(path: Path) -> Identity:
-    """Those who can connect to a unix socket: its owner, or the group that may open it."""
+    """Return who can connect to a unix socket: its owner, the group that may open it, or anyone."""
     name = f"socket {path}"
     try:
         status = path.stat()
@@ -92,7 +91,7 @@ def of_socket(path: Path) -> Identity:
         return msgspec.structs.replace(ANYONE, name=name)
     if status.st_mode & stat.S_IWOTH:
         return msgspec.structs.replace(ANYONE, name=name)
-    # Members of root's group, as system accounts of some distributions, are trusted as root is.
+    # Members of root's group, such as system accounts of some distributions, are trusted like root.
     if status.st_mode & stat.S_IWGRP and status.st_gid != 0:
         others = _members(status.st_gid, int(time.monotonic() / _MEMBERS_SECONDS)) - {0, status.st_uid}
         if others:
@@ -102,7 +101,7 @@ def of_socket(path: Path) -> Identity:
 
 @functools.lru_cache(maxsize=64)
 def _members(gid: int, period: int) -> frozenset[int]:
-    """The users in a group, by their own entry or the group's."""
+    """Return the users in a group, by their own entry or the group's."""
     with contextlib.suppress(KeyError):
         named = set(grp.getgrgid(gid).gr_mem)
         return frozenset(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid or user.pw_name in named)
@@ -110,7 +109,7 @@ def _members(gid: int, period: int) -> frozenset[int]:
 
 
 def of_peer(peer: str) -> Identity:
-    """The user at the other end of a connection over loopback; ANYONE if unknown."""
+    """Return the user at the other end of a connection over loopback; ANYONE if unknown."""
     kind, _, rest = peer.partition(":")
     host, _, port = unquote(rest).rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdecimal():
@@ -129,7 +128,7 @@ def of_peer(peer: str) -> Identity:
 
 
 def _owners(table: Path, host: bytes, port: int) -> set[int]:
-    """The users with a connection from there. Format: Documentation/networking/proc_net_tcp.rst of Linux."""
+    """Return the users with a connection from there. Format: Documentation/networking/proc_net_tcp.rst of Linux."""
     words = struct.unpack(f">{len(host) // 4}I", host)
     local = b"".join(b"%08X" % socket.ntohl(word) for word in words) + b":%04X" % port
     try:

@@ -1,11 +1,11 @@
-"""Limits of one client: its running streams, requests and their bytes, and requests a second.
+"""Limits of one client: its running streams, requests and their bytes, and requests per second.
 
-Beyond them requests are refused with the time to try again; streams are read more slowly.
+Beyond them, requests are refused with a time to retry after, and streams are read more slowly.
 
 Large messages take turns, so that small ones are answered meanwhile: a message of many megabytes is copied several
-times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that have come
-and are not answered yet, of one client and of all. What does not fit waits, and while it waits its stream is not read.
-When too much waits, requests are refused.
+times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that are not
+answered yet, of one client and of all. A message that does not fit waits, and its stream is not read meanwhile. If too
+many bytes wait, requests are refused.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from edged.errors import ClientLimited
 
 Kind: TypeAlias = Literal["streams", "requests", "bytes", "rate"]
 
-_MOST_CLIENTS = 4096  # that are remembered while they are idle
+_MOST_CLIENTS = 4096  # idle clients that are remembered
 _SOON_SECONDS = 0.1  # after which a running request may have ended
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Of one client: `size` in bytes of requests, `rate` in requests and frames a second."""
+    """Limits of one client: `size` in bytes of running requests, `rate` in requests and frames per second."""
 
     streams: int
     requests: int
@@ -57,8 +57,8 @@ class Usage(msgspec.Struct):
         return not (self.streams or self.requests or self.size)
 
     def wait(self, now: float, rate: float) -> float:
-        """Take one request from the allowance, which grows by `rate` a second up to `rate`, and return 0.0; or take
-        none and return the seconds until the next."""
+        """Take one request from the allowance and return 0.0; if it is used up, return the seconds until the next. The
+        allowance grows by `rate` per second, up to `rate`."""
         self.allowance = min(rate, self.allowance + (now - self.seen) * rate)
         self.seen = now
         if self.allowance >= 1.0:
@@ -68,7 +68,7 @@ class Usage(msgspec.Struct):
 
 
 class ClientLimits:
-    """The usage of every client. Of one event loop. `refused` counts refusals by kind."""
+    """The usage of every client, for one event loop. `refused` counts refusals by kind."""
 
     def __init__(self, bounds: Bounds, most: int = _MOST_CLIENTS) -> None:
         """At most `most` idle clients are remembered."""
@@ -77,7 +77,7 @@ class ClientLimits:
         self._clients: OrderedDict[str, Usage] = OrderedDict()
 
     def usage(self, key: str, name: str, now: float) -> Usage:
-        """The usage of a client by its key; `now` in monotonic seconds."""
+        """Return the usage of a client by its key; `now` is in monotonic seconds."""
         found = self._clients.get(key)
         if found is None:
             found = self._clients[key] = Usage(name, self.bounds.rate, now)
@@ -86,29 +86,32 @@ class ClientLimits:
         return found
 
     def request(self, usage: Usage, size: int, now: float) -> None:
-        """Begin a request of so many bytes; `end` follows. ClientLimited."""
+        """Begin a request of `size` bytes; call `end` afterwards. Raises ClientLimited beyond a limit."""
         bounds = self.bounds
         if usage.requests >= bounds.requests:
             raise self._refusal("requests", f"{usage.name} has {usage.requests} running requests, the maximum")
-        if usage.size and usage.size + size > bounds.size:  # a single one is bounded by the size of a message
+        if usage.size and usage.size + size > bounds.size:  # the largest message is the limit of a single request
             raise self._too_many_bytes(usage)
         self._charge(usage, now)
         usage.requests += 1
         usage.size += size
 
     def hold(self, usage: Usage, size: int) -> None:
-        """Add the bytes of a request that has begun without them; `end` counts them too. ClientLimited."""
+        """Add the bytes of a request that began with size 0; pass them to `end`. Raises ClientLimited."""
         if usage.size and usage.size + size > self.bounds.size:
             raise self._too_many_bytes(usage)
         usage.size += size
 
     def end(self, usage: Usage, size: int) -> None:
-        """End a request."""
+        """End a request of `size` bytes."""
         usage.requests -= 1
         usage.size -= size
 
     def stream(self, usage: Usage, now: float) -> None:
-        """Begin a stream, which is one request as well; `end_stream` follows. ClientLimited."""
+        """Begin a stream, which also counts as one request of the rate; call `end_stream` afterwards.
+
+        Raises ClientLimited beyond a limit.
+        """
         if usage.streams >= self.bounds.streams:
             raise self._refusal("streams", f"{usage.name} has {usage.streams} streams, the maximum")
         self._charge(usage, now)
@@ -118,11 +121,11 @@ class ClientLimits:
         usage.streams -= 1
 
     def __len__(self) -> int:
-        """The number of remembered clients."""
+        """Return the number of remembered clients."""
         return len(self._clients)
 
     def together(self) -> Usage:
-        """The usage of all clients together."""
+        """Return the usage of all clients together."""
         found = Usage("all", 0.0, 0.0)
         for usage in self._clients.values():
             found.streams += usage.streams
@@ -141,18 +144,18 @@ class ClientLimits:
 
     def _refusal(self, kind: Kind, what: str, seconds: float = _SOON_SECONDS) -> ClientLimited:
         self.refused[kind] += 1
-        return ClientLimited(f"{what}; try again in {seconds:.3g} s, or ask for less at a time", seconds)
+        return ClientLimited(f"{what}; try again in {seconds:.3g} s, or send less at once", seconds)
 
     def _forget(self) -> None:
-        """Forget the oldest idle clients; clients with requests are connected, so they cannot be many."""
+        """Forget the oldest idle clients. Others are connected, and the number of connections is limited."""
         for key in [key for key, usage in self._clients.items() if usage.is_idle][: self._most // 4]:
             del self._clients[key]
 
 
-LARGE = 1 << 20  # bytes, from which a message is counted
+LARGE = 1 << 20  # bytes of the smallest message that counts
 _TOTAL, _EACH = 32 << 20, 16 << 20  # bytes, of all clients and of one
-_PER_SECOND = 384 << 20  # bytes; a message keeps its bytes at least that long, so that others get turns
-_REFUSAL_SECONDS = 0.5  # after which a refused request may fit
+_PER_SECOND = 384 << 20  # bytes; a message holds its bytes at least as long as this rate takes: others get turns
+_REFUSAL_SECONDS = 0.5  # time after which a refused request may fit
 
 
 class _Waiter(NamedTuple):
@@ -165,7 +168,7 @@ class LargeMessage:
     """The large message of one call, if any; its bytes count from `begin` to `end`."""
 
     def __init__(self, budget: Budget, peer: str, who: Caller) -> None:
-        """`peer` is the connection as gRPC names it; connections of a unix socket have no names."""
+        """`peer` is the connection as gRPC names it; over a unix socket, which has no such name, the caller counts."""
         self._budget, self._client = budget, who.key if peer.startswith("unix:") else peer
         self._size, self._began = 0, 0.0
 
@@ -180,19 +183,19 @@ class LargeMessage:
 
 
 class Budget:
-    """Bytes of large messages in progress: at most `total`, and `each` of one client; `total` may wait. A single
-    message always fits. Of one event loop."""
+    """Bytes of large messages in progress, for one event loop: at most `total`, and `each` of one client. A single
+    message always fits. Requests that are not patient are refused if more than `total` bytes would wait."""
 
     def __init__(self, total: int = _TOTAL, each: int = _EACH, refused_after: float = _REFUSAL_SECONDS) -> None:
-        """`refused_after`: seconds until a refusal, which slow down clients that retry at once."""
+        """`refused_after`: seconds by which a refusal is delayed, to slow down clients that retry at once."""
         self.total, self.each, self._refused_after = total, each, refused_after
         self.used = 0
         self._by_client: Counter[str] = Counter()
         self._waiting: deque[_Waiter] = deque()
 
     async def take(self, client: str, size: int, *, is_patient: bool = True) -> None:
-        """Wait until so many bytes of a client fit; `give_back` follows. ClientLimited if too much waits and the
-        request is not patient."""
+        """Wait until `size` bytes of a client fit; call `give_back` afterwards. Raises ClientLimited if too many bytes
+        wait and the request is not patient."""
         if not self._waiting and self._fits(client, size):
             self._add(client, size)
             return
@@ -209,13 +212,13 @@ class Budget:
         except asyncio.CancelledError:
             if waiter.turn.done() and not waiter.turn.cancelled():
                 self._remove(client, size)
-            elif waiter in self._waiting:  # another's end may have passed over it already
+            elif waiter in self._waiting:  # `_wake` may have removed it already
                 self._waiting.remove(waiter)
             self._wake()
             raise
 
     def give_back(self, client: str, size: int, seconds: float) -> None:
-        """Release a message that took so long."""
+        """Release the bytes of a message that was in progress for `seconds`."""
         rest = size / _PER_SECOND - seconds
         if rest > 0:
             asyncio.get_running_loop().call_later(rest, self._end, client, size)
@@ -227,7 +230,7 @@ class Budget:
         self._wake()
 
     def _wake(self) -> None:
-        """Give turns in order; a client at its limit is passed over."""
+        """Give turns in order; skip clients at their limit."""
         later: deque[_Waiter] = deque()
         while self._waiting:
             waiter = self._waiting.popleft()

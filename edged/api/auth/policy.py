@@ -1,4 +1,4 @@
-"""Who calls, what an address and a token or certificate grant, and which roles each method needs. Pure.
+"""The caller, the roles that an address, a token or a certificate grants, and the roles that a method needs. Pure.
 
 A method that is missing from `METHODS` is denied to all; a test checks that every registered method is listed.
 """
@@ -25,16 +25,16 @@ NONE: Roles = frozenset()
 
 
 def parse_roles(words: Iterable[str]) -> Roles:
-    """Roles by their names. InvalidInput."""
+    """Return the roles with these names. Raises InvalidInput for an unknown name."""
     found = [word.strip() for word in words]
     for word in found:
         if word not in ALL:
-            raise InvalidInput(f"role {word[:40]!r} does not exist; choose of {describe_roles(ALL)}")
+            raise InvalidInput(f"role {word[:40]!r} does not exist; choose from {describe_roles(ALL)}")
     return cast("Roles", frozenset(found))
 
 
 def describe_roles(roles: Roles) -> str:
-    """Names of roles, in a fixed order."""
+    """Return the names of roles, in a fixed order."""
     return ", ".join(role for role in get_args(Role) if role in roles) or "none"
 
 
@@ -45,9 +45,9 @@ INFER_GROUP, OPERATE_GROUP = "edged", "edged-operate"
 class ListenerPolicy(msgspec.Struct, frozen=True):
     """An address of the daemon.
 
-    `roles` are granted to every client that reaches it. `is_local`: only from this machine, by unix socket or loopback
-    without TLS. `asks_certificates`: clients must show one. `group` may open the socket, if it is one of the default
-    ones. `operators` is the address for operators.
+    `roles` are granted to every client that reaches it. `is_local`: only clients on this machine reach it, by unix
+    socket or loopback without TLS. `asks_certificates`: clients must show one. `group` may open the socket, if it is a
+    default socket. `operators` is the address for operators.
     """
 
     name: str
@@ -63,7 +63,7 @@ class ListenerPolicy(msgspec.Struct, frozen=True):
 def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | None = None) -> ListenerPolicy:
     """Return the policy of an address. `defaults`: the default sockets, for frames and operators, if both are served.
 
-    ConfigError for an address that other machines reach without TLS.
+    Raises ConfigError if other machines could reach the address without TLS, or if a TLS address grants operate to all.
     """
     infer, operate = defaults or ("", "")
     granted = access.grants.get(address)
@@ -96,7 +96,7 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
 
 
 def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:
-    """ConfigError for an address in the access rules that is not listened on: a typo there could leave another address
+    """Raise ConfigError if the access rules name an address that is not listened on: a typo could leave another address
     more open than intended."""
     known = list(addresses)
     for key, named in (
@@ -111,7 +111,7 @@ def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:
 
 
 def listener_warning(found: ListenerPolicy) -> str:
-    """A warning for the log about what an address grants; empty if it is usual."""
+    """Return a warning for the log if a TLS address grants roles to every client; otherwise empty."""
     if found.has_tls and found.roles:
         return f"{found.name} grants {describe_roles(found.roles)} to every client that reaches it"
     return ""
@@ -121,12 +121,12 @@ _BEARER = "bearer "
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who calls, and with which roles.
+    """A caller and its roles.
 
-    `key`: the client that limits count it for. `is_known`: it is clear who it is; `has_shown`: by a token or a
-    certificate, and `given` are the roles that it has by its `proof`: the digest of the token, or names in the
-    certificate. `address`: the daemon's address that it called. `problem`: what is wrong with its credentials;
-    `remedy`: what else it could do if its roles are too few."""
+    `key`: the client that its usage counts for. `is_known`: the caller is identified, with `has_shown` by a token or
+    certificate. `proof` is the digest of the token, or names in the certificate; `given` are the roles that it grants.
+    `address`: the daemon's address that it called. `problem`: what is wrong with its credentials; `remedy`: how to call
+    with more roles."""
 
     name: str
     roles: Roles
@@ -141,7 +141,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def anonymous(listener: ListenerPolicy, peer: str = "") -> Caller:
-    """A caller without credentials. `peer` is the client as gRPC names it."""
+    """Return a caller without credentials. `peer` is the client as gRPC names it."""
     remedy = f"; operators use {listener.operators}" if listener.operators else ""
     if listener.is_local and not listener.has_tls and not listener.group:
         others = f"{listener.operators} or " if listener.operators else ""
@@ -155,7 +155,7 @@ def anonymous(listener: ListenerPolicy, peer: str = "") -> Caller:
 
 
 def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
-    """The caller with a token, None for one that is not in the file; `now` in seconds since the epoch."""
+    """Return the caller with a token; None stands for an unknown token. `now` is in seconds since the epoch."""
     if token is None:
         return msgspec.structs.replace(caller, problem="unknown token; see on the daemon's machine: edged tokens list")
     if token.expires and now >= token.expires:
@@ -166,15 +166,15 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
 
 
 def malformed_token(caller: Caller) -> Caller:
-    """The caller with an `authorization` that is not a bearer token."""
-    problem = "the header authorization is not 'Bearer TOKEN'; make one on the daemon's machine: edged tokens new"
+    """Return the caller with a header `authorization` that is not a bearer token."""
+    problem = "the header authorization is not 'Bearer TOKEN'; make a token on the daemon's machine: edged tokens new"
     return msgspec.structs.replace(caller, problem=problem)
 
 
 def with_certificate(
     caller: Caller, names: Iterable[str], known: Mapping[str, tuple[Role, ...]], expires: float, now: float
 ) -> Caller:
-    """The caller with a certificate of these names, the common name last, that expires at `expires`."""
+    """Return the caller with a certificate of these names, the common name last, that expires at `expires`."""
     shown = list(names)
     if not shown:
         return caller
@@ -189,7 +189,7 @@ def with_certificate(
 
 
 def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Caller:
-    """The caller under its own name, with the roles that its credentials grant."""
+    """Return the caller under its own name, with the roles that its credentials grant."""
     return msgspec.structs.replace(
         caller,
         name=who,
@@ -203,19 +203,19 @@ def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Ca
 
 
 def roles_of(names: Iterable[str], known: Mapping[str, tuple[Role, ...]]) -> Roles:
-    """The roles of all names of a certificate together."""
+    """Return the roles of all names of a certificate together."""
     return frozenset(role for name in names for role in known.get(name, ()))
 
 
 def secret_of(authorization: str) -> str | None:
-    """The token in the header `authorization` (RFC 6750), None if it is something else."""
+    """Return the token in the header `authorization` (RFC 6750); None if the header has another form."""
     if authorization[: len(_BEARER)].lower() != _BEARER:
         return None
     return authorization[len(_BEARER) :].strip() or None
 
 
 def host_of(peer: str) -> str:
-    """The host in a client as gRPC names it, `ipv4:1.2.3.4:56` or `ipv6:%5B::1%5D:56`; empty for a unix socket."""
+    """Return the host in a client's name in gRPC, `ipv4:1.2.3.4:56` or `ipv6:%5B::1%5D:56`; empty for a unix socket."""
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return ""
@@ -227,7 +227,7 @@ ANYBODY: Final[Roles | None] = None
 OPERATE: Final[Roles] = frozenset({"operate"})
 READ: Final[Roles] = frozenset({"read", "operate"})
 INFER: Final[Roles] = frozenset({"infer", "operate"})
-# For calls that clients make before their first request, and that readers make.
+# For calls that both clients, before their first request, and readers make.
 KNOW: Final[Roles] = INFER | READ
 
 _CAMERAS, _OPERATIONS = "/edged.v1.Cameras/", "/edged.v1.Operations/"
@@ -264,8 +264,8 @@ METHODS: Final[dict[str, Roles | None]] = {
 
 
 def refusal(method: str, caller: Caller) -> EdgedError | None:
-    """Why a caller may not call a method, such as `/edged.v1.Cameras/Detect`; None if it may."""
-    if caller.problem:  # also for methods without a role: a client with a wrong secret wants to know
+    """Return why a caller may not call a method, such as `/edged.v1.Cameras/Detect`; None if it may."""
+    if caller.problem:  # also for methods that need no role: a client with a wrong secret must learn of it
         return Unauthenticated(caller.problem)
     needed = METHODS.get(method, NOBODY)
     if needed is None or caller.roles & needed:
@@ -279,7 +279,7 @@ def refusal(method: str, caller: Caller) -> EdgedError | None:
 
 
 def least_role(method: str) -> str:
-    """The least role that may call a method, or two of which each may; empty if no role is needed."""
+    """Return the least role that may call a method, or two roles if either may; empty if no role is needed."""
     needed = METHODS.get(method, NOBODY)
     if needed is None:
         return ""
@@ -287,5 +287,5 @@ def least_role(method: str) -> str:
 
 
 def is_audited(method: str) -> bool:
-    """Whether calls of it are recorded."""
+    """Whether calls of a method are recorded."""
     return METHODS.get(method, OPERATE) == OPERATE

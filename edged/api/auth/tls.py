@@ -1,10 +1,10 @@
-"""The daemon's certificate, checked at start and reloaded when its files change; and the dates and names of any.
+"""The daemon's certificate, checked at start and reloaded when its files change; dates and names of any certificate.
 
 Wrong files are refused at start; later, the previous certificate stays in use and `problem` says why. A box without a
 clock may start in 1970, so a certificate that is not valid yet is reported and used.
 
-The standard library reads a certificate's dates only for peers of its own sockets, and a library that parses
-certificates would be a dependency for two dates; RFC 5280 and X.690 say where they are.
+The standard library reads a certificate's dates only for peers of its own sockets. A library that parses certificates
+would be a dependency for two dates, so they are read here (RFC 5280, X.690).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
 
 class Validity(msgspec.Struct, frozen=True):
-    """Seconds since the epoch."""
+    """The period in which a certificate is valid, in seconds since the epoch."""
 
     begins: float
     ends: float
@@ -40,14 +40,14 @@ PeerCertificate: TypeAlias = "Mapping[str, Any]"
 
 
 def names_of(certificate: PeerCertificate) -> list[str]:
-    """The names of a client's certificate, alternative names before the common one."""
+    """Return the names of a client's certificate, alternative names before the common one."""
     found = [str(value) for _, value in certificate.get("subjectAltName", ())]
     subject = [pair for group in certificate.get("subject", ()) for pair in group]
     return found + [str(value) for key, value in subject if key == "commonName"]
 
 
 def ends_of(certificate: PeerCertificate) -> float:
-    """When a client's certificate expires, in seconds since the epoch; 0 if it does not say."""
+    """Return when a client's certificate expires, in seconds since the epoch; 0 if it does not say."""
     try:
         return float(ssl.cert_time_to_seconds(str(certificate.get("notAfter", ""))))
     except ValueError:
@@ -55,7 +55,7 @@ def ends_of(certificate: PeerCertificate) -> float:
 
 
 def validity(pem: str) -> Validity:
-    """The validity of the first certificate of a PEM text. ValueError."""
+    """Return the validity of the first certificate in a PEM text. Raises ValueError if there is no valid one."""
     begin, end = pem.find(_BEGIN), pem.find(_END)
     if begin < 0 or end < begin:
         raise ValueError("it contains no certificate")
@@ -83,7 +83,7 @@ def _inside(data: bytes, kind: int) -> tuple[bytes, bytes]:
 
 
 def _item(data: bytes) -> tuple[int, bytes, bytes]:
-    """The first item: tag, content, and the bytes after it."""
+    """Return the first DER item: tag, content, and the bytes after it."""
     tag, length, start = data[0], data[1], 2
     if length & 0x80:
         count = length & 0x7F
@@ -96,7 +96,7 @@ def _item(data: bytes) -> tuple[int, bytes, bytes]:
 
 
 def _time(kind: int, data: bytes) -> float:
-    """RFC 5280, 4.1.2.5: two digits of a year before 2050, four after."""
+    """Parse a date (RFC 5280, 4.1.2.5): the year has two digits before 2050, four from then on."""
     text = data.decode("ascii", "replace")
     if kind == _UTC_TIME and len(text) == 13:
         text = ("20" if int(text[:2]) < 50 else "19") + text
@@ -110,7 +110,7 @@ _DAY = 86400.0
 
 
 class Material(msgspec.Struct, frozen=True):
-    """The contents of the files of a handshake, in PEM; `client_ca` is empty if clients show no certificate."""
+    """The contents of the PEM files for a handshake; `client_ca` is empty if clients show no certificate."""
 
     certificate: bytes
     key: bytes
@@ -119,7 +119,7 @@ class Material(msgspec.Struct, frozen=True):
 
 
 def read(tls: Tls, now: float) -> Material:
-    """Read and check the configured files; `now` in seconds since the epoch. ConfigError."""
+    """Read and check the configured files; `now` is in seconds since the epoch. Raises ConfigError."""
     certificate, key = _read("tls.certificate", tls.certificate), _read("tls.key", tls.key)
     client_ca = _read("tls.client_ca", tls.client_ca) if tls.client_ca else b""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -147,7 +147,7 @@ def read(tls: Tls, now: float) -> Material:
 
 
 def worry(path: str, lasts: Validity, now: float) -> str:
-    """A warning about a certificate that needs renewal; empty if it does not."""
+    """Return a warning if a certificate has expired, expires soon or is not valid yet; otherwise empty."""
     if now >= lasts.ends:
         return f"the certificate {path} expired on {_date(lasts.ends)}; renew it"
     if now < lasts.begins:
@@ -164,7 +164,7 @@ class Certificate:
     """The certificate in use. Used by the event loop, and by a thread that reads files."""
 
     def __init__(self, tls: Tls, look_seconds: float = 1.0) -> None:
-        """Read the files of `tls`; ConfigError. `look_seconds` is the least time between two looks at them."""
+        """Read the files of `tls`, at most every `look_seconds`. Raises ConfigError."""
         self._look_seconds = look_seconds
         self._tls = tls
         self._sign = _signed(tls)
@@ -175,7 +175,7 @@ class Certificate:
         self._contexts: dict[bool, ssl.SSLContext] = {}
 
     def context(self, asks_certificates: bool) -> ssl.SSLContext:
-        """What the next handshake uses, and whether clients must show a certificate."""
+        """Return the context for the next handshake. `asks_certificates`: clients must show a certificate."""
         with self._lock:
             found = self._contexts.get(asks_certificates)
             if found is None:
@@ -183,13 +183,13 @@ class Certificate:
             return found
 
     def _use(self, material: Material) -> None:
-        """Use other files; the lock is held."""
+        """Use new files; the caller holds the lock."""
         self._material = material
         self._contexts = {}
 
     def reconfigure(self, tls: Tls) -> None:
         """Use other files from the next handshake on. On ConfigError nothing changes."""
-        sign = _signed(tls)  # before they are read: a change meanwhile is seen at the next look
+        sign = _signed(tls)  # before the files are read: `look` then notices a later change
         found = read(tls, time.time())
         with self._lock:
             self._tls, self._refused, self._sign = tls, "", sign
@@ -223,13 +223,13 @@ class Certificate:
 
     @property
     def problem(self) -> str:
-        """The current or next problem of the certificate; empty if it has none."""
+        """The problem of the certificate, current or imminent; empty if it has none."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
 
 def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
-    """Inode, size and time of each file, to see changes. Files are often replaced one after the other: a pair that does
-    not match yet will with the next change."""
+    """Return inode, size and time of each file, to detect changes. Files are often replaced one after the other: a pair
+    that does not match yet is read again after the next change."""
     found: list[tuple[int, ...]] = []
     for path in (tls.certificate, tls.key, tls.client_ca):
         try:
@@ -242,7 +242,7 @@ def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
 
 
 def _context(material: Material, asks_certificates: bool) -> ssl.SSLContext:
-    """A context of checked material. The ssl module reads a certificate and its key from files only."""
+    """Return a context of checked material, through a memfd: the ssl module reads certificates and keys from files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])

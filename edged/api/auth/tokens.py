@@ -47,7 +47,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def make(name: str, roles: frozenset[Role], days: float = 0.0) -> tuple[Token, str]:
-    """A new token, and its secret, which is stored nowhere. `days` until it expires, 0 for never. InvalidInput."""
+    """Return a new token, and its secret, which is not stored. `days` until it expires, 0 for never.
+
+    Raises InvalidInput for an invalid name, or without a role.
+    """
     if not _NAME.fullmatch(name):
         raise InvalidInput(f"{name[:80]!r} is not a token name: use letters, digits and . _ @ -, at most 64")
     if not roles:
@@ -59,12 +62,12 @@ def make(name: str, roles: frozenset[Role], days: float = 0.0) -> tuple[Token, s
 
 
 def digest(secret: str) -> str:
-    """The hash of a secret."""
+    """Return the SHA-256 of a secret, in hexadecimal."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def find(tokens: tuple[Token, ...], secret: str) -> Token | None:
-    """The token of a secret. All are compared in constant time, so that the time taken reveals nothing."""
+    """Return the token of a secret. All tokens are compared in constant time, so that the duration reveals nothing."""
     shown, found = digest(secret), None
     for token in tokens:
         if hmac.compare_digest(token.sha256, shown):
@@ -79,7 +82,8 @@ class TokenFile:
         self.path = path
 
     def read(self) -> tuple[Token, ...]:
-        """All tokens; none if the file does not exist. ConfigError if it is unusable, or if others can read it."""
+        """Return all tokens; empty if the file does not exist. Raises ConfigError if the file is unusable, or if other
+        users have any access to it."""
         try:
             data = read_regular(self.path)
             status = self.path.stat()
@@ -88,16 +92,16 @@ class TokenFile:
         except OSError as error:
             raise ConfigError(f"the tokens in {self.path} cannot be read: {error.strerror or error}") from error
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ConfigError(f"{self.path} can be used by others than its owner; chmod 600 {self.path}")
+            raise ConfigError(f"{self.path} is accessible to users other than its owner; chmod 600 {self.path}")
         try:
             return msgspec.json.decode(data, type=ready(_File)).tokens
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{self.path} is not a file of tokens: {explain(error)}; edged tokens writes it"
+                f"cannot parse {self.path} as a file of tokens: {explain(error)}; edged tokens writes it"
             ) from error
 
     def add(self, token: Token) -> None:
-        """Add a token. AlreadyExists."""
+        """Add a token. Raises AlreadyExists if its name is taken."""
         with self._locked():
             tokens = self.read()
             if any(each.name == token.name for each in tokens):
@@ -105,7 +109,7 @@ class TokenFile:
             self._write((*tokens, token))
 
     def revoke(self, name: str) -> Token:
-        """Remove and return a token. NotFound."""
+        """Remove and return a token. Raises NotFound."""
         with self._locked():
             tokens = self.read()
             gone = next((token for token in tokens if token.name == name), None)
@@ -122,7 +126,7 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclude other commands: the second of two sees what the first wrote."""
+        """Lock the folder against other commands, so that each sees the tokens that the one before wrote."""
         import fcntl
 
         folder = self.path.parent
@@ -142,18 +146,18 @@ class TokenFile:
             os.close(handle)
 
     def _give(self, path: Path) -> None:
-        """Give what root creates to the owner of the parent folder: the service has its own user, which reads it."""
+        """Give a file that root created to the owner of its folder: the service runs as its own user and reads it."""
         if os.geteuid() == 0:
             above = path.parent.stat()
             os.chown(path, above.st_uid, above.st_gid)
 
 
 class TokenBook:
-    """The valid tokens, as of the last look at the file. If it cannot be read any more, the previous tokens stay;
-    `problem` says why."""
+    """The valid tokens, as of the last look at the file. If the file becomes unusable, the previous tokens stay valid,
+    and `problem` says why."""
 
     def __init__(self, file: TokenFile) -> None:
-        """ConfigError."""
+        """Read the file. Raises ConfigError."""
         self._file = file
         atomic.sweep(file.path.parent)
         self._sign = self._signed()
@@ -161,7 +165,7 @@ class TokenBook:
         self.problem = ""
 
     def find(self, secret: str) -> Token | None:
-        """The token of a secret as of the last look: a guessing caller must not make the daemon read its disk."""
+        """Return the token of a secret as of the last look: a caller that guesses must not cause reads of the disk."""
         return find(self.tokens, secret)
 
     def look(self) -> bool:
@@ -188,4 +192,4 @@ class TokenBook:
             status = self._file.path.stat()
         except OSError:
             return ()
-        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns  # with its owner and mode
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns  # ctime: of owner and mode

@@ -18,7 +18,7 @@ _TAKEN = "the port is taken; choose another"
 
 
 def unix_path(address: str) -> Path:
-    """The path of `unix:PATH`. ConfigError if it is too long for a socket."""
+    """Return the path of `unix:PATH`. Raises ConfigError if it is too long for a socket."""
     path = Path(address.removeprefix("unix:").removeprefix("//"))
     if len(os.fsencode(path)) > 107:
         raise ConfigError(f"socket path {path} is longer than the 107 bytes that Linux allows; choose a shorter one")
@@ -26,8 +26,8 @@ def unix_path(address: str) -> Path:
 
 
 def tcp_address(address: str, allow_remote: bool = False) -> tuple[str, int]:
-    """Host, an IPv6 address without brackets, and port of `HOST:PORT`. ConfigError, also for a host that is not
-    loopback unless `allow_remote`."""
+    """Return host (IPv6 without brackets) and port of `HOST:PORT`. Raises ConfigError if the address is invalid, or is
+    not loopback and `allow_remote` is not set."""
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()):
         raise ConfigError(f"listen address {address!r} is neither unix:PATH nor HOST:PORT")
@@ -42,7 +42,7 @@ def tcp_address(address: str, allow_remote: bool = False) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `HOST:PORT` can be reached only from this machine. ConfigError for an invalid address."""
+    """Whether `HOST:PORT` can be reached only from this machine. Raises ConfigError for an invalid address."""
     return _is_loopback(tcp_address(address, allow_remote=True)[0])
 
 
@@ -56,7 +56,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def make_way(path: Path) -> None:
-    """Remove a socket that a killed daemon left. ConfigError if the path is something else, or a daemon listens."""
+    """Remove a socket that a killed daemon left. Raises ConfigError if it is not a socket, or if a daemon listens."""
     require_socket(path)
     if _is_answered(path):
         raise ConfigError(f"another daemon listens on {path}; stop it or listen elsewhere")
@@ -64,7 +64,7 @@ def make_way(path: Path) -> None:
 
 
 def require_socket(path: Path) -> None:
-    """ConfigError if the path exists and is not a socket."""
+    """Raise ConfigError if the path exists and is not a socket."""
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError(f"{path} exists and is not a socket; remove it or listen elsewhere")
 
@@ -81,8 +81,8 @@ def _is_answered(path: Path) -> bool:
 
 
 def listening_unix(path: Path, backlog: int, group: str = "", setting: str = "") -> socket.socket:
-    """Listen at a socket file, which its owner and a group may open (`settle`). ConfigError, beginning with
-    `setting`."""
+    """Listen on a socket file that its owner and a group may open (`settle`). Raises ConfigError, whose message begins
+    with `setting`."""
     with contextlib.ExitStack() as undo:
         found = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         found.setblocking(False)
@@ -100,10 +100,10 @@ def listening_unix(path: Path, backlog: int, group: str = "", setting: str = "")
 
 
 def listening_sockets(host: str, port: int, backlog: int, setting: str = "") -> list[socket.socket]:
-    """Listen at each address of a host, all at the same port; 0 is any free one. ConfigError, beginning with `setting`.
+    """Listen on each address of a host, all with the same port; port 0 means any free one.
 
-    A name may have addresses that this box lacks, such as those of IPv6. One that is taken is an error: clients could
-    send their tokens to another process.
+    Addresses that this box lacks, such as IPv6 ones, are skipped. A taken address is an error: clients could send their
+    tokens to another process. Raises ConfigError, whose message begins with `setting`.
     """
     cannot = f"{setting} cannot listen on {host}:{port}".strip()
     try:
@@ -147,7 +147,7 @@ _GROUP, _OWNER = 0o660, 0o600
 def settle(path: Path, group: str = "") -> None:
     """Let the owner and a group open a socket: the named group, otherwise the daemon's own.
 
-    If the group does not exist, or the daemon is not in it, only the owner may open the socket. OSError.
+    If the group does not exist, or the daemon is not in it, only the owner may open the socket. Raises OSError.
     """
     mode = _GROUP
     if group and not _give(path, group):

@@ -1,6 +1,6 @@
 """The endpoints besides gRPC: HTTP, the page, Frigate, frames over ZeroMQ, published results, and metrics.
 
-Each has its own settings, and is opened again when these change while everything else goes on.
+Each has its own settings and is opened again when they change; the other endpoints keep running.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Setting = TypeVar("Setting")
 
 # ZeroMQ closes sockets and removes their files in its own thread: a socket opened too early loses its file.
 _PAUSE_SECONDS = 0.3
-_TRIES = 5  # a port may be taken for a moment longer
+_TRIES = 5  # a closed port may stay taken for a moment
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An open endpoint. `close` accepts nothing more, and lets running work end within so many seconds."""
+    """An open endpoint. `close` stops accepting requests, and lets running ones end within the given seconds."""
 
     addresses: tuple[str, ...]
     close: Callable[[float], Awaitable[None]]
 
 
 class Endpoint(Generic[Setting]):
-    """One endpoint, closed until `start`. `open` opens it with a setting, and returns None if that disables it; on
-    ConfigError it leaves nothing open."""
+    """One endpoint, closed until `start`. `open` opens it with a setting, and returns None if the setting disables it;
+    on ConfigError, `open` leaves nothing open."""
 
     def __init__(
         self, setting: Setting, open: Callable[[Setting], Awaitable[Opened | None]], *, pause: float = _PAUSE_SECONDS
@@ -52,17 +52,17 @@ class Endpoint(Generic[Setting]):
         return self._opened.addresses if self._opened is not None else ()
 
     async def start(self) -> None:
-        """Open the endpoint if it is enabled. ConfigError."""
+        """Open the endpoint if it is enabled. Raises ConfigError."""
         self._opened = await self._open(self._setting)
 
     async def stop(self, grace: float) -> None:
-        """Accept nothing more, and let running work end within `grace` seconds."""
+        """Stop accepting requests, and let running ones end within `grace` seconds."""
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.close(grace)
 
     async def change(self, setting: Setting, grace: float) -> None:
-        """Open the endpoint again with another setting. On ConfigError the previous one is used."""
+        """Open the endpoint again with another setting. On ConfigError the previous setting is used again."""
         was_open = self._opened is not None
         await self.stop(grace)
         if was_open:
@@ -107,13 +107,13 @@ class Endpoints:
         return [address for endpoint in self._all for address in endpoint.addresses]
 
     async def start(self) -> None:
-        """Open all. After a ConfigError `stop` closes the open ones."""
+        """Open all endpoints. After a ConfigError, `stop` closes those that are open."""
         for endpoint in self._all:
             await endpoint.start()
 
     async def stop(self, grace: float) -> None:
-        """Accept nothing more; running work may end within `grace` seconds. The publisher goes on: others may still
-        have results."""
+        """Stop all endpoints but the publisher, and let running requests end within `grace` seconds: they may still
+        publish results."""
         await asyncio.gather(*(endpoint.stop(grace) for endpoint in self._all if endpoint is not self.publish))
 
     async def _open_publish(self, address: str) -> Opened | None:
@@ -140,7 +140,7 @@ class Endpoints:
     async def _open_http(self, http: Http) -> Opened | None:
         if not http.listen:
             return None
-        from edged.api.http.app import HttpListener  # imports uvicorn, which many boxes do without
+        from edged.api.http.app import HttpListener  # imports uvicorn, which many boxes do not need
 
         listener = HttpListener(http, self._ingress.calls, self._ingress.guard)
         try:
@@ -153,7 +153,7 @@ class Endpoints:
     async def _open_page(self, page: Page) -> Opened | None:
         if not page.listen:
             return None
-        from edged.api.page.listener import PageListener  # likewise
+        from edged.api.page.listener import PageListener  # imports uvicorn too
 
         operations = self._ingress.operations
         listener = PageListener(page, self._controller, operations, self._ingress.guard)

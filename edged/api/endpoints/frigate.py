@@ -1,8 +1,8 @@
 """The endpoint for Frigate's ZMQ detector, whose plugin connects unchanged.
 
-Two habits of the plugin decide the answers. It asks for its model once, and if that is missing it finds nothing for
-ever: so every model of the daemon is reported as loaded, and pictures that no engine can answer yet get no objects. A
-late answer costs it a second to ask again: so an answer that would be late is replaced by one without objects.
+Two properties of the plugin determine the answers. It asks for its model only once, and never detects anything if that
+is missing: so edged reports every model of the daemon as loaded, and finds no objects until an engine is ready. After a
+late answer it pauses for a second: so edged sends an answer without objects at the deadline.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _LOG = logging.getLogger("edged.frigate")
 _LARGEST_PICTURE = 64 << 20  # bytes: float32 of 2300 x 2300
 _LARGEST_MODEL = 1 << 30
 _MOST_AT_ONCE = 64  # running requests; each of Frigate's detectors has one
-_CAMERA = "frigate"  # of published results: Frigate does not send the camera of a picture
-_MOST_PEERS = 1024  # whose models are remembered
-_PATIENCE = 20.0  # seconds until the answer to an upload; Frigate gives up after 30, and then for ever
+_CAMERA = "frigate"  # the camera in published results: Frigate does not send the camera of a picture
+_MOST_PEERS = 1024  # peers whose models are remembered
+_PATIENCE = 20.0  # seconds until the answer to an upload; Frigate gives up after 30 and does not retry
 
 
 class FrigateEndpoint:
@@ -46,12 +46,12 @@ class FrigateEndpoint:
         self._readers: dict[str, tuple[Model, str, Reader]] = {}
         self._missing: set[str] = set()
         self._uploading = asyncio.Lock()
-        self.warnings = CountedWarnings(_LOG, "Frigate was answered with nothing found")
+        self.warnings = CountedWarnings(_LOG, "Frigate got no detections")
         self.answered = 0
         self._socket: BoundSocket | None = None
 
     def start(self) -> str:
-        """Listen, and return the address. ConfigError."""
+        """Listen, and return the address. Raises ConfigError."""
         self._socket = BoundSocket(
             zmq.ROUTER,
             self._settings.endpoint,
@@ -75,7 +75,7 @@ class FrigateEndpoint:
         """Handle a message: the peer, an empty frame, and its content."""
         received = time.monotonic()
         if len(frames) < 3 or len(frames[1]):
-            self.warnings.warn("garbage", "a message without the empty frame of a REQ socket; is that Frigate?")
+            self.warnings.warn("garbage", "a message without the empty frame of a REQ socket; is the sender Frigate?")
             return
         peer = frames[0].bytes
         try:
@@ -116,7 +116,7 @@ class FrigateEndpoint:
             self._models.popitem(last=False)
 
     def _which(self, file: str) -> str:
-        """The configured model, the model with the file's name, or the only one. NotFound."""
+        """Return the configured model, the model with the file's name, or the only one. Raises NotFound."""
         if self._settings.model:
             return self._controller.find(self._settings.model).entry.name
         try:
@@ -139,14 +139,14 @@ class FrigateEndpoint:
             self._give_nothing(peer, "late" if isinstance(error, DeadlineExceeded) else "failed", error)
         except Exception as error:
             _LOG.exception("a request of Frigate failed with an unexpected error")
-            self._give_nothing(peer, "failed", NotReady(f"edged failed on it ({type(error).__name__})"))
+            self._give_nothing(peer, "failed", NotReady(f"edged failed unexpectedly ({type(error).__name__})"))
         else:
             self.answered += 1
             self._reply(peer, answer)
 
     def _planned(self, peer: bytes) -> PlannedModel | None:
-        """The model of a peer; the configured or only model if the peer has not named one since the daemon's start.
-        None if there are several, NotFound if it was removed."""
+        """Return the model of a peer; the configured or only model if the peer has not named one since the daemon's
+        start; None if several models exist. Raises NotFound if the model was removed."""
         name = self._models.get(peer) or self._settings.model
         if name:
             return self._controller.find(name)
@@ -181,8 +181,8 @@ class FrigateEndpoint:
         return reader
 
     async def _save(self, peer: bytes, message: wire.ModelSent) -> None:
-        """Add a model if that is configured. An upload that takes longer than Frigate waits is answered as saved: after
-        a refusal Frigate would never find anything, even once the model is there."""
+        """Add a model if uploads are on. An upload that takes longer than Frigate waits is reported as saved: after a
+        refusal Frigate would never detect anything, even when the model is ready."""
         if not self._settings.uploads:
             _LOG.warning("Frigate sent the file of %.80r, which is refused: [frigate] uploads is off", message.name)
             self._reply(peer, wire.saved_answer(False))
@@ -197,7 +197,7 @@ class FrigateEndpoint:
             await saving
         except EdgedError as error:
             _LOG.error("Frigate's model %.80r was refused: %s", message.name, error)
-            if not is_answered:  # Frigate would take a second answer for that to its next picture
+            if not is_answered:  # Frigate would take a second answer for the answer to its next picture
                 self._reply(peer, wire.saved_answer(False))
         finally:
             saving.cancel()

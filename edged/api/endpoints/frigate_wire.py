@@ -57,12 +57,12 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_planar(self) -> bool:
-        """[1, channels, height, width] rather than [1, height, width, channels]."""
+        """Whether the shape is [1, channels, height, width] rather than [1, height, width, channels]."""
         return self.pixels.shape[1] in (1, 3)
 
     @property
     def is_packed(self) -> bool:
-        """Bytes, pixel after pixel, as cameras send them."""
+        """Whether the pixels are bytes, one pixel after the other, as cameras send them."""
         return self.pixels.dtype == np.uint8 and not self.is_planar
 
     @property
@@ -94,7 +94,7 @@ _decoder = msgspec.json.Decoder(_Header)
 
 
 def parse(frames: Sequence[memoryview]) -> Message:
-    """Parse the frames of one message. InvalidInput."""
+    """Parse the frames of one message. Raises InvalidInput."""
     if not frames or len(frames[0]) > _LONGEST_HEADER:
         raise InvalidInput("the message has no header of Frigate's ZMQ detector")
     try:
@@ -126,18 +126,18 @@ def _tensor(header: _Header, data: memoryview) -> Tensor:
 
 
 def model_answer(known: bool) -> bytes:
-    """The answer to ModelAsked."""
+    """Return the answer to ModelAsked."""
     return msgspec.json.encode({"model_available": known, "model_loaded": known})
 
 
 def saved_answer(saved: bool) -> bytes:
-    """The answer to ModelSent."""
+    """Return the answer to ModelSent."""
     return msgspec.json.encode({"model_saved": saved, "model_loaded": saved})
 
 
 def rows(found: Detections, width: int, height: int, labels: int) -> bytes:
-    """The answer to a picture of width x height pixels. Class ids outside 0..labels-1 are left out: Frigate's camera
-    process ends if its label map lacks one."""
+    """Return the answer to a picture of width x height pixels. Class ids outside 0..labels-1 are left out: Frigate's
+    camera process ends if its label map lacks one."""
     known = (found.class_ids >= 0) & (found.class_ids < labels) & np.isfinite(found.scores)
     known &= np.isfinite(found.boxes).all(axis=1)
     chosen = np.flatnonzero(known)
@@ -151,7 +151,7 @@ def rows(found: Detections, width: int, height: int, labels: int) -> bytes:
 
 
 def model_name(file: str) -> str:
-    """The name of the model for a file of Frigate's. InvalidInput if nothing is left of the name."""
+    """Return the model name for a file name of Frigate's. Raises InvalidInput if no usable character is left."""
     stem = PurePosixPath(file.replace("\\", "/")).name.removesuffix(".onnx")
     name = re.sub(r"[^\w .+@-]", "_", stem).lstrip(" .+@-")[:128].rstrip()
     if not name:
@@ -161,7 +161,7 @@ def model_name(file: str) -> str:
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 
-# Frigate's types of models that edged did not recognise, as edged's setting `family`; the first that fits counts.
+# For models that edged did not recognise: families to try for each of Frigate's model types, in this order.
 MODEL_TYPES = {
     "yologeneric": ("ultralytics", "ultralytics-end2end", "yolov5", "yolov7"),
     "yolox": ("yolox",),
@@ -175,7 +175,7 @@ _ALWAYS_LABELLED = 91
 
 
 class Form(msgspec.Struct, frozen=True, eq=False):
-    """A tensor as sent to the model, as a picture or unchanged to one input, and the place of a picture in it."""
+    """A tensor as the model gets it, as a picture or unchanged as its input, and the placement of the picture."""
 
     data: bytes | memoryview
     pixel_format: str
@@ -195,7 +195,8 @@ class Form(msgspec.Struct, frozen=True, eq=False):
 
 
 class Reader:
-    """One model as one of Frigate's model types. `pixel_format` is the order of the colours that Frigate sends."""
+    """Converts pictures and answers for one model, used as one of Frigate's model types. `pixel_format` is Frigate's
+    order of colours."""
 
     def __init__(self, model: Model, model_type: str, pixel_format: str, score: float | None, labels: int) -> None:
         self._model, self._colors = model, pixel_format
@@ -210,20 +211,20 @@ class Reader:
         )
 
     def form(self, tensor: Tensor) -> Form:
-        """The form that the model takes. InvalidInput if it takes none."""
+        """Return the form that the model accepts. Raises InvalidInput if it accepts none."""
         if tensor.pixels.dtype == np.float32:
             spec = self._takes(tensor)
             if spec is not None:
                 return self._unchanged(tensor, spec)
         if self._model.recognition.preprocess is None:
             raise InvalidInput(
-                f"model {self._model.name} takes no {tensor.pixels.dtype}{list(tensor.pixels.shape)}"
-                " and no pictures; set Frigate's width, height and input_tensor to what it takes"
+                f"model {self._model.name} accepts neither {tensor.pixels.dtype}{list(tensor.pixels.shape)}"
+                " nor pictures; set Frigate's width, height and input_tensor as the model's input"
             )
         return self._as_picture(tensor)
 
     def read(self, answer: Answered, form: Form) -> bytes:
-        """The answer for Frigate. Unsupported if the model's outputs have no known family."""
+        """Return the answer for Frigate. Raises Unsupported if the model's outputs have no known family."""
         if answer.detections is not None:
             return rows(Detections.unpack(answer.detections), form.width, form.height, self.labels)
         if self._family is None:
@@ -233,7 +234,7 @@ class Reader:
         return rows(found, form.width, form.height, self.labels)
 
     def _takes(self, tensor: Tensor) -> TensorSpec | None:
-        """The model's only input, if a float tensor of these sizes is what it takes."""
+        """Return the model's only input if it accepts a float tensor of these sizes; otherwise None."""
         inputs = self._model.inspection.signature.inputs
         if len(inputs) != 1 or inputs[0].datatype not in ("FP32", "FP16"):
             return None
@@ -259,7 +260,7 @@ class Reader:
 
 
 def _bytes(pixels: Pixels | npt.NDArray[np.float32]) -> Pixels:
-    """Floats of Frigate's, 0..1 or 0..255, as the bytes that they were made of."""
+    """Convert Frigate's floats, 0..1 or 0..255, back to bytes."""
     if pixels.dtype == np.uint8:
         return pixels.astype(np.uint8, copy=False)
     whole = np.nan_to_num(pixels, nan=0.0, posinf=255.0, neginf=0.0)
@@ -269,14 +270,14 @@ def _bytes(pixels: Pixels | npt.NDArray[np.float32]) -> Pixels:
 
 
 def _shapes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tensor's shape, and the same with its axes in the other order."""
+    """Return the tensor's shape, and its shape with the axes in the other order."""
     batch, a, b, c = tensor.pixels.shape
     return (batch, a, b, c), (batch, b, c, a) if tensor.is_planar else (batch, c, a, b)
 
 
 def _family(model: Model, model_type: str) -> Family | None:
-    """The family that decodes the outputs: the recognised one, otherwise one of Frigate's type; None if none fits, or
-    if the model finds no objects."""
+    """Return the family that decodes the outputs: the recognised one, otherwise one of Frigate's type; None if none
+    fits, or if the model is a classifier."""
     if model.recognition.family is not None:
         found = open_family(model.recognition)
         return None if isinstance(found, Classifier) else found

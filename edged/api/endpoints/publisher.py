@@ -1,7 +1,7 @@
 """Results as JSON, and their publication with events on a PUB socket.
 
 Topics are `results/MODEL/CAMERA` and `events/KIND`. A message without subscribers is not built. A slow subscriber
-misses messages and delays no one.
+misses messages and does not delay others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Publisher:
-    """Publishes from `start` until `stop`; otherwise it drops messages."""
+    """Publishes from `start` until `stop`; drops messages at other times."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
@@ -44,7 +44,7 @@ class Publisher:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, address: str) -> str:
-        """Listen, and return the address. ConfigError."""
+        """Listen, and return the address. Raises ConfigError."""
         self._socket = BoundSocket(
             zmq.XPUB, address, "[zmq] publish", self._received, hwm=_WAITING, max_message=_LONGEST_TOPIC
         )
@@ -73,12 +73,12 @@ class Publisher:
             self._socket.send((topic.encode(), payload))
 
     def result(self, model: str, camera: str, fields: Callable[[], Fields]) -> None:
-        """Publish the result of a frame if it has a subscriber; only then `fields` is called."""
+        """Publish the result of a frame if it has a subscriber; call `fields` only then."""
         if self._topics and self.wants(topic := f"results/{model}/{camera}"):
             self.send(topic, encode(fields()))
 
     def _received(self, frames: list[zmq.Frame]) -> None:
-        """A first subscription to a topic, or the end of the last. Anything else is ignored."""
+        """Record the first subscription to a topic, or the end of the last one. Other messages are ignored."""
         word = frames[0].bytes
         if word[:1] == b"\x01" and len(self._topics) < _MOST_TOPICS:
             self._topics.add(word[1:])
@@ -86,7 +86,7 @@ class Publisher:
             self._topics.discard(word[1:])
 
     async def _publish_events(self) -> None:
-        """Publish events as they happen, none from before the start."""
+        """Publish events as they happen, without those from before the start."""
         epoch = self._events.epoch
         async with aclosing(self._events.follow(self._events.last)) as events:
             async for event in events:
@@ -99,7 +99,7 @@ def _kind(event: Event) -> str:
 
 
 def _event(event: Event, epoch: str) -> Fields:
-    """The fields of `edged.v1.Event`, and those of its kind."""
+    """Return the fields of `edged.v1.Event`, and those of its kind."""
     fields: Fields = msgspec.to_builtins(event)
     what = fields.pop("what")
     kind = what.pop("type")
@@ -120,7 +120,7 @@ def encode(fields: Fields) -> bytes:
 
 
 def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
-    """The result of one frame. Raw outputs are described in `outputs`; their bytes are not part of the JSON."""
+    """Return the result of one frame. `outputs` describes raw outputs; their bytes are not part of the JSON."""
     fields: Fields = {
         **msgspec.structs.asdict(echo),
         "received_unix_ns": delivery.received_ns,
@@ -137,7 +137,7 @@ def delivered(echo: Echo, delivery: Delivery[Any]) -> Fields:
 
 
 def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: float = 0.0) -> Fields:
-    """The detections, classes or outputs of a picture, with Roboflow's fields, the timings and the engine."""
+    """Return the detections, classes or outputs of a picture, with Roboflow's fields, the timings and the engine."""
     times, engine = answer.times, answer.engine
     timings = {
         "queue_ms": answer.queue_ms,
@@ -171,12 +171,12 @@ def answered(answer: Answered, tracker_ids: tuple[int, ...] = (), total_ms: floa
 
 
 def only_skips(report: SkipReport) -> Fields:
-    """A result that answers no frame and reports skipped ones."""
+    """Return a result that answers no frame and reports skipped frames."""
     return {"camera": report.camera, "only_skips": True, "skipped": report.skipped, "skips": _skips(report.skips)}
 
 
 def failure(error: EdgedError) -> Fields:
-    """A gRPC status code, the code of edged (docs/errors.md), and one line."""
+    """Return an error's gRPC status code, its code in edged (docs/errors.md), and its message."""
     status, name = status_of(error).value, type(error).__name__
     return {"code": status, "reason": error.code.value, "name": name, "message": str(error)}
 

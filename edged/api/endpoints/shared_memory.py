@@ -23,15 +23,16 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class SharedObject:
-    """An open shared memory object; closed when nothing refers to it any more. `is_writable`: by client and daemon."""
+    """An open shared memory object, closed when nothing refers to it any more. `is_writable`: client and daemon may
+    both write it."""
 
     def __init__(
         self, folder: Path, name: str, client: Identity, error: type[EdgedError], *, for_writing: bool = False
     ) -> None:
-        """Raise `error` for a name that is no object, or one that `client` could not open itself."""
+        """Raise `error` if the name is invalid, the object is unusable, or `client` could not open it itself."""
         self.name = name
         if "/" in name or "\0" in name or name in ("", ".", "..") or len(os.fsencode(name)) > 255:
-            raise error(f"invalid name of shared memory {name[:80]!r}: it has no / but the first")
+            raise error(f"invalid name of shared memory {name[:80]!r}: only its first character may be /")
         try:
             descriptor, is_writable = _opened(folder / name, for_writing)
         except OSError as problem:
@@ -47,7 +48,7 @@ class SharedObject:
         return os.fstat(self._descriptor).st_size
 
     def read(self, place: memoryview, offset: int) -> str:
-        """Fill `place`; return why that is impossible, empty if it is done."""
+        """Fill `place`; return why that failed, empty if it succeeded."""
         position = 0
         while position < len(place):
             try:
@@ -60,7 +61,7 @@ class SharedObject:
         return ""
 
     def write(self, contents: memoryview, offset: int) -> str:
-        """Write `contents`; return why that is impossible, empty if it is done."""
+        """Write `contents`; return why that failed, empty if it succeeded."""
         done = 0
         while done < len(contents):
             try:
@@ -71,7 +72,7 @@ class SharedObject:
 
 
 def _opened(path: Path, for_writing: bool) -> tuple[int, bool]:
-    """A descriptor, and whether it may be written. OSError."""
+    """Return a descriptor, and whether it is writable. Raises OSError."""
     if for_writing:
         try:
             return os.open(path, os.O_RDWR | _FLAGS), True
@@ -89,35 +90,35 @@ def _why(error: OSError) -> str:
 
 
 def _unfit(status: os.stat_result, client: Identity) -> str:
-    """Why a file cannot be shared memory of a client; empty if it can."""
+    """Return why a file cannot be shared memory of a client; empty if it can."""
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"
     if status.st_nlink > 1:
         return "has a second name, which may belong to another user"
     if status.st_mode & stat.S_IWOTH:
-        return "may be written by everybody; make it with mode 0600 or 0640"
+        return "is writable by every user; create it with mode 0600 or 0640"
     if not client.may(status, READ):
-        return "may not be read by every client of this address; give it to the group of the daemon's socket"
+        return "is not readable by every client of this address; give it to the group of the daemon's socket"
     return ""
 
 
 class Segments:
-    """The segments that one stream announced. `picture` for each announcement; after `close`, pictures that were not
-    read yet can still be."""
+    """The segments that one stream announced. Call `picture` for each announcement; pictures stay readable after
+    `close`."""
 
     def __init__(self, folder: Path = layout.FOLDER, client: Identify = anyone) -> None:
-        """`client` gives the identity of the client: the daemon reads only segments that it could read itself."""
+        """`client` returns the client's identity: the daemon reads only segments that the client could read itself."""
         self._folder, self._client = folder, client
         self._open: OrderedDict[str, SharedObject] = OrderedDict()
 
     def picture(self, name: str, offset: int, stamp: int, size: int) -> SharedPicture:
-        """The announced picture, not read yet.
+        """Return the announced picture, not read yet.
 
-        SegmentUnusable if the daemon cannot read the segment, and so no picture in it; InvalidInput for a place outside
-        of it, or for an announcement of size 0.
+        Raises SegmentUnusable if the daemon cannot read the segment, and so no picture in it; InvalidInput if the place
+        is outside the segment, or if size or stamp is 0.
         """
         name = name.removeprefix("/")
-        length = self._segment(name).length()  # no variable has the segment: an error's traceback would keep it open
+        length = self._segment(name).length()  # no variable holds the segment: an error's traceback would keep it open
         if size <= 0 or stamp <= 0:
             raise InvalidInput("the shared image announces no picture: its size or its stamp is 0")
         if not 0 <= offset <= LARGEST_OFFSET or offset + layout.HEADER + size > length:
@@ -140,7 +141,7 @@ class Segments:
 
 
 class SharedPicture:
-    """One announced picture; keeps its segment open until it is dropped, or cannot be read."""
+    """One announced picture. It keeps its segment open until it is dropped or turns out unreadable."""
 
     __slots__ = ("_offset", "_segment", "_stamp", "size")
 
@@ -149,8 +150,8 @@ class SharedPicture:
         self._segment: SharedObject | None = segment
 
     def read_into(self, place: memoryview) -> None:
-        """Copy the picture into `place`, of `size` bytes: the only copy on its way to the engine. Overwritten if the
-        client used its slot again, SegmentUnusable if the segment was cut off."""
+        """Copy the picture into `place`, of `size` bytes: the only copy on its way to the engine. Raises Overwritten if
+        the client reused its slot, SegmentUnusable if the segment cannot be read."""
         problem = self._stamp_problem() or self._read(place, layout.HEADER) or self._stamp_problem()
         if problem is not None:
             self._segment = None
@@ -160,12 +161,12 @@ class SharedPicture:
         header = bytearray(layout.STAMP.size)
         problem = self._read(memoryview(header), 0)
         if problem is None and layout.STAMP.unpack(header)[0] != self._stamp:
-            return Overwritten("the picture's place in shared memory was used again before its turn; use more slots")
+            return Overwritten("the client reused the picture's slot in shared memory before its turn; use more slots")
         return problem
 
     def _read(self, place: memoryview, position: int) -> EdgedError | None:
         if self._segment is None:
-            return SegmentUnusable("the picture could not be read before")
+            return SegmentUnusable("an earlier attempt to read the picture failed")
         problem = self._segment.read(place, self._offset + position)
         return SegmentUnusable(f"shared memory {self._segment.name} {problem}") if problem else None
 

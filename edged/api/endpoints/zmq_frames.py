@@ -1,10 +1,10 @@
 """Frames over ZeroMQ, for programs without gRPC: a ROUTER socket, one stream for each peer.
 
-A message is a JSON header, and the picture's bytes after it or in shared memory. Unknown names are refused.
+A message is a JSON header, and the picture's bytes after it or in shared memory. Unknown keys are refused.
 
-ZeroMQ does not report when a peer disconnects. A peer's stream ends when a result cannot be sent because the peer is
-gone, when it has not read its results for a while, or when it was idle for longer. Until then a peer that does not read
-costs a few results and one waiting frame, as with gRPC: newer frames replace older ones in its stream.
+ZeroMQ does not report when a peer disconnects. A peer's stream ends if a result finds the peer gone, if the peer does
+not read its results for 10 seconds, or if it is idle for a minute. Until then a peer that does not read costs a few
+results and one waiting frame, as with gRPC: newer frames replace older ones in its stream.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Limits(_Strict, frozen=True):
-    """As `edged.v1.Thresholds`: None leaves the model's."""
+    """Thresholds, as in `edged.v1.Thresholds`; None keeps the model's value."""
 
     score: _Share | None = None
     iou: _Share | None = None
@@ -77,7 +77,7 @@ class Area(_Strict, frozen=True):
 
 
 class Options(_Strict, frozen=True):
-    """As `edged.v1.StreamOptions`."""
+    """Options of a stream, as in `edged.v1.StreamOptions`."""
 
     mode: Mode = "freshest"
     max_fps: float = 0.0
@@ -92,7 +92,7 @@ class Options(_Strict, frozen=True):
 
 
 class Shared(_Strict, frozen=True):
-    """As `edged.v1.SharedImage`; the format and sizes are the header's."""
+    """A picture in shared memory, as in `edged.v1.SharedImage`; the header has its format and sizes."""
 
     segment: str
     offset: _Count
@@ -101,7 +101,8 @@ class Shared(_Strict, frozen=True):
 
 
 class Header(_Strict, frozen=True):
-    """As `edged.v1.Frame`; `format` is empty for JPEG and PNG, else width, height and stride are as in RawImage."""
+    """The header of a frame, as in `edged.v1.Frame`. `format` is empty for encoded pictures such as JPEG; for raw
+    pixels, width, height and stride are as in RawImage."""
 
     camera: str = ""
     sequence: _Count = 0
@@ -118,7 +119,7 @@ class Header(_Strict, frozen=True):
     shared: Shared | None = None
 
     def work(self, picture: Blob, thresholds: Thresholds | None) -> FrameWork:
-        """The work for the frame, with its thresholds if it sets any."""
+        """Return the work for the frame, with its thresholds if it sets any."""
         area = self.region
         region = None if area is None else Region(area.x, area.y, area.width, area.height)
         roi = Roi(region, self.rotation) if region is not None or self.rotation else None
@@ -136,7 +137,7 @@ _decoder = msgspec.json.Decoder(Header)
 
 
 def parse(frames: Sequence[memoryview]) -> Message:
-    """Parse a message. InvalidInput."""
+    """Parse a message. Raises InvalidInput."""
     if not frames or len(frames) > 2 or len(frames[0]) > _LONGEST_HEADER:
         raise InvalidInput(f"the message has {len(frames)} parts; send a JSON header, then the picture's bytes")
     try:
@@ -172,7 +173,7 @@ class FrameEndpoint:
         self.warnings = CountedWarnings(_LOG, "zmq frames")
 
     def start(self) -> str:
-        """Listen, and return the address. ConfigError."""
+        """Listen, and return the address. Raises ConfigError."""
         self._socket = BoundSocket(
             zmq.ROUTER, self._address, "[zmq] frames", self._received, hwm=_WAITING, max_message=_LARGEST
         )
@@ -180,7 +181,7 @@ class FrameEndpoint:
         return self._socket.address
 
     async def stop(self, grace: float) -> None:
-        """Take no more frames; running ones may finish within `grace` seconds."""
+        """Accept no more frames; let running ones finish within `grace` seconds."""
         self._stopping = True
         if self._sweeper is None:
             return
@@ -210,7 +211,7 @@ class FrameEndpoint:
             message = parse(parts)
             self._peer(envelope).put(message)
         except EdgedError as error:
-            error.with_traceback(None)  # it would keep the image
+            error.with_traceback(None)  # the traceback would keep the picture in memory
             self.warnings.warn("refused", str(error))
             self._socket.send((*envelope, results.encode({"error": results.failure(error)})))
 
@@ -242,7 +243,7 @@ class FrameEndpoint:
             peer.close()
 
     def _result(self, each: Delivery[Echo] | SkipReport) -> tuple[Fields, list[bytes]]:
-        """A result as JSON, and the bytes of its raw outputs, which follow it."""
+        """Return a result for JSON, and the bytes of its raw outputs, which follow it."""
         if isinstance(each, SkipReport):
             return results.only_skips(each), []
         fields = results.delivered(each.tag, each)
@@ -253,8 +254,8 @@ class FrameEndpoint:
         return fields, []
 
     async def _hand_over(self, frames: tuple[bytes, ...]) -> bool:
-        """Send a result, and return whether the peer took it. A slow peer is given some time, while its stream
-        skips."""
+        """Send a result, and return whether it was sent. A slow peer gets `unread_seconds`; its stream skips frames
+        meanwhile."""
         give_up = time.monotonic() + self._unread_seconds
         while True:
             sent = self._socket.send(frames)
@@ -288,7 +289,7 @@ class _Peer:
         self._segments = Segments(client=client)
 
     def put(self, message: Message) -> None:
-        """Take a frame; an error in it becomes its result."""
+        """Put a frame into the stream; an error in the frame becomes its result."""
         header, name = message.header, message.header.model
         self.last_frame = time.monotonic()
         options: StreamOptions | None = None
@@ -326,6 +327,6 @@ class _Peer:
 
 
 def _client(address: str) -> Identity:
-    """The identity of clients at an address."""
+    """Return the identity of clients at an address."""
     kind, _, path = address.partition("://")
     return of_socket(Path(path)) if kind == "ipc" else ANYONE

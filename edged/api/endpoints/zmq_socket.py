@@ -1,4 +1,4 @@
-"""A bound ZeroMQ socket on the daemon's event loop, and the addresses at which it may listen."""
+"""A bound ZeroMQ socket on the daemon's event loop, and the addresses that it may listen on."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LOG = logging.getLogger("edged.zmq")
 
 Received = Callable[[list[zmq.Frame]], None]
 
-_BURST = 16  # messages that are read before the loop does something else
+_BURST = 16  # messages that are read before other tasks get their turn
 _LONGEST_PATH = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
-_HEARTBEAT_MS = 5000  # a peer whose machine or network is gone is forgotten after three
-_LINGER_MS = 200  # for the last answers to leave when the socket is closed
+_HEARTBEAT_MS = 5000  # a peer is forgotten after three times this without a sign of life
+_LINGER_MS = 200  # time to send the last answers when the socket is closed
 
 
 class CountedWarnings:
@@ -34,7 +34,7 @@ class CountedWarnings:
         self._log, self._what = log, what
 
     def warn(self, reason: str, detail: str) -> None:
-        """`reason` is a word to count by, `detail` one line."""
+        """Count and log a warning; `reason` is one word, `detail` one line."""
         self.counts[reason] += 1
         self._log.warning("%s (%s): %s", self._what, reason, detail, extra={"alike": f"{self._what} {reason}"})
 
@@ -43,7 +43,7 @@ class BoundSocket:
     """Listens until `close`, and passes every whole message to `received`, on the loop.
 
     `hwm` bounds the messages that wait for, and from, each peer; `max_message` the bytes of one frame, above which
-    ZeroMQ ends the connection. ConfigError, naming `setting`, if it cannot listen.
+    ZeroMQ ends the connection. Raises ConfigError, naming `setting`, if it cannot listen.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BoundSocket:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
-                # ZeroMQ notices rarely by itself that the peer has read, and always when this is read.
+                # Reading this option makes ZeroMQ notice that the peer has read, which it seldom does by itself.
                 self._socket.getsockopt(zmq.EVENTS)
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
@@ -154,9 +154,9 @@ class BoundSocket:
 
 
 def place(address: str, setting: str, allow_remote: bool | None = None) -> tuple[str, Path | None]:
-    """The address for ZeroMQ, and the path of a socket file. ConfigError for an invalid address.
+    """Return the address for ZeroMQ, and the path if it is a socket file. Raises ConfigError for an invalid address.
 
-    `allow_remote` True accepts addresses that other machines may reach; None: no setting could allow them.
+    `allow_remote`: True accepts addresses that other machines can reach; None means that no setting could allow them.
     """
     kind, _, rest = address.partition("://")
     if kind == "ipc" and rest.startswith("/"):

@@ -1,5 +1,5 @@
-"""systemd socket activation: sockets that systemd opened before the daemon ran, each matched to the address of its
-path. systemd keeps them open, so clients that come while the daemon is away wait for its next start."""
+"""systemd socket activation: sockets that systemd opened before the daemon started, each matched to the address of its
+path. systemd keeps them open, so clients that connect while the daemon is stopped wait for its next start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AGAIN_SECONDS = 0.2  # until the next try if no descriptors are left
 
 
 class Activation:
-    """The passed sockets by path; none for a daemon that opens its sockets itself."""
+    """The passed sockets by path; empty for a daemon that opens its sockets itself."""
 
     def __init__(self, sockets: Mapping[Path, socket.socket] | None = None, remarks: Sequence[str] = ()) -> None:
         """`remarks` are for the log."""
@@ -34,7 +34,7 @@ class Activation:
     def take(cls, environment: MutableMapping[str, str], pid: int) -> Activation:
         """Take the sockets that the environment names, and remove them from it.
 
-        To be called before anything else opens descriptors. Unusable sockets are closed.
+        Call it before anything else opens descriptors. Unusable sockets are closed.
         """
         found: dict[Path, socket.socket] = {}
         remarks: list[str] = []
@@ -58,7 +58,7 @@ class Activation:
         return cls(found, remarks)
 
     def take_over(self, address: str) -> socket.socket | None:
-        """A socket to serve an address with, which the caller closes; None if systemd does not listen there."""
+        """Return a socket for serving an address, which the caller closes; None if systemd does not listen there."""
         path = _true(unix_path(address)) if address.startswith("unix:") else None
         if path is None or (found := self._sockets.get(path)) is None:
             return None
@@ -69,7 +69,7 @@ class Activation:
         return served
 
     def give_back(self, address: str) -> None:
-        """An address is not served any more; clients wait at systemd's socket."""
+        """Note that an address is no longer served; clients wait at systemd's socket."""
         if address.startswith("unix:"):
             self._served.discard(_true(unix_path(address)))
 
@@ -80,8 +80,7 @@ class Activation:
         self.turn_away()
 
     def turn_away(self) -> None:
-        """Close connections to paths that the configuration does not name, which would wait as long as the daemon
-        runs."""
+        """Close connections to paths that the configuration does not name: they would wait while the daemon runs."""
         for path, each in self._sockets.items():
             if path in self._served:
                 continue
@@ -125,7 +124,7 @@ class Activation:
 
 
 def _path_of(each: socket.socket) -> Path | None:
-    """The path of a listening unix stream socket; None for any other."""
+    """Return the path of a listening unix stream socket; None for any other socket."""
     if each.family != socket.AF_UNIX or each.type != socket.SOCK_STREAM:
         return None
     name = each.getsockname()
@@ -134,5 +133,5 @@ def _path_of(each: socket.socket) -> Path | None:
 
 
 def _true(path: Path) -> Path:
-    """The path with its folder resolved: /var/run is a link."""
+    """Return the path with its folder resolved: /var/run is a link."""
     return Path(os.path.realpath(path.parent)) / path.name

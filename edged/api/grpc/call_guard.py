@@ -1,8 +1,8 @@
-"""Runs each call of gRPC: admit or refuse it, keep it within its client's limits, call its handler, end it with the
-status of the error, and record it if it was a command.
+"""Runs each gRPC call: admits or refuses it, enforces its client's limits, calls its handler, ends it with the status
+of the error, and records it if it was a command.
 
-What the connection and the headers decide is decided before the first message is read, so that a client without the
-role cannot fill the memory. A large message is let in when there is room for it."""
+Credentials and roles are checked before the first message is read, so that a client without the role cannot fill the
+memory. A large message is read only when the budget has room for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CallGuard:
     """Runs the calls of all services at one address."""
 
     def __init__(self, guard: Guard, address: str, services: Iterable[Service]) -> None:
-        """ConfigError for an address that is not allowed."""
+        """Raises ConfigError if `address` is not allowed."""
         self._guard, self._address = guard, address
         self._methods = {path: method for service in services for path, method in service.methods.items()}
         self._generation = guard.generation
@@ -46,7 +46,7 @@ class CallGuard:
         """Run a call to its end."""
         method = self._methods.get(call.head.path)
         if method is None:
-            call.finish(Status.UNIMPLEMENTED, "edged has no such method; see the protos of its version")
+            call.finish(Status.UNIMPLEMENTED, "edged does not have this method; see the protos of its version")
             return
         try:
             who = self._caller(call)
@@ -58,7 +58,7 @@ class CallGuard:
             end(call, error)
 
     def _caller(self, call: Call) -> Caller:
-        """Who calls. A connection remembers it until roles change, since most of its calls are alike."""
+        """Return the caller. A connection without credentials remembers it until roles change."""
         connection, shown, guard = call.connection, call.head.authorization, self._guard
         if self._generation != guard.generation:
             self._generation, self.listener = guard.generation, guard.listener(self._address)
@@ -72,7 +72,7 @@ class CallGuard:
 
 
 class _RunningCall:
-    """One call of a caller who may make it."""
+    """One call that its caller is allowed to make."""
 
     def __init__(self, guard: Guard, method: Method, who: Caller, call: Call) -> None:
         self._guard, self._limits, self._method, self._who, self._call = guard, guard.limits, method, who, call
@@ -82,9 +82,9 @@ class _RunningCall:
         self._is_audited = policy.is_audited(method.path)
 
     async def single(self) -> None:
-        """A call of one message and one answer. EdgedError before it counts as begun."""
+        """Run a call of one message and one answer. Raises ClientLimited before the call counts as begun."""
         call, method, limits = self._call, self._method, self._limits
-        limits.request(self._usage, 0, time.monotonic())  # also while its message does not come
+        limits.request(self._usage, 0, time.monotonic())  # it counts even before its message arrives
         outcome, message, data, large, held = Status.CANCELLED, "", None, None, 0
         try:
             size = await call.announced()
@@ -110,7 +110,7 @@ class _RunningCall:
             self._end(outcome, message, data)
 
     async def stream(self) -> None:
-        """A call of many messages or answers. EdgedError before it counts as begun."""
+        """Run a call of many messages or answers. Raises ClientLimited before the call counts as begun."""
         call, method, limits = self._call, self._method, self._limits
         limits.stream(self._usage, time.monotonic())
         large = LargeMessage(self._guard.budget, self._context.peer, self._who)
@@ -151,10 +151,10 @@ class _RunningCall:
 
 
 class _Requests:
-    """The messages of a call as they come, no faster than its client may send, until `end`. `about` has the names in
-    the first, if it is a message of protobuf.
+    """Yields the messages of a call as they arrive, within its client's limits, until `end`. `about` has the names in
+    the first message, if that is a protobuf message.
 
-    Tasks of a handler may outlive their call and still ask for the next message; iteration then stops.
+    Iteration stops if a task of the handler outlives the call and asks for the next message.
     """
 
     def __init__(self, call: Call, method: Method, usage: Usage, limits: ClientLimits, large: LargeMessage) -> None:
@@ -162,7 +162,7 @@ class _Requests:
         self._call: Call | None = call
         self._read, self._usage, self._limits, self._large = method.read, usage, limits, large
         self._is_first = policy.is_audited(method.path)
-        self._size = 0  # of the message that the handler holds
+        self._size = 0  # bytes of the message that the handler holds
 
     def __aiter__(self) -> _Requests:
         return self
@@ -192,7 +192,7 @@ class _Requests:
         return request
 
     def end(self) -> None:
-        """The call ends: read nothing from now on."""
+        """End the call: read no more messages."""
         self._call = None
         self._give_back()
 
@@ -216,5 +216,5 @@ def end(call: Call, error: Exception) -> tuple[Status, str]:
     """End a call with the status of an error; return it and its message."""
     status, message = describe(error)
     call.finish(status, message, trailing(error, status, message))
-    traceback.clear_frames(error.__traceback__)  # they may hold a large message until Python looks for cycles
+    traceback.clear_frames(error.__traceback__)  # they would hold a large message until the garbage collector runs
     return status, message

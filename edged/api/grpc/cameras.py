@@ -46,19 +46,19 @@ class CameraService:
         self.service = Service(pb.DESCRIPTOR.services_by_name["Cameras"], self)
 
     def stop(self) -> None:
-        """Take no more frames: every stream ends once its frames are answered."""
+        """Accept no more frames: every stream ends once its frames are answered."""
         for reader in self._readers:
             reader.cancel()
 
     async def detect_one_bytes(self, data: bytes, context: Context) -> bytes:
-        """Detect in one image, queued like any request, so never skipped."""
+        """Detect objects in one image. It is queued like any request, so it is never skipped."""
         client = partial(identity.current, context.peer)
         return result_of(await self.answer(read_frame(data), context.time_remaining(), client)).SerializeToString()
 
     async def answer(
         self, request: FrameRequest, seconds: float | None = None, client: Identify = anyone
     ) -> Delivery[Tag]:
-        """The result of one image, which expires after so many seconds; raises if it fails. It may lie in shared memory
+        """Return the result of one image, or raise its error. It expires after `seconds`, and may lie in shared memory
         of `client`."""
         received_ns, frame = time.time_ns(), request.message
         slot = self._controller.slot(frame.model)
@@ -69,7 +69,7 @@ class CameraService:
             answer = await work.future
         except BaseException:
             work.future.cancel()
-            del work, request  # with the error's traceback it would keep the image until the garbage collector runs
+            del work, request  # the error's traceback would keep the image until the garbage collector runs
             raise
         since = frame.captured_unix_ns if frame.captured_unix_ns > 0 else received_ns
         age_ms = max(0, time.time_ns() - since) / 1e6
@@ -78,7 +78,7 @@ class CameraService:
         return delivery
 
     async def detect_bytes(self, frames: AsyncIterator[bytes], context: Context) -> AsyncGenerator[bytes, None]:
-        """A stream of frames of one camera or many; see protos/cameras.proto for what it promises."""
+        """Answer a stream of frames of one or more cameras; protos/cameras.proto describes its guarantees."""
         stream: Stream[Tag] = Stream(self._cameras, self._tracking)
         segments = Segments(client=partial(identity.current, context.peer))
         reader = asyncio.create_task(self._read(frames, stream, segments))
@@ -98,16 +98,16 @@ class CameraService:
             segments.close()
 
     async def _read(self, frames: AsyncIterator[bytes], stream: Stream[Tag], segments: Segments) -> None:
-        """Feed the stream. A first frame ends the call if its model does not exist or takes no images, or if it asks
-        for tracking that is not installed; later frames get that error as their result. What the stream itself refuses,
-        such as one camera too many, ends it too."""
+        """Feed the stream. The first frame ends the call if its model does not exist or takes no images, or if it needs
+        tracking that is not installed; later frames get that error as their result. An error of the stream itself, such
+        as too many cameras, also ends it."""
         failure: BaseException | None = None
         first = True
         try:
             async for data in frames:
                 camera = self._put(read_frame(data), stream, segments, first)
                 first = False
-                del data  # it is large, and the next may take long to come
+                del data  # it is large, and the next frame may take long to arrive
                 await stream.room(camera)
         except Exception as error:
             failure = error
@@ -120,7 +120,7 @@ class CameraService:
         tag = Tag(frame, frame.model)
         options: StreamOptions | None = None
         place: Slot | EdgedError
-        is_hopeless = True  # no frame like it can be answered
+        is_hopeless = True  # later frames would fail too
         try:
             slot = self._controller.slot(frame.model)
             tag.model = slot.model
@@ -141,7 +141,7 @@ class CameraService:
         return frame.camera
 
     def _publish(self, delivery: Delivery[Tag]) -> None:
-        """Publish a result, built only if someone subscribes."""
+        """Publish a result; it is built only if it has a subscriber."""
         header, model = delivery.tag.header, delivery.tag.model
         echo = partial(Echo, delivery.camera, header.sequence, model, header.captured_unix_ns)
         self._publisher.result(model, delivery.camera, lambda: delivered(echo(), delivery))
@@ -161,10 +161,10 @@ def work_of(
     segments: Segments | None = None,
     client: Identify = anyone,
 ) -> FrameWork:
-    """The work for a frame, which expires after so many seconds. InvalidInput.
+    """Return the work for a frame, which expires after `seconds`. Raises InvalidInput.
 
-    `segments` are those of the frame's stream; without them the frame's segment is opened for it alone, if `client`
-    could open it.
+    `segments` are the segments of the frame's stream. Without them, the frame's segment is opened for this frame only,
+    if `client` could open it.
     """
     # Steps that may fail come first: an error's traceback would keep the image.
     frame = request.message
@@ -188,7 +188,7 @@ def work_of(
 
 
 def require_pictures(controller: Controller, model: str) -> None:
-    """InvalidInput if the model is known to take only tensors: each of its frames would fail."""
+    """Raise InvalidInput if the model is known to take only tensors: each of its frames would fail."""
     answering = controller.find(model).answering
     if answering is not None and answering.recognition.preprocess is None:
         why = answering.recognition.picture
@@ -196,7 +196,7 @@ def require_pictures(controller: Controller, model: str) -> None:
 
 
 def options_of(frame: pb.Frame) -> StreamOptions | None:
-    """The options of the camera's frames from this one on; None if the frame has none."""
+    """Return the options for the camera's frames from this one on; None if the frame has none."""
     if not frame.HasField("options"):
         return None
     options = frame.options
@@ -242,12 +242,12 @@ def _roi(frame: pb.Frame) -> Roi | None:
 
 
 def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) -> Thresholds:
-    """The thresholds of a model with those given by name. InvalidInput."""
+    """Return the thresholds of a model, with those in `given` replaced. Raises InvalidInput."""
     known = controller.find(model).model if model else None
     base = known.recognition.thresholds if known is not None else Thresholds()
     found: Thresholds = replace(base, **given)
-    if not (0 <= found.score <= 1 and 0 <= found.iou <= 1):  # NaN is neither
-        raise InvalidInput(f"thresholds score={found.score:g} iou={found.iou:g} must lie between 0 and 1")
+    if not (0 <= found.score <= 1 and 0 <= found.iou <= 1):  # also refuses NaN
+        raise InvalidInput(f"thresholds score={found.score:g} iou={found.iou:g} must be from 0 to 1")
     most: Thresholds = replace(found, max_detections=max(1, min(found.max_detections, 4096)))
     return most
 
@@ -268,7 +268,7 @@ class Tag:
 
 
 def result_of(delivery: Delivery[Tag]) -> pb.Result:
-    """Make the result of one frame: its answer or its error."""
+    """Return the result of one frame: its answer or its error."""
     result, answer = delivery.tag.header, delivery.answer
     result.model, result.age_ms, result.received_unix_ns = delivery.tag.model, delivery.age_ms, delivery.received_ns
     result.skipped = delivery.skipped
@@ -295,7 +295,7 @@ def result_of(delivery: Delivery[Tag]) -> pb.Result:
 
 
 def report_of(report: SkipReport) -> pb.Result:
-    """Make a result that answers no frame and reports skipped ones."""
+    """Return a result that answers no frame and reports skipped frames."""
     return pb.Result(camera=report.camera, skipped=report.skipped, skips=map(_skips, report.skips), only_skips=True)
 
 

@@ -1,7 +1,7 @@
 """grpc.health.v1: health of the daemon, of its services, and of every model by name.
 
-A model is SERVING once an engine of it has answered, and NOT_SERVING while it is loaded, cannot be served or stopped
-answering. A degraded model (an alarm says why) is SERVING: the protocol has no state for it.
+A model is SERVING once one of its engines has answered. It is NOT_SERVING while it is being loaded, if it cannot be
+served, or if it stopped answering. A degraded model (an alarm says why) is SERVING: the protocol has no state for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class HealthService:
-    """`names` are the gRPC services. Call `look` after a change, to notify watchers."""
+    """The health service. `names` are the gRPC services. Call `look` after a change, to notify watchers."""
 
     def __init__(self, controller: Controller, names: Iterable[str]) -> None:
         self._controller = controller
@@ -44,7 +44,7 @@ class HealthService:
         self.look()
 
     async def check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
-        """NotFound for a name that is neither a service nor a model."""
+        """Return the status of a service or model. Raises NotFound for any other name."""
         status = self._statuses().get(request.service)
         if status is None:
             raise NotFound(f"service or model {request.service[:80]!r} does not exist; see: edged models list")
@@ -53,7 +53,7 @@ class HealthService:
     async def watch(
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """An unknown name may be added later: it is SERVICE_UNKNOWN until then."""
+        """Yield the status of a name and each change. A name that does not exist yet is SERVICE_UNKNOWN."""
         sent = None
         while True:
             news = self._news
@@ -66,7 +66,7 @@ class HealthService:
             await news.wait()
 
     def _statuses(self) -> dict[str, int]:
-        """The status of every service and model; a service hides a model of the same name."""
+        """Return the status of every service and model; a service hides a model of the same name."""
         up = _Response.NOT_SERVING if self._is_stopping else _Response.SERVING
         found: dict[str, int] = {
             name: up if readiness(planned, self._controller.health).is_ready else _Response.NOT_SERVING

@@ -1,4 +1,4 @@
-"""One address that serves gRPC: its sockets, the connections that come, and their end."""
+"""One address that serves gRPC: its sockets and its connections."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from edged.files import NO_DESCRIPTORS
 
 _LOG = logging.getLogger("edged.api")
 _BACKLOG = 512
-_AT_ONCE = 16  # connections, before other tasks have their turn
+_AT_ONCE = 16  # connections that are accepted before other tasks get their turn
 _AGAIN_SECONDS = 0.2  # until the next try if no descriptors are left
 _CLOSE_SECONDS = 1.0  # for cancelled calls to end
-_DESCRIPTORS = 8192  # of the daemon at most
-_MOST_CONNECTIONS = 1024  # of one address
+_DESCRIPTORS = 8192  # most descriptors of the daemon
+_MOST_CONNECTIONS = 1024  # at one address
 _FEWEST_CONNECTIONS = 16
 _OTHERS = 128  # descriptors for everything else: hosts, children, engines, HTTP, ZeroMQ
-_ADDRESSES = 4  # that may share what is left
+_ADDRESSES = 4  # addresses that share the remaining descriptors
 
 
 def most_connections(descriptors: int) -> int:
-    """How many connections one address takes if a process may have so many descriptors, some of which are reserved.
-    Pure."""
+    """Return the limit of connections at one address for a process with a limit of `descriptors`, some of which are
+    reserved. Pure."""
     if descriptors < 0:  # unlimited
         return _MOST_CONNECTIONS
     return min(_MOST_CONNECTIONS, max(_FEWEST_CONNECTIONS, (descriptors - _OTHERS) // _ADDRESSES))
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of descriptors as far as the hard limit allows: services start with 1024, which is for
-    programs that use select()."""
+    """Raise the soft limit of descriptors to 8192, or to the hard limit if that is lower: services start with 1024,
+    which is for programs that use select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -50,7 +50,7 @@ def raise_descriptor_limit() -> None:
 
 
 class Listener:
-    """One address. Bound when made, serves once started."""
+    """One address. It is bound on creation and serves after `start`."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class Listener:
         group: str = "",
         activation: Activation | None = None,
     ) -> None:
-        """`unix:PATH` or `HOST:PORT` (port 0: any free one), beyond loopback only if `secure`, which returns the
-        context of the next handshake. ConfigError.
+        """`address` is `unix:PATH` or `HOST:PORT` (port 0: any free one); not only loopback if `secure` is given, which
+        returns the context of the next handshake. Raises ConfigError.
 
-        `handle` answers a call. `group` may open the socket, by default the daemon's own group. `activation` may have
-        a socket that systemd listens with.
+        `handle` answers a call. `group` may open the socket, by default the daemon's own group. `activation` may have a
+        socket that systemd already listens on.
         """
         self._limits, self._handle, self._secure = limits, handle, secure
         self._most = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -74,7 +74,7 @@ class Listener:
         self._activation = activation or Activation()
         self._connections: set[Connection] = set()
         self._calls: set[asyncio.Task[None]] = set()
-        self._greetings: set[asyncio.Task[None]] = set()  # of connections that have just come
+        self._greetings: set[asyncio.Task[None]] = set()  # handshakes of new connections
         self._is_left = False
         self._taken = address
         self._sockets: list[socket.socket]
@@ -89,7 +89,7 @@ class Listener:
             self._watch(each)
 
     def leave(self) -> None:
-        """Close the address to new clients; `stop` follows. The path may be reused afterwards."""
+        """Close the address to new clients; call `stop` afterwards. The path can be reused after this call."""
         if self._is_left:
             return
         self._is_left = True
@@ -105,7 +105,7 @@ class Listener:
         self.leave()
         for task in self._greetings:
             task.cancel()
-        await asyncio.gather(*self._greetings, return_exceptions=True)  # a connection within its handshake has no end
+        await asyncio.gather(*self._greetings, return_exceptions=True)  # during a handshake, a connection cannot close
         for connection in list(self._connections):
             connection.leave()
         if self._calls and grace > 0:
@@ -124,7 +124,7 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept connections; beyond the limit they are closed at once."""
+        """Accept connections; close those beyond the limit at once."""
         loop = asyncio.get_running_loop()
         for _ in range(_AT_ONCE):
             try:
@@ -136,7 +136,7 @@ class Listener:
                     loop.remove_reader(listening)
                     loop.call_later(_AGAIN_SECONDS, self._watch, listening)
                     return
-                continue  # of a client that has gone already
+                continue  # the client has already disconnected
             if len(self._connections) + len(self._greetings) >= self._most:
                 accepted.close()
                 continue
@@ -146,7 +146,7 @@ class Listener:
             greeting.add_done_callback(self._greetings.discard)
 
     async def _greet(self, accepted: socket.socket, peer: str) -> None:
-        """Make a connection of an accepted socket, after the handshake of TLS."""
+        """Turn an accepted socket into a connection, after the TLS handshake."""
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -182,7 +182,7 @@ class Listener:
     # -- addresses -----------------------------------------------------------------------------------------------------
 
     def _bind(self, address: str) -> tuple[str, list[socket.socket]]:
-        """Listen at HOST:PORT; return the address as clients name it."""
+        """Listen on HOST:PORT; return the address as clients write it, and the sockets."""
         host, port = tcp_address(address, allow_remote=self._secure is not None)
         sockets = listening_sockets(host, port, _BACKLOG)
         target = f"[{host}]" if ":" in host else host
@@ -199,8 +199,8 @@ class Listener:
 
 
 def peer_of(address: tuple[Any, ...]) -> str:
-    """The other end of a connection as gRPC names it, without quoting. A link-local address has its interface
-    number."""
+    """Return the other end of a connection as gRPC names it, without quoting. A link-local address includes its
+    interface number."""
     host, port = str(address[0]).removeprefix("::ffff:"), address[1]
     if ":" not in host:
         return f"ipv4:{host}:{port}"

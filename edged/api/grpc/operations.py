@@ -44,11 +44,11 @@ from edged.serving.link import HostLink
 Reload: TypeAlias = Callable[[], Awaitable[Sequence[Change]]]
 
 _PICTURES_FPS, _MOST_PICTURES_FPS = 5.0, 60.0
-_READ_SECONDS = 10.0  # that the answer to an upload waits for the model to be read
+_READ_SECONDS = 10.0  # how long the answer to an upload waits until the model is read
 
 
 class OperationsService:
-    """Reads the controller's plans; changes go through its commands and the repository, which it then sees."""
+    """Answers queries from the controller's plans; changes go through its commands and the model repository."""
 
     def __init__(
         self, controller: Controller, cameras: Cameras, supervisor: CameraSupervisor, counts: EventCounts
@@ -56,7 +56,7 @@ class OperationsService:
         self._controller, self._commands = controller, controller.commands
         self._cameras, self._supervisor = cameras, supervisor
         self._counts, self._sensors = counts, Sensors()
-        self.reloads: Reload | None = None  # reloads the configuration, if that is possible
+        self.reloads: Reload | None = None  # reloads the configuration; None without a configuration file
         self.page = ""  # the URL of the page, if it is open
         self.service = Service(pb.DESCRIPTOR.services_by_name["Operations"], self)
 
@@ -67,7 +67,7 @@ class OperationsService:
         return to_message(self.status(), pb.GetStatusResponse)
 
     async def get_load(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
-        """The load as of now."""
+        """Return the current load."""
         device = await self.device()
         controller, now = self._controller, time.monotonic()
         alarms = controller.alarms.active()
@@ -152,12 +152,12 @@ class OperationsService:
         if record is not None and record.steps:
             self._controller.events.emit(ModelRepaired(record.digest, record.original, short(record)), header.name)
         info = await self._read_again(header.name)
-        if record is not None:  # also if reading it takes longer
+        if record is not None:  # the report lacks it if reading takes longer
             info = msgspec.structs.replace(info, repair=record)
         return to_message(info, pb.ModelStatus)
 
     async def set_model(self, request: pb.SetModelRequest, context: Context) -> pb.ModelStatus:
-        """Examine the model with its settings as they will be, and only then write them."""
+        """Examine the model with its new settings, and write them only if it passes."""
         controller, name = self._controller, request.name
         if (there := await self._entry(name)) is None:
             raise ModelNotFound(f"no model {name!r}; see: edged models list")
@@ -170,13 +170,14 @@ class OperationsService:
         return to_message(await self._read_again(name), pb.ModelStatus)
 
     async def _entry(self, name: str) -> ModelEntry | None:
-        """What the repository has of a model; None if nothing. InvalidInput if the configuration has it."""
+        """Return the repository's entry of a model; None if there is none. Raises InvalidInput if the model is in the
+        configuration."""
         if self._controller.is_configured(name):
             raise InvalidInput(f"model {name!r} is in the daemon's configuration; change it there")
         return (await asyncio.to_thread(self._controller.repository.entries)).get(name)
 
     async def _read_again(self, name: str) -> ModelInfo:
-        """The status of a model that was just written, once it was read or that takes too long."""
+        """Return the status of a model that was just written, after it was read or 10 seconds have passed."""
         planned = await self._controller.added(name)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
@@ -190,7 +191,8 @@ class OperationsService:
             return await self.try_file(model, dict(header.settings), next(iter(upload.samples.values()), None))
 
     async def try_file(self, model: Path, settings: Mapping[str, str], picture: Path | None) -> pb.TryModelResponse:
-        """Examine a file, and run it on a picture; None for one that edged draws. InvalidInput for the picture."""
+        """Examine a file, and run it on a picture; None uses one that edged draws. Raises InvalidInput if the picture
+        is unusable."""
         builder = self._controller.builder
         installed = registry.usable(self._controller.fingerprint.facts)
         try:
@@ -254,7 +256,7 @@ class OperationsService:
     async def _progress(self, ordered: tuple[Ordered, ...], follow: bool) -> AsyncGenerator[pb.EngineProgress, None]:
         """Yield every engine once, then, with `follow`, every change until all have their outcome.
 
-        A client that ends its call ends this generator only; the work goes on.
+        If a client ends its call, only this generator ends; the work continues.
         """
         unreported = {(each.model, each.key) for each in ordered}
         async with aclosing(self._commands.follow(ordered)) as statuses:
@@ -265,7 +267,7 @@ class OperationsService:
                     return
 
     def status(self) -> StatusInfo:
-        """Report the whole box."""
+        """Report the state of the box."""
         return msgspec.structs.replace(report.status(self._controller), page=self.page)
 
     def models(self) -> list[ModelInfo]:
@@ -273,7 +275,7 @@ class OperationsService:
         return [self._info(planned) for _, planned in sorted(self._controller.models.items())]
 
     def engines(self, model: str = "") -> list[EngineInfo]:
-        """Report the engines of a model, or of all."""
+        """Report the engines of a model, or of all models."""
         controller = self._controller
         by_command = controller.settings.build == "command"
         return report.engines(controller.models, controller.store, model, by_command=by_command)
@@ -283,7 +285,7 @@ class OperationsService:
         return camera_infos(self._cameras, self._supervisor)
 
     async def device(self) -> DeviceLoad:
-        """Report the load of the box. Sensors may be slow, so a thread reads them."""
+        """Report the load of the box. A thread reads the sensors, which may be slow."""
         readings, box = await asyncio.to_thread(lambda: (self._sensors.read(), system.read_memory(Root())))
         return DeviceLoad(
             cpu_busy=self._controller.load.busy,
@@ -317,7 +319,7 @@ def _selection(selector: pb.Selector) -> Selection:
 
 
 def event_message(event: Event, epoch: str) -> pb.Event:
-    """An event as a message: its kind is the name of a field there, and that field's message has the event's fields."""
+    """Return an event as a message. Its kind is the name of the set field, whose message has the event's own fields."""
     what = msgspec.to_builtins(event.what)
     kind = what.pop("type")
     return pb.Event(
@@ -331,7 +333,7 @@ def event_message(event: Event, epoch: str) -> pb.Event:
 
 
 def model_load(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking: Health, now: float) -> pb.ModelLoad:
-    """One model; `now` in monotonic seconds."""
+    """Return the load of one model; `now` is in monotonic seconds."""
     status = report.public_readiness(planned, asking)
     slot, statistics = planned.slot, planned.slot.statistics
     message = pb.ModelLoad(
@@ -347,7 +349,7 @@ def model_load(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking
         engine = slot.current.engine
         message.engine, message.backend = engine.key, engine.backend
         planned_engine = planned.engines.get(engine.key)
-        if planned_engine is not None:  # no plan has an engine of the device as it was
+        if planned_engine is not None:  # None for an engine of an earlier state of the device
             message.precision, message.device = planned_engine.recipe.precision, planned_engine.recipe.device
             if planned_engine.usual_ms:
                 message.baseline_ms = planned_engine.usual_ms
@@ -358,7 +360,7 @@ def model_load(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking
 
 
 def host_loads(links: Iterable[HostLink], counts: EventCounts) -> Iterator[pb.HostLoad]:
-    """The hosts that run; then, without a process, those that were lost and are not started again yet."""
+    """Yield the running hosts; then those that were lost and not started again yet, without a process id."""
     alive = sorted(links, key=lambda link: (link.backend, link.pid))
     for link in alive:
         yield pb.HostLoad(

@@ -1,7 +1,7 @@
 """Typed handlers as the methods of gRPC services.
 
-Handlers are plain functions of messages and of a `Context`, which is values only; they raise `EdgedError` and never
-touch status codes. `edged.api.grpc.call_guard` runs them.
+Handlers are plain functions of messages and a `Context`, which contains only values. They raise `EdgedError` and never
+use status codes. `edged.api.grpc.call_guard` runs them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ T = TypeVar("T")
 
 
 class Context(msgspec.Struct, frozen=True):
-    """A call as its handler sees it: `peer` as gRPC names it, the call's `metadata`, and when the call `expires`,
-    of time.monotonic(), None for never."""
+    """A call as its handler sees it: `peer` as gRPC names it, the call's `metadata`, and when the call `expires`, in
+    seconds of time.monotonic(), None for never."""
 
     peer: str
     metadata: tuple[tuple[str, str | bytes], ...] = ()
     expires: float | None = None
 
     def time_remaining(self) -> float | None:
-        """In seconds."""
+        """Return the seconds until the deadline; None if the call has none."""
         return None if self.expires is None else max(0.0, self.expires - time.monotonic())
 
 
 class Method(NamedTuple):
     """One method: `answer` is a coroutine function, or with `gives_many` an async generator function.
 
-    `read` makes a request of bytes, or raises InvalidInput; `write` makes bytes of a response.
+    `read` parses a request from bytes, or raises InvalidInput; `write` serialises a response.
     """
 
     path: str
@@ -55,8 +55,8 @@ class Service:
     """The methods of a gRPC service that `handlers` answer. `methods` are by path, such as `/edged.v1.Cameras/Detect`;
     `requests` are the types of single requests, by path.
 
-    As with gRPC's own servicers, a handler is found by name: `model_infer` of one of the objects answers ModelInfer,
-    and `model_infer_bytes` its calls by gRPC, from bytes to bytes.
+    As with gRPC's own servicers, a handler is found by name: `model_infer` of one of the objects answers ModelInfer.
+    If one has `model_infer_bytes`, that answers the method's calls by gRPC, from bytes to bytes.
     """
 
     def __init__(self, descriptor: ServiceDescriptor, *handlers: object) -> None:
@@ -81,9 +81,9 @@ class Service:
             self.requests[path] = kind
 
     async def call(self, method: str, request: Message, response: type[Response], context: Context) -> Response:
-        """Call a unary method for a request that did not come by gRPC; `response` is the type of its answer."""
+        """Call a unary method for a request from another protocol; `response` is the type of its answer."""
         if method not in self._unary:
-            raise Unsupported(f"this build of edged has no {method}")
+            raise Unsupported(f"this version of edged has no method {method}")
         answer: Response = await self._unary[method](request, context)
         return answer
 

@@ -1,4 +1,4 @@
-"""The gRPC services, and a listener for each address: a reload opens and closes some while calls at others go on."""
+"""The gRPC services, and a listener for each address. A reload opens and closes some; calls at others continue."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GrpcServers:
         guard: Guard,
         activation: Activation | None,
     ) -> None:
-        """`activation` has the sockets that systemd listens on already."""
+        """`activation` has the sockets that systemd already listens on."""
         self._limits = Limits(max_message=max_message_mb << 20)
         self.guard, self.supervisor = guard, supervisor
         self._activation = activation or Activation()
@@ -75,7 +75,7 @@ class GrpcServers:
 
     @property
     def addresses(self) -> list[str]:
-        """Its addresses, as clients name them."""
+        """Its addresses, as clients write them."""
         return [listener.address for listener in self._listeners.values()]
 
     def offer_reload(self, reload: Reload) -> None:
@@ -98,7 +98,7 @@ class GrpcServers:
         self._activation.close()
 
     async def open(self, address: str) -> str:
-        """Serve one more address, and return it as clients name it. ConfigError."""
+        """Serve one more address, and return it as clients write it. Raises ConfigError."""
         listener = self._listener(address)
         try:
             await listener.start()
@@ -109,8 +109,8 @@ class GrpcServers:
         return listener.address
 
     def close(self, address: str, grace: float) -> None:
-        """Refuse new calls at an address; running ones end within `grace` seconds. This does not wait for them: the
-        call that caused it may be one."""
+        """Refuse new calls at an address; running ones end within `grace` seconds. Does not wait for them, since the
+        call that requested the reload may be one of them."""
         listener = self._listeners.pop(address)
         listener.leave()
         self._activation.turn_away()
@@ -133,14 +133,14 @@ _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 
 def reflection_service(names: Iterable[str]) -> Service:
-    """grpc.reflection.v1alpha for grpcurl and similar tools: the services of these names, and itself."""
+    """Return grpc.reflection.v1alpha for grpcurl and similar tools, for the services of these names and itself."""
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
-        POOL.AddSerializedFile(file.serialized_pb)  # of gRPC's packages, which register them in the default pool
+        POOL.AddSerializedFile(file.serialized_pb)  # gRPC's packages register these in the default pool only
     return Service(_REFLECTION, _Reflection((*names, _REFLECTION.full_name)))
 
 
 class _Reflection:
-    """gRPC's own servicer answers. It needs gRPC's server library, which the first call loads."""
+    """Answers through gRPC's own servicer. That needs gRPC's server library, which the first call loads."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names

@@ -1,4 +1,4 @@
-"""The one table from edged's errors to gRPC status codes, and from those to HTTP's."""
+"""Maps edged's errors to gRPC status codes, and those to HTTP status codes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LOG = logging.getLogger("edged.api")
 _DETAILS = "grpc-status-details-bin"
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 _DOMAIN = "edged"
-_LONGEST = 2000  # characters of a message that is sent twice: clients take 8 KiB of metadata
+_LONGEST = 2000  # characters; a longer message is not repeated in the details: clients accept 8 KiB of metadata
 
-# The first class that fits decides, so the more particular come first.
+# The first class that fits decides, so more specific classes come first.
 _CODES: tuple[tuple[type[EdgedError], Status], ...] = (
     (errors.InvalidInput, Status.INVALID_ARGUMENT),
     (errors.Unauthenticated, Status.UNAUTHENTICATED),
@@ -37,19 +37,19 @@ _CODES: tuple[tuple[type[EdgedError], Status], ...] = (
     (errors.OutOfMemory, Status.RESOURCE_EXHAUSTED),
     (errors.DeadlineExceeded, Status.DEADLINE_EXCEEDED),
     (errors.Unsupported, Status.UNIMPLEMENTED),
-    (errors.Superseded, Status.ABORTED),  # what it was about changed meanwhile; a retry meets the new state
-    (errors.FrameSkipped, Status.ABORTED),  # one picture alone, whose place its client used again meanwhile
-    # A runtime that cannot run these inputs: nearly always the values (an index out of range, a division by zero).
+    (errors.Superseded, Status.ABORTED),  # files or libraries changed meanwhile; a retry uses the new ones
+    (errors.FrameSkipped, Status.ABORTED),  # in a unary call: the client reused the picture's shared memory
+    # The runtime failed on these inputs, nearly always because of values (an index out of range, a division by zero).
     (errors.EngineUnusable, Status.INVALID_ARGUMENT),
 )
 
 
 def status_of(error: EdgedError) -> Status:
-    """The gRPC status code of an error of edged."""
+    """Return the gRPC status code of an error of edged."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), Status.INTERNAL)
 
 
-# The HTTP status of a code; what is not here is 500.
+# The HTTP status of each code; other codes are 500.
 _HTTP = {
     Status.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
     Status.OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
@@ -68,7 +68,7 @@ _HTTP = {
 
 
 def http_of(code: Status, error: Exception | None = None) -> HTTPStatus:
-    """The HTTP status of a gRPC code; `error` distinguishes errors with the same code."""
+    """Return the HTTP status of a gRPC code; `error` distinguishes errors with the same code."""
     if isinstance(error, errors.TooLarge):
         return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     if isinstance(error, errors.ClientLimited):
@@ -77,20 +77,20 @@ def http_of(code: Status, error: Exception | None = None) -> HTTPStatus:
 
 
 def describe(error: Exception) -> tuple[Status, str]:
-    """Code and one line for any exception. An unexpected one is logged, and its details are not sent."""
+    """Return code and one-line message of any exception. An unexpected one is logged, and its details are not sent."""
     if isinstance(error, EdgedError):
         return status_of(error), str(error)
     _LOG.error("a call failed with an unexpected error", exc_info=error)
-    return Status.INTERNAL, f"edged failed on this call ({type(error).__name__}); see its log"
+    return Status.INTERNAL, f"edged failed unexpectedly ({type(error).__name__}); see its log"
 
 
 def error_code(error: Exception) -> ErrorCode:
-    """The code of an exception for programs; INTERNAL if edged did not raise it on purpose."""
+    """Return the code of an exception for programs; INTERNAL if edged did not raise it on purpose."""
     return error.code if isinstance(error, EdgedError) else ErrorCode.INTERNAL
 
 
 def trailing(error: Exception, status: Status, message: str) -> Metadata:
-    """Trailing metadata for a call that ends with `status` because of `error`."""
+    """Return the trailing metadata of a call that ends with `status` because of `error`."""
     info = status_pb2.ErrorInfo(reason=error_code(error).value, domain=_DOMAIN)
     detail = status_pb2.Detail(type_url=_ERROR_INFO, value=info.SerializeToString())
     repeated = message if len(message) <= _LONGEST else ""

@@ -1,4 +1,4 @@
-"""Models on their way into the repository: received, repaired on request, and examined in children."""
+"""Receives models for the repository, repairs them on request, and examines them in child processes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from edged.proto import operations_pb2 as pb
 
 @contextlib.asynccontextmanager
 async def upload_folder(repository: Repository, what: str) -> AsyncIterator[Path]:
-    """A temporary folder for the files of a model; another thread waits for the disk. EdgedError, about `what`.
+    """Yield a temporary folder for the files of a model; another thread waits for the disk.
 
-    It is in the repository, whose disk has to hold the model, and is removed even if the caller is cancelled.
+    It is in the repository, whose disk must have room for the model, and is removed even if the caller is cancelled.
+    Raises EdgedError, naming `what`, if the disk fails.
     """
     made: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -49,7 +50,7 @@ async def upload_folder(repository: Repository, what: str) -> AsyncIterator[Path
 
 
 async def add_model_bytes(controller: Controller, name: str, data: memoryview) -> None:
-    """Examine a model and add it to the repository. ModelRefused, InvalidInput, AlreadyExists."""
+    """Examine a model and add it to the repository. Raises ModelRefused, InvalidInput or AlreadyExists."""
     repository = controller.repository
     try:
         async with upload_folder(repository, "the model") as folder:
@@ -65,7 +66,7 @@ async def add_model_bytes(controller: Controller, name: str, data: memoryview) -
 async def repair_upload(
     header: pb.ModelHeader, upload: Upload, settings: Mapping[str, str], installed: Sequence[str]
 ) -> Repaired | None:
-    """Repair the upload in place; None if the client asked for no repair."""
+    """Repair the upload in place; return None if the client requested no repair."""
     if not header.HasField("repairs"):
         return None
     requested = RepairOptions.parse(header.repairs.needed, header.repairs.steps)
@@ -79,8 +80,8 @@ async def repair_upload(
 async def receive_upload(
     parts: AsyncIterator[pb.AddModelRequest], folder: Path, taken: Mapping[str, PlannedModel]
 ) -> tuple[pb.ModelHeader, Upload]:
-    """Write an upload into `folder`; the first file is the model. InvalidInput if the parts are out of order; an
-    EdgedError if the disk does not take them."""
+    """Write an upload into `folder`; its first file is the model. Raises InvalidInput if the parts are out of order,
+    another EdgedError if they cannot be written."""
     header = pb.ModelHeader()
     try:
         async with contextlib.aclosing(Upload(folder)) as upload:
@@ -104,9 +105,9 @@ async def receive_upload(
 
 
 class Upload:
-    """The files of an upload, one after the other, each of its announced size. Another thread waits for the disk.
+    """Writes the files of an upload, one after the other, each of its announced size. A thread waits for the disk.
 
-    `files` are the model and its external data, `samples` pictures; both by name.
+    `files` are the model and its external data, `samples` are pictures; both by name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -152,7 +153,7 @@ class Upload:
         self._missing -= len(chunk)
 
     async def finish(self) -> None:
-        """Check that all announced bytes came: the stream of a client that disconnects ends like a complete one."""
+        """Check that all announced bytes arrived: the stream of a client that disconnects ends like a complete one."""
         await self.aclose()
         if self._missing:
             raise InvalidInput(f"the upload is {self._missing} bytes shorter than announced; send it again")
@@ -163,7 +164,7 @@ class Upload:
 
 
 def _relative(path: str) -> str:
-    """A path inside the model's folder, or InvalidInput."""
+    """Return a path inside the model's folder. Raises InvalidInput if it leads outside."""
     if leads_outside(path):
         raise InvalidInput(f"{path[:80]!r} is not a file name inside a model's folder")
     return str(PurePosixPath(path))

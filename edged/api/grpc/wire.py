@@ -1,12 +1,12 @@
 """Protobuf messages on the wire that edged reads and writes by hand.
 
-Large messages: protobuf parses a message in one go, with Python's lock held, and makes an object of two bytes on the
-wire: 30 MiB of empty fields block everyone for seconds and take gigabytes. So the fields of a large message are counted
-first. Pictures, tensors and files in it are skipped, and the rest has to be small.
+Large messages: protobuf parses a message in one go while it holds Python's lock, and two bytes on the wire can become
+an object: 30 MiB of empty fields would block the daemon for seconds and use gigabytes. So a large message is measured
+first: apart from pictures, tensors and files, it must be small.
 
-Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is a message without
-its raw contents, and a camera's frame one without its picture; these stay views of the bytes that gRPC delivered. A
-response is written from its head and views of its contents, wherever they lie.
+Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is parsed without its
+raw contents, and a camera's frame without its picture; both stay views of the bytes that gRPC delivered. A response is
+written from its head and views of its contents, without other copies.
 Format: https://protobuf.dev/programming-guides/encoding
 """
 
@@ -24,12 +24,12 @@ from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
 Received = TypeVar("Received", bound=Message)
-SMALL = 128 << 10  # bytes that are parsed without a look, and the most that may not be contents
-_MOST_PARSED_FIELDS = 4096  # of one message within another
+SMALL = 128 << 10  # bytes of a message that is parsed unmeasured, and most bytes besides contents in a larger one
+_MOST_PARSED_FIELDS = 4096  # fields directly in one message
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # wire types, with _DELIMITED
 
-# The fields of a message that hold contents, by number: the share of their bytes that counts as something else, or the
-# fields within them that hold contents.
+# The fields of a message that hold contents, by number: the share of their bytes that does not count as contents, or
+# the fields inside them that hold contents.
 ContentFields: TypeAlias = "Mapping[int, float | ContentFields]"
 
 _FREE, _PARSED = 0.0, 1 / 32  # copied, or made into numbers one by one
@@ -54,7 +54,7 @@ CONTENT_FIELDS: Mapping[type[Message], ContentFields] = {
 
 
 def parse(data: bytes, kind: type[Received]) -> Received:
-    """Parse a message. InvalidInput for malformed bytes, which gRPC would report as a failure of the server."""
+    """Parse a message. Raises InvalidInput for malformed bytes, which gRPC itself would report as a server error."""
     require_parsable(data, kind)
     try:
         return kind.FromString(data)
@@ -64,20 +64,20 @@ def parse(data: bytes, kind: type[Received]) -> Received:
 
 
 def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
-    """InvalidInput for the bytes of a message of that kind that would take long to parse."""
+    """Raise InvalidInput if a message of type `kind` in `data` would take long to parse."""
     if len(data) <= SMALL:
         return
     rest = _without_contents(memoryview(data), CONTENT_FIELDS.get(kind, {}))
     if rest is None or rest > SMALL:
         name = cast(Any, kind).DESCRIPTOR.name
         raise InvalidInput(
-            f"the {name} has {len(data)} bytes that are not raw contents alone; send tensors as raw contents,"
-            f" and at most {SMALL} bytes of anything else"
+            f"the {name} of {len(data)} bytes has too much besides raw contents; send tensors as raw contents,"
+            f" and at most {SMALL} bytes of other fields"
         )
 
 
 def _without_contents(data: memoryview, contents: ContentFields) -> float | None:
-    """The number of bytes that are not contents; None for too many fields, or for a malformed message."""
+    """Return the number of bytes that are not contents; None for too many fields, or for a malformed message."""
     total, position = 0.0, 0
     for _ in range(_MOST_PARSED_FIELDS):
         if position == len(data):
@@ -108,8 +108,8 @@ def _without_contents(data: memoryview, contents: ContentFields) -> float | None
 
 Contents: TypeAlias = "bytes | memoryview"
 
-_SMALL = 16 << 10  # below this protobuf's copies cost less than looking for the contents
-_MOST_FIELDS = 256  # of a request; protobuf parses a message with more
+_SMALL = 16 << 10  # bytes below which protobuf's copies cost less than a search for the contents
+_MOST_FIELDS = 256  # fields of a request; protobuf parses a message with more
 _LARGEST = (1 << 31) - 1  # bytes of any protobuf message
 _DELIMITED = 2  # the wire type of fields with a length
 _RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
@@ -134,12 +134,12 @@ class Request(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, message: pb.ModelInferRequest) -> Request:
-        """A message that was parsed with its raw contents."""
+        """Return the request of a message that was parsed with its raw contents."""
         return cls(message, tuple(message.raw_input_contents))
 
 
 def read(data: bytes) -> Request:
-    """Parse a request; its raw contents are views of `data`. InvalidInput."""
+    """Parse a request; the raw contents of a large one are views of `data`. Raises InvalidInput."""
     if len(data) >= _SMALL and (found := _split(memoryview(data))) is not None:
         rest, raw = found
         return Request(parse(rest, pb.ModelInferRequest), raw)
@@ -147,20 +147,20 @@ def read(data: bytes) -> Request:
 
 
 class FrameRequest(msgspec.Struct, frozen=True):
-    """A camera's frame: the message, in which the picture is empty, and the picture, encoded or as pixels; empty if it
-    lies in shared memory or is missing."""
+    """A camera's frame: the message, and its picture, encoded or as pixels. `picture` is empty if it lies in shared
+    memory or is missing."""
 
     message: cameras.Frame
     picture: Contents = b""
 
     @classmethod
     def of(cls, message: cameras.Frame) -> FrameRequest:
-        """A message that was parsed with its picture."""
+        """Return the frame of a message that was parsed with its picture."""
         return cls(message, message.encoded or message.raw.data)
 
 
 def read_frame(data: bytes) -> FrameRequest:
-    """Parse a frame; a large picture is a view of `data`. InvalidInput."""
+    """Parse a frame; a large picture is a view of `data`. Raises InvalidInput."""
     if len(data) > SMALL and (found := _split_frame(memoryview(data))) is not None:
         rest, picture = found
         if len(rest) <= SMALL:
@@ -169,9 +169,9 @@ def read_frame(data: bytes) -> FrameRequest:
 
 
 def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: bool = False) -> bytes:
-    """The bytes of a response with its raw contents, each copied once; `streamed`: of the stream's message around it.
+    """Return the bytes of a response with its raw contents, each copied once; `streamed` wraps it for ModelStreamInfer.
 
-    TooLarge if no message can be so large.
+    Raises TooLarge if the response exceeds the largest message of protobuf.
     """
     parts: list[Contents] = [message.SerializeToString()]
     for contents in raw:
@@ -179,7 +179,7 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: 
     size = sum(map(len, parts))
     if size > _LARGEST - 16:
         raise TooLarge(
-            f"the response has {size} bytes, more than a message can; ask for fewer outputs or smaller inputs"
+            f"the response has {size} bytes, more than a message can have; request fewer outputs or send smaller inputs"
         )
     if streamed:
         parts.insert(0, _INFER_RESPONSE + _varint(size))
@@ -187,10 +187,10 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: 
 
 
 def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
-    """The message's other fields, and its raw contents; None for a message that protobuf should parse."""
+    """Return the message's other fields, and its raw contents; None for a message that protobuf should parse."""
     raw: list[memoryview] = []
     others: list[memoryview] = []
-    position, since = 0, 0  # the start of this field, and of the other fields before it
+    position, since = 0, 0  # the start of this field, and of the fields to keep before it
     for _ in range(_MOST_FIELDS):
         if position == len(data):
             others.append(data[since:])
@@ -211,8 +211,8 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
 
 
 def _split_frame(data: memoryview) -> tuple[bytes, memoryview] | None:
-    """The message with an empty picture, and the picture; None for a message that protobuf should parse: it merges
-    images that are given twice."""
+    """Return the message with an empty picture, and the picture; None for a message that protobuf should parse, such as
+    one with two images, which protobuf merges."""
     image = _only_field(data, (_ENCODED, _RAW_IMAGE, _SHARED_IMAGE))
     if image is None or image.tag == _SHARED_IMAGE:
         return None
@@ -236,7 +236,8 @@ class _Field(NamedTuple):
 
 
 def _only_field(data: memoryview, tags: Collection[int]) -> _Field | None:
-    """The one field with any of the tags; None if there are none or several, or for a malformed message."""
+    """Return the only field with one of the tags; None if there is no such field, if there are several, or if the
+    message is malformed."""
     found: _Field | None = None
     position = 0
     for _ in range(_MOST_FIELDS):
@@ -266,7 +267,7 @@ def _only_field(data: memoryview, tags: Collection[int]) -> _Field | None:
 
 
 def _read_varint(data: memoryview, position: int, longest: int = 10) -> tuple[int, int]:
-    """A number of up to `longest` bytes, and the position after it, negative if it is malformed."""
+    """Return a number of up to `longest` bytes, and the position after it, which is negative if it is malformed."""
     value = 0
     if position >= 0:
         for index, byte in enumerate(data[position : position + longest]):

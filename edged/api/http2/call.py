@@ -1,4 +1,4 @@
-"""One call on a connection: the messages that come and go on its stream.
+"""One call on a connection: the messages that are received and sent on its stream.
 
 Format: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 Message: TypeAlias = "bytes | memoryview"
 
 _PREFIX = struct.Struct(">BI")  # whether the message is compressed, and its size
-_AT_ONCE = 32  # messages that are read before other tasks have their turn
-_EXPIRY_SECONDS = 0.05  # after a deadline: the handler's own error says more, and comes first
+_AT_ONCE = 32  # messages that are read before other tasks get their turn
+_EXPIRY_SECONDS = 0.05  # time after the deadline in which the handler's own error, which says more, can be sent
 
 
 class Call:
     """One call. Its handler reads messages, writes messages, and ends it once with `reply` or `finish`.
 
-    If the client goes away, resets the stream or is too late, the handler's task is cancelled; what it still writes is
-    dropped.
+    If the client disconnects or resets the stream, or if the deadline passes, the handler's task is cancelled; messages
+    that it still writes are dropped.
     """
 
     __slots__ = (
@@ -61,20 +61,20 @@ class Call:
     )
 
     def __init__(self, connection: Connection, stream: int, head: Head, receive_window: int, send_window: int) -> None:
-        """Windows in bytes, as HTTP/2 counts them."""
+        """The flow-control windows are in bytes."""
         self._connection, self.stream, self.head = connection, stream, head
         self.receive_window, self.send_window = receive_window, send_window
         self.expires = None if head.timeout is None else time.monotonic() + head.timeout
         self.task: asyncio.Task[None] | None = None
-        self.has_ended = False  # it takes no more answers
-        self.is_reset = False  # by the client, or with its connection
+        self.has_ended = False  # no more answers can be sent
+        self.is_reset = False  # the client reset it, or its connection closed
         self._messages: deque[Message] = deque()
-        self._prefix = b""  # an incomplete one
+        self._prefix = b""  # the received part of an incomplete prefix
         self._expected = -1  # the size of the incomplete message
         self._partial: memoryview | None = None
-        self._filled = 0  # bytes of it
-        self.unread = self.credit = 0  # bytes that no handler has read; bytes read, which may be sent again
-        self.granted = self.widened = 0  # bytes allowed beyond the first window: once, and for good
+        self._filled = 0  # received bytes of the incomplete message
+        self.unread = self.credit = 0  # bytes not read by a handler yet; bytes read but not yet returned to the window
+        self.granted = self.widened = 0  # bytes by which the window was enlarged: once, and permanently
         self._received_all = False
         self._reader: asyncio.Future[None] | None = None
         self._has_begun = False  # the first headers were sent
@@ -96,7 +96,7 @@ class Call:
     # -- messages of the client ----------------------------------------------------------------------------------------
 
     async def announced(self) -> int | None:
-        """The size of the next message in bytes, which may still be coming; None if there is no further one."""
+        """Return the size of the next message in bytes, even if it is incomplete; None if no further message comes."""
         while not self._messages:
             if self._expected >= 0:
                 return self._expected
@@ -106,7 +106,7 @@ class Call:
         return len(self._messages[0])
 
     async def read(self) -> Message | None:
-        """The next message, however large; None if there is no further one. A client can send little of it before."""
+        """Return the next message; None if no further message comes. Let the client send the rest of a large one."""
         self._at_once += 1
         if self._at_once >= _AT_ONCE:
             self._at_once = 0
@@ -148,7 +148,7 @@ class Call:
             self._reader.set_result(None)
 
     def feed(self, data: memoryview) -> int:
-        """Take bytes of the stream; return how many messages began."""
+        """Process bytes of the stream; return how many messages began."""
         position, end, began = 0, len(data), 0
         while position < end and not self.has_ended:
             if self._expected < 0:
@@ -171,14 +171,14 @@ class Call:
                     position += size
                     continue
                 self._expected, self._filled = size, 0
-                # Unlike a bytearray's, its pages are allocated when they are filled.
+                # Unlike with a bytearray, pages of memory are allocated only when they are filled.
                 self._partial = np.empty(size, np.uint8).data
             position += self._fill(data[position:])
         self._wake()
         return began
 
     def _fill(self, data: memoryview) -> int:
-        """Copy into the incomplete message; return how much."""
+        """Copy bytes into the incomplete message; return how many."""
         assert self._partial is not None
         take = min(len(data), self._expected - self._filled)
         self._partial[self._filled : self._filled + take] = data[:take]
@@ -186,13 +186,13 @@ class Call:
         return take
 
     def space(self, most: int) -> memoryview:
-        """The place of the next bytes of the incomplete message, for at most so many; empty if there is none."""
+        """Return the place for up to `most` next bytes of the incomplete message; empty if there is no such message."""
         if self._partial is None:
             return memoryview(b"")
         return self._partial[self._filled : min(self._filled + most, self._expected)]
 
     def filled(self, count: int) -> None:
-        """So many bytes came into `space`."""
+        """Note that `count` bytes were received into `space`."""
         assert self._partial is not None
         self._filled += count
         if self._filled == self._expected:
@@ -205,7 +205,7 @@ class Call:
             self.finish(Status.UNIMPLEMENTED, "compressed messages are not accepted; send them uncompressed")
         elif size > (most := self._connection.max_message):
             problem = (
-                f"the message has {size} bytes, more than {most}; see max_message_mb in the daemon's configuration"
+                f"the message has {size} bytes, more than {most}; raise max_message_mb in the daemon's configuration"
             )
             self.finish(Status.RESOURCE_EXHAUSTED, problem)
         else:
@@ -214,7 +214,7 @@ class Call:
         return False
 
     def received_all(self) -> None:
-        """The client sends no more."""
+        """Note that the client sends no more messages."""
         self._received_all = True
         if (self._expected >= 0 or self._prefix) and not self.has_ended:
             self.finish(Status.INTERNAL, "the call ended within a message")
@@ -227,7 +227,7 @@ class Call:
         return not self._received_all and not self.is_reset
 
     def widen(self, more: int) -> None:
-        """Note that the client allows more bytes of answers. ConnectionFault beyond what HTTP/2 allows."""
+        """Enlarge the window for answers. Raises ConnectionFault beyond the largest window of HTTP/2."""
         self.send_window += more
         if self.send_window > frames.LARGEST_WINDOW:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window that is too large")
@@ -235,17 +235,17 @@ class Call:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     async def write(self, data: bytes) -> None:
-        """Send a message; waits while the client does not read."""
+        """Send a message; wait while the client does not read."""
         await self._send(data, b"")
 
     async def reply(self, data: bytes) -> None:
-        """Send the last message, and end the call well."""
+        """Send the last message, and end the call with status OK."""
         trailer = headers.END_OK
         frame = frames.head(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, self.stream, len(trailer))
         await self._send(data, frame + trailer)
 
     async def _send(self, data: bytes, last: bytes) -> None:
-        """Send a message, and `last` behind it, which ends the call if it is not empty."""
+        """Send a message, followed by `last`, which ends the call if it is not empty."""
         if self.has_ended:
             return
         sender, size = self._connection.sender, len(data) + _PREFIX.size
@@ -263,7 +263,7 @@ class Call:
             self._ended()
 
     def finish(self, status: Status, message: str = "", metadata: Metadata = ()) -> None:
-        """End the call with a status; has no effect on a call that has ended."""
+        """End the call with a status, unless it has already ended."""
         if self.has_ended:
             return
         trailer = headers.end(status, message, metadata) if status or message or metadata else headers.END_OK
@@ -293,13 +293,13 @@ class Call:
             return
         self.has_ended = True
         self._drop()
-        if self.is_receiving:  # the client need not send the rest
+        if self.is_receiving:  # tell the client not to send the rest
             self._connection.sender.send(frames.reset(self.stream, Code.NO_ERROR))
         self._connection.forget(self)
         self._wake()
 
     def abandon(self) -> None:
-        """The client has gone, or wants no answer."""
+        """End a call whose client has disconnected or reset the stream."""
         self.is_reset = self.has_ended = True
         self._drop()
         self._connection.forget(self)
@@ -307,7 +307,7 @@ class Call:
         self._cancel()
 
     def _drop(self) -> None:
-        """Keep no messages, however long a task or an error's traceback keeps the call."""
+        """Drop all messages: a task or an error's traceback may keep the call for long."""
         self._messages.clear()
         self._partial, self._expected = None, -1
         if self._expiry is not None:

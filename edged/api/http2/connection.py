@@ -1,8 +1,8 @@
-"""One connection of HTTP/2, as a protocol of asyncio: frames in, calls out, within limits.
+"""One HTTP/2 connection, as an asyncio protocol: turns frames into calls, within limits.
 
-What a client may make the daemon hold or do is bounded: by windows, which grow only for messages that the daemon wants;
-by the size of headers; by the number of calls; and by an allowance for frames that carry no message. A client beyond
-them loses its connection, and only that.
+Memory and work for a client are limited: by flow-control windows, which grow only for messages that the daemon wants
+to read; by the size of headers; by the number of calls; and by an allowance for frames that carry no message. A client
+that exceeds them loses only its own connection.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from edged.api.http2.sending import Sender
 
 _LOG = logging.getLogger("edged.api")
 
-_BUFFER = 32 << 10  # bytes read at once, unless they go straight to a large message
-_DIRECT = 16 << 10  # bytes, from which they do
-_AT_ONCE = 1024  # units of work, before other connections have their turn: a frame is one
-_HEADERS_WORK = 16  # of those: to begin a call
-_MESSAGES_WORK, _BLOCK_WORK = 4, 16  # per unit: messages, bytes of headers
-_REPLENISHED = 1 << 20  # bytes, after which the client may send as many again
-_ON_THEIR_WAY = 4  # messages of a stream
-_WIDEST = 4 << 20  # bytes, of the window of one call
-_POOL = 16 << 20  # bytes by which the windows of all calls of a connection may grow
+_BUFFER = 32 << 10  # bytes read at once, unless they are read directly into a large message
+_DIRECT = 16 << 10  # bytes from which they are read directly
+_AT_ONCE = 1024  # units of work before other connections get their turn: a frame is one unit
+_HEADERS_WORK = 16  # units for the beginning of a call
+_MESSAGES_WORK, _BLOCK_WORK = 4, 16  # messages per unit; bytes of headers per unit
+_REPLENISHED = 1 << 20  # consumed bytes that are collected into one WINDOW_UPDATE
+_ON_THEIR_WAY = 4  # messages of a stream that its window should hold
+_WIDEST = 4 << 20  # bytes of the largest window of one call
+_POOL = 16 << 20  # bytes by which the windows of all calls of a connection may grow together
 
-# Frames that are answered without waiting for room.
+# Frames that cause an answer at once; they are not read while the client does not read.
 _ANSWERED_AT_ONCE = frozenset({frames.HEADERS, frames.CONTINUATION, frames.PING, frames.SETTINGS})
 
-# Begin the task that answers a call.
+# Starts the task that answers a call.
 Begin: TypeAlias = "Callable[[Call], asyncio.Task[None]]"
 
 
@@ -46,7 +46,7 @@ class Connection(asyncio.BufferedProtocol):
         """`peer`: the client as gRPC names it."""
         self.peer = peer
         self.certificate: dict[str, Any] | None = None  # of the client, as the ssl module reports it
-        self.memory: Any = None  # for the handler
+        self.memory: Any = None  # for the handler of calls
         self._limits, self._begin_call, self._ended = limits, begin, ended
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -54,22 +54,22 @@ class Connection(asyncio.BufferedProtocol):
         self.calls: dict[int, Call] = {}
         self._decoder = HeadDecoder()
         self._buffer = memoryview(bytearray(_BUFFER))
-        self._begin = self._end = 0  # of the bytes in it
+        self._begin = self._end = 0  # where the unprocessed bytes in the buffer begin and end
         self._has_preface = self._has_settings = False
-        self._data: Call | None = None  # of the DATA frame that is coming; None if its call has ended
+        self._data: Call | None = None  # the call of the current DATA frame; None if it has ended
         self._data_rest = self._padding_rest = 0
         self._data_flags = self._data_stream = 0
         self._direct = False
-        self._block: bytearray | None = None  # an incomplete one of headers
+        self._block: bytearray | None = None  # an incomplete block of headers
         self._block_stream = self._block_flags = 0
         self._last_stream = 0
         self._receive_window, self._consumed, self._pool = limits.window, 0, _POOL
-        self._is_waiting = False  # for the client to read, before it may ask for more
+        self._is_waiting = False  # reading is paused until the client reads
         self._allowance = Allowance(limits, self._loop.time)
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._is_pinged = self._is_leaving = self._is_closed = False
-        self._work = 0  # since others had their turn
+        self._work = 0  # units since other connections had their turn
         self._next_turn: asyncio.Handle | None = None
 
     @property
@@ -78,7 +78,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it takes no new calls."""
+        """Whether it accepts no new calls."""
         return self._is_leaving or self._is_closed
 
     # -- the transport -------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ended(self)
 
     def eof_received(self) -> bool:
-        return False  # close: an HTTP/2 connection has no half
+        return False  # close: HTTP/2 connections cannot be half-closed
 
     def pause_writing(self) -> None:
         self.sender.pause()
@@ -153,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer[:rest] = bytes(self._buffer[self._begin : self._end])
         self._begin, self._end = 0, rest
 
-    # -- frames that come ----------------------------------------------------------------------------------------------
+    # -- received frames -----------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
         """Handle the bytes in the buffer."""
@@ -206,7 +206,7 @@ class Connection(asyncio.BufferedProtocol):
             self._compact()
 
     def _go_on(self) -> None:
-        """Continue after a turn of the others."""
+        """Continue after other connections had their turn, or after the client has read."""
         self._next_turn, self._work = None, 0
         if self._is_closed:
             return
@@ -217,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(fault)
 
     def _begin_data(self, size: int, flags: int, stream: int) -> bool:
-        """Begin a DATA frame; return whether enough of it is there."""
+        """Begin a DATA frame; return whether enough of it was received."""
         if size > self._limits.frame:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame that is too large")
         begin, padding = self._begin + frames.HEADER.size, 0
@@ -256,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _take_data(self) -> bool:
-        """Take bytes of the DATA frame; return whether any were there."""
+        """Process received bytes of the DATA frame; return whether there were any."""
         count = min(self._end - self._begin, self._data_rest or self._padding_rest)
         if not count:
             return False
@@ -273,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _end_data(self) -> None:
-        """Note the end of the DATA frame, if it is complete."""
+        """End the DATA frame if it is complete."""
         if self._data_rest or self._padding_rest:
             return
         call, self._data = self._data, None
@@ -305,7 +305,7 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == frames.GOAWAY:
             self._is_leaving = True
             self._close_if_done()
-        else:  # priorities, and extensions of the protocol
+        else:  # PRIORITY and unknown frames are ignored
             self._allowance.charge()
 
     def _settings(self, flags: int, payload: bytes) -> None:
@@ -369,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
             self._headers(self._block_stream, self._block_flags, block)
 
     def _headers(self, stream: int, flags: int, block: bytes) -> None:
-        """Begin a call, or end its messages: the client's trailers say nothing."""
+        """Begin a call; or end its messages, if these are trailers, whose fields are ignored."""
         self._work += _HEADERS_WORK + len(block) // _BLOCK_WORK
         if cost := len(block) // costs.BLOCK_BYTES:
             self._allowance.charge(cost)
@@ -406,10 +406,10 @@ class Connection(asyncio.BufferedProtocol):
         else:
             call.task = self._begin_call(call)
 
-    # -- windows of the client -----------------------------------------------------------------------------------------
+    # -- flow control --------------------------------------------------------------------------------------------------
 
     def consumed(self, call: Call, size: int, more: bool) -> None:
-        """A handler has read so many bytes of a call; `more`: its client may send more of it."""
+        """Note that a handler has read `size` bytes of a call; `more`: its client may send more of the call."""
         self._allowance.answered()
         if size:
             self._replenish(size)
@@ -418,13 +418,13 @@ class Connection(asyncio.BufferedProtocol):
             self._credit(call, size if more else 0)
 
     def _credit(self, call: Call, size: int) -> None:
-        """Bytes of a call that it no longer holds."""
+        """Collect consumed bytes of a call, and return them to its window in one WINDOW_UPDATE."""
         call.credit += size
         if size and call.credit >= self._limits.stream_window // 2:  # each update wakes the client
             self.allow(call)
 
     def _widen_for(self, call: Call, size: int) -> None:
-        """Let a stream of large messages have several of them on their way, as far as the connection's pool goes."""
+        """Enlarge the window of a call with large messages to hold several, within the connection's pool."""
         wanted = min(size * _ON_THEIR_WAY, _WIDEST) - self._limits.stream_window - call.widened
         if (more := min(wanted, self._pool)) > 0:
             self._pool -= more
@@ -432,20 +432,20 @@ class Connection(asyncio.BufferedProtocol):
             self.grant(call, more)
 
     def allow(self, call: Call) -> None:
-        """Let the client send as many bytes of a call as were read of it."""
+        """Return the consumed bytes of a call to its window."""
         if call.credit and not call.has_ended:
             call.receive_window += call.credit
             self.sender.send(frames.window_update(call.stream, call.credit))
             call.credit = 0
 
     def grant(self, call: Call, size: int) -> None:
-        """Let the client send so many bytes more, once."""
+        """Enlarge the windows of a call and of the connection by `size` bytes."""
         call.receive_window += size
         self._receive_window += size
         self.sender.send(frames.window_update(call.stream, size) + frames.window_update(0, size))
 
     def _replenish(self, size: int) -> None:
-        """Bytes that the connection no longer holds; the client may send as many again."""
+        """Return `size` consumed bytes to the connection's window; collect small amounts into one WINDOW_UPDATE."""
         self._consumed += size
         if self._consumed >= min(_REPLENISHED, self._limits.window // 4):
             self._receive_window += self._consumed
@@ -455,7 +455,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def forget(self, call: Call) -> None:
-        """A call has ended."""
+        """Remove a call that has ended, and return its unread bytes to the connection's window."""
         if self.calls.pop(call.stream, None) is None:
             return
         if self._data is call:
@@ -466,7 +466,7 @@ class Connection(asyncio.BufferedProtocol):
         self._close_if_done()
 
     def leave(self) -> None:
-        """Take no new calls, and close once the running ones have ended."""
+        """Accept no new calls, and close once the running ones have ended."""
         if not self.is_leaving:
             self._is_leaving = True
             self.sender.send(frames.go_away(self._last_stream, Code.NO_ERROR))
@@ -475,12 +475,12 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """End all calls and close."""
         for call in list(self.calls.values()):
-            call.finish(Status.UNAVAILABLE, "the daemon stops")
+            call.finish(Status.UNAVAILABLE, "the daemon is stopping")
             call.abandon()
         self._close()
 
     def abort(self) -> None:
-        """Close at once, whatever was not sent yet."""
+        """Close at once, without sending the rest."""
         self._transport.abort()
 
     def _close_if_done(self) -> None:
@@ -488,7 +488,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
 
     def _close(self) -> None:
-        """Read nothing more, and close when the client has read what was sent; the keepalive limits how long."""
+        """Read nothing more, and close when everything is sent; the keepalive limits the wait."""
         if not self._is_closed:
             self._is_closed = True
             self._transport.close()
@@ -509,14 +509,14 @@ class Connection(asyncio.BufferedProtocol):
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _greeted(self) -> None:
-        """The time for the preface and the settings has passed."""
+        """Close the connection if its preface and settings have not arrived in time; otherwise start the keepalive."""
         if not self._has_settings:
             self.abort()
             return
         self._timer = self._loop.call_later(self._limits.keepalive, self._look)
 
     def _look(self) -> None:
-        """Ping a silent client; close the connection of one that does not answer."""
+        """Ping a silent client; close the connection if the client does not answer."""
         limits, silent = self._limits, self._loop.time() - self._heard
         if self._is_pinged:
             self.abort()

@@ -46,18 +46,18 @@ _LAST_AND_CODE = struct.Struct(">II")
 
 
 def head(kind: int, flags: int, stream: int, size: int) -> bytes:
-    """The first nine bytes of a frame with a payload of `size` bytes."""
+    """Return the header of a frame (nine bytes) with a payload of `size` bytes."""
     return HEADER.pack(size << 8 | kind, flags, stream)
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """Announce settings."""
+    """Return a frame that announces settings."""
     payload = b"".join(_SETTING.pack(key, value) for key, value in values.items())
     return head(SETTINGS, 0, 0, len(payload)) + payload
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """The settings in a frame. ConnectionFault for values that RFC 9113, section 6.5.2 forbids."""
+    """Return the settings in a frame. Raises ConnectionFault for values that RFC 9113, section 6.5.2 forbids."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "settings of a wrong size")
     found: dict[int, int] = dict(_SETTING.iter_unpack(payload))
@@ -74,35 +74,35 @@ SETTINGS_ACK = head(SETTINGS, ACK, 0, 0)
 
 
 def ping(payload: bytes, flags: int = 0) -> bytes:
-    """A ping of eight bytes, or with the flag ACK its answer."""
+    """Return a ping of eight bytes, or with the flag ACK the answer to one."""
     return head(PING, flags, 0, 8) + payload
 
 
 def window_update(stream: int, size: int) -> bytes:
-    """Allow the other end to send so many more bytes; stream 0 is the connection."""
+    """Return a frame that allows the other end `size` more bytes; stream 0 is the connection."""
     return head(WINDOW_UPDATE, 0, stream, 4) + _WORD.pack(size)
 
 
 def reset(stream: int, code: Code) -> bytes:
-    """End a stream at once."""
+    """Return a frame that ends a stream at once."""
     return head(RST_STREAM, 0, stream, 4) + _WORD.pack(code)
 
 
 def go_away(last: int, code: Code, why: str = "") -> bytes:
-    """Announce that no stream beyond `last` is answered on this connection."""
+    """Return a frame that announces that no stream after `last` is answered on this connection."""
     payload = _LAST_AND_CODE.pack(last, code) + why.encode()
     return head(GOAWAY, 0, 0, len(payload)) + payload
 
 
 def read_word(payload: bytes) -> int:
-    """The number in a frame of four bytes, without its reserved bit."""
+    """Return the number in a frame of four bytes, without its reserved bit."""
     if len(payload) != _WORD.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame of a wrong size")
     return int(_WORD.unpack(payload)[0]) & LARGEST_WINDOW
 
 
 def without_padding(payload: bytes, flags: int) -> bytes:
-    """The payload of a HEADERS frame without its padding and priority."""
+    """Return the payload of a HEADERS frame without its padding and priority."""
     begin, end = 0, len(payload)
     if flags & PADDED:
         if not payload:

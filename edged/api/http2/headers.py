@@ -19,13 +19,13 @@ from edged.api.http2.frames import Code, ConnectionFault
 
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
-MOST_BLOCK = 24 << 10  # bytes of one call's headers as they are sent; more ends the connection
-_MOST_LIST = 64 << 10  # bytes when decoded, as RFC 9113, section 6.5.2 counts them; more ends the connection
-MOST_METADATA = 16 << 10  # the same; more fails the call
+MOST_BLOCK = 24 << 10  # bytes of one call's encoded headers; more ends the connection
+_MOST_LIST = 64 << 10  # bytes of decoded headers, counted as in RFC 9113, section 6.5.2; more ends the connection
+MOST_METADATA = 16 << 10  # bytes counted in the same way; more fails the call
 _MOST_KNOWN = 16  # blocks that are remembered
-_MOST_REMEMBERED = 2 << 10  # bytes of the metadata of one
+_MOST_REMEMBERED = 2 << 10  # bytes of the metadata of a remembered block
 _OVERHEAD = 32
-_INDEXED = frozenset(range(0x81, 0xFF))  # a byte that alone is a whole field of the table
+_INDEXED = frozenset(range(0x81, 0xFF))  # a byte that stands for a whole field of the table
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _NOT_METADATA = frozenset(
     {"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "grpc-message-type"}
@@ -55,8 +55,8 @@ class Status(IntEnum):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The headers of a call. `timeout` in seconds, None for none. `status` and `problem`: why it cannot be answered;
-    `http` is then 200, or the status for a client that does not use gRPC."""
+    """The headers of a call. `timeout` is in seconds, None for no timeout. `status` and `problem` say why the call
+    cannot be answered; `http` is 200, or the status for a client that does not use gRPC."""
 
     path: str = ""
     metadata: Metadata = ()
@@ -76,10 +76,10 @@ class HeadDecoder:
 
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=_MOST_LIST)
-        self._known: dict[bytes, Head] = {}  # blocks of fields of the table, which has not changed since
+        self._known: dict[bytes, Head] = {}  # blocks that refer to the table only, valid until it changes
 
     def decode(self, block: bytes) -> Head:
-        """The headers of a call. MalformedHead; ConnectionFault if the connection's table is lost."""
+        """Return the headers of a call. Raises MalformedHead, or ConnectionFault if HPACK decoding fails."""
         found = self._known.get(block)
         if found is None:
             fields = self.fields(block)
@@ -89,7 +89,7 @@ class HeadDecoder:
         return found
 
     def fields(self, block: bytes) -> list[tuple[bytes, bytes]]:
-        """The fields of any block. ConnectionFault."""
+        """Return the fields of any block. Raises ConnectionFault."""
         if not _INDEXED.issuperset(block):
             self._known.clear()
         try:
@@ -105,7 +105,7 @@ def _is_small(metadata: Metadata) -> bool:
 
 
 def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
-    """The headers of a call from their fields. MalformedHead."""
+    """Return the headers of a call from their fields. Raises MalformedHead."""
     pseudo: dict[str, bytes] = {}
     metadata: list[tuple[str, str | bytes]] = []
     authorization: list[str] = []
@@ -144,7 +144,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
         metadata.append((name, value))
     if not pseudo.keys() >= {":method", ":scheme", ":path"}:
         raise MalformedHead
-    shown = ", ".join(authorization) if authorization else None  # several are no valid token: none is preferred
+    shown = ", ".join(authorization) if authorization else None  # several headers together are not a valid token
     path = pseudo[":path"].decode("latin-1")
     head = Head(path, tuple(metadata), timeout, shown)
     if pseudo[":method"] != b"POST":
@@ -187,11 +187,11 @@ def _binary(value: str) -> Iterable[bytes]:
             raise MalformedHead from None
 
 
-# -- what is sent ------------------------------------------------------------------------------------------------------
+# -- sent headers ------------------------------------------------------------------------------------------------------
 
 
 def field(name: str, value: str | bytes) -> bytes:
-    """A literal field that enters no table (RFC 7541, section 6.2.2). Values of names in -bin are encoded."""
+    """Return a literal field without indexing (RFC 7541, section 6.2.2); the value of a -bin name in base64."""
     if name.endswith("-bin"):
         raw = value.encode() if isinstance(value, str) else value
         value = base64.b64encode(raw).rstrip(b"=")
@@ -210,14 +210,14 @@ def _length(value: int) -> bytes:
     return bytes(out)
 
 
-_STATUS_200 = b"\x88"  # of the static table
+_STATUS_200 = b"\x88"  # an entry of the static table
 # The fields before the first message.
 BEGIN = _STATUS_200 + field("content-type", "application/grpc") + field("grpc-accept-encoding", "identity")
-END_OK = field("grpc-status", "0")  # those after the last one, if all is well
+END_OK = field("grpc-status", "0")  # the fields after the last message of a successful call
 
 
 def end(status: Status, message: str, metadata: Metadata = ()) -> bytes:
-    """The fields after the last message."""
+    """Return the fields after the last message."""
     found = field("grpc-status", str(status.value))
     if message:
         found += field("grpc-message", quote(message, safe=_AS_IT_IS))
@@ -228,5 +228,5 @@ _AS_IT_IS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 def not_grpc(http: int) -> bytes:
-    """The only fields for a client that does not use gRPC."""
+    """Return the fields of the whole response to a client that does not use gRPC."""
     return field(":status", str(http)) + field("content-type", "text/plain")

@@ -8,23 +8,23 @@ import msgspec
 
 from edged.api.http2.frames import Code, ConnectionFault
 
-_ANSWERED = 2.0  # back to the allowance for a message: clients allow more bytes, and acknowledge
+_ANSWERED = 2.0  # units that a message returns: clients answer it with window updates and acknowledgements
 
 # Costs of frames, in units of the allowance.
 FRAME = 1.0
-CALL = 4.0  # one that begins in vain
-SETTINGS = 16.0  # each running call has a window
-BLOCK_BYTES = 512  # of headers, for one unit
-TINY_BYTES = 64  # of a frame with a part of a message, below which it counts as one without
+CALL = 4.0  # a call that is reset or malformed
+SETTINGS = 16.0  # settings change the window of each running call
+BLOCK_BYTES = 512  # bytes of headers per unit
+TINY_BYTES = 64  # a DATA frame with fewer bytes costs a unit too
 
 
 class Limits(msgspec.Struct, frozen=True):
     """Limits of one connection. Sizes in bytes, times in seconds.
 
-    `stream_window`: what a client may send of one call before it is read. The connection's window is as large for
-    all of its calls together, so that unread ones keep nothing from the others. A frame that carries no message takes
-    one of `allowance`, which grows by `allowance_second` a second. `keepalive`: without a sign of the client it is
-    pinged, and the connection is closed if it does not answer within `answer`."""
+    `stream_window`: bytes that a client may send of one call before they are read. The connection's window is the sum
+    for all its calls, so that unread calls do not block others. A frame that carries no message costs one unit of
+    `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive` is pinged; the
+    connection is closed if it does not answer within `answer`."""
 
     max_message: int = 32 << 20
     streams: int = 1024
@@ -45,7 +45,7 @@ class Allowance:
     """How many more frames without a message a client may send. It grows with time and with answers."""
 
     def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
-        """now: a monotonic clock, in seconds."""
+        """`now` is a monotonic clock, in seconds."""
         self._most, self._per_second, self._now = limits.allowance, limits.allowance_second, now
         self._left, self._grown_at = limits.allowance, now()
 
@@ -54,7 +54,7 @@ class Allowance:
         self._left += _ANSWERED * messages
 
     def charge(self, cost: float = FRAME) -> None:
-        """Take `cost` from the allowance. ConnectionFault if nothing is left."""
+        """Take `cost` from the allowance. Raises ConnectionFault if too little is left."""
         self._left = min(self._left, self._most) - cost
         if self._left < 0:
             now = self._now()

@@ -1,4 +1,4 @@
-"""What a connection sends: frames at once, and messages as far as the client's windows and the kernel let them."""
+"""The sending half of a connection: control frames at once, messages as the client's windows and the kernel allow."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edged.api.http2.limits import Allowance
 if TYPE_CHECKING:
     from edged.api.http2.call import Call
 
-_COPIED = 64 << 10  # bytes of an answer that are joined with its headers
-_UNSENT = 1 << 20  # bytes that wait for the kernel, from which calls wait
+_COPIED = 64 << 10  # bytes of the largest answer that is joined with its headers
+_UNSENT = 1 << 20  # bytes in the send buffer above which calls wait
 
 
 class Sender:
@@ -23,14 +23,14 @@ class Sender:
         self._transport, self._allowance = transport, allowance
         transport.set_write_buffer_limits(_UNSENT)
         self._window = frames.DEFAULT_WINDOW
-        self.call_window = frames.DEFAULT_WINDOW  # of each new call
+        self.call_window = frames.DEFAULT_WINDOW  # initial window of each call
         self.max_frame = frames.DEFAULT_FRAME
         self._is_writable = True
         self._waiting = dict[asyncio.Future[None], None]()
 
     @property
     def is_writable(self) -> bool:
-        """Whether the kernel takes more."""
+        """Whether the send buffer has room."""
         return self._is_writable
 
     def pause(self) -> None:
@@ -48,18 +48,18 @@ class Sender:
                 room.set_result(None)
 
     def widen(self, more: int) -> None:
-        """Note that the client allows more bytes of all calls together."""
+        """Enlarge the connection's window for answers. Raises ConnectionFault beyond the largest window of HTTP/2."""
         self._window += more
         if self._window > frames.LARGEST_WINDOW:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window that is too large")
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send bytes of frames; dropped if the connection is closed or broken, which asyncio would log for each."""
+        """Send frames; drop them if the connection is closing, since asyncio would log each of them."""
         if data and not self._transport.is_closing():
             self._transport.write(data)
 
     def send_headers(self, stream: int, block: bytes, flags: int) -> None:
-        """Send a block of headers in as many frames as it needs."""
+        """Send a block of headers, in several frames if it is longer than one."""
         parts = [block[at : at + self.max_frame] for at in range(0, len(block), self.max_frame)]
         kind = frames.HEADERS
         for number, part in enumerate(parts, 1):
@@ -68,17 +68,17 @@ class Sender:
             kind, flags = frames.CONTINUATION, 0
 
     def takes(self, size: int) -> bool:
-        """Whether it takes a frame of so many bytes of a message at once, and copying them is cheaper than pieces."""
+        """Whether a message of `size` bytes can be sent at once, as one small frame that is copied."""
         return size <= self._window and size <= self.max_frame and size <= _COPIED and self._is_writable
 
     def send_data(self, data: bytes, size: int) -> None:
-        """Send frames with `size` bytes of a message, which it takes."""
+        """Send frames with `size` bytes of a message, for which `takes` was true."""
         self._window -= size
         self._allowance.answered()
         self.send(data)
 
     async def send_slowly(self, call: Call, prefix: bytes, data: memoryview) -> None:
-        """Send a message as its client lets it through. Ends early if the call does."""
+        """Send a message as the client's windows allow. Return early if the call ends."""
         position = -len(prefix)
         while position < len(data) and not call.has_ended:
             most = min(self._window, call.send_window, _UNSENT)
