@@ -1,1 +1,1 @@
-"""The daemon's process: start, stop, reload, and what it owes to systemd."""
+"""The daemon's process: start, stop, reload, and notifications to systemd."""

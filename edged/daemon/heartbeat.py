@@ -1,4 +1,4 @@
-"""Reports to systemd: a status line once a second, and to the watchdog as long as the daemon makes progress."""
+"""Notifies systemd: of the status once a second if it changed, and its watchdog while the daemon makes progress."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from edged.systemd import Notifier
 
 _LOG = logging.getLogger("edged")
 _PERIOD_SECONDS = 1.0
-_BEATS = 4  # in the time that the watchdog waits: some may be late
+_BEATS = 4  # reports per watchdog timeout, since some may be late
 
 
 class Heartbeat:
-    """Runs in the event loop: if that hangs, no report is sent and the watchdog ends the daemon."""
+    """Sends the notifications from the event loop: if the loop hangs, the watchdog ends the daemon."""
 
     def __init__(self, notifier: Notifier, watchdog: float | None, controller: Controller, reloader: Reloader) -> None:
         """`watchdog`: seconds that systemd waits for a report; None without a watchdog."""
@@ -26,7 +26,7 @@ class Heartbeat:
         self._line = self._stuck = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Send notifications until cancelled."""
         if not self._notifier.is_usable:
             await asyncio.get_running_loop().create_future()  # never done
         period = _PERIOD_SECONDS if self._watchdog is None else min(_PERIOD_SECONDS, self._watchdog / _BEATS)
@@ -42,7 +42,7 @@ class Heartbeat:
     def _beat(self) -> None:
         if self._watchdog is None:
             return
-        # The watchdog itself waits as long again.
+        # Half the timeout here, since the watchdog itself then waits for the other half or longer.
         why = stalled(self._controller.liveness(), self._watchdog / 2)
         if why and why != self._stuck:
             _LOG.critical("the daemon no longer reports to the watchdog: %s", why)
@@ -58,7 +58,7 @@ class Heartbeat:
 
 
 def headline(report: StatusInfo, problem: str = "") -> str:
-    """Summarise the daemon for `systemctl status`; `problem` is what is wrong apart from models and engines."""
+    """Summarise the daemon for `systemctl status`; `problem` is a problem other than of models and engines."""
     return "; ".join(_parts(report, problem))
 
 
@@ -68,7 +68,7 @@ def _parts(report: StatusInfo, problem: str) -> Iterator[str]:
         yield problem
     if report.alarms:
         more = f" and {len(report.alarms) - 1} more" if len(report.alarms) > 1 else ""
-        yield f"wrong: {report.alarms[-1].message}{more}"
+        yield f"alarm: {report.alarms[-1].message}{more}"
     if report.building:
         more = f" and {len(report.building) - 1} more" if len(report.building) > 1 else ""
         yield f"making {_made(report.building[0])}{more}"
@@ -80,9 +80,9 @@ def _made(engine: EngineProgress) -> str:
 
 
 def stalled(liveness: Liveness, patience: float) -> str:
-    """Say why the daemon makes no progress; empty if it does. `patience` in seconds.
+    """Return why the daemon makes no progress; empty if it does. `patience` is in seconds.
 
-    A host that hangs is replaced within two seconds, so one that hangs for `patience` seconds is not being replaced.
+    A hanging host is replaced within two seconds, so a host that hangs for `patience` seconds is not being replaced.
     """
     if liveness.idle_s > patience:
         return f"the control loop has not run for {liveness.idle_s:.0f} s"

@@ -52,19 +52,19 @@ def addresses(config: Config) -> tuple[str, ...]:
 
 
 def guarded_http(config: Config) -> tuple[str, ...]:
-    """Return the other addresses that check who may call."""
+    """Return the addresses besides gRPC's whose callers need roles."""
     return tuple(filter(None, (config.http.listen, config.page.listen)))
 
 
 def guard_of(config: Config) -> Guard:
-    """Return the guard of all addresses. ConfigError if [tls] or [access] cannot be used."""
+    """Return the guard of all addresses. Raises ConfigError if [tls] or [access] cannot be used."""
     guard = Guard(config.access, config.tls, state_dir(config), split_sockets(config))
     guard.require_known((*addresses(config), *guarded_http(config)))
     return guard
 
 
 def split_sockets(config: Config) -> tuple[str, str] | None:
-    """Return the sockets for frames and for operators if it listens on both; a single one takes all calls."""
+    """Return the default sockets for frames and for operators; None unless the daemon listens on both."""
     pair = default_sockets()
     return pair if set(pair) <= set(addresses(config)) else None
 
@@ -75,7 +75,7 @@ def default_sockets() -> tuple[str, str]:
 
 
 def named_models(config: Config) -> dict[str, Path]:
-    """Return the models that are served from where they are. InvalidInput for an invalid name."""
+    """Return the model files that are served in place, by name. Raises InvalidInput for an invalid name."""
     for name in config.models:
         check_name(name)
     return {name: Path(path).absolute() for name, path in config.models.items()}

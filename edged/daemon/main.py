@@ -47,10 +47,10 @@ from edged.systemd import Notifier, watchdog_seconds
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged")
-# For ending builds and hosts, after the grace of calls. The unit's TimeoutStopSec covers both.
+# Time to end builds and hosts, after the grace period of calls. The unit's TimeoutStopSec covers both.
 _CLOSING_SECONDS = 10.0
 _THREADS = 32
-# Of a state directory that cannot be written: read-only, another user's, full.
+# Errors of a state directory that cannot be written: it is read-only, another user's, or full.
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
 
@@ -62,10 +62,10 @@ async def serve(
 ) -> None:
     """Run the daemon until a signal ends it.
 
-    `ready` receives the addresses once calls are answered. `read` reads the configuration again; None without a file.
-    `activation` has the sockets that systemd opened. ConfigError if something cannot be used as configured.
+    `ready` is called with the addresses once calls are answered. `read` reads the configuration again; None without a
+    file. `activation` has the sockets that systemd opened. Raises ConfigError for what cannot be used as configured.
     """
-    malloc_trimmer.limit_arenas()  # before the threads of gRPC
+    malloc_trimmer.limit_arenas()  # before threads start
     signals = Signals()
     with _alone(locations.state_dir(config)):
         await _serve(config, signals, ready, read, activation)
@@ -88,7 +88,7 @@ async def _serve(
     models = locations.repository(config)
     models.sweep()
     await asyncio.to_thread(sweep_scratch)
-    # An alarm reports a store that cannot be used, and models are served without it.
+    # If the store cannot be used, an alarm reports it, and models are served without it.
     disk = Background()
     store = Store(locations.cache_dir(config), locations.accepts_foreign(config), disk.put)
     builder = Builder(store, locations.cache_dir(config), config.build, config.admission, disk.put)
@@ -160,16 +160,16 @@ async def _serve(
 
 
 async def _listen_for_cameras(servers: GrpcServers, cleanup: contextlib.ExitStack) -> str:
-    """Open a socket that only this user reaches, for the processes of configured cameras."""
-    folder = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
+    """Open a socket that only this user can reach, for the processes of configured cameras; return its address."""
+    folder = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` removes leftovers with this prefix
     cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
     return await servers.open(f"unix:{folder}/cameras.sock")
 
 
 def _confine(config: Config) -> Callable[[], None]:
-    """Protect this process from its children and confine these; return a function that logs how.
+    """Protect this process from its children, and set how they are confined; return a function that logs it.
 
-    ConfigError if the configuration demands what the kernel lacks.
+    Raises ConfigError if the configuration enforces features that the kernel lacks.
     """
     confine.close_to_others()
     rules.use(config.confinement, locations.private(config))
@@ -179,7 +179,7 @@ def _confine(config: Config) -> Callable[[], None]:
             _LOG.warning, 'engine hosts and builds are not confined: the configuration says confinement = "off"'
         )
     if lacking and config.confinement == "enforce":
-        raise ConfigError(f'confinement = "enforce", but this kernel lacks {lacking}; "on" does without')
+        raise ConfigError(f'confinement = "enforce", but this kernel lacks {lacking}; set "on" to run without it')
     if lacking:
         return partial(
             _LOG.warning, "engine hosts and builds are confined less than usual: this kernel lacks %s", lacking
@@ -195,7 +195,7 @@ def _leave_behind() -> None:
 def _alone(folder: Path) -> Iterator[None]:
     """Lock the state directory: two daemons would remove each other's files.
 
-    ConfigError if it is locked or missing. A read-only one is served from, with an alarm.
+    Raises ConfigError if it is locked or missing. A read-only directory can be used; an alarm reports it.
     """
     try:
         lock = _open_lock(folder)
@@ -226,7 +226,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def has_terminal() -> bool:
-    """Whether this process has a terminal; one that hung up cannot be opened (tty(4), ENXIO)."""
+    """Whether this process has a terminal. A terminal that hung up cannot be opened (tty(4), ENXIO)."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -238,10 +238,10 @@ class Signals:
     """Handles signals from its creation on, in the running loop."""
 
     def __init__(self) -> None:
-        self.stop = asyncio.Event()  # set when the daemon has to stop
-        self.reload = asyncio.Event()  # set when it has to reload its configuration; the reloader clears it
+        self.stop = asyncio.Event()  # set when the daemon must stop
+        self.reload = asyncio.Event()  # set when it must reload its configuration; the reloader clears it
         self._loop = asyncio.get_running_loop()
-        # If SIGHUP is ignored, as with nohup, the daemon has to outlive the terminal.
+        # If SIGHUP is ignored, as with nohup, the daemon must outlive the terminal.
         self._had_terminal = has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
         for number in _STOPPING:
             self._loop.add_signal_handler(number, self._leave, number)

@@ -1,7 +1,7 @@
 """Returns free memory to the system after large messages.
 
-glibc keeps small freed pieces for the next allocation, and gRPC receives a message in pieces: after a burst of large
-messages the daemon would hold several times what it uses, on a box where engines need that memory.
+glibc keeps small freed blocks for later allocations. After a burst of large messages the daemon would hold several
+times the memory that it uses, on a box whose engines need that memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import resource
 from pathlib import Path
 
 _LOOK_SECONDS = 2.0
-_WORTH = 16 << 20  # bytes by which memory has grown
-_AGAIN = 3  # further attempts
+_WORTH = 16 << 20  # growth in bytes from which trimming is worth it
+_AGAIN = 3  # further attempts after that
 _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()  # 16 or 64 KiB on some ARM boxes
 _ARENA_MAX = -8  # M_ARENA_MAX of mallopt(3)
@@ -22,13 +22,13 @@ _ARENAS = 4  # at most: Python's lock lets few threads allocate at a time
 
 
 class MallocTrimmer:
-    """Decides when to trim, from the memory left by the last time. Pure."""
+    """Decides when to trim, from the growth of memory since the last time. Pure."""
 
     def __init__(self, resident: int) -> None:
         self._lowest, self._again = resident, 0
 
     def is_worth(self, resident: int) -> bool:
-        """Whether `resident` bytes are many more than before, or were a moment ago: that memory may be free now."""
+        """Whether to trim: `resident` bytes are much more than before, or were in one of the last three checks."""
         self._lowest = min(self._lowest, resident)
         if resident >= self._lowest + _WORTH:
             self._again = _AGAIN
@@ -37,12 +37,12 @@ class MallocTrimmer:
         return self._again >= 0
 
     def trimmed(self, resident: int) -> None:
-        """Note the memory that is left: it is in use, or cannot be returned."""
+        """Note the memory that remains after trimming: it is in use, or cannot be returned."""
         self._lowest = resident
 
 
 def limit_arenas() -> None:
-    """Let threads share two to four heaps: by default glibc has eight per core, and each keeps what it once needed."""
+    """Let threads share two to four heaps. glibc's default is up to eight per core, and each keeps freed memory."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_ARENA_MAX, min(_ARENAS, max(2, os.cpu_count() or 1)))
@@ -62,7 +62,7 @@ async def run() -> None:
 
 
 def _resident() -> int:
-    """Bytes; format: proc_pid_statm(5)."""
+    """Return the resident memory in bytes, 0 if unknown. Format: proc_pid_statm(5)."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE
     except (OSError, IndexError, ValueError):

@@ -1,7 +1,7 @@
-"""Finds what is wrong with a configuration on this box, without starting anything.
+"""Finds problems of a configuration on this box, without starting anything.
 
-Each finding is the path of a key and a line with the mistake and the fix. Permissions are those of the user who runs
-the check, not of the service's user.
+Each finding is the path of a key and a line with the problem and the fix. Permissions are checked for the user who runs
+the check, not for the service's user.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEFAULT: Path = ("listen",)  # the default socket, which differs by user
 
 
 def preflight(config: Config) -> Iterator[Finding]:
-    """Yield everything that is wrong."""
+    """Yield all problems."""
     yield from _folders(config)
     yield from _models(config)
     yield from _listeners(config)
@@ -46,18 +46,18 @@ def _folders(config: Config) -> Iterator[Finding]:
     if config.cache:
         yield from ((("cache",), why) for why in _unwritable(locations.cache_dir(config)))
     if config.state and config.state == config.cache:
-        yield ("cache",), f"{config.cache} is the directory for models as well; name another"
+        yield ("cache",), f"{config.cache} is also the directory for models; name another"
 
 
 def _unwritable(folder: File) -> Iterator[str]:
-    """Yield why a folder cannot be written or created, if so."""
+    """Yield the reason if a folder cannot be written or created."""
     there = next(each for each in (folder, *folder.parents) if os.path.lexists(each) or each == each.parent)
     what = f"{folder}" if there == folder else f"{folder} does not exist and cannot be created: {there}"
     if not there.is_dir():
         yield f"{what} is not a directory; name another"
         return
     try:
-        with tempfile.TemporaryFile(dir=there):  # only writing proves it; the file has no name
+        with tempfile.TemporaryFile(dir=there):  # only a write proves it; the file has no name
             pass
     except OSError as error:
         why = f"cannot be written by user {os.geteuid()} ({error.strerror or error})"
@@ -81,7 +81,7 @@ def _models(config: Config) -> Iterator[Finding]:
 
 
 def _unreadable(path: File) -> Iterator[str]:
-    """Yield why a file cannot be read, if so."""
+    """Yield the reason if a file cannot be read."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -90,7 +90,7 @@ def _unreadable(path: File) -> Iterator[str]:
     if not stat.S_ISREG(mode):
         yield f"{path} is not a file; name the file"
     elif not os.access(path, os.R_OK):
-        yield f"{path} cannot be read by user {os.geteuid()}; let it (chmod, chown), or name another"
+        yield f"{path} cannot be read by user {os.geteuid()}; change its permissions (chmod, chown), or name another"
 
 
 def _access(config: Config) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def _raised(check: Callable[[], object], key: Path = ()) -> Iterator[Finding]:
 
 
 def _listeners(config: Config) -> Iterator[Finding]:
-    """Yield invalid addresses, and those that two listeners would share."""
+    """Yield invalid addresses, and addresses that two listeners would share."""
     taken: list[tuple[Path, str, _Place]] = []
     for path, address, meaning in _addresses(config):
         try:
@@ -123,7 +123,7 @@ def _listeners(config: Config) -> Iterator[Finding]:
             yield from ((path, why) for why in _no_socket(File(found[0])))
         same = next((other for other, _, its in taken if _is_same(found, its)), None)
         if same is not None:
-            yield path, f"{address} is {'.'.join(same)}'s as well; choose another"
+            yield path, f"{address} is also the address of {'.'.join(same)}; choose another"
         taken.append((path, address, found))
 
 
@@ -148,7 +148,7 @@ def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Pla
 
 
 def _grpc(address: str, config: Config) -> _Place:
-    """An address for gRPC may be reachable from other machines, if it is secured."""
+    """Parse an address for gRPC, which other machines may reach if it is secured."""
     policy.listener_policy(address, config.access, config.tls)
     return _socket(address, allow_remote=True)
 
@@ -168,7 +168,7 @@ def _zmq(address: str, key: str, allow_remote: bool | None) -> _Place:
 
 
 def _no_socket(path: File) -> Iterator[str]:
-    """Yield why a socket cannot be created; an existing one may belong to a running daemon."""
+    """Yield the reason if a socket cannot be created; an existing socket may belong to a running daemon."""
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         yield f"{path} exists and is not a socket; remove it or listen elsewhere"
     elif not path.exists():

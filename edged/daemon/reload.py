@@ -1,4 +1,4 @@
-"""Reloads the configuration of a running daemon: only changed parts are touched, and mistakes change nothing."""
+"""Reloads the configuration of a running daemon: only changed parts are affected; an invalid file changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edged.errors import ConfigError, EdgedError, Refused
 from edged.systemd import Notifier
 
 _LOG = logging.getLogger("edged")
-_LATER = "it takes effect when the daemon is started again"
+_LATER = "it takes effect when the daemon is restarted"
 
 
 class Reloader:
@@ -40,14 +40,14 @@ class Reloader:
         notifier: Notifier,
     ) -> None:
         self.config = config
-        self.problem = ""  # why the last configuration is not in force, or not all of it
+        self.problem = ""  # why the last configuration is not in force, or only in part
         self._read, self._controller, self._builder = read, controller, builder
         self._servers, self._endpoints, self._supervisor = servers, endpoints, supervisor
         self._notifier = notifier
         self._turn = asyncio.Lock()
 
     async def run(self, wanted: asyncio.Event) -> None:
-        """Reload whenever the event is set, and log the result; until cancelled."""
+        """Reload each time the event is set, and log the result, until cancelled."""
         while True:
             await wanted.wait()
             wanted.clear()
@@ -62,7 +62,8 @@ class Reloader:
     async def reload(self) -> tuple[Change, ...]:
         """Read the configuration again and return the result of each change.
 
-        ConfigError, or InvalidInput for a model's name, if it is wrong: then nothing changes. Refused without a file.
+        Raises ConfigError, or InvalidInput for a model's name, if it is invalid: nothing changes then. Raises Refused
+        without a file.
         """
         if self._read is None:
             raise Refused("this daemon was started without a configuration file; restart it with one to reload")
@@ -81,13 +82,13 @@ class Reloader:
             return outcomes
 
     async def _make(self, change: Change, wanted: Config) -> Change:
-        """Apply one change; if that fails the old value stays, and the next reload tries again."""
+        """Apply one change. If that fails, the old value stays, and the next reload tries again."""
         problem = _LATER if RELOADS[change.key] is Reload.RESTART else ""
         if not problem:
             try:
                 await self._apply(change.key, wanted)
             except EdgedError as error:
-                problem = f"{error}; it stays as it was"
+                problem = f"{error}; the old value stays in force"
         outcome = msgspec.structs.replace(change, problem=problem)
         if not problem:
             self.config = with_value(self.config, wanted, change.key)
@@ -95,7 +96,7 @@ class Reloader:
         return outcome
 
     async def _apply(self, key: str, wanted: Config) -> None:
-        """Apply the new value of a key. EdgedError if that fails."""
+        """Apply the new value of a key. Raises EdgedError if that fails."""
         grace, guard, inference = self.config.stop_seconds, self._servers.guard, self._servers.inference
         match key:
             case "listen":

@@ -1,6 +1,6 @@
 """HTTP/1.1 listener for `GET /metrics`: one request per connection, few connections, a short time limit.
 
-It shares the event loop with everything that serves, so a slow client is disconnected.
+It shares the event loop with all other parts of the daemon, so a slow client is disconnected.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Scrape = Callable[[str, bool], Awaitable[tuple[bytes, str]]]
 
 
 class Endpoint:
-    """Listens on `HOST:PORT` of the loopback, or `unix:PATH`."""
+    """Listens on `HOST:PORT`, loopback only, or on `unix:PATH`."""
 
     def __init__(self, listen: str, scrape: Scrape, *, max_connections: int = 8, seconds: float = 10.0) -> None:
-        """`seconds` bounds a whole connection."""
+        """`seconds` is the time limit of a whole connection."""
         self._listen, self._scrape = listen, scrape
         self._max_connections, self._seconds = max_connections, seconds
         self._server: asyncio.Server | None = None
@@ -37,7 +37,7 @@ class Endpoint:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        """Start to listen and return the URL. ConfigError if the address cannot be used."""
+        """Start to listen, and return the URL. Raises ConfigError if the address cannot be used."""
         try:
             if self._listen.startswith("unix:"):
                 path = unix_path(self._listen)

@@ -1,4 +1,4 @@
-"""One scrape: state is gathered on the event loop; the rest is read, and the text written, in a thread."""
+"""Scrapes: the event loop gathers its own state; a thread reads the rest and writes the text."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from edged.version import __version__
 
 _FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 _POWER_MODE = "jetson.power_mode"
-_MAX_CAMERAS = 256  # that a dashboard can show; clients choose ids, so there may be any number
-_KEY_LENGTH = 12  # characters of a key, as everywhere people read it
+_MAX_CAMERAS = 256  # cameras with separate metrics; clients choose ids, so their number has no limit
+_KEY_LENGTH = 12  # characters of a key that are shown, as in the command line
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 _REFUSED_STATUSES = {"unauthenticated": "UNAUTHENTICATED", "denied": "PERMISSION_DENIED"}
 
@@ -62,7 +62,7 @@ class Samples:
         known[labels] = known.get(labels, 0.0) + value
 
     def put_histogram(self, metric: Metric, histogram: Histogram, *labels: str) -> None:
-        """Set a histogram's samples to what it holds now."""
+        """Set a histogram's samples to its current contents."""
         self._histograms.setdefault(metric.name, {})[labels] = (histogram.cumulative(), histogram.total)
 
     def collect(self) -> Iterator[Family]:
@@ -85,7 +85,7 @@ class Samples:
 
 
 class Scraper:
-    """Reads the daemon. One scrape runs at a time; others wait."""
+    """Collects the metrics of the daemon. One scrape runs at a time; others wait."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Scraper:
         self._lock = asyncio.Lock()
 
     async def scrape(self, accept: str, compressed: bool) -> tuple[bytes, str]:
-        """Return the text and its content type, as the request's `Accept` header wants it."""
+        """Return the text and its content type, chosen by the request's `Accept` header."""
         async with self._lock:
             readings = await asyncio.to_thread(self._sensors.read)
             samples = self._gathered()
@@ -119,7 +119,7 @@ class Scraper:
             return await asyncio.to_thread(write), content_type
 
     def _gathered(self) -> Samples:
-        """Collect what only the event loop may look at."""
+        """Collect the state that only the event loop may read."""
         samples, controller = Samples(), self._controller
         samples.put(names.INFO, 1, __version__)
         samples.put(names.UPTIME, time.monotonic() - controller.started)
@@ -165,7 +165,7 @@ def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, 
 
 
 def engines(samples: Samples, name: str, planned: PlannedModel) -> None:
-    """Collect one model's engines; the serving one may be of an earlier device and in no plan."""
+    """Collect one model's engines. The serving engine may be for an earlier state of the device, and so in no plan."""
     for key, engine in planned.engines.items():
         labels = (name, key[:_KEY_LENGTH], engine.recipe.backend)
         samples.put(names.ENGINE_STATE, 1, *labels, engine.state.value)
@@ -185,7 +185,7 @@ def engines(samples: Samples, name: str, planned: PlannedModel) -> None:
 
 
 def cameras(samples: Samples, known: Cameras) -> None:
-    """Collect the cameras that were active last; all are counted."""
+    """Collect the most recent cameras, at most 256, and the number of all cameras."""
     records = known.records()
     samples.put(names.CAMERAS, len(records))
     for record in sorted(records, key=lambda record: record.seen, reverse=True)[:_MAX_CAMERAS]:
@@ -239,7 +239,7 @@ def builds(samples: Samples, controller: Controller, counts: EventCounts) -> Non
 
 
 def access(samples: Samples, guard: Guard) -> None:
-    """Collect calls, and those refused. Every reason has a sample, so that an alert rule can refer to it."""
+    """Collect running and refused calls. Every reason has a sample, so that an alert rule can refer to it."""
     for reason, status in _REFUSED_STATUSES.items():
         samples.put(names.REFUSED, guard.refused[status], reason)
     for kind in get_args(Kind):
@@ -259,7 +259,7 @@ def alarms(samples: Samples, raised: tuple[Alarm, ...], counts: EventCounts) -> 
 
 
 def hosts(samples: Samples, links: Iterable[HostLink], counts: EventCounts) -> None:
-    """Collect engine hosts by backend: while libraries change a backend has two generations of them."""
+    """Collect engine hosts by backend. A backend has two generations of hosts while libraries change."""
     for link in links:
         samples.add(names.HOST_UP, 1, link.backend)
         samples.add(names.HOST_SESSIONS, len(link.sessions), link.backend)
@@ -285,7 +285,7 @@ def device(samples: Samples, busy: float, power_mode: str, readings: Readings) -
 
 
 def process(samples: Samples) -> None:
-    """Collect the daemon's process under the standard names; what cannot be read is left out."""
+    """Collect the daemon's process under the standard names, without values that cannot be read."""
     memory = resident_bytes(os.getpid())
     if memory is not None:
         samples.put(names.PROCESS_MEMORY, memory)
@@ -301,7 +301,7 @@ def process(samples: Samples) -> None:
 
 
 def _thread_count() -> int:
-    """Threads of this process; those that libraries started are included if /proc can be read."""
+    """Return the number of threads of this process; includes those that libraries started if /proc can be read."""
     with contextlib.suppress(OSError):
         return len(os.listdir("/proc/self/task"))
     return threading.active_count()

@@ -1,4 +1,4 @@
-"""Sources of metrics and `edged top`: the box's sensors, the memory of processes, counts of events.
+"""Data for metrics and `edged top`: the box's sensors, the memory of processes, counts of events.
 
 Needs no Prometheus library. Formats: the kernel's Documentation/driver-api/thermal/sysfs-api.rst (millidegrees),
 admin-guide/pm/cpufreq.rst (kilohertz), proc_pid_statm(5).
@@ -30,7 +30,7 @@ _MAKING = frozenset(state.value for state in MAKING)
 
 
 class Readings(msgspec.Struct, frozen=True):
-    """Degrees Celsius by zone; hertz by processor, current and maximum."""
+    """Temperatures in degrees Celsius by zone; clock frequencies in hertz by processor, current and maximum."""
 
     temperatures: dict[str, float] = {}
     clocks: dict[str, float] = {}
@@ -54,7 +54,7 @@ class Sensors:
         return self._cached
 
     def _temperatures(self) -> dict[str, float]:
-        """By type and number: several zones may have the same type."""
+        """Return the temperatures by type and number of the zone: several zones may have the same type."""
         found = {}
         for place in self._root.glob(f"{_ZONES}/thermal_zone*")[:_MAX_SENSORS]:
             value, kind = self._number(f"{place}/temp"), (self._root.read(f"{place}/type") or "").strip()
@@ -86,9 +86,9 @@ def resident_bytes(pid: int) -> int | None:
 
 
 class EventCounts:
-    """Counts since the daemon started, taken from its events.
+    """Counts of events since the daemon started.
 
-    An engine is identified by model and key: models of one content share keys.
+    Model and key identify an engine: models with the same content share keys.
     """
 
     def __init__(self, events: EventLog, clock: Callable[[], float] = time.monotonic) -> None:

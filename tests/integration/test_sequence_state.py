@@ -135,7 +135,7 @@ def refused(channel: grpc.Channel, message: pb.ModelInferRequest) -> str:
 def test_requests_that_belong_to_no_sequence_are_refused(channel: grpc.Channel) -> None:
     window = sound()[0]
     assert "sequence_id" in refused(channel, request(window))
-    assert "was not begun" in refused(channel, request(window, sequence_id=4711))
+    assert "was not started" in refused(channel, request(window, sequence_id=4711))
     infer(channel, request(window, sequence_id=8, sequence_start=True, sequence_end=True))
     assert "has ended" in refused(channel, request(window, sequence_id=8))
     infer(channel, request(window, sequence_id=9, sequence_start=True))

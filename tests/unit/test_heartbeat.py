@@ -52,7 +52,7 @@ def test_stalled_liveness_returns_reason(liveness: Liveness, why: str) -> None:
         (
             msgspec.structs.replace(REPORT, alarms=(ALARM, ALARM, ALARM)),
             "configuration refused: x",
-            f"2 of 3 models answer; configuration refused: x; wrong: {ALARM.message} and 2 more",
+            f"2 of 3 models answer; configuration refused: x; alarm: {ALARM.message} and 2 more",
         ),
     ],
 )

@@ -129,18 +129,18 @@ def test_read_requested_outputs_choose_binary_or_json() -> None:
         ([one(data=None)], b"", "'x' has no values"),
         ([one(parameters={"binary_data_size": 8})], b"12345678", "'x' is sent in two ways"),
         ([one(parameters={"shared_memory_region": "r"})], b"", "'x' is sent in two ways"),
-        ([one(data=None, parameters={"binary_data_size": 9})], b"12345678", "8 bytes are left"),
+        ([one(data=None, parameters={"binary_data_size": 9})], b"12345678", "only 8 bytes follow"),
         ([one(data=None, parameters={"binary_data_size": -1})], b"12345678", "not a whole number"),
         ([one(data=None, parameters={"binary_data_size": True})], b"1", "not a whole number"),
         ([one(data=None, parameters={"binary_data_size": "8"})], b"12345678", "not a whole number"),
-        ([one()], b"1", "1 bytes lie behind the JSON, its inputs account for 0"),
+        ([one()], b"1", "1 bytes follow the JSON, but its inputs need 0"),
         ([one(datatype="FP31")], b"", "'FP31'"),
         ([one(shape=[2**63])], b"", "impossible shape"),
         ([one(parameters={"a": 2**64})], b"", "does not fit 64 bits"),
-        ([one(shape="2")], b"", "JSON cannot be used"),
+        ([one(shape="2")], b"", "cannot parse the request's JSON"),
         ([one(shape=[1] * 65)], b"", "length <= 64"),
         ([one()] * 1025, b"", "length <= 1024"),
-        ([{"name": "x"}], b"", "JSON cannot be used"),
+        ([{"name": "x"}], b"", "cannot parse the request's JSON"),
     ],
 )
 def test_parse_invalid_input_names_the_problem(inputs: list[dict[str, Any]], behind: bytes, words: str) -> None:
@@ -155,7 +155,7 @@ def test_parse_invalid_input_names_the_problem(inputs: list[dict[str, Any]], beh
     ids=range(9),
 )
 def test_parse_invalid_body_is_refused(text: bytes) -> None:
-    with pytest.raises(InvalidInput, match="JSON cannot be used"):
+    with pytest.raises(InvalidInput, match="cannot parse the request's JSON"):
         tensors.read("m", "", text, None)
 
 

@@ -70,19 +70,19 @@ def test_preflight_accepts_a_valid_configuration(tmp_path: Path) -> None:
         (
             {"listen": ["unix:/tmp/edged-preflight", "unix:///tmp/edged-preflight"]},
             "listen[1]",
-            "is listen[0]'s as well",
+            "is also the address of listen[0]",
         ),
         (
             {"listen": ["127.0.0.1:5"], "http": {"listen": "localhost:5"}},
             "http.listen",
-            "localhost:5 is listen[0]'s as well",
+            "localhost:5 is also the address of listen[0]",
         ),
         ({"http": {"listen": "0.0.0.0:5"}}, "http.listen", "reachable from other machines"),
         ({"metrics": {"listen": "x"}}, "metrics.listen", "neither unix:PATH nor HOST:PORT"),
         (
             {"zmq": {"frames": "ipc:///tmp/edged-frames", "publish": "ipc:///tmp/edged-frames"}},
             "zmq.publish",
-            "ipc:///tmp/edged-frames is zmq.frames's as well",
+            "ipc:///tmp/edged-frames is also the address of zmq.frames",
         ),
         ({"zmq": {"frames": "/tmp/edged-frames"}}, "zmq.frames", "neither ipc:///PATH nor tcp://HOST:PORT"),
         ({"frigate": {"endpoint": "tcp://1.2.3.4:5"}}, "frigate.endpoint", "set allow_remote = true"),

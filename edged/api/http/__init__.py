@@ -1,1 +1,1 @@
-"""The Open Inference Protocol over HTTP, for people with curl: the gRPC services' handlers, asked in JSON."""
+"""The Open Inference Protocol over HTTP: requests in JSON for the handlers of the gRPC services."""

@@ -1,4 +1,4 @@
-"""The HTTP listener, an ASGI application: one call for each request."""
+"""The HTTP listener and its ASGI application: one call for each request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Send: TypeAlias = "Callable[[Any], Awaitable[None]]"
 
 _MOST_QUERIES = 32
 _WORTH_PACKING = 1 << 10  # bytes
-_STOPPING = "the daemon is stopping; ask again when it is back"
+_STOPPING = "the daemon is stopping; send the request again when it is back"
 
 
 class App:
@@ -49,13 +49,13 @@ class App:
                     if encoding:
                         body = await self._unpacked(body, encoding, held)
                     request = msgspec.structs.replace(request, body=body)
-                    del body  # it goes with its request
+                    del body  # only the request keeps it
                     answer = await _while_connected(receive, self._dispatcher.answer(request))
             except Gone:
                 return
             except TooSlow as slow:
                 answer = error_response(HTTPStatus.REQUEST_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED, str(slow))
-            except asyncio.CancelledError:  # by the server, which is stopping
+            except asyncio.CancelledError:  # the server is stopping
                 answer = error_response(HTTPStatus.SERVICE_UNAVAILABLE, ErrorCode.DAEMON_UNAVAILABLE, _STOPPING)
             except Exception as error:
                 answer = failure_response(error)
@@ -63,7 +63,7 @@ class App:
 
     async def _unpacked(self, body: bytes, encoding: str, held: Held) -> bytes:
         limit = min(self._bodies.limit, bodies.MOST)
-        held.grow(limit)  # its size is known only afterwards
+        held.grow(limit)  # the unpacked size is known only afterwards
         most = min(limit, len(body) * bodies.MOST_TIMES)
         found = await offload(most, lambda: bodies.unpacked(body, encoding, limit))
         held.shrink(limit - len(found))
@@ -71,7 +71,7 @@ class App:
 
 
 def request_of(scope: Scope, is_unix: bool) -> HttpRequest:
-    """The head of a request. InvalidInput if it is too long."""
+    """Return a request without its body. Raises InvalidInput if its headers or query are too long."""
     length = sum(len(name) + len(value) for name, value in scope["headers"])
     if length > LONGEST_HEAD:
         raise InvalidInput(f"the request's headers have {length} bytes; send at most {LONGEST_HEAD}")
@@ -98,7 +98,7 @@ def _peer(scope: Scope, is_unix: bool) -> str:
 
 
 async def _while_connected(receive: Receive, work: Awaitable[HttpResponse]) -> HttpResponse:
-    """Do work for a client; Gone if it disconnects."""
+    """Do work for a client. Raises Gone if the client disconnects."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -119,10 +119,10 @@ async def _send(send: Send, answer: HttpResponse, asked: Mapping[bytes, bytes]) 
         headers += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
     if answer.status is not HTTPStatus.NO_CONTENT:
         headers.append((b"content-length", str(sum(map(len, parts))).encode()))
-    is_unsure = answer.status >= HTTPStatus.BAD_REQUEST and b"expect" in asked  # whether the client sends the body
+    is_unsure = answer.status >= HTTPStatus.BAD_REQUEST and b"expect" in asked  # the client may or may not send a body
     if (
         is_unsure or {b"content-length", b"transfer-encoding"} <= asked.keys()
-    ):  # two readers may disagree where the body ends
+    ):  # proxies may disagree about where the body ends
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": int(answer.status), "headers": headers})
     for part in parts:
@@ -131,12 +131,12 @@ async def _send(send: Send, answer: HttpResponse, asked: Mapping[bytes, bytes]) 
 
 
 _MIB = 1 << 20
-_BODIES_AT_ONCE = 4  # of the largest; many more of the usual ones
+_BODIES_AT_ONCE = 4  # bodies of the largest size that are held at a time
 _BACKLOG = 128
 
 
 class HttpListener:
-    """Listens at the configured address from `start` until `stop`; `address` is as clients name it."""
+    """Listens on the configured address from `start` until `stop`; `address` is as clients write it."""
 
     def __init__(self, http: Http, calls: Calls, guard: Guard) -> None:
         self._listen, self._limit = http.listen, http.body_mb * _MIB
@@ -146,7 +146,7 @@ class HttpListener:
         self.address = ""
 
     async def start(self) -> None:
-        """Answer from now on. After a ConfigError `stop` closes the sockets that are open."""
+        """Start to answer. After a ConfigError, `stop` closes the sockets that are open."""
         is_unix = self._listen.startswith("unix:")
         app = App(self._dispatcher, Bodies(self._limit, self._limit * _BODIES_AT_ONCE), is_unix)
         server = Server(app)
@@ -163,7 +163,7 @@ class HttpListener:
         self._server = server
 
     async def stop(self, grace: float) -> None:
-        """Take no more requests; running ones may end within `grace` seconds."""
+        """Accept no more requests; let running ones end within `grace` seconds."""
         if self._server is not None:
             await self._server.stop(grace)
         if self._path is not None:

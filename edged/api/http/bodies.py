@@ -1,7 +1,7 @@
-"""Reads the bodies of requests: how many bytes, for how long, and how many of all requests together.
+"""Reads the bodies of requests, with limits of size and time for each body and of size for all together.
 
-Received bytes count, never announced ones. When no room is left, the slowest body gives way: otherwise a few clients
-that stop in the middle of a body would lock out all others.
+Received bytes count, not announced ones. When no room is left, the slowest body is refused: otherwise a few clients
+that stop in the middle of a body could block all others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from edged.errors import DeadlineExceeded, InvalidInput, Overloaded, TooLarge, U
 
 Receive: TypeAlias = "Callable[[], Awaitable[Any]]"
 
-_SLOWEST = 32 << 10  # bytes a second, over each stretch of so many seconds; a trickle would hold its place for hours
-_STEP, _BEHIND_SECONDS = 64 << 10, 0.5  # a body that takes longer for so many bytes gives way to others
-_LINGER_SECONDS = 2.0  # for which a refused body is read on, so that the client reads the response
+_SLOWEST = 32 << 10  # lowest rate in bytes per second, over `idle_seconds`; a slower body would hold its room for hours
+_STEP, _BEHIND_SECONDS = 64 << 10, 0.5  # a body that takes longer than this for this many bytes can be refused
+_LINGER_SECONDS = 2.0  # how long the rest of a refused body is read, so that the client reads the response
 _AGAIN = "send it again later, or faster"
 
 
@@ -33,9 +33,9 @@ class TooSlow(DeadlineExceeded):
 
 
 class Bodies:
-    """Holds at most `limit` bytes of one body and `room` of all; a body counts as long as it is in `held`."""
+    """Limits bodies: at most `limit` bytes of one and `room` of all; a body counts while its context `held` is open."""
 
-    idle_seconds = 20.0  # for the next piece of a body
+    idle_seconds = 20.0  # time in which the next piece of a body must arrive
 
     def __init__(self, limit: int, room: int) -> None:
         self.limit, self._room = limit, room
@@ -52,7 +52,7 @@ class Bodies:
             self.used -= held.size
 
     def take(self, held: Held, size: int) -> None:
-        """Take room for so many more bytes of a body. Overloaded if none is left and no slower body gives way."""
+        """Take room for `size` more bytes of a body, if needed from a slow body. Raises Overloaded if none is left."""
         if self.used + size > self._room:
             slowest = min(self._coming, key=lambda each: each.since, default=held)
             is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
@@ -63,7 +63,7 @@ class Bodies:
 
     @contextmanager
     def coming(self, held: Held) -> Iterator[None]:
-        """The context in which a body is received."""
+        """Mark a body as being received in this context."""
         self._coming.add(held)
         try:
             yield
@@ -78,7 +78,7 @@ class Held:
         self._bodies, self.size = bodies, 0
         self.since = time.monotonic()  # when the last _STEP bytes were complete
         self._due = _STEP
-        self._piece: asyncio.Future[Any] | None = None  # the next one, while it is awaited
+        self._piece: asyncio.Future[Any] | None = None  # the next piece, while it is awaited
         self._has_given_way = False
 
     def grow(self, size: int) -> None:
@@ -88,7 +88,7 @@ class Held:
             self.since, self._due = time.monotonic(), self.size + _STEP
 
     def give_way(self) -> None:
-        """Free the room at once; the request ends as Overloaded."""
+        """Free the room at once; the request ends with Overloaded."""
         self._has_given_way = True
         self.shrink(self.size)
         if self._piece is not None:
@@ -99,7 +99,7 @@ class Held:
         self.size -= size
 
     async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
-        """Read the whole body. TooLarge, Overloaded, TooSlow; Gone if the client disconnected."""
+        """Read the whole body. Raises TooLarge, Overloaded, TooSlow, or Gone if the client disconnected."""
         declared = _declared(headers)
         try:
             if declared is not None:
@@ -122,10 +122,10 @@ class Held:
             try:
                 event = await asyncio.wait_for(self._piece, max(0.0, ends - time.monotonic()))
             except asyncio.TimeoutError:
-                raise TooSlow(f"the body came too slowly: {size} bytes so far; send it again") from None
+                raise TooSlow(f"the body arrived too slowly: {size} bytes so far; send it again") from None
             except asyncio.CancelledError:
                 if self._has_given_way:
-                    raise Overloaded(f"a body that came faster took the room of this one; {_AGAIN}") from None
+                    raise Overloaded(f"a body that arrived faster took the room of this one; {_AGAIN}") from None
                 raise
             finally:
                 self._piece = None
@@ -146,7 +146,7 @@ class Held:
 
 
 def _declared(headers: Mapping[str, str]) -> int | None:
-    """The declared size; None for a body in chunks."""
+    """Return the declared size; None for a body in chunks."""
     if "transfer-encoding" in headers:
         return None
     text = headers.get("content-length", "0")
@@ -156,7 +156,7 @@ def _declared(headers: Mapping[str, str]) -> int | None:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read on for a while, and drop it."""
+    """Read and drop the rest of a body, for at most two seconds."""
 
     async def read() -> None:
         while True:
@@ -170,16 +170,16 @@ async def _drain(receive: Receive) -> None:
         return
 
 
-MOST = 16 << 20  # bytes that a body may unpack to: a few kilobytes may unpack to gigabytes
+MOST = 16 << 20  # bytes of the largest unpacked body: a few kilobytes could unpack to gigabytes
 MOST_TIMES = 1032  # times its size that a body may unpack to: https://zlib.net/zlib_tech.html
-_EITHER = 47  # zlib's or gzip's head, whichever is there
+_EITHER = 47  # accepts the header of zlib or of gzip
 _BITS = {"gzip": 31, "deflate": 15}
 _NAMES = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
-_FAST = 1  # tensors hardly shrink, whatever the effort
+_FAST = 1  # tensors hardly shrink at any compression level
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack a body. TooLarge above `limit` bytes, InvalidInput if it is damaged."""
+    """Unpack a body. Raises TooLarge above `limit` bytes, InvalidInput if it is damaged, or Unsupported."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return body
@@ -191,14 +191,14 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     except zlib.error:
         raise InvalidInput(f"the body is not {name}") from None
     if len(found) > limit:
-        raise TooLarge(f"the body unpacks to more than {limit} bytes; send it as it is, without content-encoding")
+        raise TooLarge(f"the body unpacks to more than {limit} bytes; send it without content-encoding")
     if not reader.eof or reader.unused_data:
         raise InvalidInput(f"the body is not one whole {name}")
     return found
 
 
 def accepted(header: str) -> str | None:
-    """The first known encoding in an Accept-Encoding header, None if it has none."""
+    """Return the first supported encoding in an Accept-Encoding header; None if there is none."""
     for each in header.split(","):
         name, _, quality = each.partition(";")
         if name.strip().lower() in _BITS and quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):
@@ -207,6 +207,6 @@ def accepted(header: str) -> str | None:
 
 
 def packed(parts: Iterable[Part], encoding: str) -> bytes:
-    """Pack a body with a known encoding."""
+    """Pack a body with a supported encoding."""
     writer = zlib.compressobj(_FAST, zlib.DEFLATED, _BITS[encoding])
     return b"".join([*map(writer.compress, parts), writer.flush()])

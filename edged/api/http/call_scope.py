@@ -1,4 +1,4 @@
-"""What surrounds every call over HTTP: its client's limits, the end of its credentials, and the audit log."""
+"""The context of every call over HTTP: its client's limits, the validity of its credentials, and the audit log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from edged.api.grpc.status import describe
 async def call_scope(
     guard: Guard, rpc: str, who: Caller, peer: str, size: int, about: Mapping[str, str]
 ) -> AsyncGenerator[None, None]:
-    """The context of a call of `rpc`, a gRPC path, with a body of `size` bytes; a command is recorded with `about`.
+    """Run a call of `rpc`, a gRPC path, with a body of `size` bytes; record a command with `about`.
 
-    ClientLimited. Cancels the call when its client's credentials are no longer valid.
+    Raises ClientLimited. Cancels the call when its client's credentials become invalid.
     """
     identity.CURRENT.set(who)
     usage = guard.limits.usage(who.key, who.name, time.monotonic())

@@ -40,7 +40,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
-    """A response. The parts of its body follow each other; the sender adds content-length."""
+    """A response. Its body is the parts joined; the sender adds content-length."""
 
     status: HTTPStatus = HTTPStatus.OK
     parts: tuple[Part, ...] = ()
@@ -55,17 +55,17 @@ OK = HttpResponse()
 
 
 def json_response(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()) -> HttpResponse:
-    """A response with a JSON body."""
+    """Return a response with a JSON body."""
     return HttpResponse(status, (_encoder.encode(value),), (("content-type", JSON), *headers))
 
 
 def error_response(status: HTTPStatus, code: ErrorCode, message: str, headers: Headers = ()) -> HttpResponse:
-    """An error response: one line in `error`, as in the protocol, and edged's code (docs/errors.md)."""
+    """Return an error response: one line in `error`, as in the protocol, and edged's code (docs/errors.md)."""
     return json_response({"error": message, "code": code.value}, status, headers)
 
 
 def parse_json(body: bytes, kind: type[T], what: str) -> T:
-    """Parse a body, which may be empty if all fields have defaults. InvalidInput, naming `what`."""
+    """Parse a body, which may be empty if all fields have defaults. Raises InvalidInput, naming `what`."""
     try:
         return msgspec.json.decode(body or b"{}", type=ready(kind))
     except NOT_JSON as error:
@@ -73,7 +73,7 @@ def parse_json(body: bytes, kind: type[T], what: str) -> T:
 
 
 def decode_base64(key: str, value: object) -> bytes:
-    """The bytes of a base64 parameter. InvalidInput."""
+    """Return the bytes of a base64 parameter. Raises InvalidInput."""
     try:
         if isinstance(value, str):
             return b64decode(value, validate=True)
@@ -83,9 +83,9 @@ def decode_base64(key: str, value: object) -> bytes:
 
 
 def message_fields(message: Message) -> dict[str, Any]:
-    """A protobuf message as JSON over HTTP: field names as in the proto, 64-bit numbers as numbers.
+    """Return a protobuf message as values for JSON: field names as in the proto, 64-bit numbers as numbers.
 
-    Fields that are not set have their default; messages and members of a oneof are left out.
+    Fields that are not set have their default; messages and members of a oneof that are not set are left out.
     """
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -117,28 +117,29 @@ def _single(field: Any, value: Any) -> Any:
 
 _LARGE = 1 << 18  # bytes
 
-_threads = ThreadPoolExecutor(1, "edged-http")  # more would only take the interpreter from the loop
+_threads = ThreadPoolExecutor(1, "edged-http")  # more threads would only take the GIL from the event loop
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:
-    """Run work on so many bytes: large work in a thread, so that cameras and the control loop do not wait."""
+    """Run work on `size` bytes; large work in a thread, so that cameras and the control loop do not wait."""
     if size < _LARGE:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 def web_page_refusal(headers: Mapping[str, str], peer: str, any_host: bool = False) -> str | None:
-    """Why a request that a browser sends for a web page is refused, in one line; None if it is not. `peer` as in gRPC.
+    """Return why a request that a browser sends for a web page is refused, in one line; None if it is allowed.
 
-    A browser on this machine carries requests of any web page. Such a page says where it is from (`Origin`), or has its
-    own name resolve to this machine (`Host`). `any_host`: other machines may ask, by names that are not loopback's.
+    A browser on this machine sends requests for any web page. The header `Origin` names a foreign page, and `Host`
+    shows a foreign name that resolves to this machine. `peer` is as gRPC names it. `any_host` also allows a `Host` that
+    is not loopback's, for addresses that other machines reach.
     """
     host = headers.get("host", "")
     if not any_host and not peer.startswith("unix:") and host and not _is_here(host):
         return f"host {host[:80]!r} is not a name of this machine's loopback; use localhost"
     origin = headers.get("origin")
     if origin is not None and (not host or origin.partition("://")[2] != host):
-        return "requests of web pages from elsewhere are refused; ask from a program, or without Origin"
+        return "requests of web pages from elsewhere are refused; use a program, or send no Origin"
     return None
 
 

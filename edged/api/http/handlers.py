@@ -1,4 +1,4 @@
-"""HTTP handlers: each turns a request into a message of gRPC, calls the method, and turns the response into JSON."""
+"""HTTP handlers: each converts a request to a gRPC message, calls the method, and converts the response to JSON."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ Inferred: TypeAlias = "tuple[pb.ModelInferResponse, tuple[bytes, ...]]"
 
 
 class Calls:
-    """The services of gRPC behind HTTP: the Open Inference Protocol by message, inference, and the cameras."""
+    """The gRPC services behind HTTP: the Open Inference Protocol's methods, inference, and the cameras."""
 
     def __init__(self, service: Service, inference: Inference, cameras: CameraService) -> None:
         self.service, self._inference, self.cameras = service, inference, cameras
 
     async def __call__(self, http: HttpRequest, request: Message, response: type[Response]) -> Response:
-        """Call the method that the request's type is named after. HTTP has no deadlines."""
+        """Call the method that the request's type is named after, without a deadline, which HTTP does not have."""
         method = request.DESCRIPTOR.name.removesuffix("Request")
         return await self.service.call(method, request, response, Context(http.peer, tuple(http.headers.items())))
 
     async def infer(self, http: HttpRequest, request: InferRequest) -> Inferred:
-        """The response of an inference, and the raw contents of each output."""
+        """Return the response of an inference, and the raw contents of each output."""
         (inferred,) = await self._inference.answer(
             wire.Request(request.message, request.raw), Caller(http.peer), _copied
         )
@@ -58,15 +58,15 @@ class Calls:
 
 
 def _copied(message: pb.ModelInferResponse, raw: Sequence[wire.Contents]) -> Inferred:
-    """Copy the contents: they are freed soon, and writing them as JSON may take longer than others can wait."""
+    """Copy the contents: the arena reuses their memory soon, and writing them as JSON may take long."""
     return message, tuple(map(bytes, raw))
 
 
-# -- methods whose messages are small ----------------------------------------------------------------------------------
+# -- methods with small messages ---------------------------------------------------------------------------------------
 
 
 def _ignore(request: Any, http: HttpRequest) -> None:
-    """The body has no meaning."""
+    """Ignore the body."""
 
 
 def _as_json(request: Any, response: Message) -> HttpResponse:
@@ -86,11 +86,11 @@ def _live(request: Any, response: pb.ServerLiveResponse) -> HttpResponse:
 
 
 def _ready(request: Any, response: pb.ServerReadyResponse) -> HttpResponse:
-    return OK if response.ready else _not_ready(ErrorCode.MODEL_NOT_READY, "not every model can answer yet; ask again")
+    return OK if response.ready else _not_ready(ErrorCode.MODEL_NOT_READY, "not every model can answer yet; try again")
 
 
 def _model_ready(request: pb.ModelReadyRequest, response: pb.ModelReadyResponse) -> HttpResponse:
-    why = f"model {request.name!r} is not ready; the index says what exists"
+    why = f"model {request.name!r} is not ready; POST v2/repository/index lists all models"
     return OK if response.ready else _not_ready(ErrorCode.MODEL_NOT_READY, why)
 
 
@@ -116,7 +116,7 @@ class LoadBody(msgspec.Struct, frozen=True):
 
 
 def _fill_load(request: Any, http: HttpRequest) -> None:
-    """Of loading and unloading. Files are base64."""
+    """Set the parameters of loading or unloading a model. Files are base64."""
     for key, value in parse_json(http.body, LoadBody, "the request").parameters.items():
         parameter = request.parameters[key]
         if key.startswith("file:") and isinstance(request, pb.RepositoryModelLoadRequest):
@@ -164,7 +164,7 @@ def _regions(request: Any, response: Any) -> HttpResponse:
 
 
 def _fill_trace(request: pb.TraceSettingRequest, http: HttpRequest) -> None:
-    """Null resets a setting to its value from before it was set."""
+    """Set the trace settings. Null resets one: of a model to the value for all models, of all models to the default."""
     if http.method == "POST":
         for name, value in parse_json(http.body, dict[str, list[str] | str | int | None], "the trace settings").items():
             words = [] if value is None else value if isinstance(value, list) else [str(value)]
@@ -172,7 +172,7 @@ def _fill_trace(request: pb.TraceSettingRequest, http: HttpRequest) -> None:
 
 
 def _trace(request: Any, response: pb.TraceSettingResponse) -> HttpResponse:
-    """Trace levels are a list, other settings one word."""
+    """Return the trace settings: the trace levels as a list, other settings as one word."""
     found = {name: list(response.settings[name].value) for name in sorted(response.settings)}
     is_list = {name: name == "trace_level" or len(words) != 1 for name, words in found.items()}
     return json_response({name: words if is_list[name] else words[0] for name, words in found.items()})
@@ -197,13 +197,13 @@ def _logging(request: Any, response: pb.LogSettingsResponse) -> HttpResponse:
 
 def _size(key: str, value: int, bits: int = 63) -> int:
     if not 0 <= value < 1 << bits:
-        raise InvalidInput(f"{key[:60]!r} is not a number from 0 to 2**{bits}")
+        raise InvalidInput(f"{key[:60]!r} is not a number from 0 to 2**{bits} - 1")
     return value
 
 
 Conversion: TypeAlias = tuple[Callable[[Any, HttpRequest], None], Callable[[Any, Any], HttpResponse]]
 _USUAL: Conversion = (_ignore, _as_json)
-# How methods add the body of a request to their message, and convert their response, if not as usual.
+# Functions that fill a method's message from a request's body, and convert its response; other methods use _USUAL.
 _CONVERSIONS: dict[str, Conversion] = {
     "ServerLive": (_ignore, _live),
     "ServerReady": (_ignore, _ready),
@@ -224,8 +224,8 @@ _CONVERSIONS: dict[str, Conversion] = {
 
 
 async def by_message(calls: Calls, http: HttpRequest, method: str, names: Mapping[str, str]) -> HttpResponse:
-    """Call a method whose messages are small. `names` are the variable parts of the path, which are fields: `model` is
-    `model_name`, or `name` in messages about models alone."""
+    """Call a method with small messages. `names` are the variable parts of the path, which become fields: `model`
+    becomes `model_name`, or `name` if the message has no such field."""
     kind = getattr(pb, f"{method}Request")
     known = kind.DESCRIPTOR.fields_by_name
     fill, answer = _CONVERSIONS.get(method, _USUAL)
@@ -238,14 +238,14 @@ async def by_message(calls: Calls, http: HttpRequest, method: str, names: Mappin
 
 # -- methods with pictures and tensors ---------------------------------------------------------------------------------
 
-# curl's default for --data-binary says nothing about the body.
+# The last is curl's default for --data-binary, whatever the body is.
 _UNTYPED = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 _PICTURES = (*_UNTYPED, "image/jpeg", "image/jpg", "image/png")
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class DetectQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The query: fields of `edged.v1.Frame` by the same names, the region as X,Y,WIDTH,HEIGHT."""
+    """The query: fields named as in `edged.v1.Frame`, the region as X,Y,WIDTH,HEIGHT."""
 
     camera: str = ""
     score: float | None = None
@@ -257,14 +257,14 @@ class DetectQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def detect(calls: Calls, http: HttpRequest, model: str = "") -> HttpResponse:
-    """Detect in the image of the body. Raw outputs are described without their bytes."""
+    """Detect objects in the image of the body. Raw outputs are described without their bytes."""
     delivery = await calls.cameras.answer(frame_of(http, model))
     text = encode(delivered(Echo(delivery.camera, 0, delivery.tag.model), delivery))
     return HttpResponse(parts=(text,), headers=(("content-type", JSON),))
 
 
 def frame_of(http: HttpRequest, model: str) -> wire.FrameRequest:
-    """The frame of a request; the body is its picture. InvalidImage; InvalidInput for an unknown name in the query."""
+    """Return the frame of a request, whose body is the picture. Raises InvalidImage, or InvalidInput for the query."""
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in _PICTURES:
         raise InvalidImage(f"content-type {kind[:60]!r} is not an image; send a JPEG or PNG with curl's --data-binary")
@@ -300,7 +300,7 @@ async def infer(calls: Calls, http: HttpRequest, model: str, version: str = "") 
     if length == 0:
         metadata = await calls(http, pb.ModelMetadataRequest(name=model, version=version), pb.ModelMetadataResponse)
         inputs = list(metadata.inputs)
-        if len(inputs) > 1:  # only the configuration says which of them a request may leave out
+        if len(inputs) > 1:  # the configuration says which inputs are optional
             wanted = pb.ModelConfigRequest(name=model, version=version)
             config = (await calls(http, wanted, pb.ModelConfigResponse)).config
             optional = {each.name for each in config.input if each.optional}
@@ -321,5 +321,5 @@ def _header_length(http: HttpRequest) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise InvalidInput(f"header {tensors.HEADER_LENGTH} is {text[:40]!r}; give the bytes of the JSON")
+        raise InvalidInput(f"header {tensors.HEADER_LENGTH} is {text[:40]!r}; set it to the size of the JSON in bytes")
     return int(text)

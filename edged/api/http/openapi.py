@@ -1,4 +1,4 @@
-"""The OpenAPI document of HTTP: paths from the table of routes, schemas from the types of the bodies.
+"""The OpenAPI document of the HTTP API: paths from the table of routes, schemas from the types of the bodies.
 
 Format: https://spec.openapis.org/oas/v3.1.0
 """
@@ -45,7 +45,7 @@ class _OutputOptional(TypedDict, total=False):
 
 
 class OutputTensor(_OutputOptional):
-    """An output; without `data` it is raw bytes behind the JSON, or in shared memory."""
+    """An output. Without `data`, its contents are raw bytes after the JSON, or in shared memory."""
 
     name: str
     datatype: str
@@ -88,7 +88,7 @@ class _DetectOptional(TypedDict, total=False):
 
 
 class DetectAnswer(_DetectOptional):
-    """Detections, classes (`top` is the best), or the description of the outputs of a model of another kind."""
+    """Detections, classes (`top` is the best), or, for other models, a description of the outputs."""
 
     camera: str
     model: str
@@ -105,7 +105,7 @@ class DetectAnswer(_DetectOptional):
 
 
 class _Operation(NamedTuple):
-    """`body` and `answer`: a type, a message or a schema; None without one. `rows`: the answer is a list of them."""
+    """One operation. `body` and `answer` are a type, a message or a schema, or None; `rows`: the answer is a list."""
 
     summary: str
     answer: Any = None
@@ -144,7 +144,7 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
 
 
 def document(table: Sequence[tuple[str, tuple[str, ...], str]]) -> Schema:
-    """The document of a table of routes: method of gRPC, HTTP methods, path with {names} and [optional parts]."""
+    """Return the document of a table of routes: gRPC method, HTTP methods, path with {names} and [optional parts]."""
     types, schemas = _types()
     paths: dict[str, Schema] = {}
     for rpc, methods, template in table:
@@ -176,7 +176,7 @@ def document(table: Sequence[tuple[str, tuple[str, ...], str]]) -> Schema:
 
 
 def _types() -> tuple[dict[Any, Schema], Schema]:
-    """The schema of each type that an operation has, and the named ones that these refer to."""
+    """Return the schema of each type of the operations, and the named schemas that they refer to."""
     named: Schema = {}
     found: dict[Any, Schema] = {}
     wanted: list[Any] = [Error]
@@ -186,20 +186,20 @@ def _types() -> tuple[dict[Any, Schema], Schema]:
                 found[each] = _message(each.DESCRIPTOR, named)
             elif isinstance(each, type):
                 wanted.append(each)
-    kinds = (RoboflowPrediction, ClassPrediction)  # of one list, which no type of Python's can say
+    kinds = (RoboflowPrediction, ClassPrediction)  # items of one list; Python's types cannot express this union
     (*references, first, second), schemas = msgspec.json.schema_components((*wanted, *kinds), ref_template=_REFERENCE)
     schemas["DetectAnswer"]["properties"]["predictions"]["items"] = {"anyOf": [first, second]}
     return found | dict(zip(wanted, references, strict=True)), named | schemas
 
 
 def _message(message: Any, named: Schema) -> Schema:
-    """A message as `message_fields` writes it."""
+    """Return the schema of a message as `message_fields` writes it."""
     name = message.full_name.partition(".")[2]
     if name not in named:
         named[name] = {"type": "object"}
         fields = message.fields
         named[name]["properties"] = {field.name: _field(field, named) for field in fields}
-        # The index leaves out what is empty.
+        # The index leaves out empty fields.
         if message is not pb.RepositoryIndexResponse.ModelIndex.DESCRIPTOR:
             named[name]["required"] = [field.name for field in fields if not field.has_presence]
     return {"$ref": _REFERENCE.format(name=name)}
@@ -227,7 +227,7 @@ def _single(field: FieldDescriptor, named: Schema) -> Schema:
 
 
 def _variants(template: str) -> Iterator[str]:
-    """A path without and with each of its optional parts, the shortest first."""
+    """Yield a path without and with each of its optional parts, the shortest first."""
     start = template.find("[")
     if start < 0:
         yield template

@@ -1,7 +1,4 @@
-"""HTTP requests: which method of gRPC a path stands for, and whether its client may call it.
-
-Roles, tokens and limits are those of gRPC, since every path stands for one of its methods.
-"""
+"""Routes HTTP requests: each path stands for a gRPC method, with the same roles, tokens and limits."""
 
 from __future__ import annotations
 
@@ -33,12 +30,12 @@ from edged.errors import ClientLimited, EdgedError, ErrorCode, Unauthenticated
 from edged.files import NOT_JSON
 
 _GET, _POST, _BOTH = ("GET",), ("POST",), ("GET", "POST")
-_LONGEST_NAME = 200  # characters, in a record
+_LONGEST_NAME = 200  # characters of a name in the audit log
 
 _MODEL = "v2/models/{model}[/versions/{version}]"
 _REPOSITORY, _SYSTEM, _CUDA = "v2/repository[/{repository}]", "v2/systemsharedmemory", "v2/cudasharedmemory"
-# Method of gRPC, HTTP methods, path. A {name} is one part of the path; a part in brackets may be missing. The first
-# match counts.
+# gRPC method, HTTP methods, path. A {name} is one segment of the path; a part in brackets is optional. The first match
+# is used.
 TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("ServerMetadata", _GET, "v2"),
     ("ServerLive", _GET, "v2/health/live"),
@@ -67,7 +64,7 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path.replace("[", "(?:").replace("]", ")?")))
 
 
-_DOCUMENT = "openapi.json"  # known to all, as an unknown path is
+_DOCUMENT = "openapi.json"  # needs no role
 _PATTERNS = (
     (re.compile(re.escape(_DOCUMENT)), _GET, _DOCUMENT),
     *((_pattern(path), methods, method) for method, methods, path in TABLE),
@@ -75,20 +72,20 @@ _PATTERNS = (
 
 
 class Route(NamedTuple):
-    """`method` is gRPC's; `names` are the variable parts of the path."""
+    """The method that a request calls. `method` is gRPC's; `names` are the variable parts of the path."""
 
     method: str
     names: dict[str, str]
 
     @property
     def rpc(self) -> str:
-        """The method's path."""
+        """The method's path in gRPC."""
         return ("/edged.v1.Cameras/" if self.method == "DetectOne" else policy.INFERENCE) + self.method
 
 
 def find(method: str, path: str) -> Route | HttpResponse:
-    """The route of a request, or the response if that needs no call: the OpenAPI document, or the error for an unknown
-    path or method. HEAD counts as GET."""
+    """Return the route of a request, or the response if no call is needed: the OpenAPI document, the allowed methods,
+    or the error for an unknown path or method. HEAD counts as GET."""
     plain = "/".join(quote(unquote(part), safe="") for part in path.strip("/").split("/"))
     for pattern, methods, rpc in _PATTERNS:
         match = pattern.fullmatch(plain)
@@ -121,7 +118,7 @@ class Dispatcher:
         self._calls, self._guard, self._address = calls, guard, address
 
     def refusal(self, request: HttpRequest) -> HttpResponse | None:
-        """The error for a request that is not found or not allowed, by its head alone; None for all others."""
+        """Return the response to a request that needs no body, such as an error, from its head; otherwise None."""
         why = web_page_refusal(request.headers, request.peer)
         if why is not None:
             return error_response(HTTPStatus.FORBIDDEN, ErrorCode.PERMISSION_DENIED, why)
@@ -135,7 +132,7 @@ class Dispatcher:
         return None
 
     async def answer(self, request: HttpRequest) -> HttpResponse:
-        """The response to a request that was not refused, also if it fails."""
+        """Return the response to a request that was not refused; an error becomes a response too."""
         try:
             route = find(request.method, request.path)
             return route if isinstance(route, HttpResponse) else await self._call(route, request)
@@ -143,15 +140,15 @@ class Dispatcher:
             return failure_response(error)
 
     def _admit(self, route: Route, request: HttpRequest) -> Caller:
-        """The caller. Unauthenticated, Forbidden."""
+        """Return the caller. Raises Unauthenticated or Forbidden if it may not call the method."""
         listener = self._guard.listener(self._address, has_tls=False)
         who = self._guard.caller(listener, request.headers.get("authorization"), request.peer)
         self._guard.require_allowed(route.rpc, who, request.peer)
         return who
 
     async def _call(self, route: Route, request: HttpRequest) -> HttpResponse:
-        """Run the handler within the client's limits, and record it if it is a command. ClientLimited, and what
-        `_admit` and the handler raise."""
+        """Run the handler within the client's limits, and record it if it is a command. Raises ClientLimited, and the
+        errors of `_admit` and the handler."""
         who, about = self._admit(route, request), {}
         if policy.is_audited(route.rpc):
             about = {name: value[:_LONGEST_NAME] for name, value in route.names.items()}
@@ -168,18 +165,18 @@ class Dispatcher:
 
 
 def _settings(route: Route, body: bytes) -> dict[str, str]:
-    """The names of the settings in a request, as in gRPC's record; never their values."""
+    """Return the names of the settings in a request, as recorded for gRPC, without their values."""
     if route.method not in ("TraceSetting", "LogSettings") or not body:
         return {}
     try:
         named = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except NOT_JSON:  # the call ends with that error, which is recorded
+    except NOT_JSON:  # the call will fail with this error, which is recorded
         return {}
     return {"settings": ", ".join(sorted(named))[:_LONGEST_NAME]} if named else {}
 
 
 def failure_response(error: Exception) -> HttpResponse:
-    """The response to a request that failed or was refused."""
+    """Return the response to a request that failed or was refused."""
     headers: Headers = ()
     if isinstance(error, Unauthenticated):
         headers = (("www-authenticate", 'Bearer realm="edged"'),)

@@ -1,7 +1,7 @@
-"""uvicorn in the daemon's event loop, with limits of time and connections that it lacks.
+"""uvicorn in the daemon's event loop, with limits of time and connections that uvicorn lacks.
 
-Of the maintained servers that run in an existing loop, uvicorn with h11 is the small one, in pure Python; aiohttp is
-faster with big bodies, for eight compiled packages and more than twice the memory.
+Of the maintained servers that run in an existing loop, uvicorn with h11 is the smallest, and is pure Python. aiohttp is
+faster with large bodies, but needs eight compiled packages and more than twice the memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 Application: TypeAlias = "Callable[[Any, Any, Any], Awaitable[None]]"
 
 LONGEST_HEAD = 16 << 10  # bytes
-_IDLE_SECONDS = 30  # that a connection may stay between requests
-_FULL = b'{"error":"too many connections; close some and ask again","code":"OVERLOADED"}'
+_IDLE_SECONDS = 30  # how long a connection may be idle between requests
+_FULL = b'{"error":"too many connections; close some and try again","code":"OVERLOADED"}'
 _FULL_HEAD = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n"
     b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_FULL)
@@ -34,8 +34,8 @@ class Connection(H11Protocol):
     """A connection that is closed if its client takes too long to send a head or to read a response."""
 
     head_seconds = 10.0  # from the first byte of a request, or the beginning of a connection, to the end of its head
-    unread_seconds = 20.0  # in which a client has to read a byte of its response
-    most = 256  # connections
+    unread_seconds = 20.0  # time in which a client must read at least one byte of its response
+    most = 256  # connections at a time
 
     _head: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
     """Serves an application on bound sockets, until it is stopped."""
 
     def __init__(self, app: Application, secure: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """`secure` returns what TLS uses; None for no TLS."""
+        """`secure` returns the TLS context; None for no TLS."""
         super().__init__(
             uvicorn.Config(
                 cast(Any, app),
@@ -125,13 +125,13 @@ class Server(uvicorn.Server):
             )
         )
         if secure is not None:
-            self.config.load()  # which would replace the next line
+            self.config.load()  # a later load would replace the TLS context
             self.config.ssl = secure()
         self._task: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Answer from now on."""
+        """Start to answer."""
         self._task = asyncio.create_task(self.serve(list(sockets)))
         listening = asyncio.create_task(self._listening.wait())
         await asyncio.wait((self._task, listening), return_when=asyncio.FIRST_COMPLETED)
@@ -144,7 +144,7 @@ class Server(uvicorn.Server):
         self._listening.set()
 
     async def stop(self, grace: float) -> None:
-        """Take no more requests; running ones may end within `grace` seconds."""
+        """Accept no more requests; let running ones end within `grace` seconds."""
         if self._task is None:
             return
         self.config.timeout_graceful_shutdown = cast(int, max(grace, 0.01))  # fractions work, too
@@ -156,5 +156,5 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Nothing: the daemon has its own handlers."""
+        """Do nothing: the daemon has its own signal handlers."""
         yield

@@ -1,7 +1,7 @@
-"""Bodies of inference over HTTP to the protocol's messages and back. Pure.
+"""Converts bodies of inference over HTTP to the protocol's messages and back. Pure.
 
-A body is JSON; with the header `Inference-Header-Content-Length` it is that many bytes of JSON, followed by the raw
-contents of the tensors that have the parameter `binary_data_size`, in their order.
+A body is JSON. The header `Inference-Header-Content-Length` gives the size of the JSON in bytes, if the raw contents of
+the tensors with the parameter `binary_data_size` follow it, in their order.
 Format: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
 """
 
@@ -60,7 +60,8 @@ class InferBody(msgspec.Struct, frozen=True):
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    """How outputs are sent: as raw contents if `binary` has True by their name, otherwise as `default` says."""
+    """How outputs are sent: as raw contents if `binary` has True for their name, or has no entry and `default` is True;
+    otherwise as JSON."""
 
     default: bool = False
     binary: Mapping[str, bool] = {}
@@ -83,9 +84,9 @@ _encoder = msgspec.json.Encoder()
 
 
 def read(model: str, version: str, body: bytes, header_length: int | None) -> InferRequest:
-    """The request in a body. InvalidInput, naming the tensor; shapes are not compared with the model's."""
+    """Return the request in a body. Raises InvalidInput, naming the tensor. The model's shapes are not checked here."""
     if header_length is not None and header_length > len(body):
-        raise InvalidInput(f"the header says {header_length} bytes of JSON, the body has {len(body)}")
+        raise InvalidInput(f"{HEADER_LENGTH} is {header_length}, but the body has only {len(body)} bytes")
     request, lists = _decode(body if header_length is None else body[:header_length])
     behind = memoryview(body)[len(body) if header_length is None else header_length :]
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=request.id)
@@ -96,21 +97,21 @@ def read(model: str, version: str, body: bytes, header_length: int | None) -> In
         _add(message, each)
         size = each.parameters.get(_SIZE)
         if sum((size is not None, bool(each.text), _REGION in each.parameters)) > 1:
-            raise InvalidInput(f"input {each.name!r} is sent in two ways; give one of data, {_SIZE} and {_REGION}")
+            raise InvalidInput(f"input {each.name!r} is sent in two ways; set only one of data, {_SIZE} and {_REGION}")
         if size is not None:
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise InvalidTensor(f"input {each.name!r}: {_SIZE} is not a whole number from 0 on")
+                raise InvalidTensor(f"input {each.name!r}: {_SIZE} is not a whole number, 0 or more")
             if size > len(behind) - position:
                 left = len(behind) - position
-                raise InvalidTensor(f"input {each.name!r} has {_SIZE} {size}, {left} bytes are left behind the JSON")
+                raise InvalidTensor(f"input {each.name!r} has {_SIZE} {size}, but only {left} bytes follow in the body")
             raw.append(behind[position : position + size])
             position += size
         elif each.text:
             raw.append(values.read(each.name, each.datatype, each.shape, lists.get(each.text, each.text)))
         elif _REGION not in each.parameters:
-            raise InvalidTensor(f"input {each.name!r} has no values; give data, {_SIZE} or {_REGION}")
+            raise InvalidTensor(f"input {each.name!r} has no values; set data, {_SIZE} or {_REGION}")
     if position != len(behind):
-        raise InvalidTensor(f"{len(behind)} bytes lie behind the JSON, its inputs account for {position}")
+        raise InvalidTensor(f"{len(behind)} bytes follow the JSON, but its inputs need {position}")
     binary: dict[str, bool] = {}
     for output in request.outputs:
         if _WANTED in output.parameters:
@@ -123,10 +124,10 @@ def read(model: str, version: str, body: bytes, header_length: int | None) -> In
 def raw_request(
     model: str, version: str, inputs: Sequence[pb.ModelMetadataResponse.TensorMetadata], body: bytes
 ) -> InferRequest:
-    """The request whose whole body is the only input of a model, for a header length of 0. InvalidInput if the model's
-    metadata leave its shape open."""
+    """Return the request for a header length of 0: the whole body is the only input of a model. Raises InvalidInput if
+    the model has several inputs, or if its metadata do not determine the shape."""
     if len(inputs) != 1:
-        raise InvalidInput(f"model {model!r} has {len(inputs)} inputs; only one can be sent without JSON")
+        raise InvalidInput(f"model {model!r} has {len(inputs)} inputs; without JSON only a single input can be sent")
     spec = inputs[0]
     shape = list(spec.shape)
     contents: Part = body
@@ -141,7 +142,7 @@ def raw_request(
 
 
 def write(message: pb.ModelInferResponse, raw: Sequence[Part], format: OutputFormat) -> HttpResponse:
-    """The answer. `raw` has one entry for each output, empty for outputs in shared memory."""
+    """Return the response. `raw` has one entry for each output, empty for outputs in shared memory."""
     outputs: list[dict[str, Any]] = []
     behind: list[Part] = []
     for output, contents in zip(message.outputs, raw, strict=True):
@@ -165,7 +166,7 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Part], format: OutputFor
 
 
 def _decode(text: bytes) -> tuple[InferBody, dict[bytes, Piece]]:
-    """The request, and the long lists that its inputs name in place of their data. InvalidInput."""
+    """Return the request, and the long lists whose names replace the data of its inputs. Raises InvalidInput."""
     try:
         if len(text) > _LARGE:
             short, lists = set_aside(text)
@@ -175,7 +176,7 @@ def _decode(text: bytes) -> tuple[InferBody, dict[bytes, Piece]]:
                     return found, lists
         return _decode_all(text), {}
     except NOT_JSON as error:
-        raise InvalidInput(f"the request's JSON cannot be used: {explain(error)}") from None
+        raise InvalidInput(f"cannot parse the request's JSON: {explain(error)}") from None
 
 
 def _decode_all(text: bytes) -> InferBody:
@@ -197,14 +198,14 @@ def _add(message: pb.ModelInferRequest, given: InputBody) -> None:
 
 
 def _completed(shape: list[int], item: int, size: int, name: str) -> list[int]:
-    """A shape with its dynamic dimensions by the number of bytes: one, or a batch of 1 and one."""
+    """Return a shape whose dynamic dimension follows from the number of bytes; a dynamic batch before it becomes 1."""
     free = [index for index, dim in enumerate(shape) if dim < 0]
     if len(free) == 2 and free[0] == 0:
         shape = [1, *shape[1:]]
         free = free[1:]
     fixed = item * math.prod(dim for dim in shape if dim >= 0)
     if len(free) > 1:
-        raise InvalidTensor(f"input {name!r} is {shape}, and its bytes alone leave that open; send JSON before them")
+        raise InvalidTensor(f"input {name!r} is {shape}, which its size does not determine; send JSON with the shape")
     if free and fixed:
         shape = [size // fixed if dim < 0 else dim for dim in shape]
     return shape
@@ -218,7 +219,7 @@ def _flag(parameters: Parameters, key: str) -> bool:
 
 
 def _set(parameters: Any, given: Parameters, own: str, whose: str) -> None:
-    """Add all but HTTP's `own` to `parameters`, a message's map of InferParameter."""
+    """Add all parameters except `own`, which exists only in HTTP, to a message's map of InferParameter."""
     for key, value in given.items():
         if key == own:
             continue

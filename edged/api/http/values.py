@@ -1,8 +1,8 @@
-"""Tensors in JSON to raw contents and back. Pure.
+"""Converts tensors in JSON to raw contents and back. Pure.
 
-Numbers are decoded and encoded some ten thousand at a time, so that a big tensor never exists as Python objects; nested
+Numbers are decoded and encoded in blocks, so that a large tensor never exists as Python objects as a whole. Nested
 lists are read as one list, row by row. JSON has no NaN and no infinities: they are the bare words `NaN`, `Infinity` and
-`-Infinity`, which Triton's clients write and read, and may come as strings of these words, too.
+`-Infinity`, as in Triton's clients; in requests they can also be strings.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from edged.errors import InvalidTensor, TooLarge
 from edged.files import NOT_JSON
 from edged.tensors import Array, numpy_dtype, to_array
 
-_NAME = secrets.token_hex(8).encode()  # no text has it by chance or by guess
-_LONG = 1 << 16  # bytes from one quote to the next, above which a list is set aside
-_COLON = 64  # bytes behind a name in which its list begins
+_NAME = secrets.token_hex(8).encode()  # random, so that no request contains it
+_LONG = 1 << 16  # bytes between two quotes above which a list is set aside
+_COLON = 64  # bytes after a name within which its list must begin
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a text, `text[start:end]`, that is not copied."""
+    """A part of a text, `text[start:end]`, without a copy."""
 
     text: bytes
     start: int
@@ -40,7 +40,7 @@ class Piece:
 
 
 def set_aside(text: bytes) -> tuple[bytes, dict[bytes, Piece]]:
-    """The text with a string in place of each long list, and the lists by these strings, quotes included."""
+    """Return the text with a string in place of each long list, and the lists by these strings, quotes included."""
     kept: list[bytes] = []
     lists: dict[bytes, Piece] = {}
     done, quote = 0, text.find(b'"')
@@ -57,7 +57,7 @@ def set_aside(text: bytes) -> tuple[bytes, dict[bytes, Piece]]:
 
 
 def _list(text: bytes, start: int, end: int) -> Piece | None:
-    """The list that follows a colon at `start`; it ends before the object does."""
+    """Return the list that follows a colon at `start`; it ends before its object does. None if there is no list."""
     first = text.find(b"[", start, start + _COLON)
     if first < 0 or text[start:first].strip() != b":":
         return None
@@ -71,7 +71,7 @@ _ROWS = 1 << 14  # numbers that are written at a time
 _FLAT = bytes.maketrans(b"[]", b"  ")
 _JSON_LESS = ("FP16", "BF16")
 _DEEPEST = 32
-_MOST_STRINGS = 8 << 20  # characters of strings, which are Python objects for a while, and several times as big
+_MOST_STRINGS = 8 << 20  # characters of JSON: strings become Python objects, which are several times as large
 
 _Number = list[float | Literal["NaN", "Infinity", "-Infinity"]]
 _floats = msgspec.json.Decoder(_Number)
@@ -82,14 +82,15 @@ _encoder = msgspec.json.Encoder()
 
 
 def read(name: str, datatype: str, shape: list[int], data: bytes | Piece) -> bytes | memoryview:
-    """The raw contents of an input whose values are JSON text. InvalidInput, TooLarge, naming the tensor."""
+    """Return the raw contents of an input whose values are JSON text. Raises InvalidInput or TooLarge, naming the
+    tensor."""
     _require_json(f"input {name!r}", datatype)
     piece = data if isinstance(data, Piece) else Piece(data, 0, len(data))
     if not piece.text.startswith(b"[", piece.start):
         raise InvalidTensor(f"input {name!r}: data is not a list")
     if datatype == "BYTES":
         if len(piece) > _MOST_STRINGS:
-            raise TooLarge(f"input {name!r} has {len(piece)} characters of JSON; send so many strings as binary data")
+            raise TooLarge(f"input {name!r} has {len(piece)} characters of JSON, too many; send strings as binary data")
         strings = _strings(name, piece.text[piece.start : piece.end])
         _require_count(name, len(strings), shape)
         return b"".join(struct.pack("<I", len(each)) + each for each in strings)
@@ -98,7 +99,7 @@ def read(name: str, datatype: str, shape: list[int], data: bytes | Piece) -> byt
 
 def _numbers(name: str, datatype: str, shape: list[int], piece: Piece) -> bytes | memoryview:
     dtype = numpy_dtype(datatype)
-    count = sum(block.count(b",") + 1 for block in _blocks(piece))  # if a string holds a comma decoding fails
+    count = sum(block.count(b",") + 1 for block in _blocks(piece))  # decoding fails if a string holds a comma
     if len(piece) <= _BLOCK and not piece.text[piece.start : piece.end].strip(b"[] \t\r\n,"):
         count = 0  # lists of empty lists
     _require_count(name, count, shape)
@@ -118,7 +119,7 @@ def _numbers(name: str, datatype: str, shape: list[int], piece: Piece) -> bytes 
 
 
 def write(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> bytes:
-    """The JSON text of an output's raw contents, one flat list. InvalidInput if JSON cannot hold it."""
+    """Return the JSON text of an output's raw contents, one flat list. Raises InvalidInput if JSON cannot hold it."""
     _require_json(f"output {name!r}", datatype)
     if datatype == "BYTES":
         elements = to_array(name, datatype, shape, data).reshape(-1).tolist()
@@ -129,13 +130,13 @@ def write(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memory
 
 
 def item_size(datatype: str) -> int:
-    """Bytes of one element of a datatype that has a fixed size."""
+    """Return the bytes of one element of a datatype that has a fixed size."""
     return numpy_dtype(datatype).itemsize
 
 
 def with_bare_words(text: bytes) -> bytes:
-    """JSON whose NaN and infinities are strings. This breaks a string that holds one of these words, so that such text
-    is refused rather than misread."""
+    """Return JSON with NaN and infinities in quotes. A string that contains one of these words becomes invalid JSON, so
+    that it is refused, not misread."""
     quoted = text.replace(b"NaN", b'"NaN"').replace(b"Infinity", b'"Infinity"')
     return quoted.replace(b'-"Infinity"', b'"-Infinity"')
 
@@ -151,11 +152,11 @@ def _require_json(tensor: str, datatype: str) -> None:
 
 def _require_count(name: str, count: int, shape: list[int]) -> None:
     if any(dim < 0 for dim in shape) or count != math.prod(shape):
-        raise InvalidTensor(f"input {name!r}: data holds {count} values, shape {shape[:16]} takes another number")
+        raise InvalidTensor(f"input {name!r}: data has {count} values, but its shape is {shape[:16]}")
 
 
 def _blocks(piece: Piece) -> Iterator[bytes]:
-    """The text in parts, cut at commas."""
+    """Yield the text in parts, cut at commas."""
     start = piece.start
     while start < piece.end:
         cut = piece.text.find(b",", start + _BLOCK, piece.end)
@@ -173,7 +174,7 @@ def _decoded(name: str, datatype: str, dtype: np.dtype[np.generic], block: bytes
                 return np.array(_real(block), np.float64).astype(dtype)
         wide = np.array(_whole.decode(block), np.uint64 if dtype.kind == "u" else np.int64)
     except (msgspec.DecodeError, OverflowError) as error:
-        raise InvalidTensor(f"input {name!r} is {datatype}, and data holds something else: {explain(error)}") from None
+        raise InvalidTensor(f"input {name!r} is {datatype}, but its data is not: {explain(error)}") from None
     bounds = np.iinfo(dtype.name)
     if wide.size and (int(wide.min()) < bounds.min or int(wide.max()) > bounds.max):
         raise InvalidTensor(f"input {name!r} has values that do not fit {datatype}")
@@ -194,12 +195,12 @@ def _strings(name: str, text: bytes) -> list[bytes]:
     try:
         _flatten(_anything.decode(text), found, _DEEPEST)
     except (*NOT_JSON, TypeError):
-        raise InvalidTensor(f"input {name!r} is BYTES; data has to hold strings") from None
+        raise InvalidTensor(f"input {name!r} is BYTES, but its data is not strings in lists") from None
     return found
 
 
 def _flatten(values: list[Any], found: list[bytes], deepest: int) -> None:
-    """TypeError for a value that is neither a string nor a list, or for lists nested too deep."""
+    """Append the strings in nested lists to `found`. Raises TypeError for other values, or for too deep nesting."""
     for value in values:
         if isinstance(value, str):
             found.append(value.encode())
@@ -220,4 +221,4 @@ def _text(name: str, element: bytes) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError:
-        raise InvalidTensor(f"output {name!r} is not UTF-8, which JSON needs; ask for binary_data") from None
+        raise InvalidTensor(f"output {name!r} is not UTF-8, which JSON needs; request binary_data") from None

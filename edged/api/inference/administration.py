@@ -43,7 +43,7 @@ class AdministrationHandlers:
     async def repository_model_load(
         self, request: pb.RepositoryModelLoadRequest, context: Context
     ) -> pb.RepositoryModelLoadResponse:
-        """Answer once the model can; see `Loader.load` for the errors."""
+        """Load a model, and answer once the model is ready; `Loader.load` describes the errors."""
         _require_the_repository(request.repository_name)
         config, files = overrides(request.parameters)
         await self._controller.loader.load(request.model_name, config, files)
@@ -52,11 +52,11 @@ class AdministrationHandlers:
     async def repository_model_unload(
         self, request: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
-        """`unload_dependents` changes nothing: no model depends on another here."""
+        """Unload a model. `unload_dependents` has no effect: models in edged do not depend on each other."""
         _require_the_repository(request.repository_name)
         for name, parameter in request.parameters.items():
             if name != _UNLOAD:
-                raise InvalidInput(f"unloading a model takes no parameter {name[:80]!r}, only {_UNLOAD}")
+                raise InvalidInput(f"unknown parameter {name[:80]!r} for unloading a model; use only {_UNLOAD}")
             _require(name, parameter, "bool_param")
         await self._controller.loader.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
@@ -64,7 +64,10 @@ class AdministrationHandlers:
     async def model_statistics(
         self, request: pb.ModelStatisticsRequest, context: Context
     ) -> pb.ModelStatisticsResponse:
-        """Without a name for every model, without a version for every version. NotFound."""
+        """Return the statistics of a version; without a version, of all versions; without a name, of all models.
+
+        Raises NotFound.
+        """
         if request.name and request.version:
             models = [self._controller.find(request.name, request.version)]
         elif request.name:
@@ -74,8 +77,8 @@ class AdministrationHandlers:
         return pb.ModelStatisticsResponse(model_stats=[_statistics(planned) for planned in models])
 
     async def trace_setting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
-        """Change the settings in the request, if any, and return all."""
-        # They belong to all versions of a model, whichever the request names.
+        """Change the settings in the request, if any, and return all settings."""
+        # All versions of a model share its settings.
         model = self._controller.find(request.model_name).entry.model if request.model_name else ""
         if request.settings:
             self._tracing.change({name: list(value.value) for name, value in request.settings.items()}, model)
@@ -86,7 +89,7 @@ class AdministrationHandlers:
 
 
 def overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> tuple[str | None, dict[str, bytes]]:
-    """The configuration, None if it is not given, and the files by path. InvalidInput for any other parameter."""
+    """Return the configuration, None if not given, and the files by path. Raises InvalidInput for other parameters."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for name, parameter in parameters.items():
@@ -97,7 +100,7 @@ def overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> tuple[st
             _require(name, parameter, "bytes_param")
             files[name.removeprefix(_FILE)] = parameter.bytes_param
         else:
-            raise InvalidInput(f"loading a model takes no parameter {name[:80]!r}, only config and file:PATH")
+            raise InvalidInput(f"unknown parameter {name[:80]!r} for loading a model; use only config and file:PATH")
     return config, files
 
 
@@ -144,7 +147,7 @@ _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
 def _durations(found: object, *names: str) -> dict[str, pb.StatisticDuration]:
-    """The durations of `found` with these names, as fields of a message."""
+    """Return the durations of `found` with these names, as fields of a message."""
     return {name: _duration(getattr(found, name)) for name in names}
 
 
@@ -159,7 +162,7 @@ _ISO = "ISO8601"
 _FORMATS = ("default", _ISO)
 
 
-# How a value is set on the wire, and what it may be.
+# The field that carries a value on the wire, and the allowed values in words.
 _KINDS: dict[type[Value], tuple[str, str]] = {
     bool: ("bool_param", "true or false"),
     int: ("uint32_param", "a number"),
@@ -168,8 +171,8 @@ _KINDS: dict[type[Value], tuple[str, str]] = {
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """Settings of the log by their names on the wire. `log_verbose_level` 1 adds every call, 2 also the debug messages
-    of libraries."""
+    """Settings of the log, named as on the wire. `log_verbose_level` 1 also logs every call, 2 also debug messages of
+    libraries."""
 
     log_file: str = ""
     log_info: bool = True
@@ -179,7 +182,7 @@ class LogSettings(msgspec.Struct, frozen=True):
     log_format: str = "default"
 
     def admits(self, level: int) -> bool:
-        """Whether a record of that level is written. Critical records always are."""
+        """Whether a record of `level` is written. Critical records are always written."""
         if level >= logging.CRITICAL:
             return True
         if level >= logging.ERROR:
@@ -198,7 +201,7 @@ class LogHandlers:
         self._levels: dict[str, int] = {}
 
     async def log_settings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
-        """Change the given settings, or none of them if one is invalid, and return all. InvalidInput."""
+        """Change the given settings, and return all. Raises InvalidInput if one is invalid: none changes then."""
         if request.settings:
             self._settings = changed(self._settings, {name: _value(value) for name, value in request.settings.items()})
             self._apply()
@@ -209,7 +212,7 @@ class LogHandlers:
         return response
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write a record, as a filter of logging."""
+        """Whether to write a record; a filter for `logging`."""
         return self._settings.admits(record.levelno)
 
     def again(self) -> None:
@@ -219,7 +222,7 @@ class LogHandlers:
 
     def _apply(self) -> None:
         for handler in logging.getLogger().handlers:
-            handler.addFilter(self.filter)  # added again it changes nothing
+            handler.addFilter(self.filter)  # no effect if it was added before
             if not isinstance(handler.formatter, _Iso):
                 self._before[handler] = handler.formatter
             handler.setFormatter(_Iso() if self._settings.log_format == _ISO else self._before.get(handler))
@@ -230,11 +233,11 @@ class LogHandlers:
 
 
 def changed(settings: LogSettings, values: dict[str, Value | None]) -> LogSettings:
-    """`settings` with values by their names on the wire. InvalidInput."""
+    """Return `settings` with values, by their names on the wire, replaced. Raises InvalidInput."""
     known = msgspec.structs.asdict(settings)
     for name, value in values.items():
         if name not in known:
-            raise InvalidInput(f"log setting {name[:40]!r} does not exist; known are {', '.join(known)}")
+            raise InvalidInput(f"log setting {name[:40]!r} does not exist; known settings: {', '.join(known)}")
         if name == "log_file" and value != "":
             raise InvalidInput("log_file cannot be set by clients; redirect the daemon's standard error instead")
         kind, allowed = _KINDS[type(known[name])]

@@ -1,4 +1,4 @@
-"""From an inference request to its responses, for ModelInfer, ModelStreamInfer and HTTP."""
+"""Answers inference requests, for ModelInfer, ModelStreamInfer and HTTP."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from edged.serving.work import InputTensor, TensorWork
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The caller of a request. `peer` as gRPC names it; `expires` of time.monotonic(). `patient`: waits if the queue is
-    full. `streamed`: takes any number of responses."""
+    """The caller of a request. `peer` is as gRPC names it; `expires` is in seconds of time.monotonic(). `patient`: the
+    request waits if the queue is full. `streamed`: the caller accepts any number of responses."""
 
     peer: str
     expires: float = math.inf
@@ -48,7 +48,7 @@ class _Served(msgspec.Struct, frozen=True):
     is_decoupled: bool
     is_batched: bool
     most_rows: int  # 0 without a batch dimension
-    configured_rows: int  # the same, by its configuration
+    configured_rows: int  # max_batch_size of the model's configuration
     defaults: frozenset[str]
     hidden: frozenset[str]
     labels: Mapping[str, tuple[str, ...]]
@@ -57,7 +57,7 @@ class _Served(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, model: Model) -> _Served:
         plan, signature = model.sequencing, model.declared
-        # Strings of several requests are separated only by their own lengths, which clients write.
+        # Requests with strings are not batched: only the lengths that clients write separate their strings.
         has_strings = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
         most_rows, configured_rows = model.max_batch_size, model.triton.max_batch_size
         is_batched = most_rows > 0 and plan is None and not model.is_decoupled and not has_strings
@@ -90,8 +90,10 @@ class Inference:
         self._sequences.close()
 
     async def answer(self, request: Request, caller: Caller, write: Write[Written]) -> list[Written]:
-        """The responses as `write` writes them while their contents exist: exactly one, unless the call is streamed and
-        the model is decoupled. Raises if the request fails."""
+        """Answer a request; return what `write` returned for each response, called while its contents are valid.
+
+        Only a streamed call to a decoupled model can have other than one response. Raises if the request fails.
+        """
         asked = options(request.message.parameters)
         planned = find(self._controller, request.message.model_name, request.message.model_version)
         served = self._of(await loaded(planned))
@@ -179,30 +181,30 @@ class Inference:
             if each.place is not None:
                 if served.is_decoupled:
                     raise InvalidInput(
-                        f"output {each.name!r} comes in any number of responses and has one place in shared memory;"
-                        " request it without shared memory"
+                        f"output {each.name!r}: a decoupled model cannot write its responses to shared memory;"
+                        " request the output without shared memory"
                     )
                 found[each.name] = self._access.target(caller.peer, each.place, f"output {each.name!r}")
         return found
 
 
 def _sequencing(request: Request, served: _Served, asked: Options) -> Sequencing | None:
-    """The states and inputs that edged keeps and fills in for this request; None if it belongs to no sequence."""
+    """Return the states and inputs that edged fills in for this request; None if it belongs to no sequence."""
     plan = served.sequencing
     if plan is None:
         return None
     if plan.declared:
         if not asked.sequence:
             raise InvalidInput(
-                f"model {served.model.name!r} answers the requests of sequences: set sequence_id,"
-                " and sequence_start on the first of them"
+                f"model {served.model.name!r} answers only requests of sequences: set sequence_id,"
+                " and sequence_start in the first request of a sequence"
             )
         return plan
     given = {tensor.name for tensor in request.message.inputs}
     missing = [state.input for state in plan.states if state.input not in given]
     if missing and not asked.sequence:
-        raise InvalidTensor(f"input {missing[0]!r} is missing; send it, or set sequence_id to have edged keep it")
-    return plan if missing else None  # otherwise the client keeps the state itself
+        raise InvalidTensor(f"input {missing[0]!r} is missing; send it, or set sequence_id so that edged keeps it")
+    return plan if missing else None  # a client that sends all states keeps them itself
 
 
 def _form(
@@ -233,7 +235,7 @@ def _form(
 
 
 def _expires(planned: PlannedModel, asked: Options, caller: Caller) -> float:
-    """When a request expires: by its caller's deadline, and by its parameter if the policy allows it."""
+    """Return when a request expires: at its caller's deadline, or earlier by its timeout if the policy allows one."""
     batching = planned.slot.batching_policy
     policy = batching.of(batching.level(asked.priority))
     if not asked.timeout_s or not policy.allow_override:
@@ -242,14 +244,14 @@ def _expires(planned: PlannedModel, asked: Options, caller: Caller) -> float:
 
 
 def _names(form: Form) -> tuple[str, ...] | None:
-    """The outputs to ask an engine for, with the states; None for all."""
+    """Return the outputs to request from an engine, with the states; None for all."""
     names = [each.name for each in form.wanted]
     return tuple(dict.fromkeys((*names, *form.states))) if names else None
 
 
 def _rows(served: _Served, inputs: tuple[InputTensor, ...]) -> int | None:
-    """The rows of a request; None for a model without batches. InvalidInput for too many, or inputs with unequal
-    numbers of rows."""
+    """Return the rows of a request; None for a model without batches. Raises InvalidTensor for too many rows, or for
+    inputs with unequal numbers of rows."""
     most, configured = served.most_rows, served.configured_rows
     counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
     if not most or not counts or (len(counts) != 1 and not configured):

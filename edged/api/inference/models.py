@@ -24,14 +24,15 @@ from edged.version import __version__
 
 
 def find(controller: Controller, name: str, version: str = "") -> PlannedModel:
-    """The plan of a model, or of one version. InvalidInput, NotFound, NotReady for a version that is not loaded."""
+    """Return the plan of a model, or of one version. Raises InvalidInput or NotFound, or NotReady if the version is not
+    loaded."""
     if not name:
-        raise InvalidInput("the request names no model; set its name")
+        raise InvalidInput("the request names no model; set the model's name")
     return controller.find(name, version)
 
 
 async def loaded(planned: PlannedModel) -> Model:
-    """The model that answers, once it was read for the first time. NotReady if it cannot be served."""
+    """Return the model that answers, after its first reading. Raises NotReady if it cannot be served."""
     while planned.answering is None and planned.reading is not None and not planned.reading.done():
         await asyncio.wait([planned.reading])
     answering = planned.answering
@@ -64,8 +65,8 @@ class ConfigurationHandlers:
         self._controller = controller
 
     async def model_ready(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """False while requests would wait, and for an unknown model, as in Triton. NotReady for a model that exists and
-        cannot be served: some clients look at the status alone."""
+        """Return false while requests would wait, and for an unknown model, as in Triton. Raises NotReady for a model
+        that exists but cannot be served: some clients check only the status."""
         try:
             planned = find(self._controller, request.name, request.version)
         except NotFound:
@@ -112,21 +113,21 @@ _KINDS = {
 
 
 def clients_inputs(model: Model) -> tuple[TensorSpec, ...]:
-    """The inputs that a client sends: without those that edged fills in from a sequence."""
+    """Return the inputs that a client sends, without those that edged fills in from a sequence."""
     plan = model.sequencing
     filled = plan.inputs if plan is not None and plan.declared else frozenset[str]()
     return tuple(spec for spec in model.declared.inputs if spec.name not in filled)
 
 
 def clients_outputs(model: Model) -> tuple[TensorSpec, ...]:
-    """The outputs that a client gets by default: without the states of a sequence."""
+    """Return the outputs that a client gets by default, without the states of a sequence."""
     plan, shown = model.sequencing, {output.name for output in model.triton.outputs}
     states = plan.outputs - shown if plan is not None and plan.declared else frozenset[str]()
     return tuple(spec for spec in model.declared.outputs if spec.name not in states)
 
 
 def config_of(model: Model, batching: TensorBatching) -> config_pb.ModelConfig:
-    """The complete configuration; `batching` is the one in force."""
+    """Return the complete configuration of a model; `batching` is the batching in force."""
     rows, triton, labels = model.max_batch_size, model.triton, {o.name: o.label_file for o in model.triton.outputs}
     config = config_pb.ModelConfig(
         name=model.entry.model,

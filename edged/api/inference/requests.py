@@ -1,4 +1,4 @@
-"""From a request to its checked input tensors, requested outputs and options. Pure."""
+"""Parses and checks a request: its input tensors, requested outputs and options. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edged.tensors import DATATYPES, TensorSpec, byte_size, numpy_dtype
 SequenceId: TypeAlias = "int | str"
 Value: TypeAlias = "bool | int | float | str | None"
 
-# The one of the reserved names that a client may send.
+# The only reserved name that a client may send.
 EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 REGION, BYTE_SIZE, OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
@@ -38,10 +38,10 @@ _MOST_CLASSES = 1 << 20
 
 
 class Options(msgspec.Struct, frozen=True):
-    """A request's parameters. `sequence` is 0 or empty if it belongs to none; `timeout_s` 0 means no limit.
+    """A request's parameters. `sequence` is 0 or empty if the request belongs to none; `timeout_s` 0 means no limit.
 
-    `priority`: 1 goes first, 0 is the model's default. `empty_final`: a response without outputs ends those of a
-    decoupled model.
+    `priority`: 1 goes first, 0 is the model's default. `empty_final`: a response without outputs follows the responses
+    of a decoupled model.
     """
 
     sequence: SequenceId = 0
@@ -53,7 +53,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where in a registered region of shared memory a tensor lies, in bytes."""
+    """The place of a tensor in a registered region of shared memory; `offset` and `size` are in bytes."""
 
     region: str
     offset: int
@@ -61,7 +61,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class RequestedOutput(msgspec.Struct, frozen=True):
-    """A requested output: as it is, its `classes` best classes, or written into shared memory."""
+    """A requested output: unchanged, as its `classes` best classes, or written into shared memory."""
 
     name: str
     classes: int = 0
@@ -72,11 +72,11 @@ _Parameters: TypeAlias = "Mapping[str, pb.InferParameter]"
 
 
 def options(parameters: _Parameters) -> Options:
-    """The options in a request's parameters. InvalidInput for a known parameter of the wrong kind, and for an unknown
-    one in the server's name space. Other parameters are the clients' own and ignored."""
+    """Return the options in a request's parameters. Raises InvalidInput for a known parameter of the wrong type, or an
+    unknown one with a reserved name. Other parameters are the client's own, and are ignored."""
     for key in parameters:
         if key.startswith(_RESERVED) and key != EMPTY_FINAL:
-            raise InvalidInput(f"parameter {key[:60]!r} is reserved: no name may begin with {_RESERVED}; leave it out")
+            raise InvalidInput(f"parameter {key[:60]!r} is reserved: names must not begin with {_RESERVED}; remove it")
     return Options(
         sequence=_sequence(parameters),
         starts=_flag(parameters, "sequence_start"),
@@ -90,24 +90,24 @@ def options(parameters: _Parameters) -> Options:
 def requested_outputs(
     outputs: Iterable[pb.ModelInferRequest.InferRequestedOutputTensor],
 ) -> tuple[RequestedOutput, ...]:
-    """The requested outputs in their order; none means all of them. Of an output that is requested several times the
-    last request counts. InvalidInput, naming the output."""
+    """Return the requested outputs in their order; empty means all outputs. If an output is requested several times,
+    the last one counts. Raises InvalidInput, naming the output."""
     found = {each.name: each for each in map(_requested, outputs)}
     return tuple(found.values())
 
 
 def place(parameters: _Parameters, tensor: str) -> Place | None:
-    """The place of a tensor in shared memory, None if it is not there. InvalidInput, naming the tensor."""
+    """Return the place of a tensor in shared memory, None if it has none. Raises InvalidInput, naming the tensor."""
     if REGION not in parameters:
         stray = next((key for key in (BYTE_SIZE, OFFSET) if key in parameters), None)
         if stray is not None:
-            raise InvalidInput(f"{tensor} has {stray} and no {REGION}; name the region")
+            raise InvalidInput(f"{tensor} has {stray} but no {REGION}; name the region")
         return None
     region = _value(parameters[REGION])
     if not isinstance(region, str) or not region:
         raise InvalidInput(f"{tensor}: {REGION} is not the name of a region")
     if BYTE_SIZE not in parameters:
-        raise InvalidInput(f"{tensor} lies in shared memory {region[:60]!r} and has no {BYTE_SIZE}")
+        raise InvalidInput(f"{tensor} is in shared memory {region[:60]!r} but has no {BYTE_SIZE}; set it")
     return Place(region, _number(parameters, OFFSET, tensor), _number(parameters, BYTE_SIZE, tensor))
 
 
@@ -115,10 +115,10 @@ def _requested(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> Reque
     name = f"output {output.name[:60]!r}"
     classes = _number(output.parameters, CLASSIFICATION, name)
     if classes > _MOST_CLASSES:
-        raise InvalidInput(f"{name}: {CLASSIFICATION} is {classes}; ask for at most {_MOST_CLASSES} classes")
+        raise InvalidInput(f"{name}: {CLASSIFICATION} is {classes}; request at most {_MOST_CLASSES} classes")
     found = place(output.parameters, name)
     if classes and found is not None:
-        raise InvalidInput(f"{name} cannot be classified into shared memory; ask for one of the two")
+        raise InvalidInput(f"{name}: classification and shared memory cannot be combined; remove one of the two")
     return RequestedOutput(output.name, classes, found)
 
 
@@ -141,7 +141,7 @@ def _flag(parameters: _Parameters, key: str) -> bool:
 def _number(parameters: _Parameters, key: str, whose: str) -> int:
     value = _value(parameters[key]) if key in parameters else 0
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidInput(f"parameter {key!r} of {whose} is not a whole number from 0 on")
+        raise InvalidInput(f"parameter {key!r} of {whose} is not a whole number, 0 or more")
     return value
 
 
@@ -151,8 +151,8 @@ def _value(parameter: pb.InferParameter) -> Value:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The shapes that a model takes: `profile` is their range, empty for any; `ties` are the dimensions that inputs
-    have in common, `open` the inputs with an open dimension, in the order of the model."""
+    """The shapes that a model accepts: `profile` is their range, empty for any; `ties` are the dimensions that inputs
+    have in common; `open` are the inputs with an open dimension, in the order of the model."""
 
     profile: Profile = Profile()
     ties: tuple[Tie, ...] = ()
@@ -160,7 +160,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: Model) -> Bounds:
-        # The file's signature: config.pbtxt may fix a dimension of one input and leave it open in another.
+        # The file's signature, since config.pbtxt may fix a dimension of one input and leave it open in another.
         signature = model.inspection.signature
         return cls(
             model.bounds,
@@ -169,26 +169,28 @@ class Bounds(msgspec.Struct, frozen=True):
         )
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
-        """Refuse shapes that any engine may refuse: a swap of engines must not change which are accepted. InvalidInput,
-        naming the tensor, its shape and the accepted shapes."""
+        """Refuse shapes that some engine may refuse: a swap of engines must not change the accepted shapes.
+
+        Raises InvalidTensor, naming the tensor, its shape and the accepted shapes.
+        """
         for allowed in self.profile.ranges:
             shape = shapes.get(allowed.name)
             if shape is not None and not allowed.contains(shape):
                 least, most = list(allowed.minimum), list(allowed.maximum)
                 raise InvalidTensor(
-                    f"input {allowed.name!r} is {list(shape)[:16]}, the model takes {least} to {most} here;"
-                    f" its setting {PREFIX}{allowed.name} widens that, {POLICY} = any lifts it"
+                    f"input {allowed.name!r} is {list(shape)[:16]}, but must be from {least} to {most};"
+                    f" to change that, set the model's {PREFIX}{allowed.name}, or {POLICY} = any for no limit"
                 )
         if unequal := model_shapes.unequal(self.ties, shapes):
             raise InvalidTensor(unequal)
 
     def combination(self, inputs: tuple[InputTensor, ...]) -> Combination:
-        """The shapes of a request that engines may be built for."""
+        """Return the shapes of a request's inputs with an open dimension: engines may be built for them."""
         shapes = {tensor.name: tensor.shape for tensor in inputs}
         return tuple((name, shapes[name]) for name in self.open if name in shapes)
 
 
-# Which typed field carries a datatype; FP16 and BF16 have none.
+# The typed field that carries a datatype; FP16 and BF16 have no such field.
 _TYPED = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -207,10 +209,10 @@ _MAX_ELEMENTS = 1 << 40
 _MAX_RANK = 32
 _MANY = 64 << 10  # bytes of values in a message
 _BLOCK = 4096  # values that are converted at a time
-_MOST_NAMED = 16  # tensors of a model in one message, which has to fit into a status
+_MOST_NAMED = 16  # tensors that an error message names: the message must fit into a status
 _ANY = Bounds()
 
-# Finds a tensor, named as in messages, in shared memory.
+# Finds a tensor in shared memory; the text names the tensor in error messages.
 Locate: TypeAlias = Callable[[Place, str], Source]
 
 
@@ -222,10 +224,10 @@ def inputs_of(
     filled: Collection[str] = (),
     optional: Sequence[TensorSpec] = (),
 ) -> tuple[InputTensor, ...]:
-    """The request's inputs. InvalidInput, naming the tensor.
+    """Return the request's inputs. Raises InvalidInput, naming the tensor.
 
-    `bounds` are the shapes that the model takes. `locate` finds tensors in shared memory. `filled` are inputs that
-    edged fills in, `optional` those with a default."""
+    `bounds` are the shapes that the model accepts. `locate` finds tensors in shared memory. `filled` are inputs that
+    edged fills in, `optional` inputs with a default."""
     message = request.message
     specs = {spec.name: spec for spec in (*signature.inputs, *optional)}
     _require_names([tensor.name for tensor in message.inputs], signature, filled, specs.keys())
@@ -234,7 +236,7 @@ def inputs_of(
     if request.raw and len(request.raw) != carried:
         elsewhere = " that are not in shared memory" if carried < len(places) else ""
         raise InvalidTensor(
-            f"{carried} inputs{elsewhere} but {len(request.raw)} raw contents; send one raw entry for each of them"
+            f"{carried} inputs{elsewhere} but {len(request.raw)} raw contents; send one raw entry for each such input"
         )
     shapes = {tensor.name: _shape(tensor, specs[tensor.name]) for tensor in message.inputs}
     bounds.check(shapes)
@@ -243,7 +245,7 @@ def inputs_of(
         spec, shape = specs[tensor.name], shapes[tensor.name]
         if (request.raw or found) and tensor.HasField("contents"):
             what = "raw and typed contents" if found is None else "contents and a place in shared memory"
-            raise InvalidTensor(f"input {spec.name!r} has {what}; send one of them")
+            raise InvalidTensor(f"input {spec.name!r} has {what}; send only one of the two")
         if found is not None:
             data: Blob = _located(found, spec, shape, locate)
         elif request.raw:
@@ -256,37 +258,37 @@ def inputs_of(
 
 
 def has_many_values(request: Request) -> bool:
-    """Whether converting the values in a message takes too long for the event loop."""
+    """Whether the conversion of a message's values would block the event loop for too long."""
     return not request.raw and request.message.ByteSize() > _MANY
 
 
 def outputs_of(request: Request, signature: Signature) -> tuple[RequestedOutput, ...]:
-    """The requested outputs, none for all; InvalidInput for an unknown one."""
+    """Return the requested outputs; empty for all. Raises InvalidTensor for an unknown output."""
     found = requested_outputs(request.message.outputs)
     known = {spec.name for spec in signature.outputs}
     for each in found:
         if each.name not in known:
-            raise InvalidTensor(f"unknown output {each.name[:60]!r}; the model gives {_list(signature.outputs)}")
+            raise InvalidTensor(f"unknown output {each.name[:60]!r}; the model has {_list(signature.outputs)}")
     return found
 
 
 def _require_names(names: list[str], signature: Signature, filled: Collection[str], admitted: Collection[str]) -> None:
     if len(set(names)) != len(names):
-        raise InvalidTensor(f"input {Counter(names).most_common(1)[0][0][:60]!r} is given more than once")
+        raise InvalidTensor(f"input {Counter(names).most_common(1)[0][0][:60]!r} is sent more than once; send it once")
     known = [spec.name for spec in signature.inputs]
     missing = next((name for name in known if name not in names and name not in filled), None)
     if missing is not None:
-        raise InvalidTensor(f"input {missing!r} is missing; the model takes {_list(signature.inputs)}")
+        raise InvalidTensor(f"input {missing!r} is missing; the model has {_list(signature.inputs)}")
     for name in names:
         if name not in admitted:
-            raise InvalidTensor(f"unknown input {name[:60]!r}; the model takes {_list(signature.inputs)}")
+            raise InvalidTensor(f"unknown input {name[:60]!r}; the model has {_list(signature.inputs)}")
         if name in filled:
-            raise InvalidTensor(f"input {name!r} is filled in by edged in each request of a sequence; leave it out")
+            raise InvalidTensor(f"edged fills in input {name!r} in each request of a sequence; do not send it")
 
 
 def _located(found: Place, spec: TensorSpec, shape: tuple[int, ...], locate: Locate | None) -> Source:
     if locate is None:
-        raise InvalidTensor(f"input {spec.name!r} is in shared memory, which is not read here; send its contents")
+        raise InvalidTensor(f"input {spec.name!r}: shared memory cannot be used here; send the contents")
     source = locate(found, f"input {spec.name!r}")
     _require_size(spec, shape, found.size)
     return source
@@ -307,8 +309,8 @@ def _shape(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec) -> t
 
 def _require_size(spec: TensorSpec, shape: tuple[int, ...], size: int) -> None:
     if spec.datatype != "BYTES" and size != byte_size(spec.datatype, shape):
-        takes = f"{spec.datatype}{list(shape)[:16]} takes {byte_size(spec.datatype, shape)}"
-        raise InvalidTensor(f"input {spec.name!r} holds {size} bytes, {takes}")
+        needs = f"{spec.datatype}{list(shape)[:16]} needs {byte_size(spec.datatype, shape)}"
+        raise InvalidTensor(f"input {spec.name!r} has {size} bytes, but {needs}")
 
 
 def _typed(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, shape: tuple[int, ...]) -> bytes:
@@ -318,13 +320,13 @@ def _typed(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, shap
     values: Sequence[object] = getattr(tensor.contents, field)
     if len(values) != math.prod(shape):
         raise InvalidTensor(
-            f"input {spec.name!r} has {len(values)} values in {field}, shape {list(shape)} takes {math.prod(shape)}"
+            f"input {spec.name!r} has {len(values)} values in {field}, but shape {list(shape)} needs {math.prod(shape)}"
         )
     if spec.datatype == "BYTES":
         return b"".join(struct.pack("<I", len(v)) + v for v in values if isinstance(v, bytes))
     dtype = numpy_dtype(spec.datatype)
     wide = np.empty(len(values), np.int64 if dtype.kind == "i" else dtype if dtype.kind != "u" else np.uint64)
-    for start in range(0, len(values), _BLOCK):  # in one go it would block every thread
+    for start in range(0, len(values), _BLOCK):  # one large copy would hold the GIL for too long
         wide[start : start + _BLOCK] = values[start : start + _BLOCK]
     narrow = wide.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(narrow, wide):

@@ -1,4 +1,4 @@
-"""From the outputs of an engine, in the arena, to the responses of a request."""
+"""Makes the responses of a request from the outputs of an engine, which lie in the arena."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from edged.serving.work import OutputTensor, OutputView
 from edged.tensors import Array, to_array
 
 Written = TypeVar("Written")
-# Writes a response with its raw contents, which are gone when it returns: one for each output, always.
+# Writes a response with its raw contents, one for each output, which are valid only during the call.
 Write: TypeAlias = Callable[[pb.ModelInferResponse, Sequence[Contents]], Written]
 
-_MOST_ROWS = 1 << 16  # that are responses of their own
+_MOST_ROWS = 1 << 16  # rows that are separate responses
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The form of a request's responses. `id` is the request's, echoed.
+    """The form of a request's responses. `id` is the request's.
 
-    `wanted` are the outputs in their order, empty for all but the `hidden`. `states` has the input of each output that
+    `wanted` are the outputs in their order, empty for all except `hidden`. `states` has the input of each output that
     is a state. `regions` are shared memory by output. `labels` are names of classes by output, `default_labels` those
-    of the other outputs. `by_row`: every output has a batch dimension. `rows`: each row of the outputs is a response,
-    and with `empty_final` another ends them. `streamed`: a parameter marks the last response."""
+    of other outputs. `by_row`: every output has a batch dimension. `rows`: each row of the outputs is a response; with
+    `empty_final` an empty response follows. `streamed`: a parameter marks the last response."""
 
     name: str
     version: str
@@ -50,8 +50,8 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Collector(Generic[Written]):
-    """Takes the outputs of one request, as a `work.Sink`; then has the responses, and the state of the sequence. With
-    `copies` it keeps copies of the outputs."""
+    """Collects the responses of one request and the state of its sequence. It is called with the outputs, as a
+    `work.Sink`. `copies`: it keeps copies of the outputs."""
 
     def __init__(self, form: Form, write: Write[Written], copies: bool = False) -> None:
         self._form, self._write, self._copies = form, write, copies
@@ -61,7 +61,7 @@ class Collector(Generic[Written]):
         self.outputs: tuple[OutputTensor, ...] = ()
 
     def __call__(self, outputs: tuple[OutputView, ...]) -> None:
-        """Make the responses. EdgedError, which becomes the answer of the request."""
+        """Make the responses. Raises EdgedError, which becomes the answer of the request."""
         try:
             if self._copies:
                 self.outputs = tuple(output.kept() for output in outputs)
@@ -72,11 +72,11 @@ class Collector(Generic[Written]):
             self._written = list(self._responses(_chosen(form, outputs)))
         except EdgedError:
             raise
-        except Exception as error:  # the request fails, not the slot that delivers
+        except Exception as error:  # only the request must fail, not the slot that delivers the outputs
             self._failure = error
 
     def responses(self) -> list[Written]:
-        """The responses in their order. Raises the error that they failed with."""
+        """Return the responses in their order, or raise the error that prevented them."""
         if self._failure is not None:
             raise self._failure
         return self._written
@@ -129,11 +129,11 @@ def _set_place(tensor: pb.ModelInferResponse.InferOutputTensor, place: Place, si
 
 
 def _by_rows(outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[list[tuple[RequestedOutput, OutputView]]]:
-    """The outputs row by row; their first dimension becomes 1. EngineUnusable if their numbers of rows differ."""
+    """Yield the outputs row by row, with a first dimension of 1. Raises EngineUnusable if they have unequal rows."""
     counts = {output.shape[0] if output.shape else -1 for _, output in outputs}
     if len(counts) > 1 or -1 in counts:
         shapes = ", ".join(f"{output.name} {list(output.shape)}" for _, output in outputs)
-        raise EngineUnusable(f"the model answers row by row, but its outputs have unequal numbers of them: {shapes}")
+        raise EngineUnusable(f"the model answers row by row, but its outputs have unequal numbers of rows: {shapes}")
     if max(counts, default=0) > _MOST_ROWS:
         raise TooLarge(f"the outputs have {max(counts)} rows, each a response; the maximum is {_MOST_ROWS}")
     cuts = [_cuts(output) for _, output in outputs]
@@ -145,7 +145,7 @@ def _by_rows(outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[list
 
 
 def _cuts(output: OutputView) -> list[int]:
-    """The positions at which the rows of an output begin, and the end."""
+    """Return the positions at which the rows of an output begin, and the end of the last row."""
     count = output.shape[0]
     if output.datatype != "BYTES":
         size = len(output.data) // count if count else 0
@@ -159,18 +159,18 @@ def _cuts(output: OutputView) -> list[int]:
 
 
 _UNFIT = ("BYTES", "BOOL")
-_MOST_ENTRIES = 1 << 16  # of one answer: the daemon writes them between frames of cameras
+_MOST_ENTRIES = 1 << 16  # strings of one output: the event loop makes them
 
 
 def classify(tensor: OutputView, classes: int, labels: Sequence[str], by_row: bool) -> OutputView:
-    """A BYTES tensor of at most `classes` strings `SCORE:INDEX` or `SCORE:INDEX:LABEL`, the highest score first.
+    """Return a BYTES tensor of at most `classes` strings `SCORE:INDEX` or `SCORE:INDEX:LABEL`, the highest score first.
 
-    `by_row`: for each row of the first dimension, shape [rows, n]; otherwise of all values, shape [n]. Equal scores
-    come in the order of their indexes, NaN last. InvalidInput for an output without numbers, TooLarge for too many
-    strings.
+    `by_row`: the best of each row of the first dimension, shape [rows, n]; otherwise of all values, shape [n]. Equal
+    scores are in the order of their indexes, NaN last. Raises InvalidInput for an output without numbers, TooLarge for
+    too many strings.
     """
     if tensor.datatype in _UNFIT:
-        raise InvalidInput(f"output {tensor.name!r} is {tensor.datatype} and holds no scores; ask for it as it is")
+        raise InvalidInput(f"output {tensor.name!r} is {tensor.datatype}, not scores; remove `classification`")
     shape = tensor.shape
     values = to_array(tensor.name, tensor.datatype, shape, tensor.data)
     scores = _widened(values, tensor.datatype)
@@ -179,7 +179,7 @@ def classify(tensor: OutputView, classes: int, labels: Sequence[str], by_row: bo
     count = min(classes, rows.shape[1])
     if len(rows) * count > _MOST_ENTRIES:
         raise TooLarge(
-            f"output {tensor.name!r} would be {len(rows) * count} classes; ask for fewer, at most {_MOST_ENTRIES}"
+            f"output {tensor.name!r} would have {len(rows) * count} classes; request at most {_MOST_ENTRIES} in all"
         )
     strings = [_entry(row, index, labels) for row in rows for index in _best(row, count)]
     data = b"".join(struct.pack("<I", len(text)) + text for text in strings)
@@ -193,7 +193,7 @@ def _widened(values: Array, datatype: str) -> Array:
 
 
 def _best(row: Array, count: int) -> list[int]:
-    """The indexes of the `count` highest scores. Outputs are not sorted whole: a few of very many are asked for."""
+    """Return the indexes of the `count` highest scores, without sorting all scores, of which there may be very many."""
     if not count:
         return []
     known = np.arange(len(row)) if row.dtype.kind in "iu" else np.flatnonzero(~np.isnan(row))
@@ -204,7 +204,7 @@ def _best(row: Array, count: int) -> list[int]:
         equal = np.flatnonzero(scores == lowest)[: count - len(above)]
         chosen = np.sort(np.concatenate([above, equal]))
         known, scores = known[chosen], scores[chosen]
-    # Sorting ascending from the far end and turning it round keeps equal scores in order.
+    # A stable ascending sort of the reversed scores, reversed again, keeps equal scores in the order of their indexes.
     order = len(scores) - 1 - np.argsort(scores[::-1], kind="stable")[::-1]
     best = known[order]
     if len(best) < count:

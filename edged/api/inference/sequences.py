@@ -1,7 +1,8 @@
-"""The state of sequences: tensors that a model keeps between requests. The daemon has it, so it outlives hosts.
+"""The state of sequences: tensors that a model keeps between requests. The daemon holds it, so it survives a host.
 
-A request starts a sequence by a parameter; another request ends it, or the limit of idle time of its model. Requests
-run one after the other, in order of arrival. A failed request changes nothing."""
+A request starts a sequence by a parameter. Another request ends the sequence, or it ends when it is idle for longer
+than its model allows. Requests of a sequence run one after the other, in order of arrival. A failed request leaves the
+state unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from edged.tensors import ANY_SHAPE, TensorSpec, byte_size, numpy_dtype
 
 _MOST = 4096
 _MOST_BYTES = 256 << 20
-_MOST_HELD = 64  # waiting requests of one sequence, with their bytes: as many as may wait for an engine
+_MOST_HELD = 64  # requests of one sequence, with their bytes: as many as may wait for an engine
 
 
 class StateTensor(msgspec.Struct, frozen=True):
@@ -40,19 +41,19 @@ class StateTensor(msgspec.Struct, frozen=True):
     data: bytes
 
 
-# By the name of the input that it is fed back into.
+# State tensors, by the name of the input that gets them in the next request.
 StateTensors: TypeAlias = Mapping[str, StateTensor]
 
 
 class _FifoLock:
-    """A lock with deadlines, in order of arrival. A waiter whose deadline passes does not affect the others."""
+    """A lock with deadlines, granted in order of arrival. A waiter whose deadline passes does not affect the others."""
 
     def __init__(self) -> None:
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def acquire(self, expires: float) -> None:
-        """DeadlineExceeded if it is not free by then, in monotonic seconds."""
+        """Take the lock. Raises DeadlineExceeded if that is impossible until `expires`, in monotonic seconds."""
         if not self._taken:
             self._taken = True
             return
@@ -99,15 +100,15 @@ class _Sequence:
 
 
 class Turn(NamedTuple):
-    """The turn of a request in its sequence. `state` is None if it begins without one; `commit` keeps the state after
-    the request, or raises Overloaded if all states together are too large."""
+    """The turn of a request in its sequence. `state` is None for a first request; `commit` stores the state after the
+    request, or raises Overloaded if all states together would be too large."""
 
     state: StateTensors | None
     commit: Callable[[StateTensors], None]
 
 
 class Sequences:
-    """The sequences of all models, and the bytes of their states. On one event loop."""
+    """The sequences of all models, and the bytes of their states, for one event loop."""
 
     def __init__(
         self, most: int = _MOST, most_bytes: int = _MOST_BYTES, clock: Callable[[], float] = time.monotonic
@@ -122,8 +123,9 @@ class Sequences:
 
     @contextlib.asynccontextmanager
     async def turn(self, of: Hashable, options: Options, idle: float, expires: float) -> AsyncIterator[Turn]:
-        """Wait for earlier requests of the same sequence. `of` is the client and its model: clients do not reach each
-        other's sequences. InvalidInput if it was not begun, Overloaded for too many, DeadlineExceeded."""
+        """Wait for earlier requests of the same sequence, and yield the turn. `of` identifies client and model: clients
+        cannot use each other's sequences. Raises InvalidInput if the sequence was not started, Overloaded if there are
+        too many, or DeadlineExceeded."""
         key = (of, options.sequence)
         sequence = self._arrive(key, options, idle)
         try:
@@ -144,7 +146,7 @@ class Sequences:
                 self._sweep()
 
     def expire(self) -> float | None:
-        """Forget idle sequences; return when to look again, None if no sequence is left."""
+        """Forget idle sequences; return when to check again, None if no sequence is left."""
         now = self._clock()
         for key in [key for key, sequence in self._sequences.items() if sequence.is_over(now)]:
             self._remove(key)
@@ -152,12 +154,12 @@ class Sequences:
         return min(((now if each.holders else each.used) + each.idle for each in sequences), default=None)
 
     def close(self) -> None:
-        """Stop looking for idle sequences."""
+        """Stop checking for idle sequences."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _arrive(self, key: tuple[Hashable, SequenceId], options: Options, idle: float) -> _Sequence:
-        """The sequence of a new request."""
+        """Return the sequence of a new request; start it if the request does."""
         now, sequence = self._clock(), self._sequences.get(key)
         if sequence is not None and sequence.is_over(now):
             self._remove(key)
@@ -171,14 +173,14 @@ class Sequences:
                 raise Overloaded(f"{self._most} sequences are in progress; end some of them first")
             sequence = self._sequences[key] = _Sequence(idle, now)
         if sequence.holders >= _MOST_HELD:
-            raise Overloaded(f"{_MOST_HELD} requests of this sequence are waiting already; send fewer at a time")
+            raise Overloaded(f"{_MOST_HELD} requests of this sequence are already waiting; send fewer at a time")
         sequence.holders += 1
         return sequence
 
     def _commit(self, sequence: _Sequence, state: StateTensors, ends: bool) -> None:
         size = 0 if ends else sum(len(tensor.data) for tensor in state.values())
         if size > sequence.size and self.size - sequence.size + size > self._most_bytes:
-            raise Overloaded(f"sequences would hold more than {self._most_bytes >> 20} MiB; end some of them first")
+            raise Overloaded(f"states of sequences would exceed {self._most_bytes >> 20} MiB; end some sequences first")
         self.size += size - sequence.size
         sequence.state, sequence.size = None if ends else state, size
 
@@ -186,19 +188,19 @@ class Sequences:
         self.size -= self._sequences.pop(key).size
 
     def _sweep(self) -> None:
-        """Forget idle sequences, and again when the next may be idle."""
+        """Forget idle sequences, and schedule the next check for when another may be idle."""
         again, loop = self.expire(), asyncio.get_running_loop()
         self._timer = None if again is None else loop.call_later(max(0.05, again - self._clock()), self._sweep)
 
 
 def _unknown(identifier: SequenceId) -> InvalidInput:
     return InvalidInput(
-        f"sequence {str(identifier)[:60]!r} was not begun, has ended or was idle too long;"
-        " set sequence_start on its first request"
+        f"sequence {str(identifier)[:60]!r} was not started, has ended or was idle too long;"
+        " set sequence_start in its first request"
     )
 
 
-_MOST_ELEMENTS = 1 << 25  # of a filled-in tensor
+_MOST_ELEMENTS = 1 << 25  # elements of a filled-in tensor
 
 
 def filled(
@@ -209,10 +211,10 @@ def filled(
     given: Sequence[InputTensor],
     state: StateTensors | None,
 ) -> tuple[InputTensor, ...]:
-    """The inputs that no client sends: states and controls.
+    """Return the inputs that edged fills in: states and controls.
 
-    Open dimensions have the size of those of the same name in the `given` inputs, otherwise the batch size. `folder` is
-    the model's, which has the files of initial states.
+    An open dimension has the size of the dimension with the same name in the `given` inputs, otherwise the batch size.
+    `folder` is the model's, with the files of initial states.
     """
     specs = {spec.name: spec for spec in signature.inputs}
     sizes = _Sizes(signature, given)
@@ -244,7 +246,7 @@ class _Sizes:
         self._batch = next((tensor.shape[0] for tensor in given if tensor.shape), 1)
 
     def shape(self, spec: TensorSpec, configured: Sequence[int] = ()) -> tuple[int, ...]:
-        """The shape of an input; `configured` may lack the batch, and has -1 for unknown dimensions."""
+        """Return the shape of an input; `configured` may lack the batch dimension, and has -1 for unknown ones."""
         dims = spec.shape if spec.shape != ANY_SHAPE else tuple("?" for _ in configured)
         unknown = len(dims) - len(configured)
         hints = [-1] * unknown + list(configured) if unknown >= 0 else [-1] * len(dims)
@@ -266,8 +268,8 @@ def _initial(state: State, spec: TensorSpec, sizes: _Sizes, folder: Path) -> Sta
     data = _file(folder, PurePosixPath(STATE_FOLDER, state.initial_file))
     if spec.datatype != "BYTES" and len(data) != byte_size(spec.datatype, shape):
         raise InvalidInput(
-            f"the initial state {state.initial_file!r} has {len(data)} bytes,"
-            f" {spec.datatype}{list(shape)} of input {spec.name!r} takes {byte_size(spec.datatype, shape)}"
+            f"the initial state {state.initial_file!r} has {len(data)} bytes, but"
+            f" {spec.datatype}{list(shape)} of input {spec.name!r} needs {byte_size(spec.datatype, shape)}"
         )
     return StateTensor(shape, data)
 
@@ -282,7 +284,7 @@ def _file(folder: Path, path: PurePosixPath) -> bytes:
 
 @functools.lru_cache(maxsize=32)
 def _contents(folder: Path, path: PurePosixPath, changed: int, size: int) -> bytes:
-    """The bytes of a file when it had this time and size."""
+    """Return the bytes of a file, cached by its modification time and size."""
     return read_inside(folder, path)
 
 
@@ -304,6 +306,6 @@ def _identifier(sequence: SequenceId, spec: TensorSpec, shape: tuple[int, ...]) 
     fits = isinstance(sequence, int) and -(is_signed << bits) <= sequence < 1 << bits
     if dtype.kind not in "iu" or not fits:
         raise InvalidTensor(
-            f"sequence_id {str(sequence)[:60]!r} does not fit input {spec.name!r}, which takes it as {spec.datatype}"
+            f"sequence_id {str(sequence)[:60]!r} does not fit input {spec.name!r}, which is {spec.datatype}"
         )
     return np.full(shape, sequence, dtype).tobytes()

@@ -1,4 +1,4 @@
-"""inference.GRPCInferenceService: the Open Inference Protocol, so that clients of Triton work unchanged."""
+"""inference.GRPCInferenceService: the Open Inference Protocol, with which clients of Triton work unchanged."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class InferenceService:
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Ready once every model that can be served is; with strict_readiness = false always."""
+        """Return whether every model that can be served is ready; always true with strict_readiness = false."""
         return pb.ServerReadyResponse(ready=all_ready(self._controller.models.values(), self._controller.health))
 
 
-# Requests of one stream in progress, and their bytes; beyond either no more are read.
+# Limits of one stream's requests in progress and of their bytes; beyond either, no more requests are read.
 _STREAM_WINDOW = 16
 _STREAM_BYTES = 64 << 20
 _write_streamed = partial(wire.write, streamed=True)
@@ -80,7 +80,7 @@ class InferHandlers:
             reader.cancel()
 
     async def model_infer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        """The response as a message, for calls that do not come by gRPC."""
+        """Return the response as a message, for calls of other protocols than gRPC."""
         (response,) = await self._inference.answer(Request.of(request), _caller(context), _message)
         return response
 
@@ -89,8 +89,8 @@ class InferHandlers:
         return response
 
     async def model_stream_infer_bytes(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        """Yield responses in the order of the requests. The response of a failed request has its error, and the stream
-        goes on; with the metadata `triton_grpc_error: true` the stream ends with a status instead.
+        """Yield responses in the order of the requests. A failed request gets a response with its error, and the stream
+        continues; with the metadata `triton_grpc_error: true`, the stream ends with a status instead.
         """
         strict = ("triton_grpc_error", "true") in context.metadata
         caller = Caller(context.peer, patient=True, streamed=True)
@@ -99,7 +99,7 @@ class InferHandlers:
         async def read() -> None:
             nonlocal ended
             try:
-                async for request in requests:  # what was read is answered also if this is stopped
+                async for request in requests:  # requests that were read are answered even after `stop`
                     window.begin(asyncio.create_task(self._answer(request, caller, strict)), len(request))
                     arrived.set()
                     await window.room()
@@ -125,7 +125,7 @@ class InferHandlers:
             window.cancel()
 
     async def _answer(self, data: bytes, caller: Caller, strict: bool) -> list[bytes]:
-        """The responses of one request; without `strict`, a failed one has a response with the error."""
+        """Return the responses of one request; without `strict`, a failed request has a response with the error."""
         identifier = ""
         try:
             request = wire.read(data)
@@ -156,13 +156,13 @@ class _Window:
         self._bytes += size
 
     def end(self) -> None:
-        """Remove the first, whose responses were sent."""
+        """Remove the first request, whose responses were sent."""
         _, size = self._tasks.popleft()
         self._bytes -= size
         self._ended.set()
 
     async def room(self) -> None:
-        """Wait until another may be read. Its size is known only then, so it is not counted before."""
+        """Wait until another request may be read. Its size is unknown until then, and does not count here."""
         while len(self._tasks) >= _STREAM_WINDOW or self._bytes >= _STREAM_BYTES:
             self._ended.clear()
             await self._ended.wait()
@@ -174,7 +174,7 @@ class _Window:
 
 
 def _retrieve_exception(task: asyncio.Task[list[bytes]]) -> None:
-    """Keep asyncio from logging an error of a task that is not awaited."""
+    """Retrieve the error of a task that is not awaited, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 

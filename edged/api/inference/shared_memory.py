@@ -1,4 +1,4 @@
-"""Shared memory that clients register: the system's, and CUDA's, which a device of this kind does not have."""
+"""Shared memory that clients register: system shared memory. That of CUDA is not supported."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from edged.api.inference.requests import Locate, Place
 from edged.errors import AlreadyExists, InvalidInput, NotFound, Overloaded, Refused, Unsupported
 from edged.proto import open_inference_pb2 as pb
 
-_MOST_REGIONS = 1024  # of one client; each holds a file open
-_MOST_OF_ALL = 4096  # of all clients
+_MOST_REGIONS = 1024  # regions of one client; each holds a file open
+_MOST_OF_ALL = 4096  # regions of all clients
 
 
 class Region:
     """A registered part of a shared memory object: `size` bytes from `offset`."""
 
     def __init__(self, name: str, key: str, offset: int, size: int, folder: Path, client: Identity) -> None:
-        """InvalidInput if the object is missing or smaller, or if the client that registers it could not open it."""
+        """Raises InvalidInput if the object is missing or too small, or if `client` could not open it itself."""
         self.name, self.key, self.offset, self.size = name, key, offset, size
         self._object = SharedObject(folder, key.removeprefix("/"), client, InvalidInput, for_writing=True)
         self.is_writable = self._object.is_writable
         self.require(Place(name, 0, size), "")
 
     def require(self, place: Place, tensor: str) -> None:
-        """InvalidInput if a place is outside the region, or if the object has become shorter than the region."""
+        """Raise InvalidInput if a place is outside the region, or if the object has become too short."""
         what = f"{tensor}: " if tensor else ""
         if place.offset > self.size or place.size > self.size - place.offset:
             raise InvalidInput(
@@ -39,25 +39,25 @@ class Region:
         length = self._object.length()
         if self.offset + place.offset + place.size > length:
             raise InvalidInput(
-                f"{what}shared memory {self.name[:60]!r} goes to byte {self.offset + self.size} of {self.key[:60]!r},"
-                f" which has {length}; make it that large first"
+                f"{what}shared memory {self.name[:60]!r} ends at byte {self.offset + self.size} of {self.key[:60]!r},"
+                f" which has only {length} bytes; enlarge it first"
             )
 
     def read_into(self, memory: memoryview, position: int) -> None:
-        """Fill `memory` from a position in the region. InvalidInput if the object was cut off."""
+        """Fill `memory` from a position in the region. Raises InvalidInput if the object cannot be read that far."""
         if problem := self._object.read(memory, self.offset + position):
             raise InvalidInput(f"shared memory {self.name[:60]!r} {problem}")
 
     def write(self, contents: memoryview, place: Place, tensor: str) -> None:
-        """Write an output to its place. InvalidInput if that is too small or cannot be written."""
+        """Write an output to its place. Raises InvalidInput if the place is too small or cannot be written."""
         if len(contents) > place.size:
             raise InvalidInput(
-                f"{tensor} has {len(contents)} bytes, its place in shared memory {self.name[:60]!r} {place.size};"
-                " make it larger"
+                f"{tensor} has {len(contents)} bytes, but its place in shared memory {self.name[:60]!r} has"
+                f" {place.size}; make it larger"
             )
         if not self.is_writable:
-            raise InvalidInput(f"{tensor}: shared memory {self.name[:60]!r} may only be read")
-        self.require(place, tensor)  # writing behind the end would make the object longer
+            raise InvalidInput(f"{tensor}: shared memory {self.name[:60]!r} is read-only; make it writable")
+        self.require(place, tensor)  # a write after the end would enlarge the object
         if problem := self._object.write(contents, self.offset + place.offset):
             raise InvalidInput(f"{tensor}: shared memory {self.name[:60]!r} {problem}")
 
@@ -85,12 +85,12 @@ class Regions:
         return len(self._regions)
 
     def register(self, name: str, key: str, offset: int, size: int, client: Identity = ANYONE) -> None:
-        """AlreadyExists for a name in use; InvalidInput for an object that cannot be used, or that the client could not
-        open itself; Overloaded for too many."""
+        """Register a region. Raises AlreadyExists if the name is in use, InvalidInput if the object is unusable or
+        `client` could not open it itself, or Overloaded if there are too many regions."""
         if not name:
             raise InvalidInput("the region of shared memory has no name; give it one")
         if name in self._regions:
-            raise AlreadyExists(f"shared memory {name[:60]!r} is registered already; unregister it first")
+            raise AlreadyExists(f"shared memory {name[:60]!r} is already registered; unregister it first")
         if not size or offset > LARGEST_OFFSET or size > LARGEST_OFFSET:
             raise InvalidInput(f"shared memory {name[:60]!r}: {size} bytes at {offset} are not part of an object")
         if len(self._regions) >= _MOST_REGIONS:
@@ -98,34 +98,34 @@ class Regions:
         self._regions[name] = Region(name, key, offset, size, self._folder, client)
 
     def unregister(self, name: str) -> None:
-        """Forget a region, with an empty name all. A region that does not exist is no error."""
+        """Forget a region, or all regions if the name is empty. An unknown region is not an error."""
         if name:
             self._regions.pop(name, None)
         else:
             self._regions.clear()
 
     def find(self, name: str) -> Region:
-        """NotFound if it is not registered."""
+        """Return a region by its name. Raises NotFound if it is not registered."""
         region = self._regions.get(name)
         if region is None:
             raise NotFound(f"shared memory {name[:60]!r} is not registered; register it first")
         return region
 
     def listed(self, name: str = "") -> Sequence[Region]:
-        """One region, or all of them. NotFound."""
+        """Return one region, or all regions if the name is empty. Raises NotFound."""
         return [self.find(name)] if name else list(self._regions.values())
 
     def target(self, place: Place, tensor: str) -> Region:
-        """The region of a place, checked as far as possible before the tensor's turn. NotFound, InvalidInput."""
+        """Return the region of a place, after checking the place. Raises NotFound or InvalidInput."""
         region = self.find(place.region)
         region.require(place, tensor)
         return region
 
 
 class SharedMemoryAccess:
-    """The regions of every client on a unix socket of the daemon, and of other clients if that is allowed.
+    """The regions of all clients: those on a unix socket of the daemon, and with `over_tcp` also those on loopback.
 
-    `identity.namespace` distinguishes clients, so that a client can use its region on any of its connections.
+    `identity.namespace` distinguishes clients, so that a client can use its regions on any of its connections.
     """
 
     def __init__(self, folder: Path = shared_layout.FOLDER, over_tcp: bool = False) -> None:
@@ -133,14 +133,14 @@ class SharedMemoryAccess:
         self._regions: dict[str, Regions] = {}
 
     def regions(self, peer: str) -> Regions:
-        """The regions of the client that makes the current call. Refused if it may not use any."""
+        """Return the regions of the current call's client. Raises Refused if it may not use shared memory."""
         if peer.startswith("unix:") or (self.over_tcp and is_local(peer)):
             return self._regions.get(identity.namespace(peer)) or Regions(self._folder)
         hint = "use the unix socket" if self.over_tcp else "use it, or set allow_shared_memory_over_tcp = true"
         raise Refused(f"shared memory is for clients on the daemon's unix socket; {hint}")
 
     def register(self, peer: str, name: str, key: str, offset: int, size: int) -> None:
-        """AlreadyExists, InvalidInput, Overloaded, Refused."""
+        """Register a region of a client. Raises AlreadyExists, InvalidInput, Overloaded or Refused."""
         regions = self.regions(peer)
         self._regions = {client: each for client, each in self._regions.items() if len(each)}
         if sum(map(len, self._regions.values())) >= _MOST_OF_ALL:
@@ -149,11 +149,11 @@ class SharedMemoryAccess:
         self._regions[identity.namespace(peer)] = regions
 
     def locate(self, peer: str) -> Locate:
-        """A function that finds inputs of a client."""
+        """Return a function that finds inputs of a client."""
         return lambda place, tensor: RegionSource(self.target(peer, place, tensor), place)
 
     def target(self, peer: str, place: Place, tensor: str) -> Region:
-        """The region of a place in a client's memory. NotFound, InvalidInput, Refused."""
+        """Return the region of a place in a client's memory. Raises NotFound, InvalidInput or Refused."""
         return self.regions(peer).target(place, tensor)
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class SharedMemoryAccess:
     async def system_shared_memory_status(
         self, request: pb.SystemSharedMemoryStatusRequest, context: Context
     ) -> pb.SystemSharedMemoryStatusResponse:
-        """One region, or with an empty name all of the client's. NotFound, Refused."""
+        """Return one region of the client, or all if the name is empty. Raises NotFound or Refused."""
         response = pb.SystemSharedMemoryStatusResponse()
         for each in self.regions(context.peer).listed(request.name):
             status = response.regions[each.name]
@@ -171,14 +171,17 @@ class SharedMemoryAccess:
     async def system_shared_memory_register(
         self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """AlreadyExists, InvalidInput, Overloaded, Refused."""
+        """Register a region of the client. Raises AlreadyExists, InvalidInput, Overloaded or Refused."""
         self.register(context.peer, request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_shared_memory_unregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """One region, or with an empty name all of the client's; a region that does not exist is no error. Refused."""
+        """Unregister one region of the client, or all if the name is empty; an unknown region is not an error.
+
+        Raises Refused.
+        """
         self.regions(context.peer).unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
@@ -190,10 +193,10 @@ class SharedMemoryAccess:
     async def cuda_shared_memory_register(
         self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        raise Unsupported("memory of a GPU cannot be shared between processes here; register system shared memory")
+        raise Unsupported("CUDA shared memory is not supported; register system shared memory")
 
     async def cuda_shared_memory_unregister(
         self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """Succeed without effect: clients call this before and after, whichever memory they use."""
+        """Succeed without effect: clients call this before and after their work, even if they use no CUDA memory."""
         return pb.CudaSharedMemoryUnregisterResponse()

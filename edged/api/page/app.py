@@ -1,4 +1,4 @@
-"""The page's listener, an ASGI application: its files, what it shows, pictures, and what its user commands.
+"""The page's ASGI application: its files, the state of the box, pictures, and commands of its user.
 
 Each call stands for a method of `edged.v1.Operations` and needs the same role. A browser sends a token in a cookie that
 scripts cannot read and that other sites cannot use (HttpOnly, SameSite=Strict).
@@ -48,12 +48,12 @@ OPERATIONS: Final = "/edged.v1.Operations/"
 COOKIE: Final = "edged-token"
 _COOKIE_SECONDS = 30 * 86400
 _BOUNDARY = b"edged-picture"
-_STILL_SECONDS = 5.0  # for which one picture of a camera may take
+_STILL_SECONDS = 5.0  # longest wait for one picture of a camera
 _MOST_BODY = 1 << 20  # bytes of a request that is not a file
 _MOST_WIDTH = 3840
-_IDLE_SECONDS = 20.0  # for the next piece of a file
+_IDLE_SECONDS = 20.0  # time in which the next piece of a file must arrive
 
-# Commands of one small message each.
+# Commands that are one small message.
 COMMANDS: Final[dict[str, tuple[type[Message], type[Message]]]] = {
     "AddCamera": (pb.AddCameraRequest, pb.CameraStatus),
     "SetCamera": (pb.SetCameraRequest, pb.CameraStatus),
@@ -96,7 +96,7 @@ class PageApp:
             await _send(send, answer)
 
     async def _answer(self, request: HttpRequest, receive: Receive, send: Send) -> HttpResponse | None:
-        """The response; None if it was sent already, part by part."""
+        """Return the response; None if it was already sent, part by part."""
         why = self._refusal(request)
         if why:
             return error_response(HTTPStatus.FORBIDDEN, ErrorCode.PERMISSION_DENIED, why)
@@ -109,20 +109,20 @@ class PageApp:
         return await self._post(request, receive)
 
     def _refusal(self, request: HttpRequest) -> str:
-        """Why a request of another site's page is refused; empty if it is not."""
+        """Return why a request of another site's page is refused; empty if it is allowed."""
         why = web_page_refusal(request.headers, request.peer, any_host=self._is_secure)
         if why is None and request.method == "POST" and "origin" not in request.headers:
-            return "a command without Origin is refused; send one that is this page's address"
+            return "a command without the header Origin is refused; set it to this page's address"
         return why or ""
 
     def _caller(self, request: HttpRequest) -> Caller:
-        """Who calls, by the header or the cookie."""
+        """Return the caller, from the header `authorization` or the cookie."""
         shown = request.headers.get("authorization") or _bearer(request.headers.get("cookie", ""))
         return self._guard.caller(self._guard.listener(self._address), shown, request.peer)
 
     @contextlib.asynccontextmanager
     async def _call(self, method: str, request: HttpRequest, size: int = 0, **about: str) -> AsyncGenerator[None, None]:
-        """The context of a call of a method of Operations. Unauthenticated, Forbidden, ClientLimited."""
+        """Run a call of a method of Operations in this context. Raises Unauthenticated, Forbidden or ClientLimited."""
         who, rpc = self._caller(request), OPERATIONS + method
         self._guard.require_allowed(rpc, who, request.peer)
         async with call_scope(self._guard, rpc, who, request.peer, size, about):
@@ -147,18 +147,18 @@ class PageApp:
         raise NotFound(f"the page has no {request.path[:100]!r}; open /")
 
     def _session(self, request: HttpRequest) -> HttpResponse:
-        """Who the browser is, and what it may do."""
+        """Return the name and roles of the browser's caller."""
         who = self._caller(request)
         roles = [] if who.problem else sorted(who.roles)
         return json_response({"name": who.name if who.has_shown else "", "roles": roles, "problem": who.problem})
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        """Parts of the page as server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+        """Yield parts of the page as events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
         yield b"retry: 2000\n\n"
         async with aclosing(self._feed.follow()) as rounds:
             async for changed in rounds:
                 parts = (b"event: %s\ndata: %s\n\n" % (name.encode(), part) for name, part in changed.items())
-                yield b"".join(parts) or b":\n\n"  # a comment, which finds out whether the browser is still there
+                yield b"".join(parts) or b":\n\n"  # a comment, which shows whether the browser is still connected
 
     async def _still(self, camera: str, request: HttpRequest) -> HttpResponse:
         wanted = _pictures(camera, request)
@@ -168,7 +168,7 @@ class PageApp:
             except asyncio.TimeoutError:
                 picture = None
         if picture is None:
-            return HttpResponse(HTTPStatus.NO_CONTENT)  # an ordinary answer: it is lost, or slower than that
+            return HttpResponse(HTTPStatus.NO_CONTENT)  # not an error: the camera is lost or slow
         headers = (("content-type", "image/jpeg"), ("cache-control", "no-store"))
         return HttpResponse(parts=(picture.jpeg,), headers=headers)
 
@@ -217,7 +217,7 @@ class PageApp:
         raise NotFound(f"the page has no {request.path[:100]!r}; open /")
 
     def _sign_in(self, request: HttpRequest) -> HttpResponse:
-        """Keep a token in the browser; an empty one signs out. Unauthenticated."""
+        """Store a token in a cookie of the browser; an empty one signs out. Raises Unauthenticated."""
         token = parse_json(request.body, dict[str, str], "the request").get("token", "").strip()
         if token:
             who = self._guard.caller(self._guard.listener(self._address), f"Bearer {token}", request.peer)
@@ -225,8 +225,8 @@ class PageApp:
                 error = Unauthenticated(who.problem)
                 self._guard.refuse(OPERATIONS + "GetStatus", who, request.peer, error)
                 raise error
-            if not re.fullmatch(r"[\w.~+/=-]+", token):  # such tokens cannot exist
-                raise InvalidInput("a token has letters, digits and -._~+/= only")
+            if not re.fullmatch(r"[\w.~+/=-]+", token):  # other tokens cannot exist
+                raise InvalidInput("invalid token: only letters, digits and -._~+/= are allowed")
         age = _COOKIE_SECONDS if token else 0
         secure = "; Secure" if self._is_secure else ""
         cookie = f"{COOKIE}={token}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
@@ -243,8 +243,8 @@ class PageApp:
         return json_response(message_fields(answer))
 
     async def _upload(self, verb: str, name: str, request: HttpRequest, receive: Receive) -> HttpResponse:
-        """Add or try a model: the body is its file, followed by `picture` bytes of a picture; the rest of the query are
-        its settings."""
+        """Add or try a model. The body is its file, followed by `picture` bytes of a picture; the other parameters of
+        the query are its settings."""
         settings = dict(request.query)
         picture = _number(settings.pop("picture", "0"), "picture")
         size = _number(request.headers.get("content-length", ""), "content-length") - picture
@@ -262,10 +262,10 @@ class PageApp:
 async def _parts(
     name: str, settings: Mapping[str, str], size: int, picture: int, receive: Receive
 ) -> AsyncGenerator[pb.AddModelRequest, None]:
-    """A body as the parts of an upload, as they come."""
+    """Yield the parts of an upload as its body arrives."""
     yield pb.AddModelRequest(header=pb.ModelHeader(name=name, settings=settings))
     yield pb.AddModelRequest(file=pb.ModelFile(path="model.onnx", size=size))
-    left = size  # of the model; the picture follows it, often in the same piece
+    left = size  # missing bytes of the model; the picture follows it, often in the same piece
     async with aclosing(_pieces(receive)) as pieces:
         async for piece in pieces:
             of_model, rest = piece[:left], piece[left:]
@@ -279,12 +279,12 @@ async def _parts(
 
 
 async def _pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
-    """The pieces of a body. TooSlow, Gone."""
+    """Yield the pieces of a body. Raises TooSlow, or Gone if the client disconnects."""
     while True:
         try:
             event = await asyncio.wait_for(receive(), _IDLE_SECONDS)
         except asyncio.TimeoutError:
-            raise TooSlow("the file came too slowly; send it again") from None
+            raise TooSlow("the file arrived too slowly; send it again") from None
         if event["type"] == "http.disconnect":
             raise Gone
         if event.get("body"):
@@ -299,7 +299,7 @@ async def _until_gone(receive: Receive) -> None:
 
 
 def _pictures(camera: str, request: HttpRequest) -> pb.WatchPicturesRequest:
-    """The pictures that a request wants. InvalidInput."""
+    """Return the pictures that a request wants. Raises InvalidInput."""
     width = _number(request.query.get("width", "0"), "width")
     fps = _number(request.query.get("fps", "0"), "fps")
     return pb.WatchPicturesRequest(camera=camera, fps=min(fps, 60), width=min(width, _MOST_WIDTH))
@@ -312,7 +312,7 @@ def _number(text: str, what: str) -> int:
 
 
 def _message(body: bytes, kind: type[Message]) -> Message:
-    """A message of its JSON. InvalidInput."""
+    """Parse a message from JSON. Raises InvalidInput."""
     try:
         return json_format.Parse(body or b"{}", kind(), max_recursion_depth=10)
     except (json_format.ParseError, UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
@@ -320,7 +320,7 @@ def _message(body: bytes, kind: type[Message]) -> Message:
 
 
 def _bearer(cookies: str) -> str | None:
-    """The cookie's token as the header `authorization` would have it."""
+    """Return the cookie's token in the form of the header `authorization`; None without one."""
     try:
         found = SimpleCookie(cookies).get(COOKIE)
     except CookieError:

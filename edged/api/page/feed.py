@@ -1,4 +1,4 @@
-"""What the page shows: made once a second for all viewers together, and not at all without a viewer."""
+"""The contents of the page: made once a second for all viewers together, and only while there is a viewer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from edged.api.page import view
 from edged.backends import registry
 from edged.engines.controller import Controller
 
-_SECONDS = 1.0  # between two looks at the box
-_LOG_LINES = 300  # at most; some events have none
-_ENGINES_EVERY = 3  # rounds: the list of engines takes the longest
+_SECONDS = 1.0  # between two updates
+_LOG_LINES = 300  # newest events that are shown; some have no line
+_ENGINES_EVERY = 3  # updates per update of the list of engines, which takes the longest
 
 _encoder = msgspec.json.Encoder()
 
 
 class Feed:
-    """The parts of the page as JSON, by name. Used from one event loop."""
+    """The parts of the page as JSON, by name. Used by one event loop."""
 
     def __init__(self, controller: Controller, operations: OperationsService) -> None:
         self._controller, self._operations = controller, operations
@@ -33,11 +33,11 @@ class Feed:
 
     @property
     def viewers(self) -> int:
-        """How many follow it now."""
+        """The number of current followers."""
         return self._viewers
 
     async def follow(self) -> AsyncGenerator[dict[str, bytes], None]:
-        """Yield all parts, then those that changed, by name; an empty one if nothing did for a while."""
+        """Yield all parts by name, then, once per update, those that changed, which may be none."""
         self._viewers += 1
         try:
             if not self._parts:

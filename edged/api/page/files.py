@@ -9,7 +9,7 @@ from typing import Final
 
 from edged.api.http.exchange import HttpResponse
 
-# A script or style from elsewhere, or within the page, is never run; other sites cannot show the page in a frame.
+# Inline scripts and styles, and those of other sites, do not run; other sites cannot show the page in a frame.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self';"
     " form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -24,7 +24,7 @@ _TYPES: Final = {
 
 
 class PageFiles:
-    """The files in the folder `static`, by their paths; `/` is the page itself."""
+    """The files in the folder `static`, by their paths; `/` is index.html."""
 
     def __init__(self) -> None:
         folder = resources.files(__package__) / "static"
@@ -33,8 +33,8 @@ class PageFiles:
         self._tags = {path: f'"{hashlib.sha256(data).hexdigest()[:16]}"' for path, data in self._files.items()}
 
     def find(self, path: str, known: str) -> HttpResponse | None:
-        """The response with a file, or without it if the browser has the one of the ETag `known`; None for another
-        path."""
+        """Return the response with a file, or 304 if the browser has the version with the ETag `known`; None for an
+        unknown path."""
         data = self._files.get(path)
         if data is None:
             return None

@@ -18,7 +18,7 @@ _BACKLOG = 128
 
 
 class PageListener:
-    """Listens at the configured address from `start` until `stop`; `address` is as people open it."""
+    """Listens on the configured address from `start` until `stop`; `address` is the URL of the page."""
 
     def __init__(self, page: Page, controller: Controller, operations: OperationsService, guard: Guard) -> None:
         self._listen, self._guard = page.listen, guard
@@ -27,13 +27,13 @@ class PageListener:
         self.address = ""
 
     async def start(self) -> None:
-        """Answer from now on. ConfigError."""
+        """Start to answer. Raises ConfigError."""
         policy = self._guard.listener(self._listen)
         host, port = tcp_address(self._listen, allow_remote=True)
         feed = Feed(self._controller, self._operations)
         app = PageApp(self._guard, self._listen, feed, self._operations, PageFiles())
         certificate = self._guard.certificate if policy.has_tls else None
-        # Browsers sign in with a token, also if other addresses ask for certificates.
+        # Browsers sign in with a token, even if other addresses ask for client certificates.
         server = Server(app, partial(certificate.context, False) if certificate is not None else None)
         sockets = listening_sockets(host, port, _BACKLOG, "[page]")
         port = sockets[0].getsockname()[1]
@@ -43,6 +43,6 @@ class PageListener:
         self._server = server
 
     async def stop(self, grace: float) -> None:
-        """Take no more requests; running ones may end within `grace` seconds."""
+        """Accept no more requests; let running ones end within `grace` seconds, at most 0.2."""
         if self._server is not None:
-            await self._server.stop(min(grace, 0.2))  # what is watched would go on for ever
+            await self._server.stop(min(grace, 0.2))  # events and videos have no end

@@ -1,4 +1,4 @@
-"""What the page shows, as JSON: made of the reports that the command line shows as well. Pure."""
+"""The contents of the page, for JSON: from the same reports that the command line shows. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Level: TypeAlias = Literal["good", "busy", "bad"]
 
 _GONE = ("lost", "failed")
 _DONE = ("ready", "serving")
-_LOADED = 0.25  # share of the processors in use by others, from which a timing counts as made under load
+_LOADED = 0.25  # share of the processors in use by other processes at which a timing counts as made under load
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -40,8 +40,8 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class CameraCard(msgspec.Struct, frozen=True):
-    """A camera. `pictures`: the page can ask for its picture; `removable`: the page can change it. `age_ms` is from
-    capture to answer, the median of the latest; `settings` are keys of its table, without passwords."""
+    """A camera. `pictures`: the page can show its picture; `removable`: the page can change it. `age_ms` is the median
+    time from capture to answer of the latest frames; `settings` are keys of its table, without passwords."""
 
     name: str
     model: str
@@ -65,7 +65,7 @@ class CameraCard(msgspec.Struct, frozen=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """An engine that is being made. `percent` is None if it is not known."""
+    """An engine that is being made. `percent` is None if unknown."""
 
     what: str
     percent: int | None
@@ -73,9 +73,9 @@ class Build(msgspec.Struct, frozen=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True):
-    """A model. `serves` names the engine that answers; `speed` is how many times as fast as unoptimised ONNX Runtime
-    it is, timed in turns with it, None if not measured, and `loaded` that the box was busy meanwhile. `stale`: what
-    else the model should have, and why it does not have it yet."""
+    """A model. `serves` names the engine that answers; `speed` is that engine's speed as a multiple of unoptimised ONNX
+    Runtime's, None if not measured; `loaded`: the box was busy during the measurement. `stale` are the engines that the
+    model lacks, each with the reason."""
 
     name: str
     state: str
@@ -90,7 +90,7 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 class AlarmRow(msgspec.Struct, frozen=True):
-    """An alarm; its message ends with the remedy."""
+    """An alarm. `about` names its camera or model, if it concerns one."""
 
     kind: str
     about: str
@@ -99,7 +99,7 @@ class AlarmRow(msgspec.Struct, frozen=True):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """An event."""
+    """A line for an event."""
 
     number: int
     unix_s: float
@@ -107,7 +107,7 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """The box in one line, and figures for the chart: `cpu` 0 to 1, `memory_mb` in use."""
+    """The box in one line, and figures for the chart: `cpu` is the share in use, 0 to 1; `memory_mb` is in use."""
 
     line: str
     cpu: float
@@ -152,7 +152,7 @@ def _count(count: int, what: str) -> str:
 
 
 def _named(what: str, names: Sequence[str]) -> str:
-    """`camera hall`, or `3 cameras`."""
+    """Return a name or a number, such as `camera hall` or `3 cameras`."""
     return f"{what} {names[0]}" if len(names) == 1 else _count(len(names), what)
 
 
@@ -189,7 +189,7 @@ def rows(
     titles: Mapping[str, str],
     configured: frozenset[str],
 ) -> list[ModelRow]:
-    """Describe the models. `titles` are names of backends for people, `configured` models of the configuration."""
+    """Describe the models. `titles` are the backends' display names; `configured` models are in the configuration."""
     by_model: dict[str, list[EngineInfo]] = {}
     for engine in engines:
         by_model.setdefault(engine.model, []).append(engine)
@@ -260,7 +260,7 @@ def device(load: DeviceLoad, facts: Mapping[str, str], free_bytes: int) -> Devic
 
 
 def log_line(event: Event) -> LogLine | None:
-    """Describe an event; None for one that says little to people."""
+    """Describe an event; return None for progress of builds and for changes of state without a reason."""
     if isinstance(event.what, ProgressMade) or (isinstance(event.what, EngineMoved) and not event.what.reason):
         return None
     return LogLine(event.sequence, event.unix_s, sentence(event.what, event.model, event.engine))
