@@ -1,4 +1,4 @@
-"""The command line's top: every command registers itself here, and is imported when it is used."""
+"""The root of the command line: lists all commands, and imports a command when it is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Command: TypeAlias = Callable[..., None]
 
 
 def _function(module: str, name: str) -> Callable[[], _Command]:
-    """Return a function that imports a command."""
+    """Return a function that imports and returns a command."""
 
     def load() -> _Command:
         found: _Command = getattr(import_module(f"edged.cli.{module}"), name)
@@ -33,7 +33,7 @@ def _command(function: _Command) -> _Command:
 
 
 def _group(name: str, text: str | None, *functions: _Command, callback: _Command | None = None) -> typer.Typer:
-    """Return a group of commands, named as their functions; `callback` is the command of the group itself."""
+    """Return a group of commands with the names of their functions. `callback` runs for the group's own name."""
     options: dict[str, Any] = {"help": text, "epilog": epilog(name), "invoke_without_command": callback is not None}
     group = typer.Typer(no_args_is_help=callback is None, **options)
     group.callback()(_command(callback) if callback else lambda: None)
@@ -74,7 +74,7 @@ def _engines() -> typer.Typer:
 def _inventory() -> typer.Typer:
     from edged.cli import inventory
 
-    return _group("inventory", "Check files of boxes for --inventory.", inventory.check)
+    return _group("inventory", "Check an inventory: a file of boxes, for --inventory.", inventory.check)
 
 
 def _device() -> typer.Typer:
@@ -96,7 +96,7 @@ def _tls() -> typer.Typer:
     return _group("tls", "Make certificates for boxes and their clients.", tls.new)
 
 
-# As one meets them: try it, run it, give it models, use them, look beneath.
+# In the order of use: try edged, run it, add models, use them, look into details.
 _COMMANDS: dict[str, Callable[[], _Command | typer.Typer]] = {
     "up": _function("up", "up"),
     "demo": _function("demo", "demo"),
@@ -130,8 +130,8 @@ def _typer(**options: Any) -> typer.Typer:
 
 
 class _Commands(TyperGroup):
-    """Lists the commands in their order here; imports those that are needed, all of them for a help or a typing
-    mistake."""
+    """Lists commands in the order of `_COMMANDS`. Imports only the needed command; all commands for the help and for an
+    unknown name."""
 
     def list_commands(self, ctx: object) -> list[str]:
         return list(_COMMANDS)
@@ -170,15 +170,15 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", "-t", metavar="ADDRESS", help="As after the command: the daemon to talk to."),
+        typer.Option("--target", "-t", metavar="ADDRESS", help="The daemon to call, as after the command."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="As after the command: print JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, as after the command.")] = False,
 ) -> None:
-    """Options of edged itself."""
+    """Store the options before the command, and handle --version."""
     from edged.cli import common
 
     common.root_options.targets, common.root_options.json = tuple(target or ()), json

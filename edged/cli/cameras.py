@@ -1,4 +1,4 @@
-"""`edged cameras`: what cameras do; add, change and remove those that the daemon opens itself."""
+"""`edged cameras`: show all cameras; add, change and remove cameras that the daemon opens itself."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ _Settings = Annotated[
 def cameras(context: typer.Context, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Show each camera: state, rates, latency, skipped frames.
 
-    Cameras that the daemon opens itself, and those that clients send. One that stopped sending is shown for a while.
+    The list has cameras that the daemon opens itself and cameras of clients. A camera that stopped sending is listed
+    for a while.
 
-    AGE is from capture to answer: median / 99th percentile of the latest answers. A camera that reconnects keeps its
-    row.
+    AGE is the time from capture to answer: median / 99th percentile of the latest answers. A camera that reconnects
+    keeps its row.
 
     \b
     edged cameras add hall rtsp://user:password@camera/main doors max_fps=10
@@ -55,14 +56,14 @@ def add(
         str,
         typer.Argument(help="rtsp://..., http://..., /dev/video0, csi://0, or a video file or folder on the box."),
     ],
-    model: Annotated[str, typer.Argument(help="The model that looks at it; see edged models.")],
+    model: Annotated[str, typer.Argument(help="The model that gets its frames; see edged models.")],
     settings: _Settings = None,
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Add a camera that the daemon opens itself.
 
-    It is kept when the daemon restarts. Settings are the keys below [cameras.NAME] in docs/configuration.md.
+    The camera is kept when the daemon restarts. Settings are the keys of [cameras.NAME] in docs/configuration.md.
 
     edged cameras add hall rtsp://user:password@camera/main doors max_fps=10 track=true
     """
@@ -76,9 +77,10 @@ def set_(
     targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
-    """Change settings of a camera; KEY= resets one.
+    """Change settings of a camera; KEY= resets a setting.
 
-    The camera starts again with them; others continue. A camera of the configuration file is changed there.
+    The camera starts again with the new settings; other cameras continue. Change a camera of the configuration file in
+    that file.
 
     \b
     edged cameras set hall max_fps=5 rotation=90
@@ -92,17 +94,17 @@ def set_(
 
 
 def enable(name: _Name, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
-    """Start a camera that is disabled."""
+    """Start a disabled camera."""
     remote.run(_one(lambda client: client.set_camera(name, {"enabled": "true"})), targets, json)
 
 
 def disable(name: _Name, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
-    """Stop a camera; its settings are kept."""
+    """Stop a camera and keep its settings."""
     remote.run(_one(lambda client: client.set_camera(name, {"enabled": "false"})), targets, json)
 
 
 def remove(name: _Name, targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
-    """Remove a camera; files of its events are kept."""
+    """Remove a camera and keep the files of its events."""
     command = RemoteCommand(
         call=lambda client: client.remove_camera(name) or name,
         render=lambda removed: [f"camera {removed} was removed"],
@@ -121,12 +123,12 @@ def _find(client: Client, name: str) -> CameraInfo:
     found = [each for each in known if each.camera == name]
     if not found:
         names = ", ".join(each.camera for each in known) or "none"
-        raise NotFound(f"no camera is called {name!r}; there are: {names}")
+        raise NotFound(f"no camera is named {name!r}; existing cameras: {names}")
     return next((each for each in found if each.configured), found[0])
 
 
 def parse_settings(pairs: list[str] | tuple[str, ...]) -> dict[str, str]:
-    """Parse `KEY=VALUE` texts; KEY= has an empty value. InvalidInput for anything else."""
+    """Parse `KEY=VALUE` texts; the value may be empty. Raises InvalidInput for any other text."""
     found: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

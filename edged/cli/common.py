@@ -1,4 +1,4 @@
-"""Shared by all commands: options, output, exit status."""
+"""Options, output and exit status that all commands share."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Parameters = ParamSpec("Parameters")
 
 _DAEMON = "The daemon: unix:/PATH, HOST:PORT or tls:HOST:PORT; default: EDGED_TARGET, or its default socket."
 Target = Annotated[str | None, typer.Option("--target", "-t", metavar="ADDRESS", help=_DAEMON)]
-TARGET_HELP = f"{_DAEMON} Repeatable, for several at once."
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, errors too.")]
+TARGET_HELP = f"{_DAEMON} Repeat it to call several daemons at once."
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, also for errors.")]
 Score = Annotated[
     float | None, typer.Option("--score", min=0.0, max=1.0, help="Leave out detections below this score, 0 to 1.")
 ]
@@ -41,13 +41,14 @@ _UNFOLDED = 1 << 20  # columns: wider than anything printed
 
 @dataclass
 class RootOptions:
-    """Options that were given before the command, as in `edged --target tls:dock status`."""
+    """Options before the command, as in `edged --target tls:dock status`."""
 
     targets: tuple[str, ...] = ()
     json: bool = False
 
     def apply(self, command: dict[str, Any]) -> None:
-        """Fill in options of a command that were not given after it. InvalidInput if it has no such option."""
+        """Add these options to a command's arguments; options after the command win. Raises InvalidInput if the command
+        does not have the option."""
         if self.json:
             if not isinstance(command.get("json"), bool):
                 raise InvalidInput("--json does not apply to this command")
@@ -69,7 +70,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 
 
 def harmless(text: str) -> str:
-    """Escape control characters, which could move the cursor; line feeds stay."""
+    """Return the text with control characters escaped, since they could move the cursor. Line feeds and tabs stay."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -77,11 +78,12 @@ class DataConsole(Console):
     """A console that prints texts literally, also in tables: no markup, no emoji, no control characters."""
 
     def on_broken_pipe(self) -> None:
-        """Re-raise the BrokenPipeError that is handled: `command` sets the exit status."""
+        """Re-raise the current BrokenPipeError; the decorator `command` sets the exit status."""
         raise
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Every plain text passes here before it is measured and printed."""
+        """Escape control characters and turn off markup; rich calls this for every plain text before it measures and
+        prints it."""
         return super().render_str(harmless(text), **options | {"emoji": False, "markup": False, "highlight": False})
 
 
@@ -90,11 +92,11 @@ err = DataConsole(stderr=True)
 
 
 def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Decorate a command so that it ends as a shell expects.
+    """Decorate a command so that it prints errors and exits as a shell expects.
 
-    An EdgedError is one line on stderr (with --json also JSON on stdout) and status 1, or 2 if the arguments, the
-    settings or the model are wrong. An OSError is one line and status 1. Ctrl-C is 130 and SIGTERM 143, after cleanup.
-    A closed pipe prints nothing.
+    An EdgedError prints one line on stderr (with --json also JSON on stdout); the status is 2 if the arguments, the
+    settings or the model are wrong, otherwise 1. An OSError prints one line; the status is 1. After cleanup, the status
+    is 130 for Ctrl-C and 143 for SIGTERM. A closed pipe prints nothing.
     """
 
     @functools.wraps(function)
@@ -124,9 +126,9 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 def _unwind_on_sigterm() -> None:
-    """SIGTERM and SIGHUP end a command as an error does: children are stopped and folders removed.
+    """Let SIGTERM and SIGHUP end the command by an exception, so that it stops children and removes temporary folders.
 
-    Signals that are already handled or ignored (nohup) stay so; a command can set other handlers later.
+    A signal that is already handled or ignored (nohup) is left alone. A command can set other handlers later.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # in a test
@@ -140,13 +142,14 @@ def _exit(number: int, _: object) -> NoReturn:
 
 
 def refused_by_system(error: OSError, what: object = None) -> str:
-    """Return a line with the name and the reason of an error of the system."""
+    """Describe a system error in one line, with the reason and the name of the file or of `what`."""
     name, why = what or error.filename, error.strerror or str(error) or type(error).__name__
     return f"cannot use {os.fsdecode(name) if isinstance(name, bytes) else name}: {why}" if name else why
 
 
 def show(renderable: RenderableType) -> None:
-    """Print a table or text on standard output; without a terminal as wide as it is, so that nothing is cut."""
+    """Print a table or text on standard output. If that is not a terminal, the width is not limited, so that nothing is
+    cut."""
     if out.is_terminal:
         out.print(renderable, soft_wrap=isinstance(renderable, str))
         return
@@ -155,16 +158,16 @@ def show(renderable: RenderableType) -> None:
         plain.print(renderable)
     for line in captured.get().removesuffix("\n").split("\n"):
         sys.stdout.write(line.rstrip() + "\n")
-    sys.stdout.flush()  # a reader of the pipe sees each line at once
+    sys.stdout.flush()  # the pipe's reader gets the text at once
 
 
 def table(*headings: str) -> Table:
-    """Return an empty table without lines."""
+    """Return a table without rows and borders."""
     return Table(*headings, box=None, pad_edge=False)
 
 
 def fact_table(facts: Mapping[str, str]) -> Table:
-    """Return names and values in two columns without headings."""
+    """Return a table with names and values in two columns, without headings."""
     found = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts.items():
         found.add_row(name, value)
@@ -172,14 +175,14 @@ def fact_table(facts: Mapping[str, str]) -> Table:
 
 
 def say(line: str) -> None:
-    """Print a line on standard error, with control characters escaped: it may quote a box."""
+    """Print a line on standard error. Control characters are escaped, since the line may quote a box."""
     typer.echo(harmless(line), err=True)
 
 
 @contextlib.contextmanager
 def working(on: str, console: Console = err) -> Iterator[Callable[[str], None]]:
-    """Show a spinner on a terminal while something takes its time; nothing in a log or pipe. Yield a function that
-    changes its text. Lines that are printed meanwhile go above it if they go to the same `console`."""
+    """Show a spinner while the block runs, if `console` is a terminal. Yield a function that changes the spinner's
+    text. Lines that are printed to the same `console` meanwhile appear above the spinner."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         shown = progress.add_task(on)
@@ -187,7 +190,7 @@ def working(on: str, console: Console = err) -> Iterator[Callable[[str], None]]:
 
 
 def print_json(encoded: bytes) -> None:
-    """Print one line of JSON and flush: the reader may be waiting."""
+    """Print one line of JSON and flush it, since the reader may be waiting."""
     sys.stdout.write(encoded.decode() + "\n")
     sys.stdout.flush()
 
@@ -200,8 +203,8 @@ def _print_error(error: EdgedError) -> None:
 
 
 def _discard_output() -> None:
-    """Discard what is buffered, which the interpreter would complain about at exit."""
-    with contextlib.suppress(OSError, ValueError):  # a test's standard output is no file
+    """Discard buffered output, so that the interpreter does not report an error at exit."""
+    with contextlib.suppress(OSError, ValueError):  # in a test, standard output is not a file
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""`edged config`: write a commented configuration file, check one, show what is in force."""
+"""`edged config`: write a commented configuration file, check a file, show the effective values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from edged.config.template import Row
 
 _MODE = 0o640  # users of the daemon need not see its configuration
-_GROUP = "edged"  # the service's, which has to read what root writes
+_GROUP = "edged"  # of the service, which must read a file that root writes
 
 _File = Annotated[
-    Path | None, typer.Argument(help="The file; otherwise the one that edged serve, or the service, reads.")
+    Path | None, typer.Argument(help="The file; default: the file that edged serve or the service reads.")
 ]
 
 
@@ -34,8 +34,8 @@ def init(
 ) -> None:
     """Print a configuration file with every key and its default.
 
-    A comment says what each key means and names its environment variable. With --out the file is written, readable by
-    its owner and group; an existing file is kept unless --force is given.
+    Comments explain each key and name its environment variable. With --out the text is written to a file that its owner
+    and group can read. An existing file is not replaced unless --force is given.
     """
     from edged.config.template import template
 
@@ -47,9 +47,9 @@ def init(
 
 
 def check(file: _File = None) -> None:
-    """Check a configuration: print one line for each mistake.
+    """Check a configuration and print one line for each mistake.
 
-    It also checks the environment of this command, and whether this user could use the paths and addresses.
+    It also checks this command's environment variables, and whether this user may use the paths and addresses.
 
     Exit status: 0 no mistakes, 2 mistakes.
     """
@@ -71,16 +71,16 @@ def check(file: _File = None) -> None:
 def show(
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="The file; otherwise the one that edged serve, or the service, reads."),
+        typer.Option("--config", "-c", help="The file; default: the file that edged serve or the service reads."),
     ] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     json: common.Json = False,
 ) -> None:
     """Print every key with the value that a daemon would use.
 
-    The values come from the file and from the environment of this command.
+    The values come from the file and from this command's environment.
 
-    Options of edged serve, which override both, are not known here.
+    Options of edged serve override both; this command does not know them.
     """
     from edged.config import template
 
@@ -95,7 +95,8 @@ def show(
 
 
 def _read(file: Path | None) -> tuple[Reading, str]:
-    """Read a file and the environment; also return their name. The default file need not exist."""
+    """Read a configuration file and the environment; also return the file's name for messages. The default file may be
+    missing."""
     from edged import config as configuration
 
     own = paths.default_config()
@@ -122,8 +123,8 @@ def _fields(row: Row) -> dict[str, object]:
 
 
 def _write(path: Path, data: bytes, force: bool) -> None:
-    """For its owner and group to read. AlreadyExists for a file that is there, without `force`; InvalidInput for what
-    is there and no file; EdgedError if the system refuses."""
+    """Write a file that its owner and group can read. Raises AlreadyExists if the file exists and `force` is not set,
+    InvalidInput if the path exists but is not a regular file, EdgedError if the system refuses."""
     from edged.store import atomic
 
     try:

@@ -25,9 +25,9 @@ def demo(
         float, typer.Option("--seconds", min=1.0, help="Streaming time before the restart; 4 s more follow it.")
     ] = 14.0,
     cameras: Annotated[int, typer.Option("--cameras", min=1, max=64, help="Number of cameras.")] = 4,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")] = None,
     snapshot: Annotated[
-        Path | None, typer.Option("--snapshot", metavar="FILE.jpg", help="Write what the cameras see, annotated.")
+        Path | None, typer.Option("--snapshot", metavar="FILE.jpg", help="Write the cameras' annotated pictures.")
     ] = None,
     model: Annotated[
         Path | None, typer.Option("--model", metavar="FILE.onnx", help="Your model instead of the embedded one.")
@@ -45,9 +45,9 @@ def demo(
     Starts a daemon in a temporary folder, streams cameras through it, and prints what happens.
 
     The daemon answers at once, builds and verifies faster engines, swaps them in, is restarted, and finds its engine in
-    the store. A page in the browser shows it while it runs. The demo waits for engines that are still being built, up
-    to three minutes longer than --seconds. Only the files named by --json and --snapshot are kept. Exit status: 0 all
-    checks passed, or only time was too short; 1 one failed.
+    the store. A page in the browser shows the cameras meanwhile. The demo waits for engines that are still being built,
+    up to three minutes longer than --seconds. Only the files named by --json and --snapshot are kept. Exit status: 0
+    all checks passed, or could not finish in time; 1 a check failed.
     """
     from edged.demo.runner import Plan
     from edged.demo.view import render
@@ -69,8 +69,8 @@ def demo(
 
 
 async def _run(plan: Plan) -> Outcome:
-    """Ctrl-C and the signals that end a process end the demonstration in order; its own cleaning up is not
-    interrupted, since it takes seconds at most. KeyboardInterrupt then."""
+    """Run the demo. Ctrl-C, SIGTERM and SIGHUP cancel it; its cleanup is not interrupted, since that takes seconds at
+    most. Raises KeyboardInterrupt after a signal."""
     from edged.demo.runner import run
     from edged.demo.view import open_view
 
@@ -98,7 +98,7 @@ def _heading(plan: Plan) -> str:
 
 
 def _require_writable(path: Path) -> None:
-    """InvalidInput if a file could not be written at the end."""
+    """Create the file's folder. Raises InvalidInput if the file could not be written at the end."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -42,10 +42,10 @@ def doctor(
 ) -> None:
     """Check the box and the models; print a remedy for each problem.
 
-    It looks at what makes deployments fail: runtimes that do not load, drivers that do not fit, folders,
-    memory, clock, heat; models that are refused, engines that are stale or drift. Each finding has a remedy.
+    It checks common causes of failures: runtimes that do not load, drivers of the wrong version, folders, memory,
+    clock, heat, refused models, and engines that are stale or whose answers drift.
 
-    It changes nothing, and works with or without a daemon. Without -v it lists problems only. With MODEL it also
+    It changes nothing, and works with or without a daemon. Without -v it lists only problems. With MODEL it also
     compares every optimisation level with the unoptimised model.
 
     Exit status: 0 no problems, 1 problems, 2 bad arguments.
@@ -103,7 +103,7 @@ def _folder(named: str, default: Path) -> Path:
 
 
 def render(report: Report, *, verbose: bool) -> Iterator[RenderableType]:
-    """Problems, the worst first, and how many checks ended how; then all checks if `verbose`."""
+    """Yield the problems, the worst first, and the number of checks by result; then all checks if `verbose`."""
     order = (Result.WRONG, Result.WARNING, Result.UNKNOWN)
     problems = [
         check

@@ -28,7 +28,7 @@ Key = Annotated[
     str | None,
     typer.Option("--engine", metavar="KEY", help="The engine with this key, or its first 6 or more characters."),
 ]
-All = Annotated[bool, typer.Option("--all", help="All engines of all models that the command applies to.")]
+All = Annotated[bool, typer.Option("--all", help="All engines of all models.")]
 
 _NOTHING = {
     "rebuild": "nothing to rebuild: no engine is missing; use --force to rebuild existing ones",
@@ -51,11 +51,11 @@ def rebuild(
 ) -> None:
     """Build missing engines again, or all selected ones with --force.
 
-    Engines that failed too often, were cancelled or were evicted are tried again. Serving goes on with the old engine
-    until the new one is verified.
+    Engines that failed too often, were cancelled or were evicted are tried again. The old engine keeps serving until
+    the new one is verified.
 
-    Without --follow the command returns at once: see `edged status`. With it the exit status is 1 if any engine was not
-    built. With --json one object a line for every change.
+    Without --follow the command returns at once; see `edged status` for progress. With --follow the exit status is 1 if
+    any engine was not built. With --json it prints one object per line for every change.
     """
     _require_selection("rebuild", model, engine, everything)
 
@@ -75,10 +75,10 @@ def verify(
 ) -> None:
     """Compare engines with the reference again, and time them again.
 
-    Use it after a doubtful update.
+    Use it if you doubt an update.
 
-    An engine whose answers are wrong now is rejected and no longer serves. The exit status is 1 if any engine did not
-    pass. With --json one object a line for every change.
+    An engine whose answers are now wrong is rejected and stops serving. The exit status is 1 if any engine did not
+    pass. With --json it prints one object per line for every change.
     """
     _require_selection("verify", model, engine, everything)
 
@@ -88,28 +88,28 @@ def verify(
     _order(order, "verify", "verified", targets, follow, json)
 
 
-# By verb: the help, and the participle that is printed.
+# By verb: the participle that is printed, and the help.
 _SELECTIONS = {
     "cancel": (
         "cancelled",
-        """Cancel builds that run or wait.
+        """Cancel running and queued builds.
 
-        These engines are not built again until `edged engines rebuild`.
+        The daemon does not build these engines again until `edged engines rebuild`.
 
-        An existing engine stays as it was.
+        Existing engines are not changed.
         """,
     ),
-    "pin": ("pinned", "Keep engines from being evicted until they are unpinned."),
-    "unpin": ("unpinned", "Let engines be evicted again."),
+    "pin": ("pinned", "Protect engines from eviction until they are unpinned."),
+    "unpin": ("unpinned", "Allow the eviction of engines again."),
     "evict": (
         "evicted",
         """Remove engines that are not in use, to free disk space.
 
-        The daemon does so by itself when it needs space.
+        The daemon also evicts engines when it needs space.
 
-        --all removes all engines that are not needed. An engine that serves, soon will, or is pinned stays; naming one
-        is refused. An evicted engine keeps its record and is made again when it is needed, or by `edged engines
-        rebuild`.
+        --all removes all engines that are not needed. Engines that serve, will serve soon, or are pinned stay; the
+        command fails if it selects only these. An evicted engine keeps its record. It is built again when it is
+        needed, or by `edged engines rebuild`.
         """,
     ),
 }
@@ -147,10 +147,10 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 
 
 def _require_selection(verb: str, model: str | None, engine: str | None, everything: bool) -> None:
-    """InvalidInput unless either something or all is selected."""
+    """Raise InvalidInput unless the arguments select either some engines or all."""
     some = bool(model or engine)
     if some and everything:
-        raise InvalidInput(f"--all excludes MODEL and --engine; {verb} one or the other")
+        raise InvalidInput("--all excludes MODEL and --engine; leave out one of them")
     if not some and not everything:
         rest = "--all for those that are not needed" if verb == "evict" else "--all"
         raise InvalidInput(f"nothing selected to {verb}; give MODEL, --engine KEY, or {rest}")
@@ -159,9 +159,10 @@ def _require_selection(verb: str, model: str | None, engine: str | None, everyth
 def _order(
     order: Callable[[Client], Updates[EngineProgress]], verb: str, done: str, targets: Targets, follow: bool, json: bool
 ) -> None:
-    """Give an order, and follow it to its end if asked to. Ctrl-C ends only the watching.
+    """Send a command to the daemons, and follow its work until the end if requested. Ctrl-C only ends the following.
 
-    With `follow`, EdgedError if any engine was not `done`, such as "rebuilt"; of several boxes a summary and status 1.
+    With `follow`, raises EdgedError if any engine was not `done`, such as "rebuilt". With several boxes, prints a
+    summary and exits with status 1 instead.
     """
     command: RemoteCommand[list[EngineProgress]] = RemoteCommand(
         call=lambda client: list(order(client)),
@@ -198,10 +199,10 @@ def _order(
         raise EdgedError(wrong)
 
 
-_Show: TypeAlias = Callable[[str, EngineProgress], None]  # the box, empty if there is only one
-_Which: TypeAlias = tuple[str, str]  # model and key: models of one content share engines
+_Show: TypeAlias = Callable[[str, EngineProgress], None]  # the box's name, empty if only one; the update
+_Which: TypeAlias = tuple[str, str]  # model and key: models with the same content share engines
 
-_GOES_ON = "the daemon goes on; see: edged status; to stop it: edged engines cancel"
+_GOES_ON = "the daemon continues; see: edged status; to stop it: edged engines cancel"
 
 
 def _follow_fleet(
@@ -218,7 +219,7 @@ def _follow_fleet(
 
     quiet = dataclasses.replace(command, render=lambda _: ())
     with _display(json) as show:
-        # All at once: the boxes do the work, and one that waits for others would not begin.
+        # All boxes at once: they do the work, and a box that waited for others would not begin.
         ended = remote.run_on_fleet(quiet, boxes, json, work, on_update=show, on_outcome=on_outcome, at_once=len(boxes))
     for box in boxes:
         if box.name in answers:
@@ -227,7 +228,7 @@ def _follow_fleet(
 
 
 def _trouble(engines: Collection[EngineProgress], done: str) -> str:
-    """Name the engines that were not `done`, such as "rebuilt"; empty if all were."""
+    """Return a line about the engines that were not `done`, such as "rebuilt"; an empty text if all were."""
     wrong = [engine for engine in engines if not engine.succeeded]
     if not wrong:
         return ""
@@ -246,7 +247,7 @@ def _display(json: bool) -> contextlib.AbstractContextManager[_Show]:
 
 
 def _print_outcomes(box: str, lines: Iterable[object], engines: Sequence[EngineProgress]) -> None:
-    """Print the outcomes, which vanished with the bars, or that no engine was selected."""
+    """Print the outcomes if they were only in the bars, which have been removed, or if no engine was selected."""
     if _draws() or not engines:
         for line in lines:
             common.show(_of(box, str(line)))
@@ -262,7 +263,7 @@ def _print_json(box: str, update: EngineProgress) -> None:
 
 
 def _lines() -> _Show:
-    """One line for each step, not for each second."""
+    """Return a function that prints one line for each step of an engine, not for each update."""
     steps: dict[tuple[str, _Which], tuple[object, ...]] = {}
 
     def show(box: str, update: EngineProgress) -> None:
@@ -276,7 +277,8 @@ def _lines() -> _Show:
 
 @contextlib.contextmanager
 def _bars() -> Iterator[_Show]:
-    """Bars on standard error that vanish at the end; one whose share is unknown moves to and fro."""
+    """Show progress bars on standard error and remove them at the end. Yield the function that updates them. A bar
+    pulses while the progress is unknown."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),

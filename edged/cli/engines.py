@@ -1,4 +1,5 @@
-"""`edged engines`: list, explain and show engines, and build them for other boxes; `engine_commands` changes them."""
+"""`edged engines`: list, explain and show engines, and build engines for other boxes. The commands that change engines
+are in `engine_commands`."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from edged.engines import offline
     from edged.ipc.job_messages import Progress
 
-_SHORTEST = 6  # characters of a key that are taken for it
+_SHORTEST = 6  # characters of a key that a user must give
 
 
 def list_(
-    model: Annotated[str, typer.Argument(help="Only this model's.", show_default=False)] = "",
+    model: Annotated[str, typer.Argument(help="Only engines of this model.", show_default=False)] = "",
     targets: Targets = DEFAULT_TARGETS,
     state: StateOption = None,
     cache: CacheOption = None,
@@ -43,12 +44,12 @@ def list_(
 ) -> None:
     """List the engines of every model: state, speed, size.
 
-    In brackets is the optimisation level: `none` is unoptimised ONNX Runtime, the reference that the others are
-    compared with. SPEED is relative to it.
+    The optimisation level is in brackets. Level `none` is unoptimised ONNX Runtime: the reference with which other
+    engines are compared. SPEED is relative to the reference.
 
-    State: absent, queued, building, verifying, ready, serving; failed (tried again later), rejected (wrong answers),
-    unsuitable (the backend cannot do it), quarantined (no longer tried by itself), evicted (to make room), stale
-    (not needed on this device as it is now).
+    States: absent, queued, building, verifying, ready, serving; failed (tried again later), rejected (wrong answers),
+    unsuitable (the backend cannot run it), quarantined (not tried again automatically), evicted (to free space), stale
+    (not needed on this device now).
     """
     command = remote.list_command(
         lambda client: list(client.engines(model or None)),
@@ -68,7 +69,8 @@ def why(
 ) -> None:
     """Explain why each engine of a model is used, rebuilt or missing.
 
-    It compares the engine's key with the nearest one in the store and names the parts that differ."""
+    It compares each engine's key with the nearest key in the store and names the parts that differ.
+    """
     command = RemoteCommand(
         call=lambda client: list(client.explain(model)),
         render=lambda explanations: [_reasons(explanations)],
@@ -94,7 +96,8 @@ def show(
 
 
 def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
-    """Return the engine whose key begins with `start`, once for each model that has it: equal files share engines."""
+    """Return the engine whose key begins with `start`, once for each model that has it, since equal files share
+    engines. Raises NotFound, or EdgedError if several keys begin so."""
     found = [engine for engine in engines if engine.key.startswith(start)]
     keys = sorted({engine.key for engine in found})
     if not keys:
@@ -125,10 +128,10 @@ def _details(engines: list[EngineInfo]) -> Table:
         "pinned": "yes, never evicted" if engine.pinned else "no",
     }
     if engine.load is not None:
-        rows["load"] = f"{engine.load:.0%} of the processors were used by others while it was timed"
+        rows["load"] = f"other processes used {engine.load:.0%} of the processors while it was timed"
     if engine.adopted_from:
         how = "built ahead" if engine.ahead else "built for another driver"
-        rows["adopted"] = f"from {engine.adopted_from}, {how} and proven with this one"
+        rows["adopted"] = f"from {engine.adopted_from}, {how} and verified with this one"
     if engine.ahead:
         rows["built ahead"] = f"for {engine.ahead}, on another box"
     if engine.standard:
@@ -143,7 +146,7 @@ def _details(engines: list[EngineInfo]) -> Table:
 
 
 def _composition(composition: Composition) -> dict[str, str]:
-    """Describe what the runtime made of the model and where its nodes run, as far as that is known."""
+    """Describe the layers of the engine and the providers that run its nodes, as far as they are known."""
     rows = {"layers": ", ".join(f"{count} in {precision}" for precision, count in composition.layers.items())}
     for provider, operators in composition.nodes.items():
         most_first = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
@@ -157,12 +160,12 @@ def _composition(composition: Composition) -> dict[str, str]:
 def _timed(engine: EngineInfo) -> str:
     if engine.speed is None:
         return "not measured"
-    took = f"{engine.latency_ms:.3f} ms against {engine.reference_ms:.3f} ms, in turns"
-    return f"{engine.speed:.2f} times the reference's ({took})"
+    took = f"{engine.latency_ms:.3f} ms against {engine.reference_ms:.3f} ms, timed alternately"
+    return f"{engine.speed:.2f} times the reference ({took})"
 
 
 def _forms(engine: EngineInfo) -> str:
-    """Its speed with each number of instances: how fast one answer is, and how many come in a second."""
+    """Describe the speed with each number of instances: for one request at a time, and for many requests."""
     return "; ".join(
         f"{speed.instances} at a time{f' of {speed.threads} threads' if speed.threads else ''}:"
         f" {speed.reference_ms / speed.latency_ms:.2f} times the reference's speed for one request,"
@@ -183,8 +186,8 @@ def _state(engine: EngineInfo) -> str:
 
 
 def _how(engine: EngineInfo) -> str:
-    """The backend, its device unless it is the CPU, optimisation level and threads."""
-    threads = engine.parts.get("recipe.threads", "0")  # another version's engines may have other parts
+    """Return the backend, the device unless it is the CPU, the optimisation level, the threads and the instances."""
+    threads = engine.parts.get("recipe.threads", "0")  # engines of another version may have other parts
     level = engine.parts.get("recipe.optimization", "?")
     device = "" if engine.device == "cpu" else f" on {engine.device}"
     many = f", {engine.instances} at a time" if engine.instances > 1 else ""
@@ -192,7 +195,7 @@ def _how(engine: EngineInfo) -> str:
 
 
 def _speed(engine: EngineInfo) -> str:
-    """Its speed as a multiple of the reference's, timed in turns with it."""
+    """Return the speed as a multiple of the reference's. Both were timed alternately."""
     return "" if engine.speed is None or engine.is_reference else f"{engine.speed:.1f}x"
 
 
@@ -222,14 +225,12 @@ def build(
         typer.Option(
             "--for",
             metavar="DEVICE",
-            help="A compute capability, such as sm_86; or a file that `edged device --json` wrote on the other box.",
+            help="A compute capability, such as sm_86, or a file with the other box's `edged device --json`.",
         ),
     ],
-    precision: Annotated[
-        list[str] | None, typer.Option("--precision", help="Only this one; may be given several times.")
-    ] = None,
+    precision: Annotated[list[str] | None, typer.Option("--precision", help="Only this precision; repeatable.")] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the model, as for a file.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A model setting; repeatable.")
     ] = None,
     state: StateOption = None,
     cache: CacheOption = None,
@@ -237,12 +238,12 @@ def build(
 ) -> None:
     """Build engines for another box's GPU, with TensorRT for RTX.
 
-    They are not used here. Copy them to the same folder of the other box (CACHE/engines/KEY). That box compares them
-    with the reference, times them, and serves them if their answers are right, without building. With a file of the
-    other box's facts the keys are exactly those that it looks for; with a compute capability alone, unknown facts
-    match anything.
+    The engines are not used on this box. Copy them to the same folder on the other box (CACHE/engines/KEY). That box
+    compares them with the reference, times them, and serves them without building if their answers are right. With a
+    file of the other box's facts the keys are exactly the ones that it looks for. With a compute capability alone,
+    unknown facts match any value.
 
-    The exit status is 1 if any engine could not be built. With --json one object a line for each engine.
+    The exit status is 1 if any engine could not be built. With --json it prints one object per line for each engine.
     """
     from edged.engines import offline
 
@@ -292,7 +293,7 @@ def _target(text: str, box: LocalBox) -> offline.Target:
 
 
 def _quietly(progress: Progress) -> None:
-    """No output: a spinner turns meanwhile."""
+    """Ignore progress, since a spinner is shown."""
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (list_, why, show, build)

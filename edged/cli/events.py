@@ -1,4 +1,4 @@
-"""`edged events`: past events, and new ones as they happen."""
+"""`edged events`: shows past events, and new events when they happen."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def events(
     targets: Targets = DEFAULT_TARGETS,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new events, until Ctrl-C.")] = False,
     after: Annotated[
-        str, typer.Option("--after", metavar="[EPOCH:]N", help="Only events after number N of the daemon run EPOCH.")
+        str, typer.Option("--after", metavar="[EPOCH:]N", help="Only events after number N; EPOCH: the daemon's run.")
     ] = "0",
     json: common.Json = False,
 ) -> None:
     """Show what happened: builds, swaps, alarms, commands.
 
-    With --json one object a line; `epoch` and `sequence` of the last one, given as --after EPOCH:SEQUENCE, resume where
-    it ended. If the daemon was restarted since, numbers begin again, and all its events are shown.
+    With --json it prints one object per line. To resume, give `epoch` and `sequence` of the last event: --after
+    EPOCH:SEQUENCE. If the daemon was restarted since then, numbers begin again and all its events are shown.
     """
     epoch, number = position(after)
     if targets.is_fleet:
@@ -50,7 +50,7 @@ def events(
 
 
 def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
-    """Print events of several boxes as they come, after the box's name."""
+    """Print events of several boxes as they arrive, each after its box's name."""
 
     def work(client: Client, report: Callable[[EventInfo], None]) -> None:
         for event in client.events(follow=follow):
@@ -63,7 +63,7 @@ def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
             common.out.print(f"{box:{width}}  {_line(event)}", soft_wrap=True)
 
     def on_outcome(end: remote.BoxOutcome[None]) -> None:
-        if follow and end.error:  # the other boxes go on
+        if follow and end.error:  # the other boxes continue
             common.say(f"{end.box}: {end.error}")
 
     width = max(len(box.name) for box in boxes)
@@ -81,7 +81,7 @@ def _line(event: EventInfo) -> str:
 
 
 def position(text: str) -> tuple[str, int]:
-    """Return the epoch, possibly empty, and number of N or EPOCH:N; InvalidInput for anything else."""
+    """Parse N or EPOCH:N into epoch (empty for N) and number. Raises InvalidInput for any other text."""
     epoch, colon, number = text.strip().rpartition(":")
     if not (number.isascii() and number.isdecimal()) or len(number) > _LONGEST or (colon and not epoch):
         raise InvalidInput(f"{text!r} is not an event number; give N or EPOCH:N, as in --json")

@@ -1,8 +1,8 @@
-"""What `--help` shows at the end of each command: an example, and the page of the documentation."""
+"""The end of each command's `--help`: an example and a page of the documentation."""
 
 from __future__ import annotations
 
-# By the words of the command: an example, and a file in docs/.
+# By command: an example, and a file in docs/.
 EXAMPLES: dict[str, tuple[str, str]] = {
     "up": ("edged up yolo.onnx rtsp://user:password@192.168.1.20/main", "cameras.md"),
     "demo": ("edged demo --cameras 2 --snapshot demo.jpg", "index.md"),
@@ -61,6 +61,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 
 
 def epilog(command: str) -> str:
-    """The last lines of a command's help."""
+    """Return the last lines of a command's help."""
     example, page = EXAMPLES[command]
     return f"\b\nExample:  {example}\nMore:     docs/{page}"

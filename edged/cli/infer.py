@@ -1,4 +1,4 @@
-"""`edged infer`: detections of one picture."""
+"""`edged infer`: runs a model on one picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def infer(
     save: Annotated[Path | None, typer.Option("--save", help="Write the picture with its detections.")] = None,
     score: common.Score = None,
 ) -> None:
-    """Send one picture to the daemon; print what the model finds.
+    """Send one picture to the daemon and print what the model finds.
 
     --json prints the format of Roboflow's inference API: image, and predictions with box centres in pixels.
     """

@@ -35,7 +35,7 @@ def inspect(
         typer.Option(
             "--draw",
             metavar="PICTURE",
-            help="Run the model once on this picture, draw what it finds, and count it by class.",
+            help="Run the model once on this picture, draw the detections, and count them by class.",
         ),
     ] = None,
     out: Annotated[
@@ -49,25 +49,25 @@ def inspect(
     memory_mb: model_options.MemoryMb = None,
     json: common.Json = False,
 ) -> None:
-    """Show what is in an ONNX file and if this box can serve it.
+    """Show an ONNX file, and whether this box can serve it.
 
-    It names the detector family, and for each backend here whether it can serve the model, or why not.
+    It names the detector family, and for each installed backend whether it can serve the model, or why not.
 
-    --draw runs the model once, as edged would serve it, and draws what it finds. If boxes are missing or in the wrong
-    place, set family, preprocess.* or thresholds.*: try settings with --set, then give the same to edged models add.
-    For a model of no known family the shapes and ranges of its outputs are shown instead.
+    --draw runs the model once, as edged would serve it, and draws the detections. If boxes are missing or in the wrong
+    place, set family, preprocess.* or thresholds.*: try settings with --set, then give the same settings to edged
+    models add. For a model of unknown family it shows the shapes and ranges of the outputs instead.
 
     edged inspect yolo.onnx --draw street.jpg
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    --convert shows what edged models add --convert would do to the file, whether the result gives the same answers, and
-    whether it can be served. Nothing is kept.
+    --convert shows the repairs that edged models add --convert would make, whether the repaired model gives the same
+    answers, and whether it can be served. The repaired model is not kept.
 
-    The model passes every stage that it would pass in a daemon, each in a child process with limits of time and memory,
-    so that a hostile file does no harm.
+    The file passes the same stages as in a daemon. Each runs in a child process with limits of time and memory, so that
+    a hostile file does no harm.
 
-    Exit status: 0 the model can be served, 1 edged or the picture failed, 2 it cannot be served.
+    Exit status: 0 the model can be served, 1 edged or the picture failed, 2 the model cannot be served.
     """
     from edged.cli import sample_run  # imports OpenCV
     from edged.models.settings import parse_assignments
@@ -120,7 +120,7 @@ def _show(
 
 
 def _refuse(file: Path, error: EdgedError, json: bool) -> None:
-    """Show why a file is refused, of which nothing else is known."""
+    """Show why a file is refused that could not be examined."""
     if not json:
         common.say(f"edged: {error}")
         return
@@ -130,7 +130,7 @@ def _refuse(file: Path, error: EdgedError, json: bool) -> None:
 
 
 def _verdict(finding: Finding | None, warnings: tuple[Finding, ...]) -> dict[str, Any]:
-    """Return the verdict. `stage` is the last passed stage, or the failed one."""
+    """Return the verdict. `stage` is the failed stage, or the last stage if all passed."""
     return {
         "ok": finding is None,
         "stage": (Stage.INFERENCE if finding is None else finding.stage).value,
@@ -149,7 +149,7 @@ def _size(file: Path) -> int | None:
         return None
 
 
-# The keys of `_facts`, and their values for a file that could not be read.
+# The keys of `_facts`, with their values for a file that could not be read.
 _NOTHING_KNOWN: dict[str, Any] = {
     "digest": "",
     "size": None,
@@ -171,7 +171,7 @@ _NOTHING_KNOWN: dict[str, Any] = {
     "names": [],
     "backends": {},
 }
-# Of these, the fields of an inspection.
+# The keys that are fields of an inspection.
 _PLAIN = (
     *("digest", "size", "ir_version", "opsets", "producer", "metadata"),
     *("operators", "subgraphs", "functions", "parameters"),
@@ -206,7 +206,7 @@ def _table(file: Path, admission: Admission, seen: sample_run.PictureResult | No
     operators = ", ".join(f"{count} {name}" for name, count in inspection.operators.items())
     rows = {
         "file": f"{file} ({inspection.size / 1e6:.2f} MB)",
-        "digest": inspection.digest or "none: the model is not whole",
+        "digest": inspection.digest or "none: the model is incomplete",
         "producer": inspection.producer or "unknown",
         "version": f"IR {inspection.ir_version}, opset {opsets}",
         "inputs": _shapes(inspection.signature.inputs),
@@ -248,7 +248,7 @@ def _run_rows(seen: sample_run.PictureResult) -> dict[str, str]:
         found = ", ".join(f"{label} {score:.0%}" for label, score in seen.classes)
     else:
         found = ", ".join(f"{count} {label}" for label, count in seen.counts.items())
-    nothing = "nothing; --set thresholds.score=0.05 shows less certain detections"
+    nothing = "nothing; for less certain detections: --set thresholds.score=0.05"
     return {"found": f"{found or nothing} ({how})", "drawn": seen.drawn}
 
 

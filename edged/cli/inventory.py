@@ -1,4 +1,4 @@
-"""An inventory: the boxes that commands go to, by name and group, from one TOML file.
+"""Reads an inventory: a TOML file with boxes that commands can call, by name and group.
 
     [defaults]
     ca = "ca.pem"                     # paths are relative to the file
@@ -8,7 +8,7 @@
     target = "tls:dock1.example:8001"
     groups = ["dock", "north"]
 
-Secrets are in files of their own. What neither a box nor the defaults set comes from the environment.
+Secrets are in separate files. Credentials that neither a box nor the defaults set are read from the environment.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 
 
 class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Defaults of all boxes: paths of PEM files and a token file, the name in the certificate, a time limit."""
+    """Defaults of all boxes: paths of PEM files and a token file, the name in the certificate, and a timeout in
+    seconds."""
 
     ca: str = ""
     certificate: str = ""
@@ -58,7 +59,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Box(msgspec.Struct, frozen=True):
-    """One daemon: name, address as written, groups and settings."""
+    """One daemon: its name, its address as the user wrote it, its groups and its settings."""
 
     name: str
     target: str
@@ -66,20 +67,20 @@ class Box(msgspec.Struct, frozen=True):
     settings: Defaults = Defaults()
 
     def credentials(self, environment: Mapping[str, str] | None = None) -> Credentials:
-        """Read the credentials' files now. InvalidInput if one cannot be used."""
+        """Read the box's credentials from files and the environment. Raises InvalidInput if a file cannot be used."""
         from edged.client.credentials import Credentials
 
         given = os.environ if environment is None else environment
         own = self.settings
         found = {name: getattr(own, name) for name in (*_FILES, "server_name")} | {"token": ""}
         for together in (("ca",), ("certificate", "key"), ("token_file", "token"), ("server_name",)):
-            if not any(found[name] for name in together):  # half a pair is not completed from elsewhere
+            if not any(found[name] for name in together):  # half a pair is not completed from the environment
                 found |= {name: given.get(f"EDGED_{name.upper()}", "").strip() for name in together}
         return Credentials.of(**found)
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """The boxes, in the file's order."""
+    """The boxes in the order of the file."""
 
     boxes: tuple[Box, ...]
 
@@ -88,7 +89,8 @@ class Inventory(msgspec.Struct, frozen=True):
         return tuple(sorted({group for box in self.boxes for group in box.groups}))
 
     def select(self, groups: Sequence[str] = (), names: Sequence[str] = ()) -> tuple[Box, ...]:
-        """Return the boxes of any of the groups or names; all if neither is given. InvalidInput for unknown ones."""
+        """Return the boxes that have one of the names or are in one of the groups; all boxes if neither is given.
+        Raises InvalidInput for an unknown name or group."""
         for group in groups:
             _require_known(group, self.groups, "group")
         for name in names:
@@ -98,7 +100,7 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 def load(path: Path) -> Inventory:
-    """Read an inventory. ConfigError, in one line, for anything wrong with it."""
+    """Read an inventory. Raises ConfigError with one line if it is invalid or cannot be read."""
     try:
         plain = msgspec.toml.decode(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
@@ -114,12 +116,13 @@ def load(path: Path) -> Inventory:
 
 
 def _parsed(plain: object, folder: Path) -> Inventory:
-    """Convert an inventory from plain values; relative paths start at `folder`. ConfigError if it is wrong."""
+    """Convert decoded TOML to an inventory. Relative paths start at `folder`. Raises ConfigError if a value is
+    invalid."""
     file = _typed(plain, _File, "the file")
     defaults = _typed(file.defaults, Defaults, "[defaults]")
     boxes = tuple(_box(name, given, defaults, folder) for name, given in file.boxes.items())
     if not boxes:
-        raise ConfigError('no box in it; add one: [boxes.NAME] with target = "tls:HOST:PORT"')
+        raise ConfigError('it has no box; add one: [boxes.NAME] with target = "tls:HOST:PORT"')
     seen: dict[str, str] = {}
     for box in boxes:
         target = address.resolve(box.target)
@@ -140,7 +143,7 @@ def _box(name: str, given: dict[str, Any], defaults: Defaults, folder: Path) -> 
     except InvalidInput as error:
         raise ConfigError(f"{where}: {error}") from error
     merged = {name: getattr(entry, name) or getattr(defaults, name) for name in Defaults.__struct_fields__}
-    if entry.certificate or entry.key:  # a pair is one thing
+    if entry.certificate or entry.key:  # a pair is never mixed from box and defaults
         merged |= {"certificate": entry.certificate, "key": entry.key}
     for key, value in {"target": entry.target.strip(), **merged}.items():
         if isinstance(value, str) and not value.isprintable():
@@ -175,8 +178,8 @@ def _require_known(name: str, known: Sequence[str], what: str) -> None:
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A box as it would be asked: `how` is tls, tls with a certificate, or plain, with a token or without; `problem` is
-    why it cannot be."""
+    """A box and how it would be called. `how` is tls or plain, followed by certificate and token if they are used.
+    `problem` is the reason why it cannot be called."""
 
     box: str
     target: str
@@ -193,7 +196,7 @@ def check(
 
     No box is contacted.
 
-    Exit status: 0 all boxes can be called, 1 some cannot, 2 the file is wrong.
+    Exit status: 0 all boxes can be called, 1 some boxes cannot be called, 2 the file is invalid.
     """
     found = [_checked(box) for box in load(file).boxes]
     if json:

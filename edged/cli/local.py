@@ -1,4 +1,4 @@
-"""This box's models, engines and facts read from disk, for commands that use no daemon."""
+"""Reads this box's models, engines and facts from disk, for commands without a daemon."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _LIMITS = Limits(seconds=600)
 
 
 class LocalBox:
-    """The folders of this box, as a daemon with the same settings would use them."""
+    """This box's folders, used as a daemon with the same settings would use them."""
 
     def __init__(
         self, state: Path | None = None, cache: Path | None = None, admission: AdmissionLimits | None = None
     ) -> None:
-        """`admission` limits the examination of models; by default the environment does."""
+        """`admission` limits the examination of models; by default the limits are read from the environment."""
         self._admission = admission or admission_limits()
         self.repository = Repository((state or paths.default_state_dir()) / "models")
         self._cache = cache or paths.default_cache_dir()
@@ -62,10 +62,12 @@ class LocalBox:
         *,
         replace: bool = False,
     ) -> tuple[Inspection, Record | None]:
-        """Examine a model, repair it if requested, and add it with its external data; return it and the repairs.
+        """Examine a model, repair it if requested, and add it with its external data. Return its inspection and the
+        repairs.
 
-        `samples` are pictures or folders of them. With `replace`, one of the same name gives way, and its other
-        settings are kept. ModelRefused, or InvalidInput for a sample, leaves nothing behind.
+        `samples` are pictures or folders of pictures. With `replace`, a model of the same name is replaced; its
+        settings that are not given here are kept. Raises ModelRefused, or InvalidInput for a sample; the repository is
+        then unchanged.
         """
         pictures = model_samples.find(samples)
         there = self.repository.entries().get(name) if replace else None
@@ -77,13 +79,14 @@ class LocalBox:
             admission = asyncio.run(admit(builder, file, settings, self.installed(), tuple(pictures.values())))
         files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
         with _using(self.repository.root.parent):
-            # It is copied after the examination, so the digest proves that the same file is added.
+            # The file is copied after the examination, so the digest is needed to prove that it is the same file.
             digest = admission.inspection.digest
             self.repository.add(name, files, settings, samples=pictures, digest=digest, replace=replace)
         return admission.inspection, None
 
     def change(self, name: str, changes: Mapping[str, str]) -> dict[str, str]:
-        """Change settings of a model; return all of them. The model is examined with them first. ModelNotFound."""
+        """Examine a model with changed settings, store them, and return all its settings. Raises ModelNotFound or
+        ModelRefused."""
         there = self.repository.entries().get(name)
         if there is None:
             raise ModelNotFound(f"no model {name!r} in {self.repository.root}")
@@ -109,7 +112,7 @@ class LocalBox:
         root = self.repository.root
         with _using(root.parent):
             root.mkdir(parents=True, exist_ok=True, mode=0o750)
-            # In the folder of models, where it has to fit, and where the next start removes leftovers.
+            # In the folder of models: the model must fit there, and the next start removes leftovers there.
             with tempfile.TemporaryDirectory(prefix=".adding-", dir=root) as folder, self._examiner() as builder:
                 unique = "" if replace else name
                 repaired = self._repaired(file, Path(folder), settings, options, tuple(pictures.values()), unique)
@@ -131,7 +134,7 @@ class LocalBox:
         samples: tuple[Path, ...] = (),
         name: str = "",
     ) -> Repaired:
-        """Repair a copy of the model in `folder`."""
+        """Copy the model into `folder` and repair the copy."""
         with self._examiner() as builder:
             inspection = asyncio.run(builder.inspect(file))
         entry = self.repository.entries().get(name)
@@ -146,7 +149,7 @@ class LocalBox:
         return asyncio.run(repair(place, options, settings, self.installed(), source=source, samples=samples))
 
     def examine(self, file: Path, settings: Mapping[str, str], samples: Sequence[Path] = ()) -> Admission:
-        """Examine a model file on all backends. `samples` as for `add`."""
+        """Examine a model file on all backends. `samples` are as in `add`."""
         given = tuple(model_samples.find(samples).values())
         with self._examiner() as builder:
             return asyncio.run(examine(builder, file, settings, self.installed(), given))
@@ -154,14 +157,15 @@ class LocalBox:
     def examine_repaired(
         self, file: Path, settings: Mapping[str, str], options: RepairOptions, samples: Sequence[Path] = ()
     ) -> tuple[Admission, Record]:
-        """Examine a repaired copy of a model file, which is removed afterwards."""
+        """Repair and examine a temporary copy of a model file."""
         with tempfile.TemporaryDirectory(prefix="edged-") as folder:
             given = tuple(model_samples.find(samples).values())
             repaired = self._repaired(file, Path(folder), settings, options, given)
             return self.examine(repaired.path, settings, samples), repaired.record
 
     def remove(self, name: str, *, delete: bool) -> str:
-        """Remove a model from the folder of models. Return where its files are now; empty with `delete`."""
+        """Remove a model from the repository. Return the folder to which its files were moved; an empty text with
+        `delete`."""
         with _using(self.repository.root.parent):
             return str(self.repository.remove(name, delete=delete) or "")
 
@@ -178,7 +182,7 @@ class LocalBox:
         return report.engines(self.plans(), self._store, model)
 
     def explain(self, model: str) -> list[Explanation]:
-        """Explain why a model has its engines or not."""
+        """Explain, for each engine that the model should have, why it exists or not."""
         planned = self.plans().get(model)
         if planned is None:
             raise ModelNotFound(f"no model {model!r} in {self.repository.root}")
@@ -187,9 +191,10 @@ class LocalBox:
         return report.explain(planned, self._store)
 
     def model(self, named: str, assignments: Sequence[str] = ()) -> Model:
-        """Return a model of the repository by name, or of an ONNX file, with further settings `KEY=VALUE`.
+        """Return a model of the repository by its name, or the model in an ONNX file, with additional settings
+        `KEY=VALUE`.
 
-        NotFound if it is neither, ModelRefused or ConfigError if it cannot be served.
+        Raises ModelNotFound if neither exists, ModelRefused or ConfigError if the model cannot be served.
         """
         entry = self.repository.entries().get(named)
         if entry is None and not Path(named).is_file():
@@ -204,14 +209,14 @@ class LocalBox:
     async def build_ahead(
         self, model: Model, engine: DesiredEngine, on: Target, on_progress: OnProgress
     ) -> EngineRecord:
-        """Build an engine for a device of another box, into this box's store."""
+        """Build an engine for another box's device and put it into this box's store."""
 
         async def no_eviction(need: int) -> int:
             return 0
 
         task = Task(model, engine.recipe, engine.key)
         with _using(self._cache):
-            builder = Builder(self._store, self._cache, Limits())  # as patient as a daemon
+            builder = Builder(self._store, self._cache, Limits())  # a daemon's limits
             return await builder.make_ahead(task, on.name, on.capability, on_progress, no_eviction)
 
     @functools.cached_property
@@ -219,7 +224,7 @@ class LocalBox:
         with _using(self._cache):
             self._cache.mkdir(
                 parents=True, exist_ok=True, mode=0o750
-            )  # a store works without a folder; here that is an error
+            )  # Store accepts a missing folder; here it is an error
             return Store(self._cache)
 
     @functools.cached_property
@@ -233,7 +238,7 @@ class LocalBox:
 
     @contextlib.contextmanager
     def _examiner(self) -> Iterator[Builder]:
-        """A builder for reading model files; in a temporary folder if the cache cannot be used."""
+        """Yield a Builder that examines model files. It works in a temporary folder if the cache cannot be used."""
         try:
             builder = self._builder
         except EdgedError:
@@ -253,7 +258,7 @@ class LocalBox:
 
 @contextlib.contextmanager
 def _using(folder: Path) -> Iterator[None]:
-    """Turn an OSError into an EdgedError that names the folder, not a file in it."""
+    """Convert an OSError to an EdgedError that names `folder`, not a file in it."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`edged logs`: the log of the service, which systemd's journal keeps."""
+"""`edged logs`: shows the service's log from systemd's journal."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _LEVELS = {"error": "err", "warning": "warning", "info": "info", "debug": "debug
 
 
 def logs(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The newest lines only.")] = 100,
-    since: Annotated[str, typer.Option("--since", help="All since then: today, '1 hour ago', 2026-05-01.")] = "",
-    level: Annotated[str, typer.Option("--level", help="At least error, warning, info or debug.")] = "debug",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Also show new lines, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Only this many of the newest lines.")] = 100,
+    since: Annotated[str, typer.Option("--since", help="All lines since then: today, '1 hour ago', 2026-05-01.")] = "",
+    level: Annotated[str, typer.Option("--level", help="The lowest level: error, warning, info or debug.")] = "debug",
     model: Annotated[str, typer.Option("--model", help="Only lines about this model.")] = "",
     camera: Annotated[str, typer.Option("--camera", help="Only lines about this camera.")] = "",
 ) -> None:
     """Show the log of the service on this box.
 
-    The service logs to systemd's journal. A daemon that you started yourself logs to its terminal.
+    The service logs to systemd's journal. A daemon that you start yourself logs to its terminal.
     """
     if level not in _LEVELS:
-        raise InvalidInput(f"level {level!r} is none of {', '.join(_LEVELS)}")
+        raise InvalidInput(f"unknown level {level!r}; give one of {', '.join(_LEVELS)}")
     journal = shutil.which("journalctl")
     if journal is None or not _is_installed():
         raise NotFound(f"{_UNIT} is not installed here; a daemon that you started yourself logs to its terminal")

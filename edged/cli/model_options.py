@@ -15,8 +15,8 @@ Convert: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--convert",
-        help="Repair what keeps the model from being served: an opset or IR version too new for the runtimes here, "
-        "inputs declared differently from what they take.",
+        help="Repair problems that keep the model from being served: an opset or IR version too new for the runtimes "
+        "here, inputs whose declaration differs from their use.",
     ),
 ]
 Steps: TypeAlias = Annotated[
@@ -24,14 +24,14 @@ Steps: TypeAlias = Annotated[
     typer.Option(
         "--convert-step",
         metavar="STEP",
-        help="Make this repair, needed or not: opset, opset=N, ir, ir=N, dims, sizes (pictures of any size), simplify; "
-        "repeatable. With --convert the needed ones as well.",
+        help="Make this repair even if it is not needed: opset, opset=N, ir, ir=N, dims, sizes (pictures of any size), "
+        "simplify; repeatable. With --convert, needed repairs are made too.",
     ),
 ]
 
 
 def repair_lines(record: Record | None) -> tuple[str, ...]:
-    """Return the repairs as lines; none if no repair was requested."""
+    """Return the repairs as lines; empty if no repair was requested."""
     if record is None:
         return ()
     left_out = (f"left out: {line}" for line in record.left_out)
@@ -45,7 +45,7 @@ Seconds = Annotated[
     typer.Option(
         "--seconds",
         envvar=child_limits.ADMISSION_SECONDS,
-        help="Time limit for examining a model of up to 100 MiB; larger ones get more.",
+        help="Time limit for examining a model of up to 100 MiB; larger models get more time.",
     ),
 ]
 MemoryMb = Annotated[
@@ -53,7 +53,7 @@ MemoryMb = Annotated[
     typer.Option(
         "--memory-mb",
         envvar=child_limits.ADMISSION_MEMORY_MB,
-        help="Memory limit in MiB for examining a model, besides three times its size.",
+        help="Memory limit in MiB for examining a model, in addition to three times its size.",
     ),
 ]
 
@@ -62,19 +62,19 @@ Samples = Annotated[
     typer.Option(
         "--samples",
         metavar="DIR_OR_FILE",
-        help="JPEG or PNG pictures to verify its engines with, tensors as *.npz of an array for each input, or a folder"
-        " of them; repeatable, 32 at most.",
+        help="Samples to verify its engines with: JPEG or PNG pictures, *.npz files with an array for each input, or a "
+        "folder of these; repeatable, 32 at most.",
     ),
 ]
 
 
 def require_no_limits(context: typer.Context) -> None:
-    """InvalidInput if the command line limits examining although a daemon does it, with its own limits."""
+    """Raise InvalidInput if the command line sets limits for examining: here a daemon examines, with its own limits."""
     for name in ("seconds", "memory_mb"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = f"--{name.replace('_', '-')}"
             raise InvalidInput(
-                f"{option} is for commands without a daemon; set admission.{name} in the daemon's configuration,"
+                f"{option} applies only without a daemon; set admission.{name} in the daemon's configuration,"
                 " or give --state to use no daemon"
             )

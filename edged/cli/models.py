@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edged.client.client import Client
 
 _UPLOAD_S = 600.0  # a model may be gigabytes
-_NAME = typer.Argument(help="The name it serves under: letters, digits and . _ - + @")
+_NAME = typer.Argument(help="The model's name for clients: letters, digits and . _ - + @")
 
 
 def add(
@@ -45,7 +45,7 @@ def add(
     convert_steps: model_options.Steps = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Take the place of a model of this name while it serves; keeps its settings."),
+        typer.Option("--replace", help="Replace a model of this name while it serves, and keep its settings."),
     ] = False,
     targets: Targets = DEFAULT_TARGETS,
     state: StateOption = None,
@@ -56,26 +56,27 @@ def add(
 ) -> None:
     """Add a model, if this box can serve it.
 
-    It is sent to the running daemon, or copied to the folder of models if no daemon runs.
+    The model is sent to the running daemon, or copied to the folder of models if no daemon runs.
 
-    --convert repairs a model that cannot be served as it is. The result is compared with the original and added only
-    if its answers agree; your file stays as it is. edged models show lists the repairs.
+    --convert repairs a model that cannot be served as it is. The repaired model is added only if its answers agree with
+    the original's. Your file is not changed. edged models show lists the repairs.
 
     edged models add yolo yolo.onnx --convert
 
     edged models add yolo yolo.onnx --convert --convert-step simplify
 
-    --replace goes on serving the old model until the new one is ready; the old one is kept in models/.removed.
+    With --replace the old model serves until the new one is ready; the old one is then kept in models/.removed.
 
     edged models add yolo yolo-v2.onnx --replace
 
     Settings: family, names, backends, threads, precisions, performance,
     thresholds.{score,iou,max_detections,class_agnostic},
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom,antialias,reduce},
-    decode.{activation,anchors,boxes,scores,background}, and, for all precisions or as verify.PRECISION.FIGURE for one,
-    verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score,class_score}. Of a model with open
-    dimensions: profile.INPUT (the smallest, usual and largest shape that engines are built for), shapes.policy (any,
-    refuse or learn: what becomes of requests outside it) and, to learn, shapes.{quiet_s,most_mb,per_hour}.
+    decode.{activation,anchors,boxes,scores,background}, and
+    verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score,class_score} for all precisions, or
+    verify.PRECISION.FIGURE for one. For a model with open dimensions: profile.INPUT (the smallest, usual and largest
+    shape for which engines are built), shapes.policy (any, refuse or learn: what happens to requests outside this
+    range) and, for learn, shapes.{quiet_s,most_mb,per_hour}.
     """
     from edged.models.settings import parse_assignments
 
@@ -124,11 +125,11 @@ def set_(
 ) -> None:
     """Change settings of a model while it serves.
 
-    The model is examined with the new settings first, and goes on with the old ones until it is ready with the new.
+    The model is first examined with the new settings. It serves with the old settings until the new ones are in use.
 
     edged models set doors thresholds.score=0.4
 
-    edged models set doors names=                # without the setting again
+    edged models set doors names=                # removes the setting
     """
     from edged.models.settings import parse_assignments
 
@@ -165,7 +166,8 @@ def show(
 ) -> None:
     """Show one model: tensors, settings, and the engine that serves it.
 
-    Also the sizes that requests had in open dimensions, and what of its config.pbtxt is not used."""
+    It also shows the sizes of open dimensions in requests, and the parts of its config.pbtxt that are not used.
+    """
     command = RemoteCommand(
         call=lambda client: _named(client.models(), name),
         render=lambda model: [_facts(model)],
@@ -176,15 +178,15 @@ def show(
 
 def remove(
     name: Annotated[str, typer.Argument(help="The model's name.")],
-    delete: Annotated[bool, typer.Option("--delete", help="Delete its files for good.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete its files permanently.")] = False,
     targets: Targets = DEFAULT_TARGETS,
     state: StateOption = None,
     json: common.Json = False,
 ) -> None:
-    """Remove a model; it can be moved back.
+    """Remove a model; it can be restored.
 
-    Its engines stay in the store until space is needed. Its files are moved to models/.removed in the state folder,
-    from where they can be moved back. That folder keeps the last 10 models, at most 4 GiB; --delete keeps nothing.
+    Its engines stay in the store until space is needed. Its files are moved to models/.removed in the state folder; to
+    restore the model, move them back. That folder keeps the last 10 models, at most 4 GiB. --delete keeps no files.
     """
     command: RemoteCommand[str] = RemoteCommand(
         call=lambda client: client.remove_model(name, delete=delete),
@@ -195,7 +197,7 @@ def remove(
 
 
 def _removed(name: str, folder: str) -> str:
-    """Say that a model was removed, and its files moved to `folder`; deleted if that is empty."""
+    """Return the line about a removed model. Its files were moved to `folder`, or deleted if that is empty."""
     if not folder:
         return f"model {name} removed, its files deleted"
     restore = f"mv {shlex.quote(folder)}/* {shlex.quote(str(Path(folder).parents[1]))}/"
@@ -210,7 +212,7 @@ def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
 
 
 def _alarms(model: ModelInfo) -> str:
-    """Its alarms, without one that only repeats the refusal."""
+    """Return the model's alarms, without one that only repeats the refusal."""
     return "; ".join(a.message for a in model.alarms if not model.reason or model.reason not in a.message)
 
 
@@ -246,7 +248,7 @@ def _precision(model: ModelInfo) -> str:
 
 
 def _state(model: ModelInfo) -> str:
-    """Its state; degraded if it answers although alarms are raised."""
+    """Return the model's state; it is degraded if it serves while alarms are raised."""
     return f"{model.state}, degraded" if model.state == "ready" and model.alarms else model.state
 
 
@@ -291,7 +293,7 @@ def _open_dimensions(shapes: Shapes) -> dict[str, str]:
 
 _UNKNOWN = {
     "any": "no range is known: set profile.INPUT, or shapes.policy = learn",
-    "learn": "no range is known until requests have come",
+    "learn": "no range is known until requests arrive",
 }
 
 

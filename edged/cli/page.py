@@ -1,4 +1,4 @@
-"""`edged page`: where a box shows itself in a browser."""
+"""`edged page`: prints the address of a box's page."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def page(
 ) -> None:
     """Print the address of the page that shows the box in a browser.
 
-    The page has the live picture of each camera, models, alarms and events. It is off by default; to turn it on, set
-    listen of [page] in the daemon's configuration. See docs/page.md.
+    The page shows the live picture of each camera, models, alarms and events. It is off by default; to turn it on, set
+    listen in [page] of the daemon's configuration. See docs/page.md.
 
     edged page --open
     """
@@ -36,7 +36,7 @@ def page(
         return
     with targets.client() as client:
         if not webbrowser.open(_address(client)):
-            raise Refused("no browser was found here; open the address by hand")
+            raise Refused("no browser was found here; open the address yourself")
 
 
 def _address(client: Client) -> str:

@@ -1,5 +1,5 @@
-"""Calls one daemon or several at once, and shows their answers: several under their names, or in one table, with a
-summary at the end."""
+"""Calls one or several daemons and shows their answers. Several answers are shown below the boxes' names or in one
+table, followed by a summary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edged.client.client import Client
 
 AT_ONCE = 8
-_MAX_QUEUED = 1000  # updates that wait for the terminal; then their boxes wait
+_MAX_QUEUED = 1000  # updates that wait for the terminal; if more arrive, their boxes wait
 
 Update = TypeVar("Update")
 Answer = TypeVar("Answer")
@@ -34,7 +34,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class BoxUpdate(Generic[Update]):
-    """Progress of one box."""
+    """A progress report from one box."""
 
     box: str
     update: Update
@@ -42,7 +42,7 @@ class BoxUpdate(Generic[Update]):
 
 @dataclass(frozen=True)
 class BoxOutcome(Generic[Answer]):
-    """The end of one box's call: its answer, or `error` in a line and `code` for programs."""
+    """The outcome of one box's call: its answer, or an error as a line (`error`) and for programs (`code`)."""
 
     box: str
     answer: Answer | None = None
@@ -56,9 +56,10 @@ Work: TypeAlias = "Callable[[Client, Callable[[Update], None]], Answer]"
 def call_all(
     boxes: Sequence[Box], work: Work[Update, Answer], at_once: int = AT_ONCE
 ) -> Iterator[BoxUpdate[Update] | BoxOutcome[Answer]]:
-    """Run `work` at every box, `at_once` at a time, and yield one `BoxOutcome` for each.
+    """Run `work` for every box, `at_once` boxes at a time, and yield a `BoxOutcome` for each.
 
-    `work` gets a function that reports its progress. Once the iterator is closed no other box is called.
+    `work` gets a function that reports progress, which is yielded as `BoxUpdate`. After the iterator is closed, no
+    further box is called.
     """
     waiting: queue.SimpleQueue[Box] = queue.SimpleQueue()
     received: queue.Queue[BoxUpdate[Update] | BoxOutcome[Answer]] = queue.Queue(_MAX_QUEUED)
@@ -72,7 +73,7 @@ def call_all(
                 received.put(_call_box(waiting.get_nowait(), work, received.put))
 
     for _ in range(min(at_once, len(boxes))):
-        threading.Thread(target=call_boxes, daemon=True).start()  # daemonic: an interrupted command does not wait
+        threading.Thread(target=call_boxes, daemon=True).start()  # an interrupted command does not wait for it
     missing = len(boxes)
     try:
         while missing:
@@ -97,10 +98,11 @@ def _call_box(box: Box, work: Work[Update, Answer], report: Callable[[BoxUpdate[
 
 @dataclass(frozen=True)
 class RemoteCommand(Generic[Answer]):
-    """A call to a daemon and how to show its answer, which is never None.
+    """A call to a daemon and how to show its answer. The answer is never None.
 
-    `failure` says why an answer counts as a failure, empty if it does not. `table` shows the answers of several boxes,
-    by name, as one. Ctrl-C prints the boxes that have not answered and `if_interrupted`, unless that is None.
+    `failure` returns why an answer counts as a failure, or an empty text. `table` shows the answers of several boxes,
+    by name, in one table. With several boxes, Ctrl-C prints `if_interrupted` and the boxes that have not answered,
+    unless `if_interrupted` is None.
     """
 
     call: Callable[[Client], Answer]
@@ -111,7 +113,7 @@ class RemoteCommand(Generic[Answer]):
     if_interrupted: str | None = ""
 
     def show(self, answer: Answer, json: bool) -> None:
-        """Print an answer; it may come from this box's folders instead of a daemon."""
+        """Print an answer of a daemon, or one that was read from this box's folders."""
         if json:
             common.print_json(msgspec.json.encode(self.to_json(answer)))
             return
@@ -120,10 +122,10 @@ class RemoteCommand(Generic[Answer]):
 
 
 def run(command: RemoteCommand[Answer], targets: Targets, json: bool, doing: str = "") -> None:
-    """Call the daemon, or each of several, and show the answers. A terminal shows `doing` meanwhile.
+    """Call one or several daemons and show the answers. A terminal shows `doing` meanwhile.
 
-    Exits with status 1 if an answer counts as a failure or any of several boxes failed. EdgedError if the only one
-    failed.
+    Exits with status 1 if an answer counts as a failure, or if any of several boxes failed. Raises EdgedError if the
+    call to a single daemon failed.
     """
     if targets.is_fleet:
         boxes = targets.boxes()
@@ -144,7 +146,8 @@ def run_or_read(
     json: bool,
     doing: str = "",
 ) -> None:
-    """Call the daemon if one is addressed, otherwise `read` the answer from this box's folders."""
+    """Call the addressed daemons and show their answers; if none is addressed, show the answer of `read`, from this
+    box's folders."""
     if is_daemon_addressed(targets.named, *folders):
         run(command, targets, json, doing)
         return
@@ -155,7 +158,8 @@ def run_or_read(
 
 @dataclass(frozen=True)
 class Column(Generic[Item]):
-    """A column of a list. An optional one is left out if it has no text; a whole one is never wrapped."""
+    """A column of a list. An optional column is left out if all its texts are empty. A whole column is never
+    wrapped."""
 
     heading: str
     text: Callable[[Item], str]
@@ -169,7 +173,7 @@ def list_command(
     to_json: Callable[[list[Item]], Any],
     empty: str,
 ) -> RemoteCommand[list[Item]]:
-    """Return a command that lists items in one table, of several boxes too; `empty` replaces an empty table."""
+    """Return a command that lists items in one table, also for several boxes. `empty` replaces an empty table."""
     return RemoteCommand(
         call=call,
         render=lambda items: [_item_table({"": items}, columns, empty)],
@@ -179,7 +183,7 @@ def list_command(
 
 
 def _item_table(answers: Mapping[str, Sequence[Item]], columns: Sequence[Column[Item]], empty: str) -> RenderableType:
-    """One row for each item, after its box's name if it has one."""
+    """Return a table with a row for each item. The box's name comes first if the items have boxes."""
     items = [(box, item) for box, items in answers.items() for item in items]
     if not items:
         return empty
@@ -204,10 +208,11 @@ def run_on_fleet(
     at_once: int = AT_ONCE,
     doing: str | None = None,
 ) -> dict[str, str]:
-    """Run `work`, or the command's call, at every box, and show the answers: in its table, or as they come.
+    """Run `work`, or the command's call, for every box. Show the answers in the command's table, or each when it
+    arrives.
 
-    Return why each box failed, by name, empty if it did not. With `json` each outcome is printed as it comes, otherwise
-    `on_outcome` gets it. A terminal shows `doing` and the missing boxes.
+    Return by name why each box failed; the text is empty if it did not. With `json` each outcome is printed when it
+    arrives; without, `on_outcome` gets it. A terminal shows `doing` and the names of boxes that have not answered.
     """
     ended: dict[str, str] = {}
     answers: dict[str, Answer] = {}
@@ -263,7 +268,7 @@ def _print_json(ended: BoxOutcome[Answer], failure: str, to_json: Callable[[Answ
 
 
 def _print(box: str, parts: Sequence[RenderableType]) -> None:
-    """Print an answer of one line after its box's name, a longer one below it."""
+    """Print a one-line answer after its box's name, a longer answer below the name."""
     if len(parts) == 1 and isinstance(parts[0], str):
         common.show(f"{box}: {parts[0]}")
         return

@@ -1,6 +1,6 @@
-"""Runs a model once on a picture and draws what it finds, to show whether edged understands the model.
+"""Runs a model once on a picture and draws the detections, to show whether edged decodes the model correctly.
 
-In a child process, so that a crash of the runtime is one line for the user.
+The model runs in a child process, so that a crash of the runtime becomes a one-line error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 class RawOutput(msgspec.Struct, frozen=True):
-    """An output that is not decoded, and its range: None for texts, or if no value is finite."""
+    """An undecoded output and the range of its values; `low`, `high` and `mean` are None for texts or if no value is
+    finite."""
 
     name: str
     dtype: str
@@ -40,9 +41,9 @@ class RawOutput(msgspec.Struct, frozen=True):
 
 
 class PictureResult(msgspec.Struct, frozen=True):
-    """A model's answer for one picture. `drawn` is the annotated file, empty for a model of no family.
+    """A model's answer for one picture. `drawn` is the annotated file; it is empty for a model of unknown family.
 
-    `counts` are detections by label, the most frequent first; `classes` the best labels of a classifier and their
+    `counts` are detections by label, the most frequent first. `classes` are a classifier's best labels with their
     scores.
     """
 
@@ -56,9 +57,9 @@ class PictureResult(msgspec.Struct, frozen=True):
 
 
 def place_for(picture: Path, model: Path, out: Path | None) -> Path:
-    """Return the file for the drawn picture, by default in the current folder.
+    """Return the path for the drawn picture, by default in the current folder.
 
-    InvalidInput if it is the input picture, or its suffix is not one of an image.
+    Raises InvalidInput if it is the input picture or does not have the suffix of an image.
     """
     place = out or Path(f"{picture.stem}.{model.stem}.jpg")
     if place.suffix.lower() not in _SUFFIXES:
@@ -73,7 +74,7 @@ def run_on_picture(
 ) -> PictureResult:
     """Open the model as edged would serve it, without building engines, and run it once.
 
-    Errors as of `edged.load` and `LoadedModel.infer`; EngineUnusable if the child crashed.
+    Raises the errors of `edged.load` and `LoadedModel.infer`, and EngineUnusable if the child crashes.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -103,8 +104,8 @@ def _ended(status: int | None) -> str:
 def _look(
     answer: Connection, model: Path, settings: Mapping[str, str], picture: Path, place: Path, family: str | None
 ) -> None:
-    """The child: sends a PictureResult, or the name and line of an error."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it silently; its parent reports
+    """Run the model in the child; send a PictureResult, or the class name and text of an error."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the child silently; its parent reports
     try:
         from edged import library
 
@@ -117,12 +118,13 @@ def _look(
         answer.send((PictureResult.__name__, msgspec.json.encode(_result(result, drawn))))
     except EdgedError as error:
         answer.send((type(error).__name__, error.message))
-    except Exception as error:  # a runtime's traceback helps no user
+    except Exception as error:  # a runtime's traceback does not help the user
         answer.send((EngineUnusable.__name__, f"running {model.name} failed: {type(error).__name__}: {error}"))
 
 
 def draw(result: Result, picture: bytes, place: Path, caption: str | None = None) -> None:
-    """Draw a result on its encoded picture, into a file. InvalidInput if that cannot be written."""
+    """Draw a result on its encoded picture and write it to a file. Raises InvalidInput if the file cannot be
+    written."""
     import cv2
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""`edged serve`, the daemon in the foreground as systemd runs it, and `edged reload`."""
+"""`edged serve`: runs the daemon in the foreground, as systemd does; and `edged reload`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from edged.config.reading import Options
 
 _LOG = logging.getLogger("edged")
-# Threads that work on large bodies give up the interpreter after so long; with Python's 5 ms the event loop, which asks
-# for it again after each system call, answered a camera five times as late.
+# The longest time for which a thread that works on a large body holds the interpreter's lock. The event loop needs the
+# lock again after each system call: with Python's default of 5 ms it answered a camera five times as late.
 _SWITCH_SECONDS = 0.0005
 
 
@@ -44,11 +44,11 @@ def serve(
 ) -> None:
     """Run the daemon, in the foreground.
 
-    It serves every model of its folder, and meanwhile builds, verifies and swaps in faster engines.
+    It serves every model in its folder of models, and meanwhile builds, verifies and swaps in faster engines.
 
-    Everything can be configured in a TOML file: edged config init prints one. Options override the environment
-    (EDGED_STATE, EDGED_ENGINES_BUDGET_MB), which overrides the file. SIGHUP, or edged reload, reads the file again, but
-    not the environment. SIGTERM or Ctrl-C stops the daemon; a second one stops it at once.
+    Everything can be configured in a TOML file; edged config init prints one. Options override environment variables
+    (such as EDGED_STATE), and these override the file. SIGHUP or edged reload reads the file again, but not the
+    environment. SIGTERM or Ctrl-C stops the daemon; a second signal stops it at once.
     """
     import uvloop
 
@@ -59,7 +59,7 @@ def serve(
 
     activation = Activation.take(os.environ, os.getpid())
     logs.start()
-    faulthandler.enable()  # a crash or a watchdog's SIGABRT leaves in the log where every thread was
+    faulthandler.enable()  # logs every thread's stack at a crash or a watchdog's SIGABRT
     sys.setswitchinterval(_SWITCH_SECONDS)
     file = config or paths.default_config()
     environment = dict(os.environ)
@@ -90,7 +90,7 @@ def _announce(addresses: list[str]) -> None:
 
 
 def _options(listen: list[str], state: Path | None, cache: Path | None, model: list[str]) -> Options:
-    """Return the options' values by configuration key."""
+    """Return each given option's name and value by configuration key."""
     given: dict[str, tuple[str, object]] = {
         "listen": ("--listen", listen),
         "state": ("--state", str(state) if state else ""),
@@ -105,25 +105,25 @@ def _models(words: list[str]) -> dict[str, str]:
     for word in words:
         name, equals, path = word.partition("=")
         if not equals or not name or not path:
-            raise ConfigError(f"--model {word!r} is not NAME=FILE")
+            raise ConfigError(f"invalid --model {word!r}; give NAME=FILE")
         models[name] = path
     return models
 
 
 def reload(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
-    """Have the daemon read its configuration file again.
+    """Make the daemon read its configuration file again.
 
-    It applies only what changed, and prints one line for each change.
+    The daemon applies the changes; the command prints a line for each.
 
-    An invalid file is refused, and the daemon keeps its configuration. Exit status: 0 every change is in force, 1 some
-    are not, 2 the file was refused.
+    If the file is invalid, the daemon keeps its configuration. Exit status: 0 every change is in force, 1 some changes
+    are not, 2 the file is invalid.
     """
     command = RemoteCommand(
         call=lambda client: client.reload(),
         render=_lines,
         to_json=lambda keys: {"keys": [key.json() for key in keys]},
         failure=lambda keys: "; ".join(f"{key.key} is not in force: {key.problem}" for key in keys if key.problem),
-        if_interrupted="the daemon finishes a reload that has begun",
+        if_interrupted="the daemon finishes a reload that it has begun",
     )
     remote.run(command, targets, json)
 

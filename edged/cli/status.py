@@ -1,4 +1,4 @@
-"""`edged status`, `edged device`: what a daemon is doing, and the facts of its box."""
+"""`edged status` and `edged device`: a daemon's state, and the facts of its box."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def status(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Show the daemon at a glance: models, engines, builds, alarms.
 
-    Exit status: 0 no alarm, 1 an alarm is raised or no daemon answers.
+    Exit status: 0 no alarm is raised, 1 an alarm is raised or no daemon answers.
     """
     command = RemoteCommand(
         call=lambda client: client.status(),
@@ -44,7 +44,7 @@ def _trouble(found: StatusInfo) -> str:
 
 
 def _table(boxes: Mapping[str, StatusInfo]) -> Table:
-    """One row for each box, with its builds and alarms."""
+    """Return a table with a row for each box, with its builds and alarms."""
     table = common.table("BOX", "VERSION", "UP", "SERVING", "ENGINES", "MAKING", "ALARMS")
     for name, found in boxes.items():
         table.add_row(
@@ -84,11 +84,11 @@ def _alarm(alarm: AlarmInfo) -> str:
 
 
 def refresh(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
-    """Have the daemon read its facts again; print what changed.
+    """Make the daemon read its box's facts again; print the changes.
 
-    Use it after a driver or library changed.
+    Use it after a change of a driver or library.
 
-    The daemon notices by itself too, but later; package triggers call this.
+    The daemon also notices changes itself, but later. Package triggers run this command.
     """
     command = RemoteCommand(
         call=lambda client: client.refresh_device(),
@@ -111,7 +111,8 @@ def device(
 ) -> None:
     """Show facts about hardware, drivers and runtimes.
 
-    Of this box, or of the daemon's with --target. A change of one of them can make an engine invalid."""
+    It shows this box, or with --target the daemon's box. A changed fact can make an engine invalid.
+    """
     if context.invoked_subcommand is not None:
         return
     command = RemoteCommand(call=_remote, render=lambda facts: [_fact_table(facts)], to_json=lambda facts: facts)

@@ -1,4 +1,4 @@
-"""`edged stream`: sends a camera, a video or a folder of pictures to a model and shows the results."""
+"""`edged stream`: sends a camera, a video or a folder of pictures to the daemon and shows the results."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _MOST_CLASSES = 10  # in the summary
 
 
 class StreamStats:
-    """Looks at results as they pass. Rate and age are means over the last two seconds. `line` may be called by
-    another thread."""
+    """Statistics of a stream's results. Rate and age are means over the last two seconds. Another thread may call
+    `line`."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -77,7 +77,8 @@ class StreamStats:
         return "  ".join(parts)
 
     def summary(self, counts: FrameCounts, source: Source) -> str:
-        """Return the final counts, those that are usually zero only if they are not; and what was found, by class."""
+        """Return the final counts, and the detections by class. Counts that are usually zero are left out if they
+        are."""
         took = time.monotonic() - self._start
         parts = [
             f"{many(counts.sent, 'frame')} sent",
@@ -95,7 +96,8 @@ class StreamStats:
         return "\n".join([line, *self._classes()])
 
     def _classes(self) -> Iterator[str]:
-        """What was found in all frames, by class; different objects if they were tracked."""
+        """Yield a line with the number of detections in all frames by class; of different objects if they were
+        tracked."""
         counts = Counter({label: len(ids) for label, ids in self._objects.items()}) or self._found
         if counts:
             what = "objects" if self._objects else "found in all frames"
@@ -117,30 +119,30 @@ def stream(
     json: common.Json = False,
     camera: Annotated[str, typer.Option("--camera", metavar="NAME", help="The camera's name in results.")] = "camera",
     score: common.Score = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", min=0.0, help="Stop after so many seconds.")] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", min=0.0, help="Stop after this many seconds.")] = None,
     pace: Annotated[
         bool,
-        typer.Option("--pace/--no-pace", help="Play a video at its own speed, or send the next frame after an answer."),
+        typer.Option("--pace/--no-pace", help="Play a video in real time, or send each frame after an answer."),
     ] = True,
     loop: Annotated[bool, typer.Option("--loop", help="Repeat a file or folder.")] = False,
     latest: Annotated[
         bool | None,
         typer.Option(
             "--latest/--in-order",
-            help="Send the newest frame, or each in order. Default: cameras the newest, files each.",
+            help="Send only the newest frame, or every frame. Default: newest for cameras, every for files.",
         ),
     ] = None,
     send_fps: Annotated[
-        float, typer.Option("--send-fps", min=0.0, metavar="N", help="Send at most N frames a second; 0: all.")
+        float, typer.Option("--send-fps", min=0.0, metavar="N", help="Send at most N frames a second; 0: no limit.")
     ] = 0.0,
     hardware: Annotated[
         bool, typer.Option("--hardware/--no-hardware", help="Decode video in hardware if possible.")
     ] = True,
     every_frame: Annotated[
-        bool, typer.Option("--every-frame", help="Answer all frames in order, however long that takes.")
+        bool, typer.Option("--every-frame", help="Answer all frames in order, without skipping any.")
     ] = False,
     max_fps: Annotated[
-        float, typer.Option("--max-fps", min=0.0, metavar="N", help="Answer at most N frames a second; 0: all.")
+        float, typer.Option("--max-fps", min=0.0, metavar="N", help="Answer at most N frames a second; 0: no limit.")
     ] = 0.0,
     max_staleness: Annotated[
         float,
@@ -148,11 +150,11 @@ def stream(
             "--max-staleness",
             min=0.0,
             metavar="SECONDS",
-            help="Skip frames that are older than this when their turn comes; 0: none.",
+            help="Skip frames that are older than this when their turn comes; 0: no limit.",
         ),
     ] = 0.0,
     weight: Annotated[
-        float, typer.Option("--weight", help="Share of the engine against other cameras of the model.")
+        float, typer.Option("--weight", help="Share of the engine relative to other cameras of the model.")
     ] = 1.0,
     priority: Annotated[
         int, typer.Option("--priority", min=-100, max=100, help="Cameras with a higher priority always go first.")
@@ -163,23 +165,23 @@ def stream(
     region: Annotated[
         str | None,
         typer.Option(
-            "--region", metavar="X,Y,W,H", help="Use only this part of the picture, in pixels; size 0: up to the edge."
+            "--region", metavar="X,Y,W,H", help="Use only this part of the picture, in pixels; size 0: to the edge."
         ),
     ] = None,
     rotation: Annotated[
         int,
-        typer.Option("--rotation", metavar="DEGREES", help="Turn the picture 90, 180 or 270 degrees clockwise first."),
+        typer.Option("--rotation", metavar="DEGREES", help="Rotate the picture 90, 180 or 270 degrees clockwise."),
     ] = 0,
     class_agnostic: Annotated[
         bool | None,
         typer.Option("--class-agnostic/--by-class", help="Whether boxes of different classes suppress each other."),
     ] = None,
     reconnect: Annotated[
-        bool, typer.Option("--reconnect/--no-reconnect", help="Reconnect to a daemon that went away, or end.")
+        bool, typer.Option("--reconnect/--no-reconnect", help="If the daemon goes away, reconnect or end.")
     ] = True,
     lines: Annotated[
         Path | None,
-        typer.Option("--lines", metavar="FILE", help="Append each result to a file, one JSON object a line."),
+        typer.Option("--lines", metavar="FILE", help="Append each result to a file, as one line of JSON."),
     ] = None,
     save: Annotated[
         Path | None,
@@ -190,7 +192,7 @@ def stream(
         typer.Option(
             "--preview",
             metavar="[HOST:]PORT",
-            help="Show the live picture to browsers, by default only of this machine.",
+            help="Show the live picture in browsers, by default only on this machine.",
         ),
     ] = None,
     mqtt: Annotated[
@@ -205,9 +207,8 @@ def stream(
 ) -> None:
     """Stream a video or camera to the daemon; print the results.
 
-    Prints a line each second: rate, age of the answer, skipped frames, detections.
-    It reopens a camera that goes away, and reconnects to a restarted daemon. It ends with a summary, also after Ctrl-C,
-    which completes files.
+    It prints a line each second: rate, age of the answers, skipped frames, detections. It reopens a camera that goes
+    away, and reconnects to a restarted daemon. At the end, also after Ctrl-C, it completes files and prints a summary.
 
     \b
     edged stream doors rtsp://user:password@camera/main --camera hall --preview 8090
@@ -245,11 +246,11 @@ def stream(
             stats = StreamStats()
             _follow(results, frames, stats, sinks, json)
     if not results.counts.answered and (results.counts.failed or not results.counts.sent):
-        raise EdgedError(f"no frame was answered: {stats.error or 'the source gave none'}")
+        raise EdgedError(f"no frame was answered: {stats.error or 'the source had no frames'}")
 
 
 def _parse_region(text: str | None) -> Region | None:
-    """Parse `X,Y,W,H`. InvalidInput for anything else."""
+    """Parse `X,Y,W,H`. Raises InvalidInput for any other text."""
     if text is None:
         return None
     parts = text.split(",")
@@ -260,7 +261,7 @@ def _parse_region(text: str | None) -> Region | None:
 
 
 def _parse_listening(text: str) -> tuple[str, int]:
-    """Parse `PORT`, `HOST:PORT` or `[::]:PORT`. InvalidInput for anything else."""
+    """Parse `PORT`, `HOST:PORT` or `[::]:PORT`. Raises InvalidInput for any other text."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise InvalidInput(f"{text!r} is not an address for a preview; give a port, such as 8090, or 0.0.0.0:8090")
@@ -277,7 +278,7 @@ def _sinks(
     camera: str,
     lossless: bool,
 ) -> Iterator[Sinks]:
-    """Open the requested sinks; close them together, also if one cannot be opened."""
+    """Open the requested sinks and close all of them at the end, also if a sink cannot be opened."""
     from edged.client import sinks as kinds
     from edged.client.sinks.mqtt import broker
 
@@ -288,7 +289,7 @@ def _sinks(
         asked.append(lambda: kinds.JsonLines(lines))
     if save is not None:
         if save.suffix.lower() != ".mp4":
-            raise InvalidInput(f"--save {str(save)!r} does not end in .mp4; only MP4 is written")
+            raise InvalidInput(f"--save {str(save)!r} does not end in .mp4; only MP4 is supported")
         asked.append(lambda: kinds.Mp4(save, lossless=lossless))
     if preview is not None:
         host, port = _parse_listening(preview)
@@ -304,10 +305,10 @@ def _sinks(
 
 
 def _follow(results: Stream, source: Source, stats: StreamStats, sinks: Sinks, json: bool) -> None:
-    """Show the results to the end of the stream: a live line on a terminal, a line a second in a log or pipe. The
-    summary is printed unless the daemon refused the stream."""
+    """Show the results until the stream ends: a live line on a terminal, a line per second in a log or pipe. Print the
+    summary unless the daemon refused the stream."""
     redraws = common.out.is_terminal and not common.out.is_dumb_terminal and not json
-    # Redrawn by its own thread, so that a camera that stops sending is seen to stop.
+    # A thread redraws the line, so that it also changes when a camera stops sending.
     live = Live(
         get_renderable=lambda: Text(stats.line(), no_wrap=True, overflow="ellipsis"), console=common.out, transient=True
     )
@@ -326,13 +327,13 @@ def _follow(results: Stream, source: Source, stats: StreamStats, sinks: Sinks, j
         raise
     finally:
         if not is_refused:
-            # If a program reads standard output, it holds results only.
+            # With --json, standard output contains only results.
             (common.err if json else common.out).print(stats.summary(results.counts, source), soft_wrap=True)
 
 
 @contextlib.contextmanager
 def _limited(frames: Source, seconds: float | None) -> Iterator[None]:
-    """Ends the frames after so long; what was sent by then is still answered."""
+    """End the frames after this many seconds. Frames that were sent are still answered."""
     if seconds is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Which daemons or folders a command goes to, and the options that say so."""
+"""The daemons or folders that a command uses, and the options that name them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIMEOUT_S = 30.0
 TargetsOption = Annotated[list[str] | None, typer.Option("--target", "-t", metavar="ADDRESS", help=common.TARGET_HELP)]
 InventoryOption = Annotated[
     Path | None,
-    typer.Option("--inventory", metavar="FILE", help="Call the boxes of this file; --target selects some by name."),
+    typer.Option("--inventory", metavar="FILE", help="Call the boxes of this file; --target selects boxes by name."),
 ]
 GroupsOption = Annotated[
     list[str] | None, typer.Option("--group", metavar="NAME", help="Only boxes of this group; repeatable.")
@@ -39,14 +39,14 @@ TimeoutOption = Annotated[
         "--timeout",
         metavar="SECONDS",
         min=0.001,
-        help=f"Longest time for one box to answer; default {_TIMEOUT_S:g}, or the inventory's.",
+        help=f"Time limit for each box's answer; default {_TIMEOUT_S:g}, or the inventory's.",
     ),
 ]
 _OPTIONS = {"target": TargetsOption, "inventory": InventoryOption, "group": GroupsOption, "timeout": TimeoutOption}
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """The options' values. `targets` are addresses, or names of boxes if there is an `inventory`."""
+    """The values of the options above. `targets` are addresses, or names of boxes if an `inventory` is given."""
 
     targets: tuple[str, ...] = ()
     inventory: Path | None = None
@@ -55,21 +55,22 @@ class Targets(msgspec.Struct, frozen=True):
 
     @property
     def is_fleet(self) -> bool:
-        """Whether answers are shown by box: several may be meant, even if the inventory selects one."""
+        """Whether answers are shown by box: with several targets, and always with an inventory."""
         return self.inventory is not None or len(self.targets) > 1
 
     @property
     def target(self) -> str | None:
-        """The one daemon; None for the environment's or default one, and for a fleet."""
+        """The address of the only daemon; None for the one of the environment or the default socket, and for a
+        fleet."""
         return None if self.is_fleet else next(iter(self.targets), None)
 
     @property
     def named(self) -> str | None:
-        """The inventory or addresses that the user gave, as one text; None without any."""
+        """The inventory or the addresses that the user gave, as one text; None if neither was given."""
         return str(self.inventory) if self.inventory is not None else ", ".join(self.targets) or None
 
     def boxes(self) -> tuple[Box, ...]:
-        """Return the boxes of a fleet. ConfigError for a bad inventory, InvalidInput for an unknown box."""
+        """Return the boxes of a fleet. Raises ConfigError for an invalid inventory, InvalidInput for an unknown box."""
         if self.inventory is not None:
             chosen = load(self.inventory).select(self.groups, self.targets)
             return tuple(self.with_timeout(box) for box in chosen)
@@ -77,13 +78,13 @@ class Targets(msgspec.Struct, frozen=True):
         return tuple(self.with_timeout(Box(target, target)) for target in reversed(unlike.values()))
 
     def client(self) -> Client:
-        """Open a client of the one daemon."""
+        """Open a client of the only daemon."""
         from edged.client.client import Client
 
         return Client(self.target, timeout=self.timeout or _TIMEOUT_S)
 
     def with_timeout(self, box: Box) -> Box:
-        """Return the box with the timeout of the options, if they have one."""
+        """Return the box with the timeout of --timeout, if given."""
         if self.timeout is None:
             return box
         return msgspec.structs.replace(box, settings=msgspec.structs.replace(box.settings, timeout_s=self.timeout))
@@ -93,14 +94,14 @@ DEFAULT_TARGETS = Targets()
 
 
 def client_of(box: Box) -> Client:
-    """Open a client of a box, with its credentials. InvalidInput if they cannot be used."""
+    """Open a client of a box with its credentials. Raises InvalidInput if they cannot be used."""
     from edged.client.client import Client
 
     return Client(box.target, timeout=box.settings.timeout_s or _TIMEOUT_S, credentials=box.credentials())
 
 
 def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command so that its argument `targets`, if it has one, comes from the options above."""
+    """Decorate a command that has an argument `targets`: it gets the options above, and `targets` is made from them."""
     if "targets" not in function.__annotations__:
         return function
     known = inspect.signature(function, eval_str=True)
@@ -117,7 +118,7 @@ def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for parameter in known.parameters.values():
         parameters += options if parameter.name == "targets" else [parameter.replace(kind=kind)]
-    # typer reads both: the signature for what there is, the annotations for its types.
+    # typer reads both: the signature for the parameters, the annotations for their types.
     wrapped.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapped
@@ -125,18 +126,19 @@ def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
 
 StateOption = Annotated[
     Path | None,
-    typer.Option("--state", help="Directory for models; use it instead of a daemon, even if EDGED_TARGET is set."),
+    typer.Option("--state", help="Directory of models, used instead of a daemon, even if EDGED_TARGET is set."),
 ]
 CacheOption = Annotated[
     Path | None,
-    typer.Option("--cache", help="Directory for engines; use it instead of a daemon, even if EDGED_TARGET is set."),
+    typer.Option("--cache", help="Directory of engines, used instead of a daemon, even if EDGED_TARGET is set."),
 ]
 
 
 def is_daemon_addressed(target: str | None, *folders: Path | None) -> bool:
-    """Whether a command goes to a daemon: one is named, or no folder is and one answers on the default socket.
+    """Whether a command calls a daemon: a daemon is named, or no folder is named and a daemon accepts connections on
+    the default socket.
 
-    A named folder overrides EDGED_TARGET. InvalidInput when a daemon and a folder are both named.
+    A named folder overrides EDGED_TARGET. Raises InvalidInput if both a daemon and a folder are named.
     """
     if any(folders):
         if target:
@@ -156,9 +158,10 @@ def is_daemon_addressed(target: str | None, *folders: Path | None) -> bool:
 def local_box(
     state: Path | None = None, cache: Path | None = None, seconds: float | None = None, memory_mb: int | None = None
 ) -> LocalBox:
-    """Return this box's folders; `seconds` and `memory_mb` limit the examination of models, by default the environment.
+    """Return this box's folders. `seconds` and `memory_mb` limit the examination of models; by default the environment
+    does.
 
-    Imports the modules that read models and build engines here, since that takes long.
+    The modules that read models and build engines are imported here, since their import takes long.
     """
     from edged.cli.local import LocalBox
     from edged.config import child_limits

@@ -1,4 +1,4 @@
-"""`edged tls`: certificates for boxes and their clients, made with the `openssl` program."""
+"""`edged tls`: makes certificates for boxes and their clients with the `openssl` program."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _CA_DAYS = 3650
-_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")  # no passphrase: the daemon has none
-# Own extensions, since an openssl.cnf may be missing or say something else.
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")  # no passphrase: a daemon has none
+# The system's openssl.cnf is not used: it may be missing or have other extensions.
 _CONFIG = """
 [req]
 distinguished_name = dn
@@ -41,7 +41,8 @@ subjectKeyIdentifier = hash
 
 
 class Made(msgspec.Struct, frozen=True):
-    """Paths of what a box or client needs. `names`: what the certificate is for; `expires`: seconds since the epoch."""
+    """The files that a box or client needs. `names` are the certificate's names; `expires` is in seconds since the
+    epoch."""
 
     ca: Path
     certificate: Path
@@ -57,15 +58,15 @@ def new(
         list[str] | None, typer.Argument(metavar="[ADDRESS...]", help="Other host names and IP addresses of the box.")
     ] = None,
     client: Annotated[bool, typer.Option("--client", help="For a client instead of a box.")] = False,
-    folder: Annotated[Path, typer.Option("--folder", help="The CA and all that it issued.")] = Path("edged-tls"),
+    folder: Annotated[Path, typer.Option("--folder", help="Folder of the CA and certificates.")] = Path("edged-tls"),
     days: Annotated[int, typer.Option("--days", min=1, max=_CA_DAYS, help="Days until it expires.")] = 825,
     force: Annotated[bool, typer.Option("--force", help="Replace a certificate of this name.")] = False,
     json: common.Json = False,
 ) -> None:
-    """Make a certificate for a box or a client, and a CA if there is none.
+    """Make a certificate for a box or a client, and a CA if none exists.
 
-    Run it on one machine that you trust: who has ca.key can make certificates for all of your boxes. Copy to a box or a
-    client only what is printed.
+    Run it on one machine that you trust: anyone who has ca.key can make certificates for all your boxes. Copy only the
+    files that it names to a box or client.
 
     edged tls new dock-1 192.168.1.20
 
@@ -85,14 +86,15 @@ def new(
 
 
 def make(folder: Path, name: str, addresses: Sequence[str], client: bool, days: int, force: bool) -> Made:
-    """Make a certificate. InvalidInput for a name, AlreadyExists, NotFound without openssl, EdgedError if it fails."""
+    """Make a certificate. Raises InvalidInput for an invalid name or folder, AlreadyExists if it exists and `force` is
+    not set, NotFound if openssl is not installed, EdgedError if openssl fails."""
     names = tuple(dict.fromkeys((name, *addresses)))
     alternatives = ", ".join(map(_alternative, names))
     ca, certificate = folder / "ca.pem", folder / f"{name}.pem"
     if name == "ca":
         raise InvalidInput("'ca' is the name of the CA; choose another one")
     if certificate.exists() and not force:
-        raise AlreadyExists(f"{certificate} is already there; use --force to replace it")
+        raise AlreadyExists(f"{certificate} already exists; use --force to replace it")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as place:
@@ -119,7 +121,7 @@ def _alternative(name: str) -> str:
 
 
 def _issue(scratch: Path, config: Path, name: str, days: int, section: str, ca: Path | None) -> None:
-    """Make a key and a certificate in `scratch`, self-signed without a CA."""
+    """Make a key and a certificate in `scratch`. Without a CA the certificate is self-signed."""
     request, key, made = scratch / "request", scratch / "key", scratch / "certificate"
     _openssl("req", "-new", *_KEY, "-config", config, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
     signer: tuple[object, ...] = ("-CA", ca, "-CAkey", ca.with_suffix(".key")) if ca else ("-signkey", key)
@@ -129,7 +131,8 @@ def _issue(scratch: Path, config: Path, name: str, days: int, section: str, ca: 
 
 
 def _publish(scratch: Path, certificate: Path) -> None:
-    """The key comes first: a certificate without its key would look complete."""
+    """Move the key and the certificate to their folder. The key comes first: a certificate without its key would look
+    complete."""
     key = certificate.with_suffix(".key")
     (scratch / "key").chmod(0o600)
     (scratch / "key").replace(key)

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from edged.api.auth.tokens import TokenFile
 
 _File = Annotated[
-    Path | None, typer.Option("--file", help="The file of tokens, if the configuration names one (access.tokens_file).")
+    Path | None, typer.Option("--file", help="The file of tokens, if the configuration sets access.tokens_file.")
 ]
 _State = Annotated[
-    Path | None, typer.Option("--state", help="The daemon's directory for models, which has the tokens.")
+    Path | None, typer.Option("--state", help="The daemon's directory for models, which contains the tokens.")
 ]
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name, for the log and for revoking the token.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The token's name, for the log and for revoking it.")],
     role: Annotated[
         list[str] | None,
         typer.Option("--role", "-r", metavar="ROLE", help="infer, read or operate; repeatable, or with commas."),
@@ -82,7 +82,8 @@ def revoke(
 ) -> None:
     """Revoke a token.
 
-    A running daemon refuses it within seconds, and ends the streams that use it."""
+    A running daemon refuses the token within seconds, and ends streams that use it.
+    """
     _kept(file, state).revoke(name)
     common.show(f"token {name} revoked")
 

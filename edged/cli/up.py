@@ -1,4 +1,4 @@
-"""`edged up`: from nothing to detections with one command."""
+"""`edged up`: serves a model to a camera with one command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edged.cli import common
 if TYPE_CHECKING:
     from edged.demo.up import Plan
 
-_PLAIN_S = 10.0  # between two lines about the camera if the output is no terminal
+_PLAIN_S = 10.0  # between two lines about the camera if the output is not a terminal
 
 
 def up(
@@ -30,13 +30,14 @@ def up(
             metavar="[SOURCE]", help="rtsp://..., /dev/video0, a video or a folder of pictures; default: drawn shapes."
         ),
     ] = "",
-    name: Annotated[str, typer.Option("--name", help="The camera's name; default: after its source.")] = "",
+    name: Annotated[str, typer.Option("--name", help="The camera's name; default: derived from the source.")] = "",
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser of this desktop.")] = False,
 ) -> None:
     """Serve a model to a camera: starts a daemon if none runs.
 
-    It adds the model and the camera, prints the address of the page with the live picture, and shows what happens
-    until Ctrl-C. The model, its engines and the camera are kept; a daemon that runs already is used and goes on.
+    It adds the model and the camera, prints the address of the page with the live picture, and shows progress until
+    Ctrl-C. The model, its engines and the camera are kept. If a daemon already runs, it is used, and continues after
+    Ctrl-C.
 
     \b
     edged up
@@ -45,16 +46,16 @@ def up(
     from edged.demo.up import Plan
 
     if asyncio.run(_run(Plan(model, source, name), open_)):
-        say("stopped; models, engines and cameras are kept, and go on with: edged up, or edged serve")
+        say("stopped; models, engines and cameras are kept; to continue: edged up, or edged serve")
 
 
 def say(line: str) -> None:
-    """Print a line, broken between words where the terminal ends."""
+    """Print a line, wrapped between words at the terminal's width."""
     common.show(Text(line))
 
 
 async def _run(plan: Plan, is_opened: bool) -> bool:
-    """Run until Ctrl-C or a signal; return whether a daemon was stopped with it."""
+    """Run until Ctrl-C or a signal; return whether a daemon that this command started was stopped."""
     from edged.demo.up import Output, up
 
     shown_at = 0.0

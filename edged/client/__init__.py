@@ -1,4 +1,4 @@
-"""The library that programs import: send pictures or cameras to a daemon, get detections.
+"""The client library: send pictures or camera streams to a daemon, and receive detections.
 
     from edged.client import Client, open_source
 
@@ -7,7 +7,7 @@
         for result in client.stream("shapes", open_source("rtsp://camera/stream")):
             print(result.sequence, result.age_ms, len(result.detections))
 
-Names are imported when first used, since gRPC costs more than everything else that a command line tool may need.
+Names are imported on first use, since importing gRPC takes longer than all other imports of a command line tool.
 """
 
 from __future__ import annotations

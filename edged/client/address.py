@@ -1,4 +1,5 @@
-"""Addresses of daemons: converts the text that a user gives to a gRPC target (https://github.com/grpc/grpc/blob/master/doc/naming.md)."""
+"""Converts a daemon's address, as users write it, to a gRPC target
+(https://github.com/grpc/grpc/blob/master/doc/naming.md)."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from edged.paths import client_socket
 DEFAULT_PORT = 8001  # Triton's gRPC port, which clients of the Open Inference Protocol expect
 _LONGEST_SOCKET = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
 UNIX, TLS = "unix:", "tls:"
-_GRPCS = "grpcs://"  # the same as `tls:`, in the words of other tools
+_GRPCS = "grpcs://"  # other tools write this instead of `tls:`
 
 
 def resolve(target: str | os.PathLike[str] | None = None) -> str:
-    """Return the gRPC target for `unix:/path`, `/path`, `host:port`, `host` or `:port`; for TLS with
-    `tls:` or `grpcs://` in front.
+    """Return the gRPC target for `unix:/path`, `/path`, `host:port`, `host` or `:port`. The prefixes `tls:` and
+    `grpcs://` mean TLS.
 
-    None or an empty text means EDGED_TARGET, else the daemon's default socket: the one for operators if this user may
-    open it. InvalidInput for anything else.
+    None or an empty text means EDGED_TARGET. If that is unset, the target is the daemon's default socket: the
+    operators' socket if this user may open it. Raises InvalidInput for any other form.
     """
     text = os.fspath(target) if target is not None else ""
     text = text.strip() or os.environ.get("EDGED_TARGET", "").strip() or str(client_socket())
@@ -37,17 +38,17 @@ def resolve(target: str | os.PathLike[str] | None = None) -> str:
 
 
 def host_of(target: str) -> str:
-    """The host of a resolved TCP target, an IPv6 address without its brackets."""
+    """Return the host of a resolved TCP target; an IPv6 address has no brackets."""
     return target.removeprefix(TLS).rpartition(":")[0].strip("[]")
 
 
 def is_here(target: str) -> bool:
-    """Whether a resolved target is on this machine: a unix socket, or loopback by its name."""
+    """Whether a resolved target is on this machine: a unix socket, `localhost` or a loopback address."""
     return target.startswith(UNIX) or is_loopback(host_of(target))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's loopback, without a look-up."""
+    """Whether a host is `localhost` or a loopback address. Names are not resolved."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -55,7 +56,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _machine(text: str) -> str:
-    """The address after `tls:`. A port alone would mean localhost, which needs no TLS: the host was forgotten."""
+    """Return the address after `tls:`. Raises InvalidInput for a port alone: localhost needs no TLS, so the user forgot
+    the host."""
     rest = text.removeprefix(TLS)
     if not rest or rest.startswith(":") or rest.isdecimal() or "/" in rest:
         raise InvalidInput(f"{text!r} has no host; TLS needs tls:HOST:PORT")
@@ -63,7 +65,7 @@ def _machine(text: str) -> str:
 
 
 def _socket(text: str) -> str:
-    # unix:///path is the same as unix:/path; a relative path would depend on where gRPC resolves it.
+    # unix:///path is the same as unix:/path. Relative paths become absolute, so that gRPC does not resolve them later.
     path = os.path.abspath("/" + text.lstrip("/") if text.startswith("//") else os.path.expanduser(text))
     if not text:
         raise InvalidInput("the target 'unix:' has no path; give unix:/PATH")

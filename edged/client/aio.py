@@ -1,7 +1,7 @@
-"""The client for an event loop: the blocking one, whose calls end in futures and whose iterators run in threads.
+"""The client for event loops. It wraps the blocking client: its calls become futures, its iterators run in threads.
 
 gRPC's own asynchronous interface is not used: it loses the daemon's status if a write fails
-(https://github.com/grpc/grpc/issues/36066), and every stream would be written twice.
+(https://github.com/grpc/grpc/issues/36066), and streams would need a second implementation.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Value = TypeVar("Value")
 
 
 class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
-    """A connection to one daemon, for event loops; arguments and errors as in `Client`. Streams and calls with many
-    answers run in threads, of which each has its own."""
+    """A connection to one daemon, for event loops. Arguments and errors are those of `Client`. Each stream and each
+    call with several answers runs in its own thread."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
         self.target, self.timeout = self._client.target, timeout
 
     async def close(self) -> None:
-        """Close the connection, and with it every stream."""
+        """Close the connection and all its streams."""
         self._client.close()
 
     async def __aexit__(self, *_: object) -> None:
@@ -76,7 +76,7 @@ class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
 
 
 async def _outcome(call: Any) -> Any:
-    """Wait for a call of gRPC without a thread; cancelling the wait cancels the call."""
+    """Wait for a gRPC call without a thread. Cancelling the wait cancels the call."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def on_over(_: object) -> None:
@@ -93,16 +93,17 @@ async def _outcome(call: Any) -> Any:
 
 
 class _Closable(Protocol[Item]):
-    """An iterator that another thread may close while one waits for its next item."""
+    """An iterator that one thread may close while another waits for its next item."""
 
     def __next__(self) -> Item: ...
     def close(self) -> None: ...
 
 
 class _Threaded(AsyncIterator[Item]):
-    """A blocking iterator as an asynchronous one: a thread pulls one item for each `anext`.
+    """Makes a blocking iterator asynchronous: a thread pulls one item for each `anext`.
 
-    `aclose`, the end of an `async with` block or of the last reference, or a cancelled wait for an item closes it.
+    The iterator is closed by `aclose`, at the end of an `async with` block, when the last reference is dropped, and
+    when a wait for an item is cancelled.
     """
 
     def __init__(self, items: _Closable[Item]) -> None:
@@ -156,8 +157,8 @@ def _pull_items(items: _Closable[Value], asked: queue.SimpleQueue[futures.Future
 
 
 class AsyncStream(_Threaded[Result], AbstractAsyncContextManager["AsyncStream"]):
-    """A `Stream` for an event loop. `aclose`, the end of an `async with` block or of the last reference, or a cancelled
-    wait for a result cancels the call and closes the frames."""
+    """A `Stream` for event loops. The call is cancelled and the frames are closed by `aclose`, at the end of an `async
+    with` block, when the last reference is dropped, and when a wait for a result is cancelled."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
@@ -165,15 +166,15 @@ class AsyncStream(_Threaded[Result], AbstractAsyncContextManager["AsyncStream"])
 
 
 class AsyncUpdates(_Threaded[Answer], AbstractAsyncContextManager["AsyncUpdates[Answer]"]):
-    """`Updates` for an event loop: `aclose`, the end of an `async with` block or of the last reference, or a cancelled
-    wait for an answer ends the call."""
+    """`Updates` for event loops. The call is cancelled by `aclose`, at the end of an `async with` block, when the last
+    reference is dropped, and when a wait for an answer is cancelled."""
 
     def __init__(self, updates: Updates[Answer]) -> None:
         super().__init__(updates)
         self._updates = updates
 
     async def begin(self, patience: float) -> AsyncUpdates[Answer]:
-        """As `Updates.begin`."""
+        """Wait for the first answer, as `Updates.begin` does."""
         try:
             await asyncio.to_thread(self._updates.begin, patience)
         except asyncio.CancelledError:
@@ -183,7 +184,8 @@ class AsyncUpdates(_Threaded[Answer], AbstractAsyncContextManager["AsyncUpdates[
 
 
 class _LoopFrames(Iterator[Picture | Captured]):
-    """Asynchronous frames for the thread that sends them; the event loop that runs now pulls them."""
+    """Gives asynchronous frames to the sending thread. They are pulled in the event loop that runs when this is
+    created."""
 
     def __init__(self, frames: AsyncIterable[Picture | Captured]) -> None:
         self._frames, self._loop = aiter(frames), asyncio.get_running_loop()
@@ -202,18 +204,18 @@ class _LoopFrames(Iterator[Picture | Captured]):
             raise StopIteration from None
 
     def interrupt(self) -> None:
-        """End the iteration, also while the sending thread waits for a frame."""
+        """End the iteration, even while the sending thread waits for a frame."""
         self._over = True
         if self._answer is not None:
             self._answer.cancel()
 
     def close(self) -> None:
-        """Close the frames soon."""
+        """Let the event loop close the frames; do not wait for it."""
         self.interrupt()
-        self._closing = self._run(self._close())  # a reference, since loops have none
+        self._closing = self._run(self._close())  # kept, since event loops hold only weak references
 
     def _run(self, work: Coroutine[Any, Any, Value]) -> futures.Future[Value] | None:
-        """Run a coroutine in the loop; None if the loop is closed."""
+        """Schedule a coroutine in the loop and return its future; None if the loop is closed."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:

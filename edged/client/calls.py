@@ -1,7 +1,7 @@
-"""The calls of the daemon that both clients offer, each described once: path, request, and how the answer is read.
+"""The daemon's calls that both clients offer. Each is described once: path, request, and how its answer is parsed.
 
-Nothing here does IO. `Client` performs a described call, `AsyncClient` awaits it; so there is one signature and one
-docstring for both.
+Nothing here connects to the daemon: `Client` performs a described call and `AsyncClient` awaits it. Both therefore
+share signatures and docstrings.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): k
 
 @dataclass(frozen=True)
 class Call(Generic[Answer]):
-    """One request and its answers: `kind` is the class of their messages, `parse` makes a value for the user of one.
-    A request may be the bytes of its message.
+    """One request and its answers. `kind` is the message class of an answer, and `parse` converts an answer to the
+    value that the user gets. `request` may be an already serialized message.
 
-    `timeout` in seconds; None for the client's. With `follow` the answers may go on forever, without a deadline.
+    `timeout` is in seconds; None means the client's timeout. With `follow` the call has no deadline, since its answers
+    may never end.
     """
 
     path: str
@@ -70,7 +71,8 @@ class Call(Generic[Answer]):
 
 @dataclass(frozen=True)
 class StreamCall:
-    """A stream of one camera. `shared` is as in `stream`, `backoff` calls a daemon again that went away."""
+    """A stream of one camera. `shared` is as in `DaemonCalls.stream`. `backoff` has the pauses before the daemon is
+    called again after it went away; with None it is not."""
 
     model: str
     camera: str
@@ -82,7 +84,7 @@ class StreamCall:
 
 
 class Method(Protocol[Arguments, Blocking, Asynchronous]):
-    """A method of both clients, and what it returns in each."""
+    """The type of a method that both clients have, with its return type in each."""
 
     @overload
     def __get__(self, client: Client, owner: type[Client]) -> Callable[Arguments, Blocking]: ...
@@ -93,32 +95,33 @@ class Method(Protocol[Arguments, Blocking, Asynchronous]):
 def unary(
     describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
 ) -> Method[Arguments, Answer, Coroutine[Any, Any, Answer]]:
-    """Make a method of a description: it performs the call and returns its one answer."""
+    """Make a method from a description: it performs the call and returns the only answer."""
     return cast("Method[Arguments, Answer, Coroutine[Any, Any, Answer]]", _method(describe, "_ask"))
 
 
 def watching(
     describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
 ) -> Method[Arguments, Updates[Answer], AsyncUpdates[Answer]]:
-    """Make a method of a description: it returns the answers as updates."""
+    """Make a method from a description: it begins the call and returns the answers as updates."""
     return cast("Method[Arguments, Updates[Answer], AsyncUpdates[Answer]]", _method(describe, "_watch"))
 
 
 def command(
     describe: Callable[Concatenate[Any, Arguments], Call[Answer]],
 ) -> Method[Arguments, Updates[Answer], Coroutine[Any, Any, AsyncUpdates[Answer]]]:
-    """As `watching`; the method waits for the first answer."""
+    """Make a method as `watching` does, but it first waits for the first answer."""
     made = _method(describe, "_command")
     return cast("Method[Arguments, Updates[Answer], Coroutine[Any, Any, AsyncUpdates[Answer]]]", made)
 
 
 def streaming(describe: Callable[Concatenate[Any, Arguments], StreamCall]) -> Method[Arguments, Stream, AsyncStream]:
-    """Make a method of a description: it opens the stream."""
+    """Make a method from a description: it opens the stream."""
     return cast("Method[Arguments, Stream, AsyncStream]", _method(describe, "_stream"))
 
 
 def _method(describe: Callable[..., object], perform: str) -> Callable[..., object]:
-    """A method of both clients, whose method `perform` gets the description, yet to be called: it may read files."""
+    """Make a method of both clients. It passes the description to the client's method named `perform`, which calls it,
+    in a thread if it must not block: a description may read files."""
 
     @functools.wraps(describe)
     def method(client: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,12 +147,14 @@ class DaemonCalls:
         region: Region | None = None,
         rotation: int = 0,
     ) -> Call[Result]:
-        """Return the result of one picture. The thresholds, 0..1, override the model's; arrays travel as they are.
+        """Return the result of one picture. `score` and `iou`, 0..1, and `max_detections` override the model's
+        settings. Arrays are sent uncompressed.
 
-        Only `region` of the picture is looked at: x, y, width, height in its pixels; a size of 0 goes to the edge.
-        Before that the picture is turned `rotation` degrees clockwise: 0, 90, 180 or 270. Results are in pixels of the
-        picture as given. With `class_agnostic` boxes of different classes suppress each other. A picture on its own
-        has no capture time; its age counts from when the daemon receives it.
+        Only `region` of the picture is used: x, y, width, height in pixels of the picture as given; a width or height
+        of 0 reaches to the edge. This part is rotated clockwise by `rotation` degrees (0, 90, 180 or 270) before
+        inference. Results are in pixels of the picture as given. With `class_agnostic` boxes of different classes
+        suppress each other. A single picture has no capture time; its age counts from the moment when the daemon
+        receives it.
         """
         wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation)
         frame = single(model, image, camera, wanted)
@@ -178,27 +183,27 @@ class DaemonCalls:
         reconnect: bool | Backoff = False,
         shared: bool | None = None,
     ) -> StreamCall:
-        """Send frames of one camera as they come; iterate over the results as they come.
+        """Send the frames of one camera and return an iterator over their results.
 
-        The daemon answers the newest frame and counts the frames that it skipped for it. With `every_frame` it queues
-        and answers all; with `lossless` the next frame is taken from `frames` only after the last was answered. A frame
-        that fails is a Result with `error` set, and the stream goes on.
+        The daemon answers the newest frame and counts the frames that it skipped. With `every_frame` it queues and
+        answers all frames. With `lossless` the next frame is sent only after the previous one was answered. If a frame
+        fails, its Result has `error` set, and the stream continues.
 
-        The daemon takes at most `max_fps` frames a second (0: all) and none that is older than `max_staleness` seconds
-        when its turn comes (0: any). `weight` is the camera's share of the engine relative to other cameras of the
-        model; those with a higher `priority`, -100 to 100, always go first. `track` gives detections a `tracker_id`.
-        The thresholds, `region` and `rotation` are as in `infer`.
+        The daemon accepts at most `max_fps` frames a second (0: no limit). It skips frames that are older than
+        `max_staleness` seconds when their turn comes (0: no limit). `weight` is the camera's share of the engine
+        relative to other cameras of the model. Cameras with a higher `priority`, -100 to 100, always go first. `track`
+        gives detections a `tracker_id`. The thresholds, `region` and `rotation` are as in `infer`.
 
-        Arrays go through shared memory if the daemon is behind a unix socket and can read it, otherwise as bytes:
-        `shared` False always sends bytes; True raises SegmentUnusable instead. A frame whose
-        place was overwritten before its turn counts as skipped.
+        Arrays go through shared memory if the daemon is behind a unix socket and can read that memory, otherwise as
+        bytes. `shared=False` always sends bytes; with `shared=True` the stream raises SegmentUnusable instead of
+        sending bytes. A frame counts as skipped if its place in shared memory was overwritten before its turn.
 
-        With `reconnect` the stream survives a daemon that goes away after it has answered once: it calls again after
-        1, 5, 10, then every 60 seconds, or the pauses given, and goes on counting frames; those in flight count as
-        failed. Otherwise that raises NotReady.
+        With `reconnect` the stream continues when a daemon goes away that has answered once. It calls the daemon again
+        after 1, 5, 10, then every 60 seconds, or after the pauses of the given Backoff, and goes on counting frames;
+        frames in flight count as failed. Without `reconnect` it raises NotReady.
 
-        `AsyncClient` also takes an asynchronous iterable. Call it inside the running event loop and close what it
-        returns: `async with client.stream(...)`.
+        `AsyncClient` also accepts an asynchronous iterable. Call `stream` inside the running event loop and close its
+        return value: `async with client.stream(...)`.
         """
         options = stream_options(every_frame, max_fps, max_staleness, weight, priority, track)
         wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation, options)
@@ -219,33 +224,35 @@ class DaemonCalls:
 
     @unary
     def explain(self, model: str) -> Call[list[Explanation]]:
-        """For each engine that the model should have here: which key parts differ from the nearest stored engine."""
+        """Return, for each engine that the model should have on this device, the parts of its key that differ from the
+        nearest stored engine."""
         request, parse = pb.ExplainEngineRequest(model=model), _list_of("explanations", Explanation)
         return Call(_OPERATIONS + "ExplainEngine", request, pb.ExplainEngineResponse, parse)
 
     @unary
     def cameras(self) -> Call[list[CameraInfo]]:
-        """Return every camera that is configured, sends frames, or did so lately."""
+        """Return every camera that is configured, sends frames, or sent frames recently."""
         parse = _list_of("cameras", CameraInfo)
         return Call(_OPERATIONS + "ListCameras", pb.ListCamerasRequest(), pb.ListCamerasResponse, parse)
 
     @unary
     def add_camera(self, name: str, settings: Mapping[str, str]) -> Call[CameraInfo]:
-        """Add a camera that the daemon opens itself, with the keys below `[cameras.NAME]`: `source` and `model` at
-        least. Values are written as in TOML, texts without quotes. Raises AlreadyExists or InvalidInput."""
+        """Add a camera that the daemon opens itself. `settings` has the keys of the table `[cameras.NAME]`, at least
+        `source` and `model`. Values are written as in TOML, but texts have no quotes. Raises AlreadyExists or
+        InvalidInput."""
         request = pb.AddCameraRequest(name=name, settings=dict(settings))
         return Call(_OPERATIONS + "AddCamera", request, pb.CameraStatus, _one(CameraInfo))
 
     @unary
     def set_camera(self, name: str, settings: Mapping[str, str]) -> Call[CameraInfo]:
-        """Change settings of a camera that was added; an empty value resets one. It starts again. Raises NotFound, or
-        InvalidInput, also for a camera of the daemon's configuration file."""
+        """Change settings of an added camera and start it again; an empty value resets a setting. Raises NotFound or
+        InvalidInput; the latter also if the camera is in the daemon's configuration file."""
         request = pb.SetCameraRequest(name=name, settings=dict(settings))
         return Call(_OPERATIONS + "SetCamera", request, pb.CameraStatus, _one(CameraInfo))
 
     @unary
     def remove_camera(self, name: str) -> Call[None]:
-        """Remove a camera that was added. Raises NotFound, or InvalidInput for one of the configuration file."""
+        """Remove an added camera. Raises NotFound, or InvalidInput if the camera is in the configuration file."""
         request = pb.RemoveCameraRequest(name=name)
         return Call(_OPERATIONS + "RemoveCamera", request, pb.RemoveCameraResponse, lambda answer: None)
 
@@ -256,7 +263,7 @@ class DaemonCalls:
 
     @unary
     def refresh_device(self) -> Call[list[PartChange]]:
-        """Have the daemon read its device's facts again and plan engines from them; return what changed."""
+        """Make the daemon read the facts of its device and plan its engines again; return the facts that changed."""
         parse = _list_of("changes", PartChange)
         return Call(_OPERATIONS + "RefreshDevice", pb.RefreshDeviceRequest(), pb.RefreshDeviceResponse, parse)
 
@@ -267,24 +274,25 @@ class DaemonCalls:
 
     @unary
     def load(self) -> Call[LoadInfo]:
-        """Return the load of models, cameras, engine hosts and the device. Rates follow from two of these."""
+        """Return the load of models, cameras, engine hosts and the device. Compute rates from the counts of two
+        results."""
         return Call(_OPERATIONS + "GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse, _one(LoadInfo))
 
     @unary
     def reload(self) -> Call[list[ReloadedKey]]:
-        """Have the daemon read its configuration file again; return the keys that changed, in force or not.
+        """Make the daemon read its configuration file again; return the changed keys, also those that need a restart.
 
-        InvalidInput if the file is wrong; the daemon then goes on with the old configuration.
+        Raises InvalidInput if the file is invalid; the daemon then keeps the old configuration.
         """
         parse = _list_of("keys", ReloadedKey)
         return Call(_OPERATIONS + "Reload", pb.ReloadRequest(), pb.ReloadResponse, parse)
 
     @watching
     def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> Call[EventInfo]:
-        """Return the events since the one numbered `after`, as far as they are kept; with `follow`, also new ones.
+        """Return the kept events after the one numbered `after`; with `follow`, also new events.
 
-        Give the `epoch` of that event too if the daemon may have been restarted since: all kept events follow then,
-        instead of those with higher numbers.
+        If the daemon may have been restarted since, also give the `epoch` of that event: after a restart the daemon
+        then returns all kept events, since numbers begin again.
         """
         request = pb.WatchEventsRequest(after=after, epoch=epoch, follow=follow)
         return Call(_OPERATIONS + "WatchEvents", request, pb.Event, event_info, follow)
@@ -299,11 +307,12 @@ class DaemonCalls:
         force: bool = False,
         follow: bool = True,
     ) -> Call[EngineProgress]:
-        """Make engines of a model, the one whose key begins with `engine`, or all: those that are missing for whatever
-        reason, with `force` all that are selected. What serves goes on serving meanwhile.
+        """Build the engines of a model, the engine whose key begins with `engine`, or all engines. Without `force` only
+        engines that are missing, failed or quarantined are built; with it all selected ones. The current engines keep
+        serving meanwhile.
 
-        When this returns the work is under way. Closing the returned updates does not end it: `cancel` does. The
-        updates begin with one for every selected engine; with `follow` they go on until all have their outcome.
+        The work has begun when this returns. Closing the returned updates does not end the work; `cancel` does. The
+        first updates list every selected engine; with `follow` more updates arrive until each engine has its outcome.
         Raises Refused, NotFound or InvalidInput.
         """
         request = pb.RebuildRequest(selector=_selector(model, engine, everything), force=force, follow=follow)
@@ -313,7 +322,8 @@ class DaemonCalls:
     def verify(
         self, model: str | None = None, *, engine: str | None = None, everything: bool = False, follow: bool = True
     ) -> Call[EngineProgress]:
-        """Compare engines with the reference and time them again; otherwise as `rebuild`."""
+        """Compare engines with the reference and time them again. Arguments, updates and errors are those of
+        `rebuild`."""
         request = pb.VerifyRequest(selector=_selector(model, engine, everything), follow=follow)
         return Call(_OPERATIONS + "Verify", request, pb.EngineProgress, _one(EngineProgress), follow)
 
@@ -321,27 +331,27 @@ class DaemonCalls:
     def cancel(
         self, model: str | None = None, *, engine: str | None = None, everything: bool = False
     ) -> Call[list[str]]:
-        """Stop making engines; return their keys."""
+        """Stop building engines; return their keys."""
         return _select("Cancel", model, engine, everything)
 
     @unary
     def pin(self, model: str | None = None, *, engine: str | None = None, everything: bool = False) -> Call[list[str]]:
-        """Keep engines from being evicted; return their keys."""
+        """Protect engines from eviction; return their keys."""
         return _select("Pin", model, engine, everything)
 
     @unary
     def unpin(
         self, model: str | None = None, *, engine: str | None = None, everything: bool = False
     ) -> Call[list[str]]:
-        """Let engines be evicted again; return their keys."""
+        """Allow the eviction of engines again; return their keys."""
         return _select("Unpin", model, engine, everything)
 
     @unary
     def evict(
         self, model: str | None = None, *, engine: str | None = None, everything: bool = False
     ) -> Call[list[str]]:
-        """Remove the files of engines; return their keys. Refused for an engine that serves or is pinned;
-        `everything` selects all that nothing needs."""
+        """Remove the files of engines; return their keys. Engines that serve or are pinned are left out; raises Refused
+        if `model` or `engine` selects no others."""
         return _select("Evict", model, engine, everything)
 
     @unary
@@ -356,38 +366,39 @@ class DaemonCalls:
         replace: bool = False,
         timeout: float = 600.0,
     ) -> Call[ModelInfo]:
-        """Upload an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
+        """Upload an ONNX file with its external data. `timeout` is in seconds; the default is long, since models may
+        have gigabytes.
 
-        Engines are verified with `samples`: pictures as JPEG or PNG files, tensors as *.npz files with an array for
-        each input, or folders of them, 32 at most. `repairs` are made first:
-        `edged.models.repair.RepairOptions(needed=True)` for those without which the model cannot be served.
+        Engines are verified with `samples`: JPEG or PNG files, *.npz files with an array for each input, or folders of
+        these; at most 32. The daemon makes `repairs` first; `edged.models.repair.RepairOptions(needed=True)` selects
+        the repairs without which the model cannot be served.
 
-        With `replace`, a model of the same name goes on serving until this one is ready; its other settings and its
-        samples are kept. AlreadyExists without.
+        With `replace`, an existing model of this name keeps serving until the new one is ready; its samples and all
+        settings that are not given are kept. Without `replace`, raises AlreadyExists for an existing name.
         """
         return _upload(Package.of(name, path, settings, samples, repairs, replace=replace), timeout)
 
     @unary
     def set_model(self, name: str, settings: Mapping[str, str]) -> Call[ModelInfo]:
-        """Change settings of a model while it serves; an empty value removes one. The model is examined with them
-        first. ModelNotFound, InvalidInput, ModelRefused."""
+        """Change settings of a model while it serves; an empty value removes a setting. The daemon first examines the
+        model with the new settings. Raises ModelNotFound, InvalidInput or ModelRefused."""
         request = pb.SetModelRequest(name=name, settings=dict(settings))
         return Call(_OPERATIONS + "SetModel", request, pb.ModelStatus, _one(ModelInfo), timeout=600.0)
 
     @unary
     def upload(self, package: Package, *, timeout: float = 600.0) -> Call[ModelInfo]:
-        """Upload a package; it may go to several daemons, also at the same time."""
+        """Upload a package. Several daemons may receive the same package, also at the same time."""
         return _upload(package, timeout)
 
     @unary
     def remove_model(self, name: str, *, delete: bool = False) -> Call[str]:
-        """Remove a model. Return the folder on the box that its files were moved to; empty with `delete`."""
+        """Remove a model. Return the folder on the box to which its files were moved; an empty text with `delete`."""
         request = pb.RemoveModelRequest(name=name, delete=delete)
         return Call(_OPERATIONS + "RemoveModel", request, pb.RemoveModelResponse, lambda answer: str(answer.kept))
 
 
 def event_info(message: pb.Event) -> EventInfo:
-    """Read an event; one of a kind that this client does not know yet has no `what`."""
+    """Convert an event. If this client does not know its kind, `what` is None."""
     kind = message.WhichOneof("what")
     return EventInfo(
         epoch=message.epoch,
@@ -401,7 +412,7 @@ def event_info(message: pb.Event) -> EventInfo:
 
 
 def engine_info(message: pb.Engine) -> EngineInfo:
-    """Read an engine, the parts of its key in the key's order: a map has none on the wire."""
+    """Convert an engine. The parts of its key are sorted as in the key, since maps have no order on the wire."""
     info = to_struct(message, EngineInfo)
     first = ("format", "model", "recipe.")
     ranks = {name: next((i for i, p in enumerate(first) if name.startswith(p)), len(first)) for name in info.parts}
@@ -431,7 +442,7 @@ def _upload(package: Package, timeout: float) -> Call[ModelInfo]:
 
 
 def _selector(model: str | None, engine: str | None, everything: bool) -> pb.Selector:
-    """The engines that a command is about; the daemon rejects combinations that make no sense."""
+    """Make the selector of a command. The daemon checks the combination of arguments."""
     return pb.Selector(model=model or "", engine=engine or "", everything=everything)
 
 

@@ -1,4 +1,4 @@
-"""The blocking client of a daemon; `edged.client.calls` has its methods, which `edged.client.aio` shares."""
+"""The blocking client of a daemon. Its methods are in `edged.client.calls`; `edged.client.aio` has the same methods."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Answer = TypeVar("Answer")
 class Client(DaemonCalls, AbstractContextManager["Client"]):
     """A connection to one daemon; threads may share it.
 
-    `target` is `unix:/path`, `/path`, `host:port` or `:port`, with `tls:` in front for TLS; None means EDGED_TARGET,
-    else the daemon's default socket. `timeout` is the longest that one call may take, in seconds; in a stream, the
-    longest that frames may wait without any answer. `credentials` are a CA, a certificate or a token, or those of gRPC;
-    None reads them from the environment, see `edged.client.credentials`.
+    `target` is `unix:/path`, `/path`, `host:port` or `:port`, with `tls:` in front for TLS; None means EDGED_TARGET, or
+    the daemon's default socket if that is unset. `timeout` is the deadline of one call in seconds; in a stream, the
+    longest time that frames may wait without any result. `credentials` are a CA, a certificate or a token, or gRPC's
+    credentials; None reads them from the environment (`edged.client.credentials`).
 
-    Every method raises an `edged.errors.EdgedError` with a one-line message: NotReady if no daemon answers.
+    Every method raises a subclass of `edged.errors.EdgedError` with a one-line message; NotReady if no daemon answers.
     """
 
     def __init__(
@@ -46,28 +46,29 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
         self._channel = channel(self.target, credentials)
 
     def close(self) -> None:
-        """Close the connection, and with it every stream."""
+        """Close the connection and all its streams."""
         self._channel.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def sender(self, call: Call[Any]) -> Any:
-        """gRPC's callable for a call with one answer; it takes the request and a timeout."""
+        """Return gRPC's callable for a call with one answer. Its arguments are the request and a timeout."""
         kind = self._channel.stream_unary if isinstance(call.request, Upload) else self._channel.unary_unary
         return kind(call.path, request_serializer=serialize, response_deserializer=call.kind.FromString)
 
     def failure(self, call: Call[Any], error: grpc.RpcError) -> Exception:
-        """The error to raise for a call that failed: that of reading what was uploaded, or the daemon's."""
+        """Return the error to raise for a failed call: the error from reading an uploaded file, otherwise the
+        daemon's."""
         unread = call.request.failure if isinstance(call.request, Upload) else None
         return unread or from_rpc_error(error, self.target)
 
     def watch(self, call: Call[Answer]) -> Updates[Answer]:
-        """Begin a call with many answers."""
+        """Begin a call with several answers."""
         return Updates(self._channel, call, self.target, self.timeout)
 
     def open(self, call: StreamCall) -> Stream:
-        """Begin a stream. InvalidInput for frames that are not an ordinary iterable of pictures."""
+        """Begin a stream. Raises InvalidInput if the frames are not an ordinary iterable of pictures."""
         if isinstance(call.frames, AsyncIterable):
             raise InvalidInput("asynchronous frames need an AsyncClient; give an ordinary iterable")
         most = most_waiting(call.lossless, call.options.every_frame)

@@ -1,8 +1,8 @@
 """A client's credentials (CA, certificate, token) and the gRPC channels made with them.
 
-TLS protects what leaves the machine; a unix socket and loopback need none. A token is sent with every call as the HTTP
-header `authorization: Bearer TOKEN` (RFC 6750), never in the clear to another machine. It is plain metadata, since
-gRPC's call credentials refuse connections without TLS, also unix sockets, and cost a thread for each call.
+TLS protects data that leaves the machine; unix sockets and loopback need no TLS. A token is sent with every call as the
+HTTP header `authorization: Bearer TOKEN` (RFC 6750), but never unencrypted to another machine. It is sent as plain
+metadata: gRPC's call credentials refuse connections without TLS, even unix sockets, and cost a thread for each call.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from edged.errors import InvalidInput
 Path_: TypeAlias = str | os.PathLike[str] | None
 
 _LOG = logging.getLogger(__name__)
-# A machine that lost power closes no connection: without keepalive, a client that follows its events waits forever.
+# A machine that loses power does not close its connections: without keepalive, a client that follows its events would
+# wait forever.
 _ALIVE = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000))
-# Frames and tensors of any size; backoff short enough that a client finds a restarted daemon within a second; no
-# shared connections, whose backoff would outlive the client that met it; and never the proxy of http_proxy, which
-# would even take calls to localhost.
+# No limit for frames and tensors. The backoff is short, so that a client finds a restarted daemon within a second.
+# Clients share no connections, since the backoff of one client would delay the next. The proxy of http_proxy is
+# ignored: gRPC would use it even for localhost.
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Windows for the largest usual answers from the start: gRPC would probe the connection by a ping for each answer.
+    # A flow-control window for the largest usual answers from the start; without it gRPC pings for each answer to
+    # measure the connection.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.http2.max_frame_size", 1 << 20),
@@ -42,13 +44,14 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-_LONGEST_TOKEN = 4096  # bytes: servers bound the headers of a call, 8 KiB by default
+_LONGEST_TOKEN = 4096  # bytes: servers limit the headers of a call, to 8 KiB by default
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Paths of PEM files, empty for none: `ca`, the authorities that the daemon's certificate must come from (gRPC's
-    own list if empty); `certificate` with its chain, and `key`, of the client. `token` is secret and never printed.
-    `server_name` is the name in the daemon's certificate, if that is not the host of the address."""
+    """A client's credentials. `ca`, `certificate` and `key` are paths of PEM files, empty if not used: `ca` has the
+    authorities that may sign the daemon's certificate (gRPC's own list if empty), `certificate` the client's
+    certificate chain and `key` its key. `token` is secret and never printed. `server_name` is the name in the daemon's
+    certificate if that is not the host of the address."""
 
     ca: str = ""
     certificate: str = ""
@@ -67,11 +70,12 @@ class Credentials(msgspec.Struct, frozen=True):
         token_file: Path_ = None,
         server_name: str = "",
     ) -> Credentials:
-        """Make credentials from paths; `token_file` has one line. InvalidInput if one is missing or cannot be read."""
+        """Make credentials from paths. `token_file` contains the token in one line. Raises InvalidInput if it cannot be
+        read, if both a token and a token file are given, or a certificate without its key."""
         if bool(certificate) != bool(key):
-            raise InvalidInput("a client's certificate and its key go together; give both or neither")
+            raise InvalidInput("a client certificate needs its key and vice versa; give both or neither")
         if token and token_file:
-            raise InvalidInput("a token and a token file are both given; leave out one of them")
+            raise InvalidInput("both a token and a token file are given; leave out one of them")
         secret = read_token(token_file) if token_file else checked_token(token, "the token")
         return cls(_path(ca), _path(certificate), _path(key), secret, server_name.strip())
 
@@ -95,7 +99,8 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 def read_token(path: str | os.PathLike[str]) -> str:
-    """Read a token from its file; warn once if other users may read it."""
+    """Read a token from its file; warn once if other users may read that file. Raises InvalidInput if it has no
+    token."""
     place = Path(path).expanduser()
     try:
         text, mode = place.read_text(), place.stat().st_mode
@@ -112,17 +117,18 @@ def read_token(path: str | os.PathLike[str]) -> str:
 
 @functools.cache
 def _warn_exposed(place: Path) -> None:
-    """Cached: one warning for each file."""
+    """Warn that other users may read a token file. The cache limits this to one warning per file."""
     _LOG.warning("the token file %s is readable by other users; chmod 600 %s", place, place)
 
 
 def is_exposed(mode: int) -> bool:
-    """Whether a file mode lets users read who are neither the owner nor in the group."""
+    """Whether a file mode allows users outside the owner and group to read."""
     return bool(mode & stat.S_IROTH)
 
 
 def checked_token(text: str, what: str) -> str:
-    """Return a token that can be a header's value; InvalidInput, without the token in it, for another text."""
+    """Return a token without surrounding spaces. Raises InvalidInput, whose text does not contain the token, if the
+    token cannot be the value of a header."""
     token = text.strip()
     if not token.isascii() or any(not "!" <= character <= "~" for character in token):
         raise InvalidInput(f"{what} is not a token; a token is one line of printable ASCII without spaces")
@@ -132,20 +138,21 @@ def checked_token(text: str, what: str) -> str:
 
 
 def is_secured(target: str, credentials: Credentials) -> bool:
-    """Whether the connection to a resolved target is TLS. InvalidInput if a token would leave the machine without."""
+    """Whether the connection to a resolved target uses TLS. Raises InvalidInput if a token would leave the machine
+    without TLS."""
     if target.startswith(UNIX):
         return False
     if target.startswith(TLS) or credentials.wants_tls:
         return True
     if credentials.token and not is_here(target):
-        raise InvalidInput(f"the token is not sent to {target} in the clear; give a CA (EDGED_CA), or {TLS}{target}")
+        raise InvalidInput(f"the token is not sent to {target} unencrypted; give a CA (EDGED_CA), or {TLS}{target}")
     return False
 
 
 def channel(target: str, credentials: Credentials | grpc.ChannelCredentials | None) -> grpc.Channel:
-    """Open a channel to a resolved target; without credentials, with those of the environment.
+    """Open a channel to a resolved target. If `credentials` is None, read them from the environment.
 
-    InvalidInput if a file cannot be used or a token would be sent in the clear.
+    Raises InvalidInput if a file cannot be used or a token would be sent unencrypted.
     """
     place, options = target.removeprefix(TLS), [*_OPTIONS]
     if not is_here(target):
@@ -180,7 +187,7 @@ class _Authorized:
         def authorized(*args: Any, **kwargs: Any) -> Any:
             plain = found(*args, **kwargs)
             call: Any = functools.partial(plain, metadata=self._metadata)
-            if hasattr(plain, "future"):  # of a call with one answer
+            if hasattr(plain, "future"):  # only calls with one answer have it
                 call.future = functools.partial(plain.future, metadata=self._metadata)
             return call
 
@@ -196,7 +203,8 @@ def _tls(credentials: Credentials) -> grpc.ChannelCredentials:
 
 
 def require_usable(credentials: Credentials) -> None:
-    """InvalidInput for files that TLS cannot use. gRPC only reports that it cannot connect; `ssl` has the reason."""
+    """Raise InvalidInput if TLS cannot use a file. gRPC only reports that it cannot connect; `ssl` reports the
+    reason."""
     import ssl  # here, since few clients need it
 
     def attempt(what: str, path: str, load: Callable[[], None]) -> None:
@@ -213,7 +221,7 @@ def require_usable(credentials: Credentials) -> None:
         attempt("CA", credentials.ca, lambda: context.load_verify_locations(credentials.ca))
     if credentials.certificate:
         chain, key = credentials.certificate, credentials.key
-        # A key with a passphrase would ask at the terminal; gRPC takes none.
+        # The empty passphrase prevents a prompt at the terminal; gRPC does not support passphrases.
         attempt("certificate", f"{chain} with its key {key}", lambda: context.load_cert_chain(chain, key, lambda: ""))
 
 

@@ -1,4 +1,4 @@
-"""Frames for the daemon: pictures in any form that a program holds them, with the options of their stream."""
+"""Makes frame messages from pictures (paths, encoded bytes or arrays) and the options of their stream."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _PRIORITY = 100
 _LARGEST = (1 << 31) - 1  # bytes of any protobuf message
 
 Region = tuple[int, int, int, int]
-"""x, y, width and height in pixels of the picture as sent; a width or height of 0 goes to the edge."""
+"""x, y, width and height in pixels of the picture as sent; a width or height of 0 reaches to the edge."""
 
 
 @dataclass(frozen=True)
 class FrameOptions:
-    """Options of every frame, and `options` of the first frame of every call; None leaves it to model and daemon."""
+    """The options of a camera's frames. `options` is sent only with the first frame of each call. None means the
+    default of the model or daemon."""
 
     thresholds: pb.Thresholds | None = None
     region: pb.Region | None = None
@@ -50,9 +51,9 @@ def frame_options(
     rotation: int = 0,
     options: pb.StreamOptions | None = None,
 ) -> FrameOptions:
-    """Check and pack the options of frames. InvalidInput for a value out of range."""
+    """Check and pack the options of frames. Raises InvalidInput if a value is out of range."""
     if rotation not in _TURNS:
-        raise InvalidInput(f"rotation={rotation} is not a quarter turn; give 0, 90, 180 or 270 degrees clockwise")
+        raise InvalidInput(f"rotation={rotation} is invalid; give 0, 90, 180 or 270 degrees clockwise")
     limits = _thresholds(score, iou, max_detections, class_agnostic)
     return FrameOptions(limits, None if region is None else _region(region), rotation, options)
 
@@ -65,7 +66,8 @@ def stream_options(
     priority: int = 0,
     track: bool = False,
 ) -> pb.StreamOptions | None:
-    """Check and pack the options of a stream; None if all are the defaults. InvalidInput for a value out of range."""
+    """Check and pack the options of a stream; return None if all are defaults. Raises InvalidInput if a value is out of
+    range."""
     for name, value in (("max_fps", max_fps), ("max_staleness", max_staleness)):
         if not 0 <= value < 2**31 / 1000:
             raise InvalidInput(f"{name}={value:g} is out of range; give a positive number, or 0 for no limit")
@@ -109,13 +111,13 @@ def _region(region: Region) -> pb.Region:
 
 
 Picture: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | npt.NDArray[np.uint8]
-"""A path; the bytes of a JPEG or PNG file; or uint8 pixels, BGR [height, width, 3] or gray [height, width]."""
+"""A path, the bytes of a JPEG or PNG file, or uint8 pixels: BGR [height, width, 3] or gray [height, width]."""
 
 
 class Captured(msgspec.Struct, frozen=True, eq=False):
-    """A picture and when it was taken: nanoseconds of the wall clock since 1970 and of the monotonic clock, 0 if
-    unknown, as in a recording: ages then count from its arrival at the daemon. `position_s` is where it is in a
-    recording, in seconds from its start; None if it is in none."""
+    """A picture and its capture time in nanoseconds: on the wall clock since 1970, and on the monotonic clock. 0 means
+    unknown, as for recordings; ages then count from its arrival at the daemon. `position_s` is its position in a
+    recording, in seconds from the start; None if it is not from a recording."""
 
     image: Picture
     captured_unix_ns: int = 0
@@ -128,7 +130,7 @@ class Captured(msgspec.Struct, frozen=True, eq=False):
 
 
 class OutgoingFrame(msgspec.Struct, frozen=True):
-    """A frame as it is sent: the bytes of an `edged.v1.Frame`."""
+    """A frame ready to be sent: `data` is a serialized `edged.v1.Frame`."""
 
     data: bytes
     captured_mono_ns: int = 0
@@ -140,10 +142,11 @@ class FrameMaker:
     def __init__(self, model: str, camera: str, wanted: FrameOptions, sharing: Sharing | None = None) -> None:
         self._model, self._camera, self._options, self._sharing = model, camera, wanted, sharing
         self._sequence = 0
-        self._positions: dict[int, float] = {}  # in a recording, by number, of frames that wait for their answers
+        self._positions: dict[int, float] = {}  # of unanswered frames in a recording, by frame number
 
     def make(self, item: Picture | Captured) -> OutgoingFrame:
-        """Make the frame of a picture; its capture time is now if it has none. InvalidInput or NotFound."""
+        """Make the frame of a picture. A picture that is not a `Captured` gets the current time as capture time. Raises
+        InvalidInput or NotFound."""
         taken = item if isinstance(item, Captured) else Captured.now(item)
         frame = _frame(self._model, self._camera, self._options)
         frame.sequence = self._sequence + 1
@@ -155,24 +158,25 @@ class FrameMaker:
         return OutgoingFrame(data, taken.captured_mono_ns)
 
     def on_result(self, result: Result) -> Result:
-        """Return the result with its position in the recording. An error may mean that the daemon cannot read shared
-        memory."""
+        """Return the result with its position in the recording. Stop sharing memory if an error says that the daemon
+        cannot read it."""
         if self._sharing is not None and result.error is not None:
             self._sharing.on_error(result.error[0])
         if not self._positions:
             return result
         position = self._positions.get(result.sequence)
         for number in list(itertools.takewhile(lambda number: number <= result.sequence, self._positions)):
-            del self._positions[number]  # answers come in order: those before it were skipped
+            del self._positions[number]  # answers arrive in order: frames before this one were skipped
         return result if position is None else msgspec.structs.replace(result, position_s=position)
 
     def close(self) -> None:
-        """No more frames will be made."""
+        """Release the shared memory; no frame may be made afterwards."""
         if self._sharing is not None:
             self._sharing.close()
 
     def introduce(self, frame: OutgoingFrame) -> OutgoingFrame:
-        """Add the options; for the first frame of each call, since the daemon forgets a camera when its call ends."""
+        """Return the frame with the stream's options. The first frame of each call needs them, since the daemon forgets
+        a camera when its call ends."""
         if self._options.options is None:
             return frame
         options = pb.Frame(options=self._options.options).SerializeToString()
@@ -180,7 +184,7 @@ class FrameMaker:
 
 
 def single(model: str, image: Picture, camera: str, wanted: FrameOptions) -> bytes:
-    """Make the message of one picture, without number and capture time. InvalidInput or NotFound."""
+    """Make the message of one picture, without number and capture time. Raises InvalidInput or NotFound."""
     return _with_picture(_frame(model, camera, wanted), image)
 
 
@@ -191,7 +195,8 @@ def _frame(model: str, camera: str, wanted: FrameOptions) -> pb.Frame:
 
 
 def read_picture(image: str | os.PathLike[str] | bytes | bytearray | memoryview) -> bytes:
-    """Return the bytes of an encoded picture; NotFound or InvalidInput if it cannot be read or is empty."""
+    """Return the bytes of an encoded picture. Raises NotFound if its file does not exist, InvalidInput if it cannot be
+    read or is empty."""
     if isinstance(image, (bytes, bytearray, memoryview)):
         encoded, what = bytes(image), "the picture"
     elif isinstance(image, (str, os.PathLike)):
@@ -213,7 +218,7 @@ def _read(path: Path) -> bytes:
 
 
 def _with_picture(frame: pb.Frame, image: Picture, sharing: Sharing | None = None) -> bytes:
-    """The bytes of a frame with a picture, of which nothing else is copied. The rows of an array are packed."""
+    """Return a serialized frame with a picture. The picture is copied only once; the rows of an array are packed."""
     if not isinstance(image, np.ndarray):
         encoded = read_picture(image)
         return _joined(frame.SerializeToString(), _length(pb.Frame.ENCODED_FIELD_NUMBER, len(encoded)), encoded)
@@ -230,7 +235,7 @@ def _with_picture(frame: pb.Frame, image: Picture, sharing: Sharing | None = Non
 
 
 def _pixels(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """[height, width, 3] or [height, width]."""
+    """Return the pixels as [height, width, 3] or [height, width]. Raises InvalidInput for another shape or dtype."""
     if image.dtype != np.uint8:
         raise InvalidInput(f"an array of {image.dtype} is not a picture; convert it to uint8, 0..255")
     if image.ndim == 3 and image.shape[2] == 1:
@@ -245,12 +250,13 @@ def _pixels(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 def _joined(*parts: bytes | memoryview) -> bytes:
     data = b"".join(parts)
     if len(data) > _LARGEST:
-        raise InvalidInput(f"the picture makes a message of {len(data)} bytes, more than one can have; make it smaller")
+        raise InvalidInput(f"the message of {len(data)} bytes is larger than protobuf allows; send a smaller picture")
     return data
 
 
 def _length(number: int, size: int) -> bytes:
-    """The start of a field of `size` bytes. Format: https://protobuf.dev/programming-guides/encoding"""
+    """Return the tag and length of a field with `size` bytes. Format:
+    https://protobuf.dev/programming-guides/encoding"""
     out = bytearray([number << 3 | 2])
     while size > 0x7F:
         out.append(size & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""The requests of a stream: the user's frames, pulled one by one by the thread that sends, and their counts."""
+"""The requests of a stream: gRPC's sending thread pulls the user's frames one by one, and the frames are counted."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from edged.client.result import Result, Skips
 from edged.errors import InvalidInput
 
 _FRESH_NS = 1_000_000_000
-_WINDOW = 6  # frames that wait for their answers, with `every_frame`, when one more leaves
+_WINDOW = 6  # with `every_frame`, a frame is sent while at most this many are unanswered
 
 
 def most_waiting(lossless: bool, every_frame: bool) -> int | None:
-    """How many frames of a stream may wait for their answers when another one leaves; None for any number."""
+    """Return how many frames of a stream may be unanswered when another frame is sent; None means no limit."""
     return 0 if lossless else _WINDOW if every_frame else None
 
 
 class FrameCounts:
-    """Counts the frames of one stream: each that was sent is answered, skipped or failed, or still waits. The sending
-    side writes `sent`, the receiving side the rest, so that no lock is needed.
+    """Counts the frames of one stream: each sent frame is answered, skipped, failed or still in flight. The sending
+    side writes `sent` and the receiving side the other counts, so no lock is needed.
 
-    `reasons` counts skipped frames by reason. `lost` counts the failed frames that were in flight when the daemon went
-    away. `unreported` are skipped frames that no result reports, since none came after them; `skipped` is the sum over
-    all results and `unreported`.
+    `reasons` counts skipped frames by reason. `lost` counts failed frames that were in flight when the daemon went
+    away. `unreported` are skipped frames that no result has reported yet. `skipped` counts reported and unreported
+    frames.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class FrameCounts:
 
     @property
     def waiting(self) -> int:
-        """Frames in flight."""
+        """The number of frames in flight."""
         return self.sent - self.answered - self.skipped - self.failed
 
     def on_sent(self) -> None:
@@ -55,13 +55,13 @@ class FrameCounts:
         self.sent += 1
 
     def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
-        """Count skipped frames that came without an answer; the next result reports them."""
+        """Count frames from a message that only reports skips; the next result includes them."""
         self._count(skipped, skips)
         self.unreported += tuple(skips)
         self._unreported += skipped
 
     def on_result(self, result: Result) -> Result:
-        """Count a result; return it with the skipped frames that no earlier one reported."""
+        """Count a result; return it with the skipped frames that no earlier result reported."""
         self._count(result.skipped, result.skips)
         if result.error is None:
             self.answered += 1
@@ -76,14 +76,15 @@ class FrameCounts:
         return whole
 
     def on_lost(self) -> None:
-        """Count frames in flight as failed: their call is over."""
+        """Count all frames in flight as failed, since their call has ended."""
         lost = max(0, self.waiting)
         self.failed += lost
         self.lost += lost
         self.gave_up = False
 
     def silence(self) -> float:
-        """Return the seconds that frames have waited without any result, also of skips; 0 while none waits."""
+        """Return the seconds without any result or skip report while frames were in flight; 0 if no frame is in
+        flight."""
         return time.monotonic() - self._last if self.waiting > 0 else 0.0
 
     def _count(self, skipped: int, skips: Sequence[Skips]) -> None:
@@ -96,13 +97,13 @@ class FrameCounts:
 class FrameRequests:
     """The requests of one stream, which may take several calls.
 
-    An exception from the user's frames ends the requests: frames that were sent before it are still answered, then
-    the receiving side raises it from `failure`. A frame leaves only when at most `most_waiting` frames wait for their
-    answers; None for any number.
+    If the user's frames raise an exception, the requests end: earlier frames are still answered, then the receiving
+    side raises the exception, which is in `failure`. A frame is sent only while at most `most_waiting` sent frames are
+    unanswered; None means no limit.
     """
 
     def __init__(self, frames: Iterable[Picture | Captured], maker: FrameMaker, most_waiting: int | None) -> None:
-        if isinstance(frames, (str, bytes, os.PathLike)):  # a text is an iterable as well, of single characters
+        if isinstance(frames, (str, bytes, os.PathLike)):  # a str is iterable too: over characters
             raise InvalidInput(f"frames cannot be a {type(frames).__name__}; give edged.open_source(...) of the video")
         self.counts = FrameCounts()
         self.failure: Exception | None = None
@@ -116,12 +117,12 @@ class FrameRequests:
         self._pulling = threading.Lock()
         self._leaving = threading.Lock()
         self._call = 0
-        self._introduced = 0  # the call whose first frame has left
+        self._introduced = 0  # the last call whose first frame was sent
         self._pending: OutgoingFrame | None = None
 
     def new_call(self) -> Iterator[bytes]:
-        """Return the requests of the next call. The one before is over: its frames in flight are lost, and its sender,
-        which may still wait for the user's next frame, gets no more."""
+        """Return the requests of the next call. The previous call has ended: its frames in flight are lost. Its sending
+        thread may still wait for the user's next frame, but gets no more frames."""
         with self._leaving:
             self._call += 1
             self.counts.on_lost()
@@ -129,19 +130,19 @@ class FrameRequests:
         return self._of_call(self._call)
 
     def on_result(self, result: Result) -> Result:
-        """Count an answer and let the next frame out. Return the result with the skips that no earlier one reported."""
+        """Count a result and allow the next frame. Return the result with the skips that no earlier result reported."""
         whole = self.counts.on_result(self._maker.on_result(result))
         self._on_turn()
         return whole
 
     def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
-        """Count frames that the daemon skipped and let the next frame out."""
+        """Count frames that the daemon skipped and allow the next frame."""
         self.counts.on_skips(skipped, skips)
         self._on_turn()
 
     def stop(self) -> None:
-        """Send no more and close the user's frames, from any thread. A generator that is running cannot be closed;
-        it is closed as soon as it has given its frame."""
+        """Send no more frames and close the user's frames; any thread may call this. A running generator cannot be
+        closed; it is closed after it yields its frame."""
         self._stopped = True
         self._on_turn()
         interrupt = getattr(self._frames, "interrupt", None)
@@ -154,34 +155,36 @@ class FrameRequests:
                 self._pulling.release()
 
     def finish(self) -> None:
-        """Release what frames needed until they were answered: the stream is over."""
+        """Release the shared memory of frames; call this after the last answer."""
         self._maker.close()
 
     def _of_call(self, call: int) -> Iterator[bytes]:
         while (data := self._next(call)) is not None:
             yield data
-            del data  # it is large, and the next may take long to come
+            del data  # frees a large frame before a possibly long wait for the next one
 
     def _next(self, call: int) -> bytes | None:
         with self._pulling:
             frame, self._pending = (self._take_pending() or self._pull()), None
             leaving = None if frame is None else self._leave(frame, call)
             if leaving is None:
-                self._pending = frame  # for the call that came after
-        if self._stopped:  # after the lock is free, since `stop` leaves closing to the holder of the lock
+                self._pending = frame  # the next call sends it
+        if self._stopped:  # after the lock is released: `stop` only closes the frames if it gets the lock
             self.stop()
             return None
         return None if leaving is None else leaving.data
 
     def _take_pending(self) -> OutgoingFrame | None:
-        """Return a frame that no call has sent yet, unless it has become old: a camera has a newer one."""
+        """Return the frame that was pulled but not sent, or None. An old frame is dropped if frames may be skipped,
+        since its camera has a newer one."""
         frame = self._pending
         if frame is None or self._most_waiting is not None or not frame.captured_mono_ns:
             return frame
         return frame if time.monotonic_ns() - frame.captured_mono_ns < _FRESH_NS else None
 
     def _leave(self, frame: OutgoingFrame, call: int) -> OutgoingFrame | None:
-        """Return the frame as it is sent; None if the call is over."""
+        """Count a frame as sent and return it, with the stream's options if it is the call's first; None if the call
+        has ended."""
         with self._leaving:
             if call != self._call or self._stopped:
                 return None
@@ -199,7 +202,7 @@ class FrameRequests:
             item = next(self._frames)
             taken = item if isinstance(item, Captured) else Captured.now(item)
             self._wait_for_turn()
-            # Only now, since an earlier answer may show that the daemon cannot read shared memory.
+            # Made after the wait, since an earlier answer may show that the daemon cannot read shared memory.
             return self._maker.make(taken)
         except StopIteration:
             self._close()
@@ -215,7 +218,7 @@ class FrameRequests:
                 self._changed.wait_for(lambda: self._stopped or self.counts.waiting <= most)
 
     def _on_turn(self) -> None:
-        """Fewer frames wait for their answers."""
+        """Wake the sending thread: fewer frames may be unanswered now, or the stream has stopped."""
         with self._changed:
             self._changed.notify_all()
 

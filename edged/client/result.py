@@ -1,4 +1,4 @@
-"""The result of one frame as plain immutable values."""
+"""The result of one frame as immutable values."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from edged.vision import masks
 from edged.vision.detections import Classes, Detections, class_name
 from edged.vision.roboflow import RoboflowResult, roboflow
 
-# Names that supervision gives to entries of `data`; its `config` module has them.
+# supervision's names for entries of `data`, from its `config` module.
 _CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"
 
 
 class Detection(msgspec.Struct, frozen=True):
-    """One object: corners of its box in pixels of the picture as sent, origin top left; score 0..1.
+    """One object: the corners of its box in pixels of the picture as sent, with the origin at the top left; score 0..1.
 
-    Fields that the model or the stream does not provide are None or empty. `tracker_id` is the same for the same object
-    in all frames of the camera. `keypoints` are (x, y, score) in the model's order. `corners` are the four (x, y) of an
-    oriented box, in order. `mask` is COCO's uncompressed run lengths down the columns of the whole picture;
-    `Result.mask` makes pixels of it and `Result.polygon` its outline.
+    Fields that the model or the stream does not provide are None or empty. An object keeps its `tracker_id` in all
+    frames of the camera. `keypoints` are (x, y, score) in the model's order. `corners` are the four (x, y) of an
+    oriented box, in order around it. `mask` has COCO's uncompressed run lengths, column by column over the whole
+    picture; `Result.mask` converts it to pixels, `Result.polygon` to an outline.
     """
 
     x1: float
@@ -47,7 +47,7 @@ class Detection(msgspec.Struct, frozen=True):
 
 
 class Classification(msgspec.Struct, frozen=True):
-    """One class of a classifier's answer; score 0..1."""
+    """One class that a classifier found; score 0..1."""
 
     class_id: int
     label: str
@@ -55,8 +55,8 @@ class Classification(msgspec.Struct, frozen=True):
 
 
 class Skips(msgspec.Struct, frozen=True):
-    """`count` frames, numbered `first` to `last`, that were skipped for one reason: overtaken by a newer one, stale,
-    above the rate, or overwritten in shared memory."""
+    """`count` skipped frames with numbers from `first` to `last`. `reason` is overtaken (by a newer frame), stale, rate
+    (above `max_fps`), overwritten (in shared memory), full (too many frames wait) or several."""
 
     first: int
     last: int
@@ -65,7 +65,7 @@ class Skips(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Where the daemon spent the time, in milliseconds; `total_ms` is from received to answered."""
+    """The time that each step in the daemon took, in milliseconds; `total_ms` is from receipt to answer."""
 
     queue_ms: float = 0.0
     decode_ms: float = 0.0
@@ -78,14 +78,16 @@ class Timings(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True, eq=False):
     """The answer to one frame.
 
-    `sequence` is the frame's number, from 1, in the order it was given; 0 for a single picture. `width` and `height`
-    are pixels of the picture as sent. A detector fills `detections`, a classifier `classes`, both best first; a model
-    of no known family fills `outputs`, read-only arrays by name (BYTES as object arrays of bytes, BF16 as the uint16 of
-    its bits). `age_ms` is from capture to answer. `skipped` counts frames of this camera that were skipped since its
-    previous result, `skips` tells which and why. `error` is None or (gRPC code name, message) for a frame that could
-    not be answered; `error_code` is edged's code for it, None from a daemon with codes unknown here. The capture times
-    are as sent, in nanoseconds; `received_unix_ns` is the daemon's wall clock when it had the frame. A time that is not
-    known is 0. `position_s` is where the frame is in a recording, in seconds from its start; None for a camera.
+    `sequence` is the frame's number in the stream, from 1; 0 for a single picture. `width` and `height` are pixels of
+    the picture as sent. A detector fills `detections`, a classifier `classes`, both with the best first. A model of
+    unknown family fills `outputs`: read-only arrays by name (BYTES as object arrays of bytes, BF16 as uint16 with the
+    same bits). `age_ms` is from capture to answer.
+
+    `skipped` counts frames of this camera that were skipped since its previous result; `skips` has their numbers and
+    reasons. `error` is (gRPC code name, message) if the frame failed, otherwise None. `error_code` is edged's code for
+    the error; None if this client does not know the code. The capture times are as sent, in nanoseconds;
+    `received_unix_ns` is the daemon's wall clock at receipt. Unknown times are 0. `position_s` is the frame's position
+    in a recording, in seconds from its start; None for a camera.
     """
 
     camera: str
@@ -111,17 +113,17 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def captured(self) -> datetime | None:
-        """When the picture was taken, by the sender's wall clock; None if unknown."""
+        """The capture time by the sender's wall clock; None if unknown."""
         return _moment(self.captured_unix_ns)
 
     @property
     def received(self) -> datetime | None:
-        """When the daemon received the frame, by its own wall clock; None if unknown."""
+        """The time of receipt by the daemon's wall clock; None if unknown."""
         return _moment(self.received_unix_ns)
 
     def json(self) -> RoboflowResult:
-        """Return Roboflow's inference JSON: box centres and sizes in pixels, a new detection id each time; tracked
-        detections have a `tracker_id`."""
+        """Return Roboflow's inference JSON: box centres and sizes in pixels, and new detection ids in each call.
+        Tracked detections have a `tracker_id`."""
         found = self.boxes()
         ids, found = found.tracker_ids, msgspec.structs.replace(found, tracker_ids=None)
         plain = roboflow(found, self.labels(), self.width, self.height)
@@ -132,9 +134,9 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         return plain
 
     def supervision(self) -> Any:
-        """The same as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes. Unsupported
-        if that library is not installed."""
-        # Made directly: supervision's reader of Roboflow's JSON loses holes in masks and has no oriented boxes.
+        """Return the detections as `supervision.Detections`, with masks, tracker ids (-1 for none) and oriented boxes.
+        Raises Unsupported if supervision is not installed."""
+        # Not made from Roboflow's JSON: supervision's reader of it loses holes in masks and has no oriented boxes.
         try:
             supervision: Any = importlib.import_module("supervision")
         except ImportError:
@@ -156,15 +158,16 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         )
 
     def mask(self, detection: Detection) -> npt.NDArray[np.bool_] | None:
-        """The pixels of an object, bool [height, width] of the picture; None if the model gives no masks."""
+        """Return an object's pixels as bool [height, width] of the picture; None if the object has no mask."""
         return masks.decode(_runs(detection.mask), self.width, self.height) if detection.mask else None
 
     def polygon(self, detection: Detection) -> npt.NDArray[np.int32] | None:
-        """The outline of the largest piece of an object's mask, int32 [n, 2] x and y in pixels; None without a mask."""
+        """Return the outline of the largest piece of an object's mask, int32 [n, 2], x and y in pixels; None without a
+        mask."""
         return masks.polygon(_runs(detection.mask), self.width, self.height) if detection.mask else None
 
     def boxes(self) -> Detections:
-        """The detections as arrays."""
+        """Return the detections as arrays."""
         found = self.detections
         points = max((len(d.keypoints) for d in found), default=0)
         return Detections.of(
@@ -180,13 +183,13 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         )
 
     def labels(self) -> Sequence[str]:
-        """Return the labels by class id, as far as they were found."""
+        """Return the labels by class id. A class that was not found has its id as label."""
         known = {found.class_id: found.label for found in self.classes}
         return _Labels(known | {found.class_id: found.label for found in self.detections})
 
 
 class _Labels(Sequence[str]):
-    """A sequence of names by class id that stores only the known ones."""
+    """Labels by class id. Only known labels are stored; an unknown class has its id as label."""
 
     def __init__(self, known: dict[int, str]) -> None:
         self._known = known
@@ -207,7 +210,8 @@ class _Labels(Sequence[str]):
 
 
 def from_proto(message: pb.Result) -> Result:
-    """InvalidInput if a tensor's bytes do not fit its shape, Unsupported for a datatype that is not known here."""
+    """Convert a result message. Raises InvalidInput if a tensor's bytes do not fit its shape, Unsupported for an
+    unknown datatype."""
     timings = message.timings
     return Result(
         camera=message.camera,
@@ -266,7 +270,8 @@ def _corners(d: Detection) -> tuple[tuple[float, float], ...]:
 
 
 def to_array(tensor: pb.Tensor) -> Array:
-    """A read-only array over the tensor's bytes, without a copy. InvalidInput if they do not fit its shape."""
+    """Return a read-only array over the tensor's bytes, without a copy. Raises InvalidInput if the bytes do not fit its
+    shape, Unsupported for an unknown datatype."""
     if tensor.datatype not in DATATYPES:
         raise Unsupported(f"tensor {tensor.name!r} has datatype {tensor.datatype!r}; update this client")
     array = tensors.to_array(tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
@@ -275,7 +280,7 @@ def to_array(tensor: pb.Tensor) -> Array:
 
 
 def detections_of(found: Detections, names: Sequence[str]) -> tuple[Detection, ...]:
-    """Return a detection for each row."""
+    """Return one `Detection` for each row of the arrays."""
     rows = zip(found.boxes.tolist(), found.scores.tolist(), found.class_ids.tolist(), strict=True)
     return tuple(
         Detection(
@@ -295,6 +300,6 @@ def detections_of(found: Detections, names: Sequence[str]) -> tuple[Detection, .
 
 
 def classes_of(found: Classes, names: Sequence[str]) -> tuple[Classification, ...]:
-    """Return the classes, the best first."""
+    """Return the classes in the given order, the best first."""
     rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
     return tuple(Classification(number, class_name(names, number), score) for number, score in rows)

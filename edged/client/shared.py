@@ -1,5 +1,5 @@
-"""Pictures in POSIX shared memory, which the daemon reads: a raw picture is copied once on its way to the engine,
-instead of through gRPC. `edged.shared_layout` describes the ring."""
+"""Pictures in POSIX shared memory that the daemon reads: a raw picture is copied once into this memory, not sent
+through gRPC. `edged.shared_layout` describes the ring."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from edged.proto import cameras_pb2 as pb
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Probe: TypeAlias = Callable[[pb.Frame], "grpc.StatusCode | None"]
-"""Sends a frame to `DetectOne` and returns the error's status, None for an answer."""
+"""Sends a frame to `DetectOne`; returns the status of the error, or None if the call succeeds."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a picture lies, as in `edged.v1.SharedImage`; `offset` and `size` in bytes."""
+    """The place of a picture in shared memory, as in `edged.v1.SharedImage`; `offset` and `size` in bytes."""
 
     segment: str
     offset: int
@@ -41,11 +41,13 @@ class Place:
 
 
 class SharedRing(AbstractContextManager["SharedRing"]):
-    """Holds the newest `slots` pictures of up to `slot_bytes` each; a larger picture makes it move to a larger segment.
+    """A ring in shared memory with the newest `slots` pictures of up to `slot_bytes` each. If a picture is larger, the
+    ring moves to a larger segment.
 
-    `group` (a group id) may read it too, for a daemon of another user. `close`, from any thread, the end of a `with`
-    block, of the last reference or of the program removes it; the next ring of the user removes those of killed
-    programs. OutOfSpace without room for it: containers have 64 MB unless `--shm-size` gives more.
+    `group` is the id of a group that may also read the ring, for a daemon of another user. The ring is removed by
+    `close` (from any thread), at the end of a `with` block, when the last reference is dropped, and when the program
+    exits. The next ring of the same user removes rings of killed programs. Raises OutOfSpace if shared memory has no
+    room: containers have 64 MB unless `--shm-size` gives more.
     """
 
     def __init__(
@@ -59,25 +61,25 @@ class SharedRing(AbstractContextManager["SharedRing"]):
         self._segment = _Segment(folder, slots, slot_bytes, group)
         self._lock = threading.Lock()
         self._closed = False
-        # Smaller ones, with the stamp of the picture that overwrites their newest one.
+        # Earlier, smaller segments, each with the stamp at which its newest picture counts as overwritten.
         self._before: deque[tuple[_Segment, int]] = deque()
 
     @property
     def segment(self) -> str:
-        """The name of the segment that is written now, as shm_open(3) takes it."""
+        """The name of the segment that is written now, in the form of shm_open(3)."""
         return self._segment.name
 
     def put(self, picture: bytes | bytearray | memoryview | Pixels) -> Place:
-        """Write a picture over the oldest one; return its place. InvalidInput after `close`."""
+        """Write a picture over the oldest one and return its place. Raises InvalidInput after `close`."""
         whole = np.ascontiguousarray(picture).data if isinstance(picture, np.ndarray) else memoryview(picture)
         data = whole.cast("B")
         with self._lock:
             if self._closed:
-                raise InvalidInput("the ring is closed; make another one")
+                raise InvalidInput("the ring is closed; create a new SharedRing")
             return self._put(data)
 
     def close(self) -> None:
-        """Remove the segments. The daemon can still read those that it has opened."""
+        """Remove the segments. The daemon can still read segments that it has already opened."""
         with self._lock:
             self._closed = True
             self._segment.remove()
@@ -105,7 +107,7 @@ class SharedRing(AbstractContextManager["SharedRing"]):
 
 
 class _Segment:
-    """One file. Its lock shows that its client lives, also across process namespaces."""
+    """One file in shared memory. It is locked while its client lives, which other process namespaces see too."""
 
     def __init__(self, folder: Path, slots: int, slot_bytes: int, group: int | None) -> None:
         self.slot_bytes = slot_bytes
@@ -120,7 +122,7 @@ class _Segment:
             if group is not None:
                 os.fchown(self._descriptor, -1, group)
                 os.fchmod(self._descriptor, 0o640)
-            # Writing to a segment without room would fail later, in the middle of a stream.
+            # Without this, a write could fail later for lack of room, in the middle of a stream.
             os.posix_fallocate(self._descriptor, 0, self._step * slots)
         except OSError as error:
             removal = getattr(self, "_removal", None)
@@ -131,7 +133,8 @@ class _Segment:
             ) from None
 
     def write(self, index: int, data: memoryview, stamp: int) -> int:
-        """Write a picture into a slot; return its offset. In this order no reader takes a half-written picture."""
+        """Write a picture into a slot and return the slot's offset. The order of writes keeps readers from using half a
+        picture."""
         offset = index * self._step
         os.pwrite(self._descriptor, layout.STAMP.pack(0), offset)
         position = 0
@@ -145,7 +148,7 @@ class _Segment:
 
 
 def _remove(descriptor: int, path: Path, owner: int) -> None:
-    """Close and, unless this process was forked from the owner, remove."""
+    """Close the segment. Also remove its file, unless this process was forked from the owner."""
     if os.getpid() == owner:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -158,7 +161,7 @@ def sweep(folder: Path = layout.FOLDER) -> None:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                # A process id of another container means nothing here, but its lock does.
+                # The process id may be of another container, so its absence proves nothing; the lock does.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
             finally:
@@ -176,8 +179,8 @@ def _left(folder: Path) -> Iterator[Path]:
 
 
 def readers_group(socket: Path) -> int | None:
-    """Return the group that the daemon behind a unix socket needs to read what this user writes; None if it needs none
-    (a daemon of root or of this user) or this user is not in it."""
+    """Return the group through which the daemon behind a unix socket can read this user's files. None if the daemon
+    needs no group (it runs as root or as this user), or if this user is not in the group."""
     try:
         status = socket.stat()
     except OSError:
@@ -189,14 +192,14 @@ def readers_group(socket: Path) -> int | None:
 
 _DETECT_ONE = "/edged.v1.Cameras/DetectOne"
 _PATIENCE_S = 2.0
-_SLOTS = 5  # of a camera without a window: one is written, some are on their way, one waits for an engine
+_SLOTS = 5  # if frames may be skipped: one is being written, some are on their way, one waits for an engine
 _UNIX = "unix:"
 
 
 class Sharing:
-    """Puts the pictures of a stream into a ring until `close`, once the daemon has confirmed that it can read it. With
-    `required` a picture that cannot be shared raises SegmentUnusable. While a picture is written, `most_waiting` others
-    may wait for their answers, and keep their slots; with None older ones are overwritten."""
+    """Puts the pictures of a stream into a ring, after the daemon has confirmed that it can read the ring. With
+    `required` `put` raises SegmentUnusable for a picture that cannot be shared. The ring has room for `most_waiting`
+    unanswered pictures besides the one that is written; with None the oldest pictures are overwritten."""
 
     def __init__(
         self,
@@ -214,7 +217,7 @@ class Sharing:
         self._problem = ""
 
     def put(self, image: Pixels) -> pb.SharedImage | None:
-        """Return the place of a picture; None if it has to be sent as bytes."""
+        """Write a picture and return its place; None if it must be sent as bytes."""
         if not self._problem:
             try:
                 ring = self._ring or self._confirmed_ring(image.nbytes)
@@ -227,9 +230,9 @@ class Sharing:
         return None
 
     def on_error(self, code: str) -> None:
-        """Stop sharing if a frame failed since the daemon, perhaps a new one, cannot read it."""
+        """Stop sharing if a frame failed because the daemon (perhaps restarted) cannot read the ring."""
         if code == grpc.StatusCode.FAILED_PRECONDITION.name and self._ring is not None:
-            self._problem = self._problem or "the daemon cannot read it any more"
+            self._problem = self._problem or "the daemon cannot read the ring any more"
 
     def close(self) -> None:
         self._problem = self._problem or "the stream is over"
@@ -237,23 +240,25 @@ class Sharing:
             self._ring.close()
 
     def _confirmed_ring(self, size: int) -> SharedRing:
-        """Make the ring and send an empty picture in it: the status says whether the daemon could open the segment."""
+        """Make the ring and send an empty picture in it: the daemon's status shows whether it could open the
+        segment."""
         self._ring = self._new_ring(self._slots, size, group=readers_group(self._socket))
         nothing = pb.SharedImage(segment=self._ring.segment, offset=0, stamp=1, size=0)
         status = self._probe(pb.Frame(model=self._model, shared=nothing))
         if status is not grpc.StatusCode.INVALID_ARGUMENT or self._problem:  # closed meanwhile
             self._ring.close()
-            raise SegmentUnusable(self._problem or "it does not read them")
+            raise SegmentUnusable(self._problem or "it could not open the ring")
         return self._ring
 
 
 def sharing(
     channel: grpc.Channel, target: str, model: str, shared: bool | None, most_waiting: int | None
 ) -> Sharing | None:
-    """Make it for a stream's argument `shared`: None shares if possible, True insists, False never does."""
+    """Make the `Sharing` of a stream; return None to send bytes. `shared` is the stream's argument: None shares if
+    possible, True raises InvalidInput if not, False never shares."""
     is_possible = target.startswith(_UNIX) and layout.FOLDER.is_dir()
     if shared and not is_possible:
-        raise InvalidInput(f"pictures cannot be shared with {target}: not a unix socket; leave out shared=True")
+        raise InvalidInput(f"pictures cannot be shared with {target}: it is not a unix socket; leave out shared=True")
     if shared is False or not is_possible:
         return None
 

@@ -1,4 +1,4 @@
-"""From a gRPC status to an error of edged; `edged.api.grpc.status` is the other direction."""
+"""Converts a gRPC status to an error of edged; `edged.api.grpc.status` converts in the other direction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edged.client.address import is_here
 from edged.errors import DaemonUnavailable, DeadlineExceeded, EdgedError, ErrorCode, TooLarge, Unsupported
 from edged.proto import status_pb2
 
-# The most general class of each gRPC status; any other is a plain EdgedError.
+# The most general class for each gRPC status; any other status becomes a plain EdgedError.
 _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidInput,
     grpc.StatusCode.NOT_FOUND: errors.NotFound,
@@ -27,7 +27,7 @@ _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNIMPLEMENTED: Unsupported,
 }
-# A code of the daemon makes it a class below that one, or one of these, which share a status with another.
+# The daemon's error code selects a subclass of that class, or one of these, whose status also has another class.
 _OWN_STATUS = (errors.OutOfSpace, TooLarge)
 _CLASSES: dict[ErrorCode, type[EdgedError]] = {
     kind.code: kind
@@ -38,7 +38,7 @@ _DETAILS = "grpc-status-details-bin"
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
-# gRPC's own words: UNAVAILABLE may also be the daemon's status, and nothing else tells the two apart.
+# Texts of gRPC itself. The daemon may also answer UNAVAILABLE, and only the text distinguishes the two.
 _UNREACHABLE = (
     "failed to connect",
     "connections to all backends failing",
@@ -46,16 +46,16 @@ _UNREACHABLE = (
     "name resolution",
     "errors resolving",
 )
-# Words of TLS, the most specific first. A peer that wants TLS or a certificate hangs up without saying so.
+# Texts of TLS errors, the most specific first. A server that requires TLS or a certificate only closes the connection.
 _HANDSHAKE: tuple[tuple[str, str], ...] = (
     ("certificate has expired", "the certificate of the daemon at {} has expired; renew it there"),
     ("certificate is not yet valid", "the certificate of the daemon at {} is not valid yet; is the clock right?"),
     (
         "hostname verification",
-        "the certificate of the daemon at {} is another host's; give its name: EDGED_SERVER_NAME",
+        "the certificate of the daemon at {} names another host; give that name: EDGED_SERVER_NAME",
     ),
     ("certificate_verify_failed", "the certificate of the daemon at {} is not trusted here; give its CA: EDGED_CA"),
-    ("wrong_version_number", "the server at {} does not speak TLS; leave tls: and the CA out, or ask another port"),
+    ("wrong_version_number", "the server at {} does not speak TLS; leave out tls: and the CA, or use another port"),
 )
 _HUNG_UP = ("socket closed", "connection reset", "recvmsg")
 _GONE = (
@@ -73,19 +73,19 @@ _GONE = (
 
 
 def code_name(code: int) -> str:
-    """Return the name of a gRPC status code, such as UNAVAILABLE for 14; an unknown number as text."""
+    """Return the name of a gRPC status code, such as UNAVAILABLE for 14; for an unknown code, the number as text."""
     return _NAMES.get(code, str(code))
 
 
 def known_code(reason: str) -> ErrorCode | None:
-    """The code of that name; None for no name, or one of a later edged."""
+    """Return the error code named `reason`; None for an empty name or one of a later edged."""
     return ErrorCode(reason) if reason in ErrorCode.__members__ else None
 
 
 def to_edged(
     code: grpc.StatusCode, details: str | None, target: str, metadata: Iterable[tuple[str, str | bytes]] = ()
 ) -> EdgedError:
-    """Return the error of a failed call to `target`; `metadata` came with the status."""
+    """Return the error of a failed call to `target`; `metadata` is the call's trailing metadata."""
     message = (details or "").strip()
     words = message.lower()
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -100,7 +100,7 @@ def to_edged(
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and words in ("", "deadline exceeded"):
         return late(target)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in words:
-        return TooLarge(f"the edged daemon at {target} takes no message this large; send a smaller picture")
+        return TooLarge(f"the edged daemon at {target} does not accept a message this large; send a smaller picture")
     if code is grpc.StatusCode.UNIMPLEMENTED and "method not found" in words:
         return Unsupported(f"the server at {target} is not an edged daemon, or one of another version")
     reason = _code_in(metadata)
@@ -113,7 +113,7 @@ def to_edged(
 
 
 def _code_in(metadata: Iterable[tuple[str, str | bytes]]) -> ErrorCode | None:
-    """The code in a call's trailing metadata; None from another server or an edged with codes unknown here."""
+    """Return edged's error code in a call's trailing metadata; None if it has none or an unknown one."""
     with contextlib.suppress(DecodeError):
         for name, value in metadata:
             if name == _DETAILS and isinstance(value, bytes):
@@ -138,19 +138,19 @@ def late(target: str) -> DeadlineExceeded:
 
 
 def _refusal(words: str, target: str) -> str:
-    """Why a server at the target refuses the connection; empty if no server answers."""
+    """Return why a server at the target refuses the connection; an empty text if no server answers."""
     reason = next((reason for sign, reason in _HANDSHAKE if sign in words), "")
     if not reason and not target.startswith("unix:") and any(sign in words for sign in _HUNG_UP):
-        reason = "the server at {} hangs up; it may want TLS (EDGED_CA), or your certificate (EDGED_CERTIFICATE)"
+        reason = "the server at {} hangs up; it may require TLS (EDGED_CA), or a certificate (EDGED_CERTIFICATE)"
     return reason.format(target)
 
 
 def _remedy(words: str, target: str) -> str:
-    """The remedy, as the end of the message."""
+    """Return the remedy, which ends the error message."""
     if "permission denied" in words:
         return " (permission denied): use sudo, or join the socket's group (docs/security.md)"
     if "resolution" in words or "errors resolving" in words:
         return " (no such host): correct the name, or give the box's IP address"
     if is_here(target):
         return "; start one with: edged serve"
-    return "; see whether the box is up, its edged listens at that address (`listen`) and its firewall lets you in"
+    return "; check that the box is up, its edged listens at that address (`listen`) and no firewall blocks it"

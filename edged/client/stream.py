@@ -1,4 +1,4 @@
-"""Calls whose answers are iterated over: one camera's stream, and updates such as events and the progress of builds."""
+"""Iterators over the answers of a call: one camera's stream, and updates such as events and the progress of builds."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ _log = logging.getLogger("edged.client")
 
 
 def serialize(message: Message | bytes) -> bytes:
-    """The bytes of a message; it may be written already."""
+    """Return a message's bytes; an already serialized message is returned as is."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 class Stream(Iterator[Result], AbstractContextManager["Stream"]):
-    """Results in the order they come. Ends when the frames have ended and all are answered.
+    """Iterator over a stream's results in the order of arrival. Ends when the frames have ended and all are answered.
 
-    Raises what the frames raised, once what was sent before is answered; NotReady when the daemon goes away; and
-    DeadlineExceeded when frames wait for `patience` seconds without any result, also of skips (0: no limit). With
-    `backoff` a daemon that has answered once is called again instead. `counts` counts the frames. `close`, also from
-    another thread, cancels the call and closes the frames, as does the end of a `with` block or of the last reference.
+    If the frames raise an exception, it is raised here after the answers to earlier frames. Raises NotReady when the
+    daemon goes away, and DeadlineExceeded if frames wait `patience` seconds without any result or skip report (0: no
+    limit). With `backoff` a daemon that has answered once is called again instead. `counts` counts the frames. The call
+    is cancelled and the frames are closed by `close` (from any thread), at the end of a `with` block, and when the last
+    reference is dropped.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
             threading.Thread(target=_watch, args=watch, name="edged-watch", daemon=True).start()
 
     def _end_or_call_again(self, reason: Exception | None) -> None:
-        """After the end of a call: call again if that may help, otherwise raise `reason`, or StopIteration for None."""
+        """After a call has ended, call again if `backoff` allows it. Otherwise raise `reason`, or StopIteration if it
+        is None."""
         gone = isinstance(reason, (NotReady, DeadlineExceeded)) and not self._requests.exhausted
         if self._backoff is None or not self._ever_answered or not gone:
             self.close()
@@ -120,14 +122,15 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
             self._begin(requests)
 
     def _failure(self, error: grpc.RpcError) -> EdgedError:
-        """The error of a call that failed."""
+        """Return the error of a failed call."""
         if self.counts.gave_up:
-            silence = f"sent no result for {self._patience:g} s; see what it does: edged events"
+            silence = f"sent no result for {self._patience:g} s; to see what it does: edged events"
             return DeadlineExceeded(f"the edged daemon at {self._target} {silence}")
         return from_rpc_error(error, self._target)
 
     def _completion(self) -> Exception | None:
-        """The error of a call that ended: what the user's frames raised, or None."""
+        """Return the error of a call that ended with OK: what the user's frames raised, DaemonUnavailable if the daemon
+        ended the stream early, or None."""
         if self._requests.failure is None and not self._requests.exhausted:
             early = "ended the stream before its frames did; open it again"
             return DaemonUnavailable(f"the edged daemon at {self._target} {early}")
@@ -150,10 +153,10 @@ def _watch(counts: FrameCounts, call: grpc.Future[object], over: threading.Event
 
 
 class Updates(Iterator[Answer], AbstractContextManager["Updates[Answer]"]):
-    """Answers in the order they come. The request is sent when this is made; see `begin`.
+    """Iterator over a call's answers in the order of arrival. The request is sent when this object is created.
 
-    `close`, also from another thread, ends the call, as does the end of a `with` block or of the last reference.
-    `timeout` is the longest that the whole call may take, in seconds, unless `call.follow`.
+    The call is cancelled by `close` (from any thread), at the end of a `with` block, and when the last reference is
+    dropped. `timeout` is the deadline of the whole call in seconds; with `call.follow` there is no deadline.
     """
 
     def __init__(self, channel: grpc.Channel, call: Call[Answer], target: str, timeout: float) -> None:
@@ -166,9 +169,10 @@ class Updates(Iterator[Answer], AbstractContextManager["Updates[Answer]"]):
         self._answers = send(call.request, timeout=None if call.follow else timeout)
 
     def begin(self, patience: float) -> Updates[Answer]:
-        """Wait for the first answer: what the daemon refuses is raised here, what it accepts is under way.
+        """Wait for the first answer and return self. After that the daemon has accepted the command and its work has
+        begun.
 
-        DeadlineExceeded after `patience` seconds.
+        Raises the daemon's error if it refuses the command, DeadlineExceeded after `patience` seconds.
         """
         timer = threading.Timer(patience, self._give_up)
         timer.daemon = True
@@ -193,7 +197,7 @@ class Updates(Iterator[Answer], AbstractContextManager["Updates[Answer]"]):
         self._answers.cancel()
 
     def _next(self) -> Any:
-        """The next message, or None at the end."""
+        """Return the next message, or None at the end."""
         try:
             return next(self._answers, None)
         except grpc.RpcError as error:

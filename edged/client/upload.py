@@ -1,4 +1,4 @@
-"""Uploads of a model with its external data, and samples to verify its engines with."""
+"""Uploads of a model: its file, its external data, and samples with which its engines are verified."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Samples: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class Package:
-    """An upload: header, model with external data, samples by name. Files are read as they are sent."""
+    """One upload: a header, the model with its external data, and samples by name. Files are read while they are
+    sent."""
 
     header: ModelHeader
     files: tuple[tuple[str, Path], ...]
@@ -39,11 +40,11 @@ class Package:
         *,
         replace: bool = False,
     ) -> Package:
-        """Make a package; `samples` are files or folders, `repairs` are made by the daemon first, `replace` is for a
-        name that another model may have.
+        """Make a package. `samples` are files or folders. The daemon makes `repairs` before it examines the model.
+        `replace` allows a name that a model already has.
 
-        ModelRefused for a file that is not an ONNX model or lacks external data, InvalidInput for samples that are
-        neither pictures nor tensors by their names, too many or too large, Unsupported without onnx.
+        Raises ModelRefused if the file is not an ONNX model or lacks external data, InvalidInput if samples are too
+        many, too large, or neither pictures nor tensors by their names, and Unsupported if onnx is not installed.
         """
         header = ModelHeader(name=name, settings=dict(settings or {}), replace=replace)
         files = _files(Path(path))
@@ -58,7 +59,7 @@ class Package:
 class Upload:
     """Iterator over the messages of `AddModel`: the header, then every file followed by its chunks.
 
-    `failure` keeps an error of reading, since gRPC passes no exception on.
+    `failure` keeps an error from reading a file, since gRPC does not pass exceptions of an iterator on.
     """
 
     def __init__(self, package: Package) -> None:
@@ -81,7 +82,7 @@ class Upload:
                 yield from _file(ModelFile(path=name, sample=True), path)
         except OSError as error:
             self.failure = InvalidInput(f"the model cannot be read: {error.strerror}: {error.filename}")
-            raise  # gRPC then cancels the call; an end here would make half a file look whole
+            raise  # gRPC then cancels the call; returning would make half a file look complete
 
 
 def _file(announced: ModelFile, path: Path) -> Iterator[AddModelRequest]:
@@ -94,7 +95,7 @@ def _file(announced: ModelFile, path: Path) -> Iterator[AddModelRequest]:
 
 def _files(path: Path) -> list[tuple[str, Path]]:
     try:
-        from edged.jobs.inspect import external_files  # brings onnx, which only an upload needs
+        from edged.jobs.inspect import external_files  # imports onnx, which only uploads need
     except ImportError:
         raise Unsupported(packages.missing("onnx", "sending a model")) from None
     external = [(file.path, path.parent / file.path) for file in external_files(path)]

@@ -1,4 +1,4 @@
-"""`edged doctor`: what is wrong with this box and its models, before it is noticed.
+"""`edged doctor`: finds problems of this box and its models.
 
-A module for each family of checks reads plain facts and checks them with pure functions; nothing here changes the box.
+Each module has one family of checks: it reads facts and checks them with pure functions. Nothing here changes the box.
 """

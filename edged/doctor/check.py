@@ -1,10 +1,10 @@
-"""Checks, their report, and steps that make them within a bounded time.
+"""Checks, their report, and steps that run checks within a time limit.
 
-A check that hangs, crashes or takes too long is one line of the report, and never its end. Steps that read files run in
-threads of their own, since a file of /sys or a dead network disk may never answer; heavy ones start children, of which
-two run at a time, so that a serving box continues to serve.
+A check that hangs, crashes or takes too long becomes one line of the report and does not end the others. Each step that
+reads files runs in its own thread, since a file of /sys or a dead network disk may never answer. Heavy steps start
+child processes; two run at a time, so that a serving box continues to serve.
 
-Names of checks are for programs, too: they stay as they are once published. docs/doctor.md explains each.
+Programs use the names of checks too, so published names do not change. docs/doctor.md explains each check.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ T = TypeVar("T")
 
 
 class Result(str, enum.Enum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, and something about it may hurt
-    WRONG = "wrong"  # something does not work, or soon will not
-    UNKNOWN = "unknown"  # it could not be checked, or does not apply here
+    WARNING = "warning"  # it works, but may cause problems
+    WRONG = "wrong"  # it does not work, or will soon stop working
+    UNKNOWN = "unknown"  # it could not be checked or does not apply here
 
 
 class Name(str, enum.Enum):
-    """All checks, in the order of the report."""
+    """The names of all checks, in the order of the report."""
 
     # runtimes
     RUNTIME = "runtime"
@@ -86,7 +86,7 @@ class Name(str, enum.Enum):
 
 class Check(msgspec.Struct, frozen=True):
     """The outcome of one check. `subject` is the runtime, folder or model; empty if the name is enough. `message` and
-    `remedy` are one line each; a remedy is given for warnings and what is wrong."""
+    `remedy` are one line each; results `warning` and `wrong` always have a remedy."""
 
     name: Name
     subject: str
@@ -95,7 +95,7 @@ class Check(msgspec.Struct, frozen=True):
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        # Messages quote runtimes, kernels and files, which may say anything over any number of lines.
+        # Messages quote runtimes, kernels and files, whose texts may have several lines and control characters.
         for field in ("subject", "message", "remedy"):
             msgspec.structs.force_setattr(self, field, _one_line(getattr(self, field)))
 
@@ -122,31 +122,31 @@ def _one_line(text: str) -> str:
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The checks in the order of their names. `left_out` has a line for each thing that was not checked, with the
-    reason."""
+    """The outcomes in the order of `Name`. `left_out` has a line with the reason for each thing that was not
+    checked."""
 
     checks: tuple[Check, ...]
     left_out: tuple[str, ...] = ()
 
     def is_ok(self, *, strict: bool = False) -> bool:
-        """Whether nothing is wrong; with `strict` warnings count as wrong. Unknown results never do."""
+        """Whether no check is wrong; with `strict` warnings count as wrong. Unknown results never count as wrong."""
         bad = (Result.WRONG, Result.WARNING) if strict else (Result.WRONG,)
         return not any(check.result in bad for check in self.checks)
 
     def counts(self) -> dict[str, int]:
-        """The number of checks by result."""
+        """Return the number of checks by result."""
         return {result.value: sum(check.result is result for check in self.checks) for result in Result}
 
 
 Ask: TypeAlias = Callable[[], Awaitable[Sequence[Check]]]
 
 _AT_ONCE = 2
-_ENDING_SECONDS = 15.0  # in which children that were cancelled are gone
+_ENDING_SECONDS = 15.0  # for cancelled children to end
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Makes any number of checks. One that fails makes a single check: `name` of `subject` is unknown. `seconds` is how
-    long it may take once it runs."""
+    """One step of an examination; it returns any number of checks. A failed step becomes a single check: `name` of
+    `subject` is unknown. `seconds` is its time limit, counted from its start."""
 
     name: Name
     subject: str
@@ -162,8 +162,8 @@ Tell: TypeAlias = Callable[[Step], None]
 
 
 class Examination:
-    """Runs steps until `deadline` on the loop's clock; those not done by then are in `left_out`. `tell` gets each step
-    as it begins."""
+    """Runs steps until `deadline` on the event loop's clock. Steps that are not done by then are in `left_out`. `tell`
+    is called with each step when it begins."""
 
     def __init__(self, deadline: float, tell: Tell) -> None:
         self._deadline, self._tell = deadline, tell
@@ -171,7 +171,7 @@ class Examination:
         self.left_out: list[str] = []
 
     async def run(self, steps: Sequence[Step]) -> list[Check]:
-        """Return the checks of all steps, in their order."""
+        """Run the steps and return their checks, in the order of the steps."""
         tasks = [asyncio.create_task(self._answer(step)) for step in steps]
         left = self._deadline - asyncio.get_running_loop().time()
         if tasks:
@@ -185,8 +185,8 @@ class Examination:
         for step, task in zip(steps, tasks, strict=True):
             if task in late:
                 about = " ".join(filter(None, (step.name.value, step.subject)))
-                self.left_out.append(f"{about}: the time for the whole report was over")
-                checks.append(step.unknown("not answered before the time for the whole report was over"))
+                self.left_out.append(f"{about}: the time limit of the report was reached")
+                checks.append(step.unknown("no answer before the time limit of the report (--seconds)"))
             else:
                 checks += task.result()
         return checks
@@ -205,17 +205,18 @@ class Examination:
             return [step.unknown(f"it did not answer within {step.seconds:g} s")]
         except EdgedError as error:
             return [step.unknown(str(error))]
-        except Exception as error:  # a check that fails must not take the others with it
+        except Exception as error:  # a failed check must not end the others
             return [step.unknown(f"the check itself failed: {type(error).__name__}: {error}")]
 
 
 def plain(name: Name, question: Callable[[], Iterable[Check]], subject: str = "") -> Step:
-    """Make a step that only reads files."""
+    """Make a step that only reads files, in a thread."""
     return Step(name, subject, lambda: in_thread(lambda: tuple(question())))
 
 
 async def in_thread(question: Callable[[], T]) -> T:
-    """Call a function in a thread that does not hold up the end of the program, unlike asyncio's own."""
+    """Call a function in a daemon thread and return its result. Unlike asyncio's threads, it does not delay the
+    program's exit."""
     answer: futures.Future[T] = futures.Future()
     answer.set_running_or_notify_cancel()
 

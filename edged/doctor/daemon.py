@@ -1,4 +1,4 @@
-"""Checks of the daemon: whether it answers, is the one of this program's version, has its hosts, and raises alarms."""
+"""Checks of the daemon: whether it answers, has this program's version, has its host processes, and raises alarms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HOST = re.compile(rf"-m\0{re.escape(HOST_MODULE)}\0(\d+)\0(\w+)\0")
 
 
 class DaemonState(msgspec.Struct, frozen=True):
-    """The state that a daemon reports."""
+    """A daemon's report about itself."""
 
     status: StatusInfo
     models: tuple[ModelInfo, ...]
@@ -38,13 +38,14 @@ class DaemonState(msgspec.Struct, frozen=True):
 
     @classmethod
     def query(cls, target: str) -> DaemonState:
-        """Ask a daemon for everything; EdgedError if none answers."""
+        """Ask a daemon for its state. Raises EdgedError if no daemon answers."""
         with Client(target, timeout=_CALL_SECONDS) as client:
             return cls(client.status(), tuple(client.models()), tuple(client.engines()), client.device())
 
 
 class Socket(msgspec.Struct, frozen=True):
-    """The daemon's socket: the process that listens, if the kernel reports it, and why it refuses connections."""
+    """The daemon's socket. `pid` is the listening process, None if the kernel does not report it. `refusal` is why it
+    cannot be connected to."""
 
     path: str
     exists: bool
@@ -54,7 +55,7 @@ class Socket(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, target: str) -> Socket | None:
-        """The socket behind a gRPC target; None for a target of the network."""
+        """Connect to the socket of a gRPC target and describe it; return None for a network target."""
         if not target.startswith(address.UNIX):
             return None
         path = target.removeprefix(address.UNIX)
@@ -70,11 +71,11 @@ class Socket(msgspec.Struct, frozen=True):
             except OSError as error:
                 return cls(path, True, mode, refusal=error.strerror or str(error))
         pid, _, _ = _CREDENTIALS.unpack(raw)
-        return cls(path, True, mode, pid or None)  # a daemon in another pid namespace is number 0 here
+        return cls(path, True, mode, pid or None)  # 0 if the daemon is in another pid namespace
 
 
 def silence(target: str, error: EdgedError, known: Socket | None, *, is_named: bool) -> Check:
-    """Check a daemon that does not answer: it is wrong if the daemon was named, or if its socket exists."""
+    """Check a daemon that does not answer: wrong if the user named it or its socket exists, otherwise unknown."""
     if known is not None and "ermission" in known.refusal:
         message = f"this user may not connect to {known.path}"
         return wrong(Name.DAEMON, message, f"join the group that owns it: stat {known.path}", target)
@@ -83,52 +84,52 @@ def silence(target: str, error: EdgedError, known: Socket | None, *, is_named: b
     if address.is_here(target):
         remedy = "start it: systemctl start edged, or edged serve; its log may say why it ended: edged logs"
     else:
-        remedy = "see whether the box is up, its edged listens at that address and its firewall lets this machine in"
+        remedy = "check that the box is up, its edged listens at that address and its firewall allows this machine"
     return wrong(Name.DAEMON, str(error), remedy, target)
 
 
 def status(state: DaemonState, target: str) -> Iterator[Check]:
-    """Check what a daemon reports of itself; a line for each of its alarms."""
+    """Check a daemon's report: version, pause, and each of its alarms."""
     reported = state.status
     yield ok(Name.DAEMON, f"it answers; {reported.serving} of {reported.models} models serve", target)
     if reported.version == __version__:
-        yield ok(Name.DAEMON_VERSION, f"daemon and this program are {__version__}")
+        yield ok(Name.DAEMON_VERSION, f"the daemon and this program are {__version__}")
     else:
         message = f"the daemon is edged {reported.version} and this program {__version__}"
         yield warning(Name.DAEMON_VERSION, message, "restart the daemon: systemctl restart edged")
     if reported.paused:
-        remedy = "see the checks of folders and disk space"
+        remedy = "see the checks state_folder, cache_folder and disk_space"
         yield wrong(Name.DAEMON, f"it builds nothing: {reported.paused}", remedy, target)
     yield from alarms(reported.alarms)
 
 
 def alarms(raised: Collection[AlarmInfo]) -> Iterator[Check]:
-    """Check alarms: each of them is something wrong now."""
+    """Check alarms: each raised alarm is wrong."""
     for alarm in raised:
         about = " ".join(filter(None, (alarm.kind, alarm.model, alarm.engine[:12])))
         command = f"edged models show {alarm.model}" if alarm.model else "edged status"
         yield wrong(Name.ALARM, alarm.message, f"see: {command}", about)
     if not raised:
-        yield ok(Name.ALARM, "none is raised")
+        yield ok(Name.ALARM, "no alarm is raised")
 
 
 def facts(of_daemon: DeviceInfo, here: Fingerprint) -> Check:
-    """Check whether a daemon on this machine knows the box as it is."""
+    """Check whether a daemon on this machine knows the box's current facts."""
     changes = Fingerprint(of_daemon.facts).diff(here)
     if not changes:
-        return ok(Name.DAEMON_FACTS, "the daemon knows the box as it is")
+        return ok(Name.DAEMON_FACTS, "the daemon knows the box's current facts")
     more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-    message = f"the daemon knows other facts: {'; '.join(map(str, changes[:2]))}{more}"
-    remedy = "edged device refresh; if that changes nothing, daemon and program run in different environments"
+    message = f"the daemon's facts of the box differ: {'; '.join(map(str, changes[:2]))}{more}"
+    remedy = "edged device refresh; if that does not help, the daemon and this program run in different environments"
     return warning(Name.DAEMON_FACTS, message, remedy)
 
 
 def connections(known: Socket | None, target: str) -> Check:
     """Check who may connect to the socket."""
     if known is None:
-        return unknown(Name.SOCKET, "not applicable: it is reached by the network", target)
+        return unknown(Name.SOCKET, "not applicable: the daemon is reached over the network", target)
     if known.refusal:
-        remedy = "start the daemon; if it runs, remove the socket first and let it make a new one"
+        remedy = "start the daemon; if it runs, remove the socket and restart it"
         return wrong(Name.SOCKET, f"{known.path} cannot be connected to: {known.refusal}", remedy, known.path)
     if not stat.S_ISSOCK(known.mode):
         return wrong(Name.SOCKET, "it is not a socket", f"rm {known.path}, and restart the daemon", known.path)
@@ -140,7 +141,7 @@ def connections(known: Socket | None, target: str) -> Check:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether other users may not even enter the socket's folder."""
+    """Whether other users cannot enter the socket's folder."""
     try:
         return not folder.stat().st_mode & stat.S_IXOTH
     except OSError:
@@ -148,16 +149,16 @@ def _is_private(folder: Path) -> bool:
 
 
 def find_hosts(root: Root, daemon: int) -> Counter[str] | None:
-    """How many host processes a daemon has, by backend; None if processes cannot be seen."""
+    """Return the number of a daemon's host processes by backend; None if its processes cannot be seen."""
     if not root.exists(f"proc/{daemon}/cmdline"):
         return None
-    # Arguments end with NUL, the last one too.
+    # Every argument ends with NUL, also the last one.
     lines = (_HOST.search(root.read(path) or "") for path in root.glob("proc/[0-9]*/cmdline"))
     return Counter(found[2] for found in lines if found and int(found[1]) == daemon)
 
 
 def hosts(found: Mapping[str, int] | None, models: Iterable[ModelInfo]) -> Iterator[Check]:
-    """Check whether each backend that serves has a process. `found` is None if processes cannot be seen."""
+    """Check that each serving backend has a host process. `found` is None if processes cannot be seen."""
     needed: dict[str, list[str]] = {}
     for model in models:
         if model.state == "ready" and model.backend:
@@ -165,11 +166,11 @@ def hosts(found: Mapping[str, int] | None, models: Iterable[ModelInfo]) -> Itera
     if found is None:
         yield unknown(Name.HOSTS, "the daemon's processes cannot be seen from here")
     elif not needed:
-        yield ok(Name.HOSTS, "no model serves, so none is needed")
+        yield ok(Name.HOSTS, "no host is needed, since no model serves")
     else:
         for backend, names in needed.items():
             if found.get(backend):
                 yield ok(Name.HOSTS, f"{found[backend]} running, for {', '.join(names)}", backend)
             else:
-                message = f"no host of {backend} runs, which {', '.join(names)} are served by"
+                message = f"no host of {backend} runs, but {', '.join(names)} need it"
                 yield wrong(Name.HOSTS, message, "see the daemon's log: edged logs", backend)

@@ -1,4 +1,4 @@
-"""Checks of the folders for models and engines: whether they can be written, who owns them, and the room there."""
+"""Checks of the folders for models and engines: whether they can be written, who owns them, and the free space."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from edged.config import Engines
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
 from edged.doctor.hardware import user_name
 
-_FULL_BYTES = 1 << 20  # with fewer free a disk counts as full, as for builds
-_OTHERS_SEEN = 2000  # entries whose owners are looked at
+_FULL_BYTES = 1 << 20  # with less free space a disk counts as full, as for builds
+_OTHERS_SEEN = 2000  # entries whose owners are checked
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A folder: `refusal` says why nothing can be written there, `others` counts entries of other owners. If it does
-    not exist, the rest is about the nearest folder above it."""
+    """A folder's facts. `refusal` is why it cannot be written; `others` counts entries of other owners. If the folder
+    does not exist, the other facts are about the nearest existing folder above it."""
 
     path: str
     exists: bool
@@ -32,7 +32,8 @@ class Folder(msgspec.Struct, frozen=True):
 
 
 def look(path: Path) -> Folder:
-    """Read a folder's facts. A nameless file is written and removed, since only that shows whether it can be."""
+    """Read a folder's facts. A temporary file is written and removed, since only this shows whether the folder can be
+    written."""
     path = path.absolute()
     place = next((each for each in (path, *path.parents) if os.path.lexists(each)), Path("/"))
     try:
@@ -61,7 +62,7 @@ def _refusal(place: Path) -> str:
 
 
 def _others(folder: Path, owner: int) -> int:
-    """How many of the first entries below a folder belong to other users."""
+    """Return how many of the first 2000 entries below a folder do not belong to `owner`."""
     count = seen = 0
     for base, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -76,39 +77,40 @@ def _others(folder: Path, owner: int) -> int:
 
 
 def ownership(name: Name, folder: Folder, daemon_uid: int | None) -> Iterator[Check]:
-    """Check who may write a folder. `daemon_uid` is the daemon's user, None if no daemon runs or it cannot be seen."""
+    """Check whether a folder can be written and who owns it. `daemon_uid` is the daemon's user; None if no daemon runs
+    or its user is unknown."""
     owner = user_name(folder.uid)
     if folder.refusal:
-        what = "cannot be written" if folder.exists else "does not exist and cannot be made"
+        what = "cannot be written" if folder.exists else "does not exist and cannot be created"
         remedy = "mount it writable, give it to the user that runs edged (chown), or name another folder"
         yield wrong(name, f"it {what}: {folder.refusal}", remedy, folder.path)
     elif not folder.exists:
-        yield ok(name, "it does not exist yet and can be made", folder.path)
+        yield ok(name, "it does not exist yet and can be created", folder.path)
     elif daemon_uid not in (None, 0, folder.uid):
         user = user_name(daemon_uid or 0)
-        message = f"it belongs to {owner} and the daemon runs as {user}"
+        message = f"it belongs to {owner}, but the daemon runs as {user}"
         yield wrong(name, message, f"chown -R {user} {folder.path}", folder.path)
     elif folder.others:
-        message = f"{folder.others} entries in it belong to others than {owner}, who owns it"
+        message = f"{folder.others} of its entries do not belong to {owner}, who owns it"
         yield warning(name, message, f"chown -R {owner} {folder.path}", folder.path)
     else:
         yield ok(name, f"it can be written and belongs to {owner}", folder.path)
 
 
 def space(folder: Folder, engine_bytes: int, settings: Engines) -> Check:
-    """Check the room for engines against what the configuration wants."""
+    """Check the free space for engines against the limits of the configuration."""
     free, budget = folder.free_bytes, settings.budget_mb << 20
     if free is None:
-        return unknown(Name.DISK_SPACE, "the folder for engines cannot be looked at", folder.path)
+        return unknown(Name.DISK_SPACE, "the disk of the folder for engines does not answer", folder.path)
     message = f"{free >> 20} MiB are free and engines take {engine_bytes >> 20} MiB"
-    message += f" of the {settings.budget_mb} that they may" if budget else ""
+    message += f" of the {settings.budget_mb} MiB allowed (engines.budget_mb)" if budget else ""
     remedy = "free some space, or evict engines: edged engines evict --all"
     if free < _FULL_BYTES:
         return wrong(Name.DISK_SPACE, f"the disk is full: {message}", remedy, folder.path)
     if folder.free_files == 0:
         return wrong(Name.DISK_SPACE, "the file system has no inodes left", remedy, folder.path)
     if free < settings.keep_free_mb << 20:
-        message += f"; {settings.keep_free_mb} MiB are to stay free (engines.keep_free_mb), so nothing is built"
+        message += f"; {settings.keep_free_mb} MiB must stay free (engines.keep_free_mb), so no engine is built"
         return wrong(Name.DISK_SPACE, message, remedy, folder.path)
     if budget and engine_bytes > budget:
         return warning(Name.DISK_SPACE, message, "raise engines.budget_mb, or unpin engines", folder.path)

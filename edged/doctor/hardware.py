@@ -1,4 +1,4 @@
-"""Checks of devices: drivers and what is built on them, who may open their nodes, power, throttling and temperatures.
+"""Checks of devices: drivers, CUDA and TensorRT, permissions of device nodes, power mode, throttling and temperatures.
 
 Sources: the kernel's `ABI/testing/sysfs-bus-pci`, `admin-guide/pm/cpufreq`, `ABI/testing/sysfs-devices-system-cpu`,
 `driver-api/thermal/sysfs-api` and `hwmon/sysfs-interface`; the Raspberry Pi firmware's get_throttled; the Jetson Linux
@@ -25,7 +25,7 @@ from edged.formatting import many
 
 _NVIDIA_PCI, _DISPLAY = "0x10de", "0x03"
 _INSTALL_DRIVER = "install the NVIDIA driver of the box's distribution and restart"
-# Patterns of nodes that computing needs, and of those that frames come from.
+# Patterns of device nodes: of accelerators, and of cameras.
 _COMPUTING = (
     *("dev/nvidia[0-9]*", "dev/nvidiactl", "dev/nvidia-uvm"),
     *("dev/nvhost*", "dev/nvmap", "dev/nvgpu/igpu[0-9]*/*"),
@@ -35,7 +35,7 @@ _CAMERAS = ("dev/video[0-9]*",)
 
 
 def cards(root: Root) -> dict[str, str]:
-    """NVIDIA's graphics cards by PCI address, with the kernel driver that has them; empty for none."""
+    """Return NVIDIA's graphics cards: PCI address -> kernel driver, which is empty if the card has none."""
     found = {}
     for path in root.glob("sys/bus/pci/devices/*/vendor"):
         folder = path.removesuffix("/vendor")
@@ -45,33 +45,33 @@ def cards(root: Root) -> dict[str, str]:
 
 
 def driver(facts: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Check]:
-    """Check the NVIDIA driver, CUDA and TensorRT, by the box's facts and its cards."""
+    """Check the NVIDIA driver, CUDA and TensorRT, using the box's facts and cards."""
     module, version, state = (facts.get(f"nvidia.{name}", "") for name in ("kernel_module", "driver", "state"))
     is_jetson = bool(facts.get("jetson.l4t") or facts.get("jetson.soc"))
     for address, kernel_driver in found.items():
         if kernel_driver != "nvidia":
             has = f"the kernel driver {kernel_driver}" if kernel_driver else "no kernel driver"
             yield wrong(
-                Name.DRIVER, f"the NVIDIA card has {has}, so nothing can compute on it", _INSTALL_DRIVER, address
+                Name.DRIVER, f"the NVIDIA card has {has}, so engines cannot run on it", _INSTALL_DRIVER, address
             )
     if state == REBOOT_PENDING:
         message = f"libraries are {version or 'new'} and the loaded kernel module is {module or 'old'}"
-        yield wrong(Name.DRIVER, f"{message}; nothing is built until they agree", "restart the box", "nvidia")
+        yield wrong(Name.DRIVER, f"{message}; no engine is built until both match", "restart the box", "nvidia")
     elif state:
         yield wrong(Name.DRIVER, f"the driver does not answer: {state}", "see: nvidia-smi and journalctl -k", "nvidia")
     elif version and not module and not is_jetson:
         yield wrong(
             Name.DRIVER,
-            f"libraries of driver {version} are installed and its kernel module is not loaded",
+            f"libraries of driver {version} are installed, but its kernel module is not loaded",
             "modprobe nvidia; if that fails, see: journalctl -k and dkms status",
             "nvidia",
         )
     elif module or version:
         yield ok(Name.DRIVER, f"driver and kernel module are {version or module}", "nvidia")
     elif is_jetson:
-        yield ok(Name.DRIVER, f"Jetson Linux {facts.get('jetson.l4t', 'of an unknown release')} brings it", "nvidia")
+        yield ok(Name.DRIVER, f"part of Jetson Linux {facts.get('jetson.l4t', '(unknown release)')}", "nvidia")
     elif not found:
-        yield unknown(Name.DRIVER, "not applicable: no NVIDIA device here", "nvidia")
+        yield unknown(Name.DRIVER, "not applicable: this box has no NVIDIA device", "nvidia")
     yield from _cuda(facts)
     yield from _tensorrt(facts)
 
@@ -82,17 +82,17 @@ def _cuda(facts: Mapping[str, str]) -> Iterator[Check]:
     if not able or not runtime:
         return
     if as_numbers(runtime)[:1] > as_numbers(able)[:1]:
-        message = f"CUDA {runtime} is installed and the driver runs CUDA {able} at most"
+        message = f"CUDA {runtime} is installed, but the driver supports CUDA {able} at most"
         yield wrong(Name.DRIVER, message, f"update the driver, or install CUDA {as_numbers(able)[0]}", "cuda")
     else:
-        yield ok(Name.DRIVER, f"the driver runs CUDA up to {able}, {runtime} is installed", "cuda")
+        yield ok(Name.DRIVER, f"the driver supports CUDA up to {able}; {runtime} is installed", "cuda")
 
 
 def _tensorrt(facts: Mapping[str, str]) -> Iterator[Check]:
     library, package = facts.get("tensorrt.version", ""), facts.get("runtime.tensorrt", "")
     if not library and not package:
         return
-    # Without what a repackaging adds: 10.3.0.post1 -> 10.3.0.
+    # Without the suffix of a repackaged release: 10.3.0.post1 -> 10.3.0.
     plain = ".".join(part for part in package.split(".") if part.isdecimal())
     if not package:
         remedy = "apt install python3-libnvinfer, or make edged's environment with --system-site-packages"
@@ -101,14 +101,14 @@ def _tensorrt(facts: Mapping[str, str]) -> Iterator[Check]:
         remedy = "install the libraries of that version, or remove the package"
         yield warning(Name.DRIVER, f"the Python package {package} is installed without libnvinfer", remedy, "tensorrt")
     elif not registry.agree(library, plain):
-        message = f"libnvinfer is {library} and its Python module {package}"
-        yield wrong(Name.DRIVER, message, "install both of one version", "tensorrt")
+        message = f"libnvinfer is {library}, but its Python module is {package}"
+        yield wrong(Name.DRIVER, message, "install both with the same version", "tensorrt")
     else:
         yield ok(Name.DRIVER, f"libnvinfer and its Python module are {library}", "tensorrt")
 
 
 class User(msgspec.Struct, frozen=True):
-    """The user that runs edged: its ids, and its name for people."""
+    """The user that runs edged."""
 
     uid: int
     gids: frozenset[int]
@@ -121,7 +121,7 @@ class User(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_process(cls, root: Root, pid: int) -> User | None:
-        """The user of a process; None if that cannot be read."""
+        """Return the user of a process; None if it cannot be read."""
         fields = dict(line.partition(":")[::2] for line in (root.read(f"proc/{pid}/status") or "").splitlines())
         uids, gids = fields.get("Uid", "").split(), fields.get("Gid", "").split()
         if len(uids) < 2 or len(gids) < 2:
@@ -131,8 +131,8 @@ class User(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A device node, its owner and mode. `is_open` if the kernel lets this user open it whatever the mode is (an
-    ACL)."""
+    """A device node with its owner and mode. `is_open` is set if the kernel allows this user to open it, for example by
+    an ACL that the mode does not show."""
 
     path: str
     mode: int
@@ -143,7 +143,7 @@ class Node(msgspec.Struct, frozen=True):
     is_open: bool = False
 
     def may_use(self, user: User) -> bool:
-        """Whether a user may read and write it, as the kernel decides (path_resolution(7))."""
+        """Whether a user may read and write the node, by the kernel's rules (path_resolution(7))."""
         if self.is_open or user.uid == 0:
             return True
         shift = 6 if user.uid == self.uid else 3 if self.gid in user.gids else 0
@@ -151,7 +151,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def nodes(root: Root, user: User) -> tuple[Node, ...]:
-    """Every node. The kernel is asked whether the user may open it, if that is the user of this process."""
+    """Return the device nodes. If `user` is this process's user, the kernel is asked whether it may open each node."""
     found = []
     asks = root.is_live and user.uid == os.geteuid()
     for pattern in (*_COMPUTING, *_CAMERAS):
@@ -166,25 +166,26 @@ def nodes(root: Root, user: User) -> tuple[Node, ...]:
 
 
 def device_nodes(found: tuple[Node, ...], user: User, facts: Mapping[str, str]) -> Iterator[Check]:
-    """Check who may open nodes: a line for each that this user may not open, one for all others."""
+    """Check the permissions of device nodes: a line for each node that `user` may not open; if there is none, one line
+    for all."""
     closed = [node for node in found if not node.may_use(user)]
     for node in closed:
-        message = f"{user.name} may not read and write /{node.path}, which is for group {node.group}"
+        message = f"{user.name} may not read and write /{node.path}, which belongs to group {node.group}"
         groups = f"usermod -aG {node.group} {user.name}, or SupplementaryGroups={node.group} in the unit"
         yield (warning if node.is_camera else wrong)(
-            Name.DEVICE_NODES, message, f"{groups}; then restart it", f"/{node.path}"
+            Name.DEVICE_NODES, message, f"{groups}; then restart edged", f"/{node.path}"
         )
     if "gpu.0.pci" in facts and not any(node.path.startswith("dev/nvidia") for node in found):
         yield wrong(
             Name.DEVICE_NODES,
-            "there is an NVIDIA card and no /dev/nvidia* to reach it by",
+            "the box has an NVIDIA card but no /dev/nvidia* nodes",
             "nvidia-modprobe -c 0 -u, or give the container its GPU: --gpus all",
             "/dev/nvidia0",
         )
     if found and not closed:
         yield ok(Name.DEVICE_NODES, f"{user.name} may use all {len(found)} nodes of accelerators and cameras")
     if not found:
-        yield unknown(Name.DEVICE_NODES, "not applicable: no device nodes of accelerators or cameras")
+        yield unknown(Name.DEVICE_NODES, "not applicable: the box has no device nodes of accelerators or cameras")
 
 
 def user_name(uid: int) -> str:
@@ -203,31 +204,31 @@ def _group_name(gid: int) -> str:
 
 _CPUS = "sys/devices/system/cpu/cpu[0-9]*"
 _PI = ("sys/devices/platform/soc/soc:firmware/get_throttled", "sys/devices/platform/soc@*/soc*:firmware/get_throttled")
-# Bits of the Raspberry Pi's word: now, and the same since it was started, sixteen higher.
+# Bits of the Raspberry Pi's word for the present; the same bits plus 16 are for the time since the start.
 _PI_NOW = {0: "too little voltage", 1: "clock capped", 2: "throttled", 3: "at its temperature limit"}
 _OVERCURRENT = "sys/class/hwmon/hwmon*/oc[0-9]*_event_cnt"
-_ITSELF = ("intel_pstate", "amd-pstate", "amd-pstate-epp")  # their "powersave" goes to full speed under load
-_SANE = (-40.0, 150.0)  # degrees; a sensor that is off says -256
+_ITSELF = ("intel_pstate", "amd-pstate", "amd-pstate-epp")  # their "powersave" allows full speed under load
+_SANE = (-40.0, 150.0)  # degrees; a sensor that is off reports -256
 _HOT, _TOO_HOT = 85.0, 95.0  # degrees, if the box has no trip points
 _NEAR_CRITICAL = 3.0  # degrees
 
 
 def power_mode(root: Root, facts: Mapping[str, str]) -> Iterator[Check]:
-    """Check the power mode, and the governor of the processors' clock."""
+    """Check the power mode, and the governor of the processors' clocks."""
     jetson = facts.get("jetson.power_mode", "")
     if jetson:
-        slower = "; engines are timed and keyed in it, and nvpmodel -m 0 is full speed"
+        slower = "; engines are built and timed for this mode; nvpmodel -m 0 gives full speed"
         yield ok(Name.POWER_MODE, f"power mode {jetson}{'' if jetson.startswith('MAXN') else slower}", "nvpmodel")
     elif facts.get("jetson.l4t"):
         yield unknown(Name.POWER_MODE, "nvpmodel does not report the power mode", "nvpmodel")
     governed = {check for folder in root.glob(f"{_CPUS}/cpufreq") if (check := _clock(root, folder)) is not None}
     yield from sorted(governed, key=str)
     if not governed and not facts.get("jetson.l4t"):
-        yield unknown(Name.POWER_MODE, "the kernel does not report a governor of the processors' clock")
+        yield unknown(Name.POWER_MODE, "the kernel does not report a governor of the processors' clocks")
 
 
 def _clock(root: Root, folder: str) -> Check | None:
-    """Check how one processor's clock is governed; None if the kernel does not govern it."""
+    """Check the governor of one processor's clock; return None if the kernel reports none."""
     governor, controller = (_text(root, f"{folder}/scaling_{name}") for name in ("governor", "driver"))
     capped, able = _number(root, f"{folder}/scaling_max_freq") or 0, _number(root, f"{folder}/cpuinfo_max_freq") or 0
     if not governor and not controller:
@@ -238,18 +239,18 @@ def _clock(root: Root, folder: str) -> Check | None:
         return warning(Name.POWER_MODE, message, remedy, "cpufreq")
     if 0 < capped < able:
         message = f"processors are capped at {capped // 1000} of {able // 1000} MHz"
-        remedy = "raise scaling_max_freq in /sys/devices/system/cpu/cpu*/cpufreq, or leave it if that is meant"
+        remedy = "raise scaling_max_freq in /sys/devices/system/cpu/cpu*/cpufreq, or leave it if this is intended"
         return warning(Name.POWER_MODE, message, remedy, "cpufreq")
     return ok(Name.POWER_MODE, f"governor {governor or 'unknown'} of {controller or 'cpufreq'}", "cpufreq")
 
 
 def throttling(root: Root) -> Iterator[Check]:
-    """Check whether something slowed the box down since it was started, or does so now."""
-    remedy = "give it a better power supply or better cooling; engines were perhaps timed while it was slow"
+    """Check whether the box is throttled now or was throttled since its start."""
+    remedy = "use a better power supply or better cooling; engines may have been timed while the box was slow"
     volt = [path for path in root.glob("sys/class/hwmon/hwmon*/name") if _text(root, path) == "rpi_volt"]
     firmware = [path for pattern in _PI for path in root.glob(pattern)]
     now, before = list(_pi(root, firmware)), [*_overcurrent(root), *_cores(root)]
-    # The firmware's word has the same information as the sensor.
+    # The firmware's word has the sensor's information too.
     if not firmware and any(_number(root, f"{path.rpartition('/')[0]}/in0_lcrit_alarm") for path in volt):
         now.append((True, _PI_NOW[0]))
     for is_now, event in [*now, *before]:
@@ -259,9 +260,9 @@ def throttling(root: Root) -> Iterator[Check]:
         return
     reports = firmware or volt or root.glob(_OVERCURRENT) or root.glob(f"{_CPUS}/thermal_throttle/core_throttle_count")
     yield (
-        ok(Name.THROTTLING, "none since the start")
+        ok(Name.THROTTLING, "the box was not throttled since its start")
         if reports
-        else unknown(Name.THROTTLING, "the box does not report it")
+        else unknown(Name.THROTTLING, "the box does not report throttling")
     )
 
 
@@ -281,7 +282,8 @@ def _overcurrent(root: Root) -> Iterator[tuple[bool, str]]:
 
 
 def _cores(root: Root) -> Iterator[tuple[bool, str]]:
-    """Every core of a package counts the package's; the largest number is as often as it happened."""
+    """Yield the throttling of cores and packages. Every core reports the count of its package, so counts are not added:
+    the largest is used."""
     for kind in ("core", "package"):
         counts = [_number(root, path) or 0 for path in root.glob(f"{_CPUS}/thermal_throttle/{kind}_throttle_count")]
         if max(counts, default=0):
@@ -289,8 +291,8 @@ def _cores(root: Root) -> Iterator[tuple[bool, str]]:
 
 
 def temperature(root: Root) -> Iterator[Check]:
-    """Check the temperatures: a line for each that is too high, otherwise one for the hottest."""
-    remedy = "better cooling, a lower power mode, or fewer frames a second"
+    """Check the temperatures: a line for each that is too high; if none is, a line for the hottest."""
+    remedy = "improve the cooling, use a lower power mode, or send fewer frames a second"
     found, bad = [], []
     for folder in root.glob("sys/class/thermal/thermal_zone[0-9]*"):
         now, name = _degrees(root, f"{folder}/temp"), _text(root, f"{folder}/type") or folder.rpartition("/")[2]
@@ -300,9 +302,9 @@ def temperature(root: Root) -> Iterator[Check]:
         trips = _trips(root, folder)
         critical, slow = trips.get("critical", _TOO_HOT + _NEAR_CRITICAL), trips.get("passive", _HOT)
         if now >= critical - _NEAR_CRITICAL:
-            bad.append(wrong(Name.TEMPERATURE, f"{now:.0f} °C; the box stops at {critical:.0f} °C", remedy, name))
+            bad.append(wrong(Name.TEMPERATURE, f"{now:.0f} °C; the box shuts down at {critical:.0f} °C", remedy, name))
         elif now >= slow:
-            bad.append(warning(Name.TEMPERATURE, f"{now:.0f} °C; it slows down from {slow:.0f} °C on", remedy, name))
+            bad.append(warning(Name.TEMPERATURE, f"{now:.0f} °C; the box slows down from {slow:.0f} °C", remedy, name))
     yield from bad
     if not found:
         yield unknown(Name.TEMPERATURE, "no sensor can be read")
@@ -312,7 +314,8 @@ def temperature(root: Root) -> Iterator[Check]:
 
 
 def _trips(root: Root, folder: str) -> dict[str, float]:
-    """The lowest temperatures at which a zone slows down ("passive") and stops ("critical"), if it reports them."""
+    """Return a zone's lowest temperature for each kind of trip point: it slows down at "passive" and shuts down at
+    "critical"."""
     found: dict[str, float] = {}
     for path in root.glob(f"{folder}/trip_point_*_type"):
         kind, at = _text(root, path), _degrees(root, path.removesuffix("_type") + "_temp")

@@ -1,4 +1,4 @@
-"""Checks of models: as the disk has them, and as the daemon reports them if one answers."""
+"""Checks of models: of their files, and of a daemon's reports about them if one answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LIMITS = Limits(seconds=_SECONDS)
 
 
 class StoreView:
-    """The models below a state folder and the engines in a cache folder, which is not made if it does not exist."""
+    """The models in a state folder and the engines in a cache folder. A missing cache folder is not created."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class StoreView:
         scratch: Path,
         named: Mapping[str, Path],
     ) -> None:
-        """`scratch` takes the place of a cache folder that does not exist; `named` are models that lie elsewhere."""
+        """`scratch` is used instead of a cache folder that does not exist; `named` are models in other folders."""
         self.repository = Repository(state / "models")
         self._named = named
         is_there = (cache / "engines").is_dir() and (cache / "staging").is_dir()
@@ -59,30 +59,30 @@ class StoreView:
         self._planner = Planner(self.store, fingerprint, settings)
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Every model by its name."""
+        """Return all models by name."""
         elsewhere = {name: plain_entry(name, path, {}) for name, path in self._named.items()}
         return {**self.repository.entries(), **elsewhere}
 
     async def plan(self, builder: Builder, entry: ModelEntry) -> PlannedModel:
-        """Plan the engines of a model. EdgedError if it cannot be served as it is."""
+        """Plan the engines of a model. Raises EdgedError if the model cannot be served."""
         planned = PlannedModel(entry, Slot(entry.name))
         self._planner.plan(planned, Model.of(entry, await builder.inspect(Path(entry.path))))
         return planned
 
     def engines(self, planned: PlannedModel) -> tuple[EngineInfo, ...]:
-        """The engines of a model as the daemon would report them, those that nothing wants any more included."""
+        """Return the engines of a model as a daemon would report them, including stale engines."""
         return tuple(report.engines({planned.entry.name: planned}, self.store, planned.entry.name))
 
     def latest_time(self) -> float:
-        """When an engine was last made or used, in seconds since the epoch; 0 for never."""
+        """Return the last time when an engine was built or used, in seconds since the epoch; 0 if never."""
         records = self.store.records()
         made = [record.build.created_unix_s for record in records.values()]
         return max([*made, *(self.store.used(key) for key in records)], default=0.0)
 
 
 class ModelChecks:
-    """Makes the steps for models. `only` is the one to check, by its name or its file; empty for every one. `daemon` is
-    what a daemon reports, None if none answers."""
+    """Makes the steps that check models. `only` selects one model by its name or file; an empty text selects all.
+    `daemon` is a daemon's report; None if no daemon answers."""
 
     def __init__(
         self,
@@ -106,7 +106,8 @@ class ModelChecks:
         self._reported = {name: reported[name] for name in self.names if name in reported}
 
     def steps(self) -> list[Step]:
-        """One for what the daemon reports of each model, and those that take long: reading it, comparing its levels."""
+        """Return the steps: for each model the daemon's report, the examination of its file and, for a selected model,
+        the comparison of its optimisation levels."""
         steps = []
         for name in self.names:
             if name in self._reported:
@@ -118,9 +119,7 @@ class ModelChecks:
             if self._only:
                 steps.append(_step(Name.LEVELS, name, self._compare_levels, heavy=True))
         if self._entries and not self._only:
-            self.left_out.append(
-                "levels of optimisation: they are compared for one model at a time: edged doctor MODEL"
-            )
+            self.left_out.append("optimisation levels: compared only for a selected model: edged doctor MODEL")
         return steps
 
     async def _examine_reported(self, name: str) -> list[Check]:
@@ -130,7 +129,7 @@ class ModelChecks:
         return [state(reported), *self._engine_checks(name, engines, reported.settings, reported.alarms)]
 
     async def _examine_file(self, name: str) -> list[Check]:
-        """Check the file; and the model's engines, if no daemon reports them."""
+        """Check a model's file; also its engines if no daemon reports them."""
         entry = self._entries[name]
         try:
             found = await examine(self._builder, Path(entry.path), entry.settings, self._installed)
@@ -159,7 +158,7 @@ class ModelChecks:
         yield from drift(name, engines, settings)
 
     async def _compare_levels(self, name: str) -> list[Check]:
-        """Ask every level in one child. EdgedError if the model itself does not answer."""
+        """Compare all levels in one child process. Raises EdgedError if the unoptimised model does not answer."""
         entry = self._entries[name]
         model = Model.of(entry, await self._builder.inspect(Path(entry.path)))
         job = jobs.CompareLevels(
@@ -177,7 +176,7 @@ def _step(name: Name, model: str, ask: Callable[[str], Awaitable[Sequence[Check]
 
 
 def _inspect(path: str) -> str:
-    """The command that shows more about a model's file."""
+    """Return the remedy that names the command with more information about a model's file."""
     return f"see: edged inspect {path}"
 
 
@@ -191,7 +190,8 @@ def state(reported: ModelInfo) -> Check:
 
 
 def admission(name: str, path: str, found: Admission) -> Iterator[Check]:
-    """Check a model's admission: a line for it, for each warning, and for each backend that does not take it."""
+    """Check a model's admission: a line for the result, for each warning, and for each backend that cannot run the
+    model."""
     if found.refusal:
         yield wrong(Name.ADMISSION, f"it cannot be served here: {found.refusal}", _inspect(path), name)
         return
@@ -201,25 +201,25 @@ def admission(name: str, path: str, found: Admission) -> Iterator[Check]:
         yield warning(Name.ADMISSION, each.message, each.remedy or _inspect(path), name)
     for backend, why in found.backends.items():
         if why:
-            yield unknown(Name.ADMISSION, f"not applicable: {backend} does not take it: {why}", name)
+            yield unknown(Name.ADMISSION, f"not applicable: {backend} cannot run it: {why}", name)
 
 
 def external_data(name: str, inspection: Inspection) -> Iterator[Check]:
-    """Check the files next to the model that hold some of its weights."""
+    """Check the files with a model's external data."""
     files = inspection.external
     bad = [file.problem for file in files if file.problem]
     for problem in bad:
         remedy = "export the model again and copy it with all its files, or save it in one file"
         yield wrong(Name.EXTERNAL_DATA, problem, remedy, name)
     if not files:
-        yield ok(Name.EXTERNAL_DATA, "it has none: all is in one file", name)
+        yield ok(Name.EXTERNAL_DATA, "the model has none: it is one file", name)
     elif not bad:
         size = sum(file.size for file in files) / 1e6
         yield ok(Name.EXTERNAL_DATA, f"{many(len(files), 'file')} with {size:.1f} MB: complete", name)
 
 
 def shapes(model: Model) -> Check:
-    """Check whether engines that need a range of shapes can be built."""
+    """Check whether a range of shapes is known if inputs have open dimensions; some engines cannot be built without."""
     dynamic = [spec for spec in model.inspection.signature.inputs if not spec.is_static]
     if not dynamic:
         return ok(Name.SHAPES, "every input has one size", model.name)
@@ -228,46 +228,46 @@ def shapes(model: Model) -> Check:
         profile = model.profile
     except Unsuitable as error:
         inputs = " ".join(f"--set 'profile.{spec.name}=SMALLEST USUAL LARGEST'" for spec in dynamic)
-        message = f"{named} may have any size, and no range is set: {error}"
+        message = f"{named} may have any size, but no range is set: {error}"
         remedy = f"set the range of sizes, such as 1x3x320x320: edged models add … {inputs}"
         return warning(Name.SHAPES, message, remedy, model.name)
     return ok(Name.SHAPES, f"{named}: engines are built for {profile}", model.name)
 
 
 def batch(model: Model) -> Check:
-    """Check how many pictures go in at once."""
+    """Check how many pictures the model takes at once."""
     if model.max_batch_size:
-        return ok(Name.BATCH, f"up to {model.max_batch_size} rows go in together", model.name)
+        return ok(Name.BATCH, f"it takes batches of up to {model.max_batch_size}", model.name)
     sizes = [spec.shape[0] for spec in model.inspection.signature.inputs if len(spec.shape) == 4]
     fixed = [size for size in sizes if isinstance(size, int) and size > 1]
     if fixed:
-        message = f"it takes {fixed[0]} pictures at once, never fewer: each frame costs as much as {fixed[0]}"
-        return warning(Name.BATCH, message, "export it with a batch of 1 or a dynamic one", model.name)
+        message = f"it always takes {fixed[0]} pictures: a single frame costs as much as {fixed[0]}"
+        return warning(Name.BATCH, message, "export it with batch size 1 or a dynamic batch size", model.name)
     if sizes:
-        return ok(Name.BATCH, "one picture goes in at a time", model.name)
+        return ok(Name.BATCH, "it takes one picture at a time", model.name)
     return unknown(Name.BATCH, "not applicable: it takes no batches", model.name)
 
 
-_NEAR = 0.8  # of the distance that a bound leaves
-# The one is a measure and no figure; the other is recorded also of models for which it decided nothing.
+_NEAR = 0.8  # of a bound's distance from the perfect value
+# `element` sets how other figures are computed; `top1` is also recorded for models that are not judged by it.
 _NOT_JUDGED = ("element", "top1")
 _GOOD = ("serving", "ready")  # states of engines that answer
 _MAKING = ("queued", "building", "verifying")
 _REMEDIES = {
-    "rejected": "see: edged engines show {key}; loosen verify.* if that is meant, or leave the precision out",
-    "quarantined": "edged engines rebuild --engine {key}, once the reason is gone",
-    "failed": "it is tried again by itself; or: edged engines rebuild --engine {key}",
-    "unsuitable": "change the model's settings, or leave that backend out: backends=…",
-    "stale": "none is needed: it is evicted if room is needed; or: edged engines evict --engine {key}",
+    "rejected": "see: edged engines show {key}; loosen verify.* if that is acceptable, or leave out the precision",
+    "quarantined": "remove the reason, then: edged engines rebuild --engine {key}",
+    "failed": "wait, since it is tried again; or: edged engines rebuild --engine {key}",
+    "unsuitable": "change the model's settings, or leave out this backend: backends=…",
+    "stale": "not needed: it is evicted when space is needed; or: edged engines evict --engine {key}",
     "evicted": "edged engines rebuild --engine {key}, or raise engines.budget_mb",
     "absent": "start the daemon, which builds it",
 }
 
 
 def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: bool) -> Iterator[Check]:
-    """Check whether each engine that the model should have is there: a line and a reason for each that is not.
+    """Check that the model's engines exist: a line with the reason for each that does not.
 
-    `by_daemon`: a daemon that answers reports them; it makes missing ones in their turn.
+    `by_daemon` means that a running daemon reports them; it builds missing engines later.
     """
     built = [engine for engine in engines if not engine.is_reference]
     good = [engine for engine in built if engine.state in _GOOD]
@@ -287,53 +287,53 @@ def engine_states(model: str, engines: Collection[EngineInfo], *, by_daemon: boo
         best = min(good, key=_rank)
         yield ok(Name.ENGINE, f"{_named(best)} is {best.state} and up to date", model)
     elif not built:
-        message = "no engine can be made here, so it is served unoptimised"
+        message = "no engine can be built here, so the model is served unoptimised"
         remedy = "see its settings backends and precisions, and the output of edged device"
         yield warning(Name.ENGINE, message, remedy, model)
     elif coming:
-        message = f"no engine of it is ready yet, so it is served unoptimised; {len(coming)} are built or queued"
+        message = f"no engine is ready yet, so the model is served unoptimised; {len(coming)} are being built or queued"
         yield unknown(Name.ENGINE, message, model, "wait; see: edged engines list")
     else:
-        message = "no engine of it is ready, so it is served unoptimised"
-        remedy = "edged engines rebuild, once the reasons above are gone; see: edged engines list"
+        message = "no engine is ready, so the model is served unoptimised"
+        remedy = "remove the reasons above, then: edged engines rebuild; see: edged engines list"
         yield warning(Name.ENGINE, message, remedy, model)
 
 
 def placement(model: str, engines: Iterable[EngineInfo]) -> Check:
-    """Check the devices that run the nodes of the serving engine, or of the best if none serves."""
+    """Check which devices run the nodes of the serving engine; if none serves, of the fastest ready engine."""
     engine = _best(engines)
     if engine is None:
         return unknown(Name.PLACEMENT, "the model has no engine to check", model)
     made, named = engine.composition, _named(engine)
     if made.fallback:
-        message = f"{named} does not run wholly on {engine.device}: {'; '.join(made.fallback)}"
+        message = f"{named} runs only partly on {engine.device}: {'; '.join(made.fallback)}"
         remedy = f"see: edged engines show {engine.key[:12]}; a newer opset may help"
         return warning(Name.PLACEMENT, message, remedy, model)
     if made.nodes:
         counts = ", ".join(f"{sum(nodes.values())} by {provider}" for provider, nodes in made.nodes.items())
         return ok(Name.PLACEMENT, f"{named} runs its nodes on {engine.device}: {counts}", model)
-    return ok(Name.PLACEMENT, f"{named} runs on {engine.device}, and nothing of it elsewhere", model)
+    return ok(Name.PLACEMENT, f"{named} runs entirely on {engine.device}", model)
 
 
 def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInfo]) -> Check:
-    """Check how fast inference is against the reference, and whether it has become slow while serving."""
+    """Check the engine's speed relative to the reference, and whether it became slow while serving."""
     slow = next((alarm for alarm in alarms if alarm.kind == "slow" and alarm.model == model), None)
     if slow is not None:
-        remedy = "see the checks of temperature, throttling and power mode, and what else uses the processors"
+        remedy = "see the checks temperature, throttling and power_mode, and other programs that use the processors"
         return wrong(Name.LATENCY, slow.message, remedy, model)
     engine = _best(engines)
     if engine is None or engine.speed is None:
-        return unknown(Name.LATENCY, "no engine of it was timed", model)
+        return unknown(Name.LATENCY, "no engine of the model was timed", model)
     if engine.is_reference:
-        return ok(Name.LATENCY, f"{_named(engine)} serves and is the fastest engine", model)
+        return ok(Name.LATENCY, f"{_named(engine)} is the fastest engine", model)
     message = f"{_named(engine)} is {engine.speed:.2g} times as fast as the unoptimised model"
     if engine.speed < 1:
-        return warning(Name.LATENCY, message, "none is needed: the daemon serves the faster one", model)
+        return warning(Name.LATENCY, message, "not needed: the daemon serves the faster engine", model)
     return ok(Name.LATENCY, message, model)
 
 
 def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]) -> Iterator[Check]:
-    """Check how near the figures of accepted engines are to their bounds: the next driver may push them over."""
+    """Check how close the figures of accepted engines are to their bounds, since an update may push them over."""
     judged = near = 0
     for engine in engines:
         if engine.verdict is None or not engine.verdict.accepted or engine.precision not in TOLERANCES:
@@ -343,17 +343,17 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
         judged += 1
         for figure, value, bound in close_figures(engine.verdict.figures, tolerance(settings, engine.precision)):
             near += 1
-            message = f"{_named(engine)}: {figure} is {value:.6g} and may be {bound:g}"
-            remedy = f"give pictures of your own to judge by (--samples), or leave {engine.precision} out"
+            message = f"{_named(engine)}: {figure} is {value:.6g}, close to its bound {bound:g}"
+            remedy = f"add your own pictures as samples (--samples), or leave out {engine.precision}"
             yield warning(Name.DRIFT, message, remedy, model)
     if not judged:
-        yield unknown(Name.DRIFT, "no engine of it was accepted yet", model)
+        yield unknown(Name.DRIFT, "no engine of the model was accepted yet", model)
     elif not near:
         yield ok(Name.DRIFT, f"all figures of {judged} accepted engines are well within their bounds", model)
 
 
 def close_figures(figures: Mapping[str, float], held: Tolerance) -> Iterator[tuple[str, float, float]]:
-    """The figures that use up most of what their bounds leave, each with its value and its bound."""
+    """Yield figures that are within their bound but close to it, each with its value and bound."""
     for figure in FIGURES:
         if figure not in figures or figure in _NOT_JUDGED:
             continue
@@ -368,7 +368,7 @@ def _best(engines: Iterable[EngineInfo]) -> EngineInfo | None:
 
 
 def _rank(engine: EngineInfo) -> tuple[bool, float]:
-    """The engine that serves first, then the fastest against the reference."""
+    """Return a sort key: serving engines first, then by speed relative to the reference."""
     return engine.state != "serving", -(engine.speed or 0.0)
 
 
@@ -378,22 +378,23 @@ def _named(engine: EngineInfo) -> str:
     return f"engine {engine.key[:12]} ({made} on {engine.device})"
 
 
-_PRECISION = "fp32"  # lower precisions have wider bounds; the optimiser may only reorder sums
+_PRECISION = "fp32"  # the optimiser may only reorder sums; lower precisions have wider bounds
 _PERFECT = {figure: 1.0 if figure in FLOORS else 0.0 for figure in FIGURES}
 _SHOWN = ("finite", "relative_l2", "cosine", "unequal")
 
 
 def levels(name: str, found: jobs.ComparedLevels) -> Iterator[Check]:
-    """Check all levels: a line with the figures of each; the first that changes the answer is the warning."""
+    """Check all optimisation levels. One line has the figures of all levels; it is a warning if a level changes the
+    answers."""
     first = next((each for each in found.levels if not each.verdict.accepted), None)
     figures = "; ".join(f"{each.level}: {_figures(each.verdict)}" for each in found.levels)
     if first is None:
-        yield ok(Name.LEVELS, f"no level of optimisation changes its answers ({figures})", name)
+        yield ok(Name.LEVELS, f"no optimisation level changes the answers ({figures})", name)
         return
-    message = f"from level {first.level} on the optimiser changes its answers: {first.verdict.reason} ({figures})"
+    message = f"from level {first.level}, the optimiser changes the answers: {first.verdict.reason} ({figures})"
     remedy = (
-        "none is needed to serve it: an engine that answers wrongly is rejected and one of a lower level is tried;"
-        " export it differently, or loosen verify.* if the difference is meant"
+        "not needed for serving: an engine with wrong answers is rejected and a lower level is tried;"
+        " export the model differently, or loosen verify.* if the difference is acceptable"
     )
     yield warning(Name.LEVELS, message, remedy, name)
 

@@ -1,4 +1,4 @@
-"""One run of all checks of a box and its models, and its report."""
+"""Runs all checks of a box and its models, and makes the report."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from edged.formatting import many
 
 _PROBE_SECONDS = 30.0
 _ORDER = {name: rank for rank, name in enumerate(Name)}
-_OF_THIS_BOX = "runtimes, extras, limits, folders, daemon and models: a recorded box cannot be asked for them"
-# The user of a recorded box is not known; root may use every node.
+_OF_THIS_BOX = "runtimes, extras, limits, folders, daemon and models: not available for a recorded box"
+# The user of a recorded box is unknown; root may use every node.
 _ROOT = User(0, frozenset((0,)), "root")
 
 
 class CheckOptions(msgspec.Struct, frozen=True):
-    """The scope of the checks. `model` is the only one, by name or file; empty for all models.
+    """The scope of the checks. `model` selects one model by name or file; an empty text selects all.
 
     `target` is the daemon to ask, empty for none; `is_named`: it was named, so that its silence is wrong. `seconds`
     bounds everything. `models` are those that a configuration names, by name; `with_models`: check all models.
@@ -49,7 +49,8 @@ class CheckOptions(msgspec.Struct, frozen=True):
 
 
 async def run_checks(wanted: CheckOptions, tell: Tell) -> Report:
-    """Run all checks; `tell` gets each step as it begins. InvalidInput if the model does not exist."""
+    """Run all checks; `tell` is called with each step when it begins. Raises InvalidInput if the selected model does
+    not exist."""
     examination = Examination(asyncio.get_running_loop().time() + wanted.seconds, tell)
     root = Root(wanted.root)
     fingerprint = await _fingerprint(wanted.root)
@@ -67,7 +68,7 @@ async def _fingerprint(root: Path) -> Fingerprint:
         return await asyncio.wait_for(in_thread(lambda: probe(root)), _PROBE_SECONDS)
     except asyncio.TimeoutError:
         raise Unsupported(
-            f"the facts of this box cannot be read within {_PROBE_SECONDS:g} s; see journalctl -k: a driver may hang"
+            f"cannot read the facts of this box within {_PROBE_SECONDS:g} s; a driver may hang, see: journalctl -k"
         ) from None
 
 
@@ -103,7 +104,7 @@ async def _check_live(
 
 
 async def _query(target: str, socket: Socket | None) -> DaemonState | EdgedError:
-    """The daemon's report, or why it does not answer."""
+    """Return the daemon's report, or the error if it does not answer."""
     if socket is not None and socket.refusal:
         return Unsupported(f"no daemon answers at {target}: {socket.refusal}")
     try:
@@ -120,7 +121,7 @@ def _daemon_checks(
     state: DaemonState | EdgedError | None,
 ) -> list[Check]:
     if state is None:
-        return [unknown(Name.DAEMON, "not asked: folders were named, and no daemon")]
+        return [unknown(Name.DAEMON, "not asked: folders were named instead of a daemon")]
     checks: list[Check] = []
     if socket is None or socket.exists:
         checks.append(daemon.connections(socket, wanted.target))
@@ -135,9 +136,9 @@ def _daemon_checks(
 
 
 def _box_steps(root: Root, fingerprint: Fingerprint, user: User) -> list[Step]:
-    """Checks that read files, of this box or of a recorded one."""
+    """Return the steps that only read system files, of this box or of a recorded one."""
     facts = fingerprint.facts
-    node_facts = facts if root.exists("dev") else {}  # records have no nodes
+    node_facts = facts if root.exists("dev") else {}  # recorded boxes have no nodes
     battery = "sys/class/rtc/rtc[0-9]*"
     return [
         plain(Name.RUNTIME, lambda: runtime_packages(facts), "packages"),
@@ -156,7 +157,7 @@ def _box_steps(root: Root, fingerprint: Fingerprint, user: User) -> list[Step]:
 
 
 def _live_steps(wanted: CheckOptions, daemon_pid: int | None, user: User, view: StoreView) -> list[Step]:
-    """Checks of the limits of this process or the daemon, the folders, the store and the clock."""
+    """Return the steps for shared memory, descriptors, the folders, the store and the clock."""
     state, cache, owner = wanted.state, wanted.cache, user.uid if daemon_pid else None
     return [
         plain(
@@ -175,10 +176,10 @@ def _live_steps(wanted: CheckOptions, daemon_pid: int | None, user: User, view: 
 
 
 def _store(view: StoreView) -> Check:
-    """Check the files of the store, by what was found when they were read."""
+    """Check the store by the outcome of reading its files."""
     counts, records = view.store.counts, view.store.records()
     if counts.damaged:
         message = f"{many(counts.damaged, 'damaged engine')} set aside, to be built again"
-        return warning(Name.STORE, message, "see the disk's health: journalctl -k, smartctl, or another card")
+        return warning(Name.STORE, message, "check the disk: journalctl -k, smartctl; or use another card")
     held = sum(bool(record.files) for record in records.values())
-    return ok(Name.STORE, f"{many(held, 'engine')}, {many(len(records) - held, 'record')} of others")
+    return ok(Name.STORE, f"{many(held, 'engine')}, {many(len(records) - held, 'record')} without files")

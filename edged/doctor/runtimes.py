@@ -1,5 +1,5 @@
-"""Checks of runtimes, their providers and optional packages: whether they load and compute, each in a child, and which
-models they take."""
+"""Checks of runtimes, execution providers and optional packages: whether they load and run, each in a child process,
+and which opsets they support."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIMITS = Limits(seconds=_SECONDS, memory_mb=4096)
 
 
 class Extra(msgspec.Struct, frozen=True):
-    """An optional part of edged by the name that pip knows it by: its modules, and what it is for."""
+    """An optional extra of edged: its name for pip, its modules and its purpose."""
 
     name: str
     modules: tuple[str, ...]
@@ -37,7 +37,7 @@ class Extra(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The modules whose packages are not installed. Nothing is imported."""
+        """The modules that are not installed. No module is imported for this check."""
         return tuple(module for module in self.modules if not packages.is_installed(module))
 
 
@@ -49,7 +49,7 @@ EXTRAS = (
 
 
 class Runtimes:
-    """Makes the steps for runtimes; afterwards `loaded` has what those that work report."""
+    """Makes the steps that check runtimes. After these ran, `loaded` has the reports of the runtimes that work."""
 
     def __init__(self, facts: Mapping[str, str]) -> None:
         self._facts = facts
@@ -65,7 +65,8 @@ class Runtimes:
         ]
 
     def provider_steps(self) -> list[Step]:
-        """One for each provider of ONNX Runtime, once that is loaded."""
+        """Return a step for each provider of ONNX Runtime. Call it after `steps` have run; empty if ONNX Runtime does
+        not load."""
         known = self.loaded.get(_REFERENCE)
         return [self._provider_step(name) for name in (known.providers if known is not None else ())]
 
@@ -96,7 +97,7 @@ def _extra_step(each: Extra) -> Step:
 
 
 async def _refusal(job: jobs.TryProvider | jobs.ImportPackage) -> str:
-    """Why a job fails in a child; empty if it does not."""
+    """Run a job in a child and return why it failed; an empty text if it succeeded."""
     try:
         await run(job, jobs.Done, _LIMITS)
     except EdgedError as error:
@@ -105,7 +106,7 @@ async def _refusal(job: jobs.TryProvider | jobs.ImportPackage) -> str:
 
 
 def loaded_runtime(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> Iterator[Check]:
-    """Check a runtime that was imported. `packaged` is the version of its package or file."""
+    """Check a runtime that loads. `packaged` is the version of its package or file."""
     if packaged and not registry.agree(loaded.version, packaged):
         yield wrong(
             Name.RUNTIME,
@@ -120,23 +121,23 @@ def loaded_runtime(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> I
         yield wrong(Name.OPSET, message, reinstall(backend), backend)
     else:
         taken = [_up_to(what, most) for what, most in (("opset", loaded.opset), ("IR version", loaded.ir_version))]
-        yield ok(Name.OPSET, f"it takes {' and '.join(taken)}", backend)
+        yield ok(Name.OPSET, f"it supports {' and '.join(taken)}", backend)
     if loaded.talks:
         remedy = "start edged without that variable, or set ORT_DISABLE_TELEMETRY=1"
-        yield warning(Name.TELEMETRY, f"it may send data home: {loaded.talks}", remedy, backend)
+        yield warning(Name.TELEMETRY, f"it may send telemetry: {loaded.talks}", remedy, backend)
     else:
-        yield ok(Name.TELEMETRY, "nothing is sent home", backend)
+        yield ok(Name.TELEMETRY, "it sends no telemetry", backend)
 
 
 def runtime_packages(facts: Mapping[str, str]) -> Iterator[Check]:
-    """Check the packages that ONNX Runtime comes in. They all hold one module: the last one installed has written over
-    the others, and removing any of them leaves half a module."""
+    """Check ONNX Runtime's packages. All of them contain the same module: a later installation overwrites files of an
+    earlier one, and uninstalling either leaves an incomplete module."""
     found = sorted(name for name in _PACKAGES if f"runtime.{name}" in facts)
     plain_names = ", ".join(name.replace("_", "-") for name in found)
     if len(found) > 1:
         names = plain_names.split(", ")
-        remedy = f"{packages.uninstall(*names)}, then install the one that is wanted: {packages.install(names[-1])}"
-        yield warning(Name.RUNTIME, f"{plain_names} are all installed and hold one module", remedy, "packages")
+        remedy = f"{packages.uninstall(*names)}, then install the one that you want: {packages.install(names[-1])}"
+        yield warning(Name.RUNTIME, f"{plain_names} are all installed and contain the same module", remedy, "packages")
     if found == [_REFERENCE] and any(fact.startswith("gpu.") for fact in facts):
         yield _without_cuda(facts)
     yield from missing_code(facts)
@@ -194,13 +195,14 @@ def broken_runtime(backend: str, packaged: str | None, reason: str, facts: Mappi
     what = f"{packaged} is installed and does not load" if packaged else "it is not installed"
     remedy = reinstall(backend) if packaged else packages.install(backend)
     if backend == _REFERENCE:
-        return wrong(Name.RUNTIME, f"{what}, and nothing can be served without it: {reason}", remedy, backend)
+        return wrong(Name.RUNTIME, f"{what}, and no model can be served without it: {reason}", remedy, backend)
     make = wrong if backend in registry.usable(facts) else warning
     return make(Name.RUNTIME, f"{what}: {reason}", f"{remedy}, or uninstall it", backend)
 
 
 def provider(name: str, refusal: str, facts: Mapping[str, str]) -> Check:
-    """Check an execution provider that ONNX Runtime lists. It matters if there is a device for it."""
+    """Check an execution provider that ONNX Runtime lists: one that does not work is wrong if the box has a device for
+    it, otherwise a warning."""
     if not refusal:
         return ok(Name.PROVIDER, "a session of one node runs on it", name)
     message = f"ONNX Runtime lists it and cannot use it: {refusal}"
@@ -224,14 +226,12 @@ def model_opset(model: str, opset: int, ir_version: int, loaded: Mapping[str, jo
     lowest = min((limits.opset for limits in loaded.values()), default=0)
     remedy = f"export it with opset {lowest} or lower, or update the runtime"
     for backend, takes in refusing.items():
-        reason = f"it has {version}; {backend} takes {takes}"
+        reason = f"it has {version}; {backend} supports {takes}"
         yield (wrong if backend == _REFERENCE else warning)(Name.MODEL_OPSET, reason, remedy, model)
     if not loaded:
-        yield unknown(Name.MODEL_OPSET, f"it has {version}, and no runtime loads that could be asked", model)
+        yield unknown(Name.MODEL_OPSET, f"it has {version}; no runtime loads, so support is unknown", model)
     elif not refusing:
-        yield ok(
-            Name.MODEL_OPSET, f"{version}, which {', '.join(loaded)} {'take' if len(loaded) > 1 else 'takes'}", model
-        )
+        yield ok(Name.MODEL_OPSET, f"{version}, supported by {', '.join(loaded)}", model)
 
 
 def _beyond(opset: int, ir_version: int, limits: jobs.LoadedRuntime) -> Iterator[tuple[str, int, int]]:
@@ -249,12 +249,12 @@ def reinstall(package: str) -> str:
 
 
 def extra(each: Extra, refusal: str | None) -> Check:
-    """Check an extra: `refusal` is why it does not load, empty if it does, None if it is not installed."""
+    """Check an extra. `refusal` is why it does not load; empty if it loads, None if it is not installed."""
     if refusal is None:
         message = f"not installed; it is for {each.purpose}"
         return unknown(Name.EXTRA, message, each.name, packages.install_extra(each.name))
     if refusal:
-        message = f"it is installed and does not load, which {each.purpose} need: {refusal}"
+        message = f"it is installed but does not load; {each.purpose} need it: {refusal}"
         names = ("paho-mqtt" if name.startswith("paho") else name.partition(".")[0] for name in each.modules)
         return wrong(Name.EXTRA, message, packages.install(*names, option="--force-reinstall"), each.name)
     return ok(Name.EXTRA, f"it loads; it is for {each.purpose}", each.name)

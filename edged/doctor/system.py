@@ -1,6 +1,6 @@
 """Checks of the system: memory, its limits and swap, the kernel's settings, file descriptors, shared memory, the clock.
 
-Boxes without a battery start in the past, and every certificate, log and time in the store goes with their clock.
+The clock of a box without a battery starts in the past, which makes certificates, logs and times in the store wrong.
 Sources: proc_meminfo(5), the kernel's `admin-guide/sysctl` and `cgroup-v2` documents, adjtimex(2),
 systemd-timesyncd.service(8).
 """
@@ -25,13 +25,13 @@ from edged.device import system
 from edged.device.root import Root
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
 
-_SCANT_MB, _TOO_LITTLE_MB = 512, 128  # MiB available: a build needs the one, a host with a small model the other
+_SCANT_MB, _TOO_LITTLE_MB = 512, 128  # MiB available: needed by a build, and by a host with a small model
 _SMALL_LIMIT_MB = 1024
 _FULL = 0.9  # of a limit
 _SWAPPING = 0.5  # of the swap
-# Settings by their sysctl names: which values are bad, a better one, and why.
+# By sysctl name: bad values, a better value, and why.
 _BAD_VALUES = {
-    "vm.overcommit_memory": ((2,), 0, "runtimes reserve more memory than they use, and are refused it"),
+    "vm.overcommit_memory": ((2,), 0, "runtimes reserve more memory than they use, and the kernel refuses that"),
     "vm.panic_on_oom": ((1, 2), 0, "a build that takes too much memory restarts the whole box"),
 }
 _LEAST_VALUES = {
@@ -39,24 +39,24 @@ _LEAST_VALUES = {
     "fs.inotify.max_user_watches": (1024, "changed libraries are noticed late"),
     "fs.inotify.max_user_instances": (32, "changed libraries are noticed late"),
 }
-_FEWEST_FILES, _FEW_FILES = 256, 1024  # descriptors: a camera takes one, a host some ten, a build as many again
+_FEWEST_FILES, _FEW_FILES = 256, 1024  # descriptors: a camera needs 1, a host about 10, a build about 10
 _NEARLY = 0.8  # of the limit
-_FRAMES_MB = 64  # a few cameras' rings of pictures; what a container gets by default
+_FRAMES_MB = 64  # for the rings of a few cameras; a container's default
 
 
 def meminfo(root: Root) -> dict[str, int]:
-    """`/proc/meminfo` in MiB by name."""
+    """Return `/proc/meminfo` as MiB by name."""
     found = re.findall(r"^(\w+):\s*([0-9]{1,15}) kB", root.read("proc/meminfo") or "", re.MULTILINE)
     return {name: int(text) >> 10 for name, text in found}
 
 
 def memory(known: Mapping[str, int]) -> Check:
-    """Check `/proc/meminfo`, in MiB."""
+    """Check the available memory. `known` is `/proc/meminfo` in MiB."""
     if "MemTotal" not in known or "MemAvailable" not in known:
         return unknown(Name.MEMORY, "/proc/meminfo does not have the size of the memory")
     total, available = known["MemTotal"], known["MemAvailable"]
     message = f"{available} of {total} MiB are available"
-    remedy = "stop what else uses memory (see: ps aux --sort=-rss), or take a smaller model"
+    remedy = "stop other programs that use memory (see: ps aux --sort=-rss), or use a smaller model"
     if available < _TOO_LITTLE_MB:
         return wrong(Name.MEMORY, f"only {message}; engine hosts and builds will be killed", remedy)
     if available < _SCANT_MB:
@@ -65,18 +65,18 @@ def memory(known: Mapping[str, int]) -> Check:
 
 
 def swap(known: Mapping[str, int]) -> Check:
-    """Check swap: a box without swap is fine; one that uses it is slow, since engines wait for the card."""
+    """Check swap. A box without swap is fine; a box that uses much swap is slow, since engines wait for the disk."""
     total, free = known.get("SwapTotal"), known.get("SwapFree")
     if total is None or free is None:
         return unknown(Name.SWAP, "/proc/meminfo does not have the size of the swap")
     if total and total - free > _SWAPPING * total:
         message = f"{total - free} of {total} MiB of swap are in use; answers wait for the disk"
-        return warning(Name.SWAP, message, "free some memory; take smaller or fewer models")
+        return warning(Name.SWAP, message, "free some memory; use smaller or fewer models")
     return ok(Name.SWAP, f"{total - free} of {total} MiB are in use" if total else "the box has no swap")
 
 
 def memory_limit(root: Root) -> Check:
-    """Check the limit of this process's cgroup, and whether processes died of it."""
+    """Check the memory limit of this process's cgroup, and whether the kernel killed processes because of it."""
     limit = system.probe(root).get("memory.limit_mb")
     raise_it = "raise MemoryMax of the unit, or the container's --memory"
     events = system.cgroup_text(root, "memory", "memory.events", "memory.oom_control") or ""
@@ -90,12 +90,12 @@ def memory_limit(root: Root) -> Check:
     if used > _FULL * limit_mb:
         return wrong(Name.MEMORY_LIMIT, f"{used} of the {limit_mb} MiB that the cgroup allows are in use", raise_it)
     if limit_mb < _SMALL_LIMIT_MB:
-        return warning(Name.MEMORY_LIMIT, f"the cgroup allows {limit_mb} MiB; a build alone may take more", raise_it)
+        return warning(Name.MEMORY_LIMIT, f"the cgroup allows {limit_mb} MiB; a single build may need more", raise_it)
     return ok(Name.MEMORY_LIMIT, f"the cgroup allows {limit_mb} MiB")
 
 
 def _used_mb(root: Root) -> int:
-    """MiB that the cgroup uses, without files that were read, which give way at once; 0 if unknown."""
+    """Return the MiB that the cgroup uses, without cached files, which the kernel can free at once; 0 if unknown."""
     used = (system.cgroup_text(root, "memory", "memory.current", "memory.usage_in_bytes") or "").strip()
     stat = system.cgroup_text(root, "memory", "memory.stat") or ""
     cached = re.search(r"^(?:total_)?inactive_file ([0-9]{1,18})$", stat, re.MULTILINE)
@@ -103,7 +103,7 @@ def _used_mb(root: Root) -> int:
 
 
 def kernel(root: Root) -> Iterator[Check]:
-    """Check settings of the kernel, as far as they can be read."""
+    """Check the kernel settings that can be read."""
     known = {}
     for name in (*_BAD_VALUES, *_LEAST_VALUES):
         text = (root.read(f"proc/sys/{name.replace('.', '/')}") or "").strip()
@@ -116,20 +116,20 @@ def kernel(root: Root) -> Iterator[Check]:
     if not known:
         yield unknown(Name.KERNEL, "no setting below /proc/sys can be read")
     elif not bad:
-        yield ok(Name.KERNEL, f"{len(known)} settings that matter are as they should be")
+        yield ok(Name.KERNEL, f"{len(known)} relevant settings have good values")
 
 
 def confinement(lacking: tuple[str, ...]) -> Check:
-    """Check whether this kernel can keep untrusted models to their own files."""
+    """Check whether this kernel supports the confinement of processes that open models."""
     if lacking:
         message = f"engine hosts and builds are confined less than usual: this kernel lacks {', '.join(lacking)}"
         remedy = "use Linux 6.12 or newer, with landlock in lsm=; see docs/security.md"
         return warning(Name.CONFINEMENT, message, remedy)
-    return ok(Name.CONFINEMENT, "Landlock and seccomp keep engine hosts and builds to their own files")
+    return ok(Name.CONFINEMENT, "Landlock and seccomp confine engine hosts and builds to their own files")
 
 
 class Descriptors(msgspec.Struct, frozen=True):
-    """How many files a process may have open and has; `whose` names it. `used` is None if it cannot be seen."""
+    """A process's limit and number of open files; `whose` names the process. `used` is None if unknown."""
 
     most: int
     whose: str
@@ -137,7 +137,7 @@ class Descriptors(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pid: int | None) -> Descriptors:
-        """Those of the daemon with that process id if they can be seen, otherwise of this process."""
+        """Return the descriptors of the daemon with process id `pid`; of this process if those cannot be read."""
         text = Root().read(f"proc/{pid}/limits") if pid is not None else None
         match = re.search(r"^Max open files\s+([0-9]{1,18}|unlimited)", text or "", re.MULTILINE)
         if match is None:
@@ -154,36 +154,36 @@ def _finite(most: int) -> int:
 
 def descriptors(known: Descriptors) -> Check:
     """Check how many files may be open at once."""
-    message = f"{known.whose} may have {known.most} files open at once"
+    message = f"{known.whose} may open {known.most} files at once"
     remedy = "raise it: LimitNOFILE=65536 in the unit, ulimit -n 65536 in a shell, --ulimit nofile=65536 of a container"
     if known.used is not None and known.used > _NEARLY * known.most:
-        return wrong(Name.DESCRIPTORS, f"{message} and has {known.used}; connections will be refused", remedy)
+        return wrong(Name.DESCRIPTORS, f"{message} and has {known.used} open; connections will be refused", remedy)
     if known.most < _FEWEST_FILES:
         return wrong(Name.DESCRIPTORS, f"{message}; cameras and hosts will be refused", remedy)
     if known.most < _FEW_FILES:
         return warning(Name.DESCRIPTORS, f"{message}; many cameras need more", remedy)
-    return ok(Name.DESCRIPTORS, message if known.used is None else f"{message} and has {known.used}")
+    return ok(Name.DESCRIPTORS, message if known.used is None else f"{message} and has {known.used} open")
 
 
 def arena(arena_mb: int) -> Check:
-    """Check whether anonymous memory can be shared with a host, which gets `arena_mb` of it."""
+    """Check whether the daemon can allocate a host's arena: `arena_mb` MiB of anonymous shared memory."""
     between = "between daemon and hosts"
     try:
         handle = os.memfd_create("edged-doctor", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(handle, 0, 1 << 20)  # memory that cannot be had is met here and not in a host
+            os.posix_fallocate(handle, 0, 1 << 20)  # a lack of memory fails here, not later in a host
             os.ftruncate(handle, arena_mb << 20)
         finally:
             os.close(handle)
     except OSError as error:
         why = f"{error.strerror or error}; no host can be started"
         remedy = "lower hosts.arena_mb, or allow memfd_create if a sandbox forbids it"
-        return wrong(Name.SHARED_MEMORY, f"{arena_mb} MiB of anonymous memory cannot be had: {why}", remedy, between)
-    return ok(Name.SHARED_MEMORY, f"{arena_mb} MiB of anonymous memory can be had", between)
+        return wrong(Name.SHARED_MEMORY, f"cannot allocate {arena_mb} MiB of anonymous memory: {why}", remedy, between)
+    return ok(Name.SHARED_MEMORY, f"{arena_mb} MiB of anonymous memory can be allocated", between)
 
 
 class SharedMemory(msgspec.Struct, frozen=True):
-    """`/dev/shm` in MiB, and whether this user may write there."""
+    """The size and free space of `/dev/shm` in MiB, and whether this user may write there."""
 
     total_mb: int
     free_mb: int
@@ -191,7 +191,7 @@ class SharedMemory(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls) -> SharedMemory | None:
-        """None if the box has none."""
+        """Read the facts of `/dev/shm`; return None if it does not exist."""
         try:
             disk = os.statvfs(shared_layout.FOLDER)
         except OSError:
@@ -202,16 +202,16 @@ class SharedMemory(msgspec.Struct, frozen=True):
 
 
 def shared_memory(known: SharedMemory | None) -> Check:
-    """Check whether clients on this machine can share pictures with the daemon."""
+    """Check whether clients on this machine can share pictures with the daemon through `/dev/shm`."""
     folder = str(shared_layout.FOLDER)
     enlarge = "mount -o remount,size=256m /dev/shm, or --shm-size=256m for a container"
     if known is None:
-        message = "it is missing; clients on this machine have to send their pictures as bytes"
+        message = "it is missing; clients on this machine must send pictures as bytes"
         return warning(Name.SHARED_MEMORY, message, "mount -t tmpfs -o size=256m tmpfs /dev/shm", folder)
     if not known.is_writable:
         return warning(Name.SHARED_MEMORY, "this user may not write there", f"chmod 1777 {folder}", folder)
     if known.total_mb < _FRAMES_MB:
-        message = f"{known.total_mb} MiB hold few pictures; clients have to send theirs as bytes"
+        message = f"{known.total_mb} MiB are too small for pictures; clients must send them as bytes"
         return wrong(Name.SHARED_MEMORY, message, enlarge, folder)
     message = f"{known.free_mb} of {known.total_mb} MiB are free"
     if known.free_mb < _FRAMES_MB // 4:
@@ -221,24 +221,24 @@ def shared_memory(known: SharedMemory | None) -> Check:
 
 _SYNCHRONIZED = "run/systemd/timesync/synchronized"
 _SET = "see: timedatectl status; set it with: timedatectl set-ntp true, or date -s"
-_LEEWAY_SECONDS = 300.0  # by which two boxes' clocks differ without harm
+_LEEWAY_SECONDS = 300.0  # a harmless difference between two boxes' clocks
 _LAST_YEAR = 2100
 _STA_UNSYNC = 0x40  # of timex.status
 _STATUS_WORD = 5  # of struct timex: modes (and padding), offset, freq, maxerror, esterror, then status
-_TIMEX_BYTES = 512  # twice what the structure has
+_TIMEX_BYTES = 512  # twice the structure's size
 
 
 def installed() -> float:
-    """When the newest file of this package was put here, in seconds since the epoch; 0 if that cannot be seen."""
+    """Return when the newest file of this package was installed, in seconds since the epoch; 0 if unknown."""
     times = [0.0]
     for file in Path(edged.__file__).parent.glob("*.py"):
         with contextlib.suppress(OSError):
-            times.append(file.stat().st_ctime)  # the modification time is the packager's
+            times.append(file.stat().st_ctime)  # not st_mtime, which the package's build sets
     return max(times)
 
 
 def clock(installed_at: float, latest_engine: float, now: float | None = None) -> Check:
-    """Check the clock against times that must be past, in seconds since the epoch; 0 for none."""
+    """Check that the clock is later than these times, in seconds since the epoch; 0 means unknown."""
     seconds = time.time() if now is None else now
     moment = _moment(seconds)
     if moment is None:
@@ -246,7 +246,7 @@ def clock(installed_at: float, latest_engine: float, now: float | None = None) -
     shown = f"{moment:%Y-%m-%d %H:%M:%S} UTC"
     for then, what in (
         (installed_at, "before edged was installed"),
-        (latest_engine, "before the newest engine of the store was made"),
+        (latest_engine, "before the newest engine of the store was built or used"),
     ):
         if seconds < then - _LEEWAY_SECONDS:
             past = _moment(then)
@@ -265,14 +265,15 @@ def _moment(seconds: float) -> datetime.datetime | None:
 
 
 def is_synchronized(root: Root) -> bool | None:
-    """Whether the clock is synchronised, by systemd's mark or the kernel's. None if neither is available."""
+    """Whether the clock is synchronised, according to systemd or the kernel. None if neither reports it."""
     if root.exists(_SYNCHRONIZED):
         return True
     return _kernel_is_synchronized() if root.is_live else None
 
 
 def clock_sync(synchronized: bool | None, has_battery: bool) -> Check:
-    """Check whether the clock is synchronised. `has_battery`: the box has a clock that runs while it is off."""
+    """Check whether the clock is synchronised. `has_battery` means that the box has a clock that runs while it is
+    off."""
     if synchronized is None:
         return unknown(Name.CLOCK_SYNC, "it is unknown whether NTP synchronises the clock")
     if synchronized:
@@ -283,7 +284,8 @@ def clock_sync(synchronized: bool | None, has_battery: bool) -> Check:
 
 
 def _kernel_is_synchronized() -> bool | None:
-    """Ask the kernel; with `modes` zero adjtimex(2) sets nothing and needs no right."""
+    """Whether the kernel reports a synchronised clock; None if it cannot be asked. With `modes` 0, adjtimex(2) sets
+    nothing and needs no privilege."""
     buffer = (ctypes.c_int * (_TIMEX_BYTES // ctypes.sizeof(ctypes.c_int)))()
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)

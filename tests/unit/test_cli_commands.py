@@ -106,7 +106,7 @@ def test_rebuild_interrupted_says_that_the_work_goes_on(running: Running) -> Non
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert err == "the daemon goes on; see: edged status; to stop it: edged engines cancel\n"
+    assert err == "the daemon continues; see: edged status; to stop it: edged engines cancel\n"
 
 
 # --- what all have in common ----------------------------------------------------------------------------------------

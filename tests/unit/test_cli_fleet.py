@@ -277,5 +277,5 @@ def test_fleet_interrupted_says_what_goes_on(boxes: Boxes) -> None:
         process.kill()
         process.wait()
     assert process.returncode == 130
-    assert err == "no answer yet from a, b; the daemon goes on; see: edged status; to stop it: edged engines cancel\n"
+    assert err == "no answer yet from a, b; the daemon continues; see: edged status; to stop it: edged engines cancel\n"
     wait(lambda: boxes.watching() == [0, 0], "no call is left")

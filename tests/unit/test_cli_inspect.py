@@ -75,7 +75,7 @@ def test_draw_json_has_the_detections(folder: Path) -> None:
 def test_draw_nothing_found_names_a_setting(folder: Path) -> None:
     cv2.imwrite("empty.png", np.full((240, 320, 3), 114, np.uint8))
     shown = rows(call(MODEL_PATH, "--draw", "empty.png"))
-    assert shown["found"].startswith("nothing; --set thresholds.score=")
+    assert shown["found"].startswith("nothing; for less certain detections: --set thresholds.score=")
     assert (folder / "empty.shapes.jpg").exists()
 
 

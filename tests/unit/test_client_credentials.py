@@ -66,9 +66,9 @@ def test_credentials_repr_hides_the_token() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"EDGED_CERTIFICATE": "/c"}, "go together"),
-        ({"EDGED_KEY": "/k"}, "go together"),
-        ({"EDGED_TOKEN": "a", "EDGED_TOKEN_FILE": "/t"}, "both given"),
+        ({"EDGED_CERTIFICATE": "/c"}, "client certificate"),
+        ({"EDGED_KEY": "/k"}, "client certificate"),
+        ({"EDGED_TOKEN": "a", "EDGED_TOKEN_FILE": "/t"}, "both a token"),
         ({"EDGED_TOKEN": f"{TOKEN} and more"}, "is not a token"),
         ({"EDGED_TOKEN": f"{TOKEN}\nX-Role: operate"}, "is not a token"),
         ({"EDGED_TOKEN": f"{TOKEN}é"}, "is not a token"),
@@ -127,7 +127,7 @@ def test_is_secured_tls_by_prefix_or_files() -> None:
         assert not any(is_secured(target, each) for each in several), target
     for target, several in secured.items():
         assert all(is_secured(target, each) for each in several), target
-    with pytest.raises(InvalidInput, match="in the clear") as raised:
+    with pytest.raises(InvalidInput, match="is not sent to") as raised:
         is_secured("box:1", token)
     assert TOKEN not in str(raised.value)
 

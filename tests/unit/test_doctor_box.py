@@ -188,7 +188,7 @@ PSTATE = SLOW | {f"{CPU}/cpufreq/scaling_driver": "intel_pstate"}
         (PSTATE, {}, "ok cpufreq: governor powersave of intel_pstate"),
         (PSTATE | CAPPED, {}, "warning cpufreq: processors are capped at 600 of 2400 MHz"),
         ({}, {}, "unknown"),
-        ({}, {"jetson.power_mode": "15W"}, "ok nvpmodel: power mode 15W; engines are timed"),
+        ({}, {"jetson.power_mode": "15W"}, "ok nvpmodel: power mode 15W; "),
         ({}, {"jetson.l4t": "36.4"}, "unknown nvpmodel"),
     ],
 )

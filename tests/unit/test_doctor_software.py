@@ -107,11 +107,11 @@ def test_import_package_missing_says_why() -> None:
 @pytest.mark.parametrize(
     ("packaged", "loaded", "expected"),
     [
-        ("1.23.2", ORT, "1.23.2 loads | ok onnxruntime: it takes opset up to 23 and IR version up to 11"),
-        ("1.22.0", ORT, "wrong onnxruntime: it is 1.23.2 when it is loaded and 1.22.0 as it is installed"),
-        ("2026.4", ANY, "it takes any opset and any IR version"),
-        ("1", jobs.LoadedRuntime("1", 0, 0), "wrong onnxruntime: it does not even accept"),
-        ("1", jobs.LoadedRuntime("1", 9, 9, (), "the variable is 0"), "warning onnxruntime: it may send data home"),
+        ("1.23.2", ORT, "1.23.2 loads | ok onnxruntime: it supports opset up to 23 and IR version up to 11"),
+        ("1.22.0", ORT, "wrong onnxruntime: the loaded version is 1.23.2, but 1.22.0 is installed"),
+        ("2026.4", ANY, "it supports any opset and any IR version"),
+        ("1", jobs.LoadedRuntime("1", 0, 0), "wrong onnxruntime: it rejects"),
+        ("1", jobs.LoadedRuntime("1", 9, 9, (), "the variable is 0"), "warning onnxruntime: it may send telemetry"),
     ],
 )
 def test_loaded_runtime_version_limits_and_telemetry(packaged: str, loaded: jobs.LoadedRuntime, expected: str) -> None:
@@ -126,14 +126,14 @@ MEDIA = runtimes.Extra("media", ("av", "nonesuch.inner"), "files")
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (runtimes.broken_runtime("onnxruntime", "1", "no", BROKEN), "wrong onnxruntime: 1 is installed and"),
+        (runtimes.broken_runtime("onnxruntime", "1", "no", BROKEN), "wrong onnxruntime: 1 is installed"),
         (runtimes.broken_runtime("onnxruntime", None, "no", BROKEN), "wrong onnxruntime: it is not installed"),
         (runtimes.broken_runtime("openvino", "1", "no", BROKEN), "wrong openvino: "),
         (runtimes.broken_runtime("tensorrt_rtx", "1", "no", BROKEN), "warning tensorrt_rtx: "),  # without a GPU
         (runtimes.provider(CUDA, "", {}), f"ok {CUDA}: "),
         (
             runtimes.provider(CUDA, "no libcudnn", CPU_ONLY),
-            f"warning {CUDA}: ONNX Runtime lists it and cannot use it: no",
+            f"warning {CUDA}: ONNX Runtime lists it but cannot use it: no",
         ),
         (runtimes.provider(CUDA, "no libcudnn", WITH_GPU), f"wrong {CUDA}: "),
         (runtimes.provider("CPUExecutionProvider", "it answers 7", {}), "wrong CPUExecutionProvider: "),
@@ -154,7 +154,7 @@ def test_extra_missing_names_what_is_not_installed() -> None:
     ("facts", "expected"),
     [
         (CPU_ONLY | {"runtime.onnxruntime_gpu": "1.23.2"}, "warning packages: onnxruntime, onnxruntime-gpu are all"),
-        (WITH_GPU, "warning packages: this onnxruntime is built for the CPU alone"),
+        (WITH_GPU, "warning packages: this onnxruntime supports only the CPU"),
         (CPU_ONLY, ""),
         (CPU_ONLY | ORIN, "warning packages: this onnxruntime is built for the CPU alone"),
         (CPU_ONLY | ORIN | WITH_TENSORRT, "ok packages: onnxruntime is the right package for a Jetson"),
@@ -182,9 +182,14 @@ def test_runtime_packages_names_the_right_one_for_the_box() -> None:
 @pytest.mark.parametrize(
     ("opset", "ir_version", "loaded", "expected"),
     [
-        (20, 10, {"onnxruntime": ORT, "openvino": ANY}, "ok m: opset 20, IR version 10, which onnxruntime, openvino"),
-        (24, 10, {"onnxruntime": ORT}, "wrong m: it has opset 24, IR version 10; onnxruntime takes opset up to 23"),
-        (20, 12, {"onnxruntime": ORT}, "wrong m: it has opset 20, IR version 12; onnxruntime takes IR version up"),
+        (
+            20,
+            10,
+            {"onnxruntime": ORT, "openvino": ANY},
+            "ok m: opset 20, IR version 10, supported by onnxruntime, openvino",
+        ),
+        (24, 10, {"onnxruntime": ORT}, "wrong m: it has opset 24, IR version 10; onnxruntime supports opset up to 23"),
+        (20, 12, {"onnxruntime": ORT}, "wrong m: it has opset 20, IR version 12; onnxruntime supports IR version up"),
         (24, 10, {"openvino": ORT}, "warning m: it has opset 24"),
         (24, 10, {}, "unknown m: "),
     ],
@@ -273,7 +278,7 @@ def test_find_hosts_counts_children_by_backend(tmp_path: Path) -> None:
 def test_hosts_each_serving_backend_needs_one() -> None:
     served = [info("a"), info("b"), info("c", "refused", ""), info("d", backend="onnxruntime")]
     found = lines(daemon.hosts({"openvino": 1}, served))
-    wrong = "no host of onnxruntime runs, which d are served by"
+    wrong = "no host of onnxruntime runs, but d need it"
     assert found == f"ok openvino: 1 running, for a, b | wrong onnxruntime: {wrong}"
     assert lines(daemon.hosts(None, served)).startswith("unknown")
     assert lines(daemon.hosts({}, [info("c", "refused", "")])).startswith("ok")
@@ -316,12 +321,12 @@ REFERENCE = engine(level="none", latency_ms=10.0)
     ("found", "expected"),
     [
         ([REFERENCE, engine("serving")], "ok m: engine servingall00 (onnxruntime fp32 at level all on cpu) is serving"),
-        ([REFERENCE], "warning m: no engine can be made here"),
+        ([REFERENCE], "warning m: no engine can be built here"),
         ([REFERENCE, engine("absent")], "warning m: engine absentall000 (onnxruntime fp32 at level all on cpu) is abs"),
         ([engine("stale"), engine("ready", "basic")], "ok m: engine staleall0000 (onnxruntime fp32 at level all on"),
         ([engine("rejected", reason="cosine 0.5 is below 0.9")], "is rejected: cosine 0.5 is below 0.9"),
         ([engine("quarantined", reason="failed 4 times")], "is quarantined: failed 4 times"),
-        ([engine("failed")], "warning m: no engine of it is ready"),
+        ([engine("failed")], "warning m: no engine is ready"),
     ],
 )
 def test_engine_states_one_line_each(found: list[EngineInfo], expected: str) -> None:
@@ -424,4 +429,4 @@ def test_external_data_missing_file_is_wrong() -> None:
     assert lines(models.external_data("m", whole)).startswith("ok m: 1 file with")
     lost = msgspec.structs.replace(whole, external=(ExternalFile("w.bin", 0, "external data w.bin is missing"),))
     assert lines(models.external_data("m", lost)) == "wrong m: external data w.bin is missing"
-    assert lines(models.external_data("m", inspection())).startswith("ok m: it has none")
+    assert lines(models.external_data("m", inspection())).startswith("ok m: the model has none")

@@ -65,7 +65,7 @@ def test_compare_first_level_that_changes_the_answer_is_named(
     assert accepted(found) == {level: level in before for level in ort_levels.NAMES}
     (check,) = levels("m", found)
     assert check.result is Result.WARNING
-    assert check.message.startswith(f"from level {first} on the optimiser changes its answers: finite ")
+    assert check.message.startswith(f"from level {first}, the optimiser changes the answers: finite ")
 
 
 def test_compare_rounding_is_no_difference_even_when_none_is_allowed(tmp_path: Path) -> None:

@@ -187,5 +187,5 @@ def test_pixels_every_layout_with_padded_rows(layout: str, size: tuple[int, int]
     assert image.shape == ((height, width) if layout == "GRAY8" else (height, width, 3))
     expected = 29 if layout == "GRAY8" else blue
     assert np.abs(image.astype(int) - expected).max() <= 3
-    with pytest.raises(ValueError, match="are no"):
+    with pytest.raises(ValueError, match="too few"):
         pixels(data[:-1], layout, width, height)

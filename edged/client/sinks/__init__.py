@@ -1,4 +1,4 @@
-"""Where results go: lines of JSON, an annotated video, a preview in the browser, MQTT. Several at once:
+"""Sinks for results: lines of JSON, an annotated video, a preview in the browser, MQTT. Several can be combined:
 
 with Sinks([JsonLines("door.jsonl"), Mp4("door.mp4"), Preview(8090)]) as sinks:
     for result in client.stream("doors", sinks.tap(open_source("rtsp://camera/main"))):

@@ -1,4 +1,4 @@
-"""Annotated pictures as a video."""
+"""A sink that writes annotated pictures as a video."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from edged.client.sources.pyav import reason, require_av
 from edged.errors import InvalidInput, Unsupported
 from edged.vision.image import Image
 
-_TICKS = 1000  # of a video's clock in a second
+_TICKS = 1000  # of the video's clock, per second
 _USUAL_TICKS = _TICKS // 25  # between pictures without capture times
 _ENCODERS = ("libx264", "libopenh264", "h264_v4l2m2m", "mpeg4")
 _HYBRID_SINCE = (61, 7)  # libavformat of FFmpeg 7.1
-# A key frame begins a fragment, which is written when it is complete. B-frames would move the start of the video.
+# A fragment begins with a key frame and is written when it is complete. B-frames would shift the start of the video.
 _ENCODING = {"g": "50", "bf": "0"}
 
 
 class Mp4(Sink):
-    """Encodes in a thread. Each picture is shown until the capture time of the next. The video has the size of the
-    first picture; others are fitted into it. If the program is killed, all but the last few seconds can be played.
+    """Writes a video; a thread encodes. Each picture is shown until the capture time of the next one. The video has the
+    size of the first picture; later pictures are fitted into it. If the program is killed, all but the last few seconds
+    can be played.
 
-    A picture whose encoding would hold up the stream is left out and counts in `dropped`; with `lossless` the stream
-    waits. Unsupported if PyAV is not installed or cannot encode, InvalidInput if the file cannot be written.
+    A picture is left out and counts in `dropped` if its encoding would delay the stream; with `lossless` the stream
+    waits. Raises Unsupported if PyAV is not installed or cannot encode, InvalidInput if the file cannot be written.
     """
 
     wants_pictures = True
@@ -39,7 +40,7 @@ class Mp4(Sink):
         av = require_av()
         self._encoder = next((name for name in _ENCODERS if name in av.codecs_available), None)
         if self._encoder is None:
-            raise Unsupported(f"this PyAV encodes no video; install another: {packages.install('av', option='-U')}")
+            raise Unsupported(f"this PyAV cannot encode video; install another: {packages.install('av', option='-U')}")
         try:
             self._file = _File(self.name)
         except OSError as error:
@@ -59,7 +60,7 @@ class Mp4(Sink):
             self._background.put(answered)
 
     def close(self) -> None:
-        """Encode what waits and finish the file. InvalidInput if it could not be written."""
+        """Encode the waiting pictures and finish the file. Raises InvalidInput if it could not be written."""
         self._background.close()
 
     def _write(self, answered: Answered) -> None:
@@ -102,8 +103,8 @@ class Mp4(Sink):
 
 
 class _File:
-    """The file that PyAV writes. Write errors go into `failure` and not to PyAV: FFmpeg's MP4 writer was seen to crash
-    when it finished a file that it could not write."""
+    """The file that PyAV writes. Write errors are kept in `failure` and hidden from PyAV: FFmpeg's MP4 writer was seen
+    to crash when it finished a file that it could not write."""
 
     def __init__(self, path: str) -> None:
         self.name = path
@@ -130,14 +131,15 @@ class _File:
 
 
 class Timeline:
-    """Presentation times in ticks from the first picture, strictly increasing."""
+    """Computes presentation times: ticks since the first picture, strictly increasing."""
 
     def __init__(self) -> None:
         self._first_ns: int | None = None
         self._last = -1
 
     def at(self, result: Result) -> int:
-        """By the capture time; without one, at the usual rate."""
+        """Return the presentation time of a result, from its capture time. Without one, pictures follow at 25 a
+        second."""
         taken = result.captured_mono_ns
         if not taken:
             at = self._last + _USUAL_TICKS if self._last >= 0 else 0
@@ -149,7 +151,8 @@ class Timeline:
 
 
 def _fitted(image: Image, width: int, height: int) -> Image:
-    """Return the picture scaled into the size with its aspect kept, on black; a last odd row or column is cut."""
+    """Return the picture scaled to fit into width x height on a black background; the aspect ratio is kept. If only an
+    odd row or column is too much, it is cut off."""
     if image.shape[1] - image.shape[1] % 2 == width and image.shape[0] - image.shape[0] % 2 == height:
         return np.ascontiguousarray(image[:height, :width])
     scale = min(width / image.shape[1], height / image.shape[0])
@@ -162,6 +165,7 @@ def _fitted(image: Image, width: int, height: int) -> Image:
 
 
 def _flags(av: Any) -> str:
-    """Fragments, which can be played without the end of the file; newer versions make an ordinary file at the end."""
+    """Return flags for a fragmented file, which can be played without its end. Newer FFmpeg turns it into an ordinary
+    file when it is finished."""
     whole_at_end = av.library_versions["libavformat"][:2] >= _HYBRID_SINCE
     return "+hybrid_fragmented" if whole_at_end else "+frag_keyframe+empty_moov+default_base_moof"

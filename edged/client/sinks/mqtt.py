@@ -1,7 +1,7 @@
-"""Results by MQTT, and entities for Home Assistant.
+"""A sink that publishes results by MQTT, with entities for Home Assistant.
 
-Format of discovery: home-assistant.io/integrations/mqtt, "MQTT discovery"; a retained message at
-`homeassistant/COMPONENT/NODE/OBJECT/config` describes an entity, an empty one removes it.
+Format of discovery: home-assistant.io/integrations/mqtt, "MQTT discovery". A retained message at
+`homeassistant/COMPONENT/NODE/OBJECT/config` describes an entity; an empty message removes the entity.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edged.client.sources.source import RateLimit
 from edged.errors import InvalidInput, NotFound, Unsupported, redact
 from edged.version import __version__
 
-_IN_FLIGHT = 16  # messages that the broker has not taken
+_IN_FLIGHT = 16  # messages that the broker has not acknowledged
 _CLASSES = 100  # entities of one camera
 _LAST_WORDS_S = 2.0
 _AT_LEAST_ONCE = 1
@@ -40,13 +40,13 @@ _log = logging.getLogger("edged.client")
 
 
 class Mqtt(Sink):
-    """Publishes what one camera sees: each result as JSON at `PREFIX/CAMERA/result`, how many of each class at
-    `.../counts`, ON or OFF at `.../detected`, and online or offline at `.../availability`, which the broker sets to
-    offline when this program is gone.
+    """Publishes the results of one camera below `PREFIX/CAMERA/`: each result as JSON at `result`, the number of
+    objects of each class at `counts`, ON or OFF at `detected`, and online or offline at `availability`. The broker
+    publishes offline if the connection is lost.
 
-    At most `broker.settings.rate` times a second. A thread connects and reconnects, so that the stream never waits;
-    results that the broker does not take are left out and count in `dropped`. Unsupported if paho-mqtt is not
-    installed, InvalidInput if the certificates cannot be used.
+    At most `broker.settings.rate` results are published per second. A thread connects and reconnects, so the stream
+    never waits. If the broker does not keep up, results are left out and count in `dropped`. Raises Unsupported if
+    paho-mqtt is not installed, InvalidInput if the certificates cannot be used.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Mqtt(Sink):
         self._topics = Topics(broker.prefix, broker.settings.discovery, node or socket.gethostname(), camera)
         self._limit = RateLimit(broker.settings.rate)
         self._clock = clock
-        self._known: dict[str, None] = {}  # classes that have an entity, in the order they came
+        self._known: dict[str, None] = {}  # classes that have an entity, in order of appearance
         self._counts: Counter[str] | None = None
         self._published: Counter[str] | None = None
         self._places: dict[tuple[str, str], Place | Crossings] = {}
@@ -87,11 +87,11 @@ class Mqtt(Sink):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the broker takes messages now."""
+        """Whether the client is connected to the broker."""
         return bool(self._client.is_connected())
 
     def publish_places(self, zones: Mapping[str, Place], lines: Mapping[str, Crossings]) -> None:
-        """Publish the state of zones and lines if it changed; each has entities of its own."""
+        """Publish the states of zones and lines that changed. Each zone and line has its own entities."""
         with self._publishing:
             self._places = {
                 **{("zone", name): zone for name, zone in zones.items()},
@@ -115,18 +115,18 @@ class Mqtt(Sink):
             self._publish(self._topics.whole(result), qos=0)
 
     def close(self) -> None:
-        """Publish the last counts and that the camera is offline; wait a moment until they are sent."""
+        """Publish the last counts and `offline`, wait up to 2 seconds until they are sent, and disconnect."""
         if self._client.is_connected():
             with self._publishing:
                 self._publish_counts()
                 self._publish(self._topics.available(False))
-            with contextlib.suppress(RuntimeError, ValueError):  # the broker went away meanwhile; it has our will
+            with contextlib.suppress(RuntimeError, ValueError):  # the broker went away; the will says offline then
                 self._sent[-1].wait_for_publish(_LAST_WORDS_S)
         self._client.disconnect()
         self._client.loop_stop()
 
     def _publish_counts(self) -> None:
-        """Publish what changed since the last time."""
+        """Publish the counts if they changed, and entities for new classes."""
         if self._counts is None or self._counts == self._published:
             return
         for label in self._counts:
@@ -150,13 +150,14 @@ class Mqtt(Sink):
             self._sent.append(self._client.publish(each.topic, each.payload, qos=qos, retain=each.retain))
 
     def _has_room(self) -> bool:
-        """Whether the broker keeps up; paho would queue without a limit."""
+        """Whether fewer than 16 messages are unacknowledged. Without this check paho's queue would grow."""
         while self._sent and _is_over(self._sent[0]):
             self._sent.popleft()
         return len(self._sent) < _IN_FLIGHT
 
     def _on_connect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
-        """In paho's thread, on every connection: the broker may have forgotten everything."""
+        """Publish all entities and states after each connection, since the broker may have lost them. Runs in paho's
+        thread."""
         if reason.is_failure:
             _log.warning("%s refuses the connection: %s", self.name, reason)
             return
@@ -178,7 +179,7 @@ class Mqtt(Sink):
 def _is_over(info: Any) -> bool:
     try:
         return bool(info.is_published())
-    except (RuntimeError, ValueError):  # it was never sent, and never will be
+    except (RuntimeError, ValueError):  # it was not queued and will never be sent
         return True
 
 
@@ -202,8 +203,9 @@ _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The query of a broker's address: `rate` is messages of results a second; `discovery` the prefix that Home
-    Assistant listens to, empty for none; `ca` a file of certificates, by default the system's."""
+    """Settings in the query of a broker's address. `rate` is results per second. `discovery` is the topic prefix to
+    which Home Assistant subscribes; empty turns discovery off. `ca` is a file of CA certificates; empty means the
+    system's."""
 
     rate: float = 2.0
     discovery: str = "homeassistant"
@@ -211,7 +213,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Broker(msgspec.Struct, frozen=True):
-    """The address of a broker, and how to log in."""
+    """A broker's address and login."""
 
     host: str
     port: int
@@ -225,8 +227,8 @@ class Broker(msgspec.Struct, frozen=True):
 def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
     """Parse `mqtt://user@host:1883/prefix?rate=2&discovery=homeassistant`, or `mqtts://` for TLS.
 
-    The password comes from the environment, or a file that it names, since every user of the machine sees addresses.
-    InvalidInput for another address, NotFound if the file cannot be read.
+    The password comes from EDGED_MQTT_PASSWORD, or from the file named by EDGED_MQTT_PASSWORD_FILE, since every user of
+    the machine can see the address. Raises InvalidInput for an invalid address, NotFound if the file cannot be read.
     """
     try:
         parts = urlsplit(url)
@@ -239,7 +241,7 @@ def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
     if parts.password is not None:
         raise InvalidInput(f"the password in the address is visible to every user; use {PASSWORD} or {PASSWORD_FILE}")
     if settings.rate <= 0:
-        raise InvalidInput(f"invalid rate={settings.rate:g}; give messages a second")
+        raise InvalidInput(f"invalid rate={settings.rate:g}; give results per second, above 0")
     prefix = unquote(parts.path.strip("/")) or "edged"
     if "#" in url or any(sign in prefix + settings.discovery for sign in "+#\0"):
         raise InvalidInput(f"{redact(url)!r} has an invalid topic prefix; leave out + and #")
@@ -268,21 +270,21 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A zone: whether something is in it, and how many objects of each class."""
+    """The state of a zone: whether an object is in it, and the number of objects of each class."""
 
     occupied: bool
     counts: dict[str, int]
 
 
 class Crossings(msgspec.Struct, frozen=True):
-    """A line: how many objects crossed it so far, in each direction."""
+    """The state of a line: how many objects have crossed it in each direction."""
 
     entered: int
     left: int
 
 
 class Topics:
-    """The topics and messages of one camera; `node` distinguishes the cameras of several machines. No IO."""
+    """Makes the topics and messages of one camera, without IO. `node` distinguishes cameras of several machines."""
 
     def __init__(self, prefix: str, discovery: str, node: str, camera: str) -> None:
         self.camera = camera
@@ -305,12 +307,12 @@ class Topics:
         return Message(self.result, encode(result))
 
     def state(self, counts: Counter[str]) -> tuple[Message, Message]:
-        """Whether anything is seen, and how many of each class."""
+        """Return the messages with whether anything is detected, and the number of objects of each class."""
         seen = b"ON" if counts else b"OFF"
         return Message(self.detected, seen, retain=True), Message(self.counts, _json(dict(counts)), retain=True)
 
     def camera_entities(self) -> tuple[Message, ...]:
-        """The entities that a camera always has; none if discovery is off."""
+        """Return the entities that every camera has; empty if discovery is off."""
         occupancy = {"state_topic": self.detected, "device_class": "occupancy", "name": "Detected"}
         return (
             *self._entity("binary_sensor", "detected", occupancy),
@@ -318,19 +320,20 @@ class Topics:
         )
 
     def class_entity(self, label: str) -> tuple[Message, ...]:
-        """The number of objects of a class that was seen; no entity if discovery is off."""
+        """Return the entity for the number of objects of a class; empty if discovery is off."""
         name = msgspec.json.encode(label).decode()
         return self._count(f"count_{slug(label)}", label, f"{{{{ value_json.get({name}, 0) }}}}", self.counts)
 
     def place(self, kind: str, name: str, state: Place | Crossings) -> Message:
-        """The state of a zone or line."""
+        """Return the message with the state of a zone or line."""
         plain = msgspec.to_builtins(state)
         if isinstance(state, Place):
             plain["occupied"] = "ON" if state.occupied else "OFF"
         return Message(self._place_topic(kind, name), _json(plain), retain=True)
 
     def place_entities(self, kind: str, name: str) -> tuple[Message, ...]:
-        """The entities of a zone (occupancy, number of objects) or a line (totals); none if discovery is off."""
+        """Return the entities of a zone (occupancy, number of objects) or a line (totals); empty if discovery is
+        off."""
         topic, what = self._place_topic(kind, name), f"{kind}_{slug(name)}"
         if kind == "line":
             total, entered, left = "total_increasing", "{{ value_json.entered }}", "{{ value_json.left }}"
@@ -348,7 +351,7 @@ class Topics:
         return f"{self._base}/{kind}/{slug(name)}"
 
     def _count(self, what: str, name: str, template: str, topic: str, kind: str = "measurement") -> tuple[Message, ...]:
-        """An entity for a number of objects; `kind` is Home Assistant's state class."""
+        """Return an entity for a number of objects; `kind` is Home Assistant's state class."""
         config = {"name": name, "state_topic": topic, "value_template": template, "state_class": kind}
         return self._entity("sensor", what, config | {"unit_of_measurement": "objects"})
 
@@ -361,7 +364,7 @@ class Topics:
 
 
 def slug(text: str) -> str:
-    """Make a text usable as a topic level and identifier; different texts stay different."""
+    """Convert a text to a topic level and identifier. A checksum keeps different texts different."""
     plain = _UNSAFE.sub("_", text).strip("_")
     return plain if plain == text and plain else f"{plain}_{zlib.crc32(text.encode()):08x}".lstrip("_")
 

@@ -1,4 +1,4 @@
-"""The newest annotated picture for a browser: Motion JPEG over HTTP."""
+"""A sink that shows the newest annotated picture in a browser: Motion JPEG over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edged.client.sinks.sink import Answered, Sink
 from edged.errors import EdgedError, InvalidInput
 
 _VIEWERS = 16
-_PATIENCE_S = 10.0  # for a viewer that takes nothing
+_PATIENCE_S = 10.0  # until a viewer that does not read is disconnected
 _BOUNDARY = "edged-frame"
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{name}</title><style>body{{margin:0;background:#111;color:#ddd;font:16px system-ui}}
@@ -27,10 +27,11 @@ _log = logging.getLogger("edged.client")
 
 
 class Preview(Sink):
-    """A page at `url` with the live picture, which is also at `/stream.mjpg`, and one picture at `/still.jpg`.
+    """Serves a page with the live picture at `url`, the live picture alone at `/stream.mjpg`, and a single picture at
+    `/still.jpg`.
 
-    Listens on loopback unless `host` is given: anyone who can connect sees the camera. Port 0 takes a free one.
-    Pictures are annotated on demand; slow viewers skip pictures. InvalidInput if it cannot listen there.
+    Listens on loopback unless `host` is given: anyone who can connect sees the camera. Port 0 selects a free port.
+    Pictures are annotated on demand; slow viewers skip pictures. Raises InvalidInput if it cannot listen there.
     """
 
     wants_pictures = True
@@ -63,7 +64,7 @@ class Preview(Sink):
 
 
 class Newest:
-    """The newest answer, for threads that each wait for the next one."""
+    """Holds the newest answer. Several threads may each wait for the next one."""
 
     def __init__(self) -> None:
         self._answered: Answered | None = None
@@ -83,7 +84,8 @@ class Newest:
             self._changed.notify_all()
 
     def after(self, number: int, patience: float) -> tuple[int, bytes] | None:
-        """Return the number and JPEG of a picture newer than `number`; None at the end or after `patience` seconds."""
+        """Wait for a picture newer than `number`; return its number and JPEG. None at the end or after `patience`
+        seconds."""
         while (found := self._wait(number, patience)) is not None:
             number, answered = found
             with self._encoding:  # once for all viewers
@@ -115,7 +117,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Skip the look-up of this machine's name, which may take long."""
+        """Bind without the look-up of this machine's name, which may take long."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
@@ -180,5 +182,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _hostname(header: str) -> str:
-    """The host of `name:port`, `[::1]:port` or a bare name."""
+    """Return the host in a Host header: `name:port`, `[::1]:port` or a name alone."""
     return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Sinks: where the results of a stream go, several at once, with the pictures that wait for their results."""
+"""The base of all sinks, `Sinks` for several at once, and the pictures that are kept until their results arrive."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ _log = logging.getLogger("edged.client")
 
 
 class Sink(ABC):
-    """Receives every result, with its picture if `wants_pictures`; `name` is for messages."""
+    """Receives every result, with its picture if `wants_pictures` is set. `name` appears in messages."""
 
     name = "sink"
     wants_pictures = False
 
     @abstractmethod
     def on_answer(self, answered: Answered) -> None:
-        """Take a result, quickly, since the stream waits. Raises OSError or EdgedError if it can take no more."""
+        """Handle a result. Must be fast, since the stream waits. Raises OSError or EdgedError if the sink cannot
+        continue."""
 
     def close(self) -> None:  # noqa: B027 - not every sink has something to finish
-        """Finish; no result follows."""
+        """Finish the output. No result follows."""
 
 
 _QUALITY = 80
 
 
 class Answered:
-    """A result with its picture; what several sinks need is made once. `image` is None if no sink wants pictures, or if
-    it was dropped to save memory."""
+    """A result with its picture. Values that several sinks need are computed once. `image` is None if no sink wants
+    pictures, or if the picture was dropped to save memory."""
 
     def __init__(self, result: Result, image: Picture | None = None) -> None:
         self.result = result
@@ -54,13 +55,13 @@ class Answered:
 
     @property
     def size(self) -> int:
-        """Bytes of the picture; 0 without one."""
+        """The picture's size in bytes; 0 without a picture, or if it is a path."""
         return 0 if self.image is None else _size(self.image)
 
     @functools.cached_property
     def painted(self) -> Image | None:
-        """The annotated picture, BGR uint8 [height, width, 3]; None without a picture. InvalidInput if it cannot be
-        decoded."""
+        """The annotated picture, BGR uint8 [height, width, 3]; None without a picture. Raises InvalidInput if the
+        picture cannot be decoded."""
         if self.image is None:
             return None
         return paint(self.image, self.result, _caption(self.result))
@@ -72,7 +73,7 @@ class Answered:
 
 
 def paint(picture: Picture, result: Result, caption: str) -> Image:
-    """Return the annotated picture, BGR uint8 [height, width, 3]. InvalidInput if it cannot be decoded."""
+    """Return the annotated picture, BGR uint8 [height, width, 3]. Raises InvalidInput if it cannot be decoded."""
     image = picture if isinstance(picture, np.ndarray) else decode(read_picture(picture))
     if image.ndim == 2:
         image = np.repeat(image[:, :, None], 3, axis=2)
@@ -90,8 +91,8 @@ _DEPTH = 8
 
 
 class Background:
-    """A thread that does `work` on one answer after the other, and `finish` at the end. At most `depth` answers wait:
-    one more replaces the oldest, which counts in `dropped`; with `lossless` `put` waits."""
+    """A thread that calls `work` for each answer in order, and `finish` at the end. At most `depth` answers wait:
+    another answer replaces the oldest one, which counts in `dropped`. With `lossless`, `put` waits instead."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Background:
         self._thread.start()
 
     def put(self, answered: Answered) -> None:
-        """Queue an answer. Raises the error of earlier work."""
+        """Queue an answer. Raises the error of an earlier call of `work`."""
         self._raise_failure()
         while not self._lossless and self._waiting.full():
             with contextlib.suppress(queue.Empty):
@@ -120,14 +121,14 @@ class Background:
         self._raise_failure()
 
     def close(self) -> None:
-        """Wait until all work is done."""
+        """Wait until all work is done. Raises its error, if any."""
         self._waiting.put(None)
         self._thread.join()
         self._raise_failure()
 
     def _run(self) -> None:
         works = True
-        for answered in iter(self._waiting.get, None):  # after a failure to the end too, so that `put` does not block
+        for answered in iter(self._waiting.get, None):  # goes on after a failure, so that `put` does not block
             works = works and self._attempt(self._work, answered)
         self._attempt(self._finish)
 
@@ -149,20 +150,20 @@ Added = TypeVar("Added", bound=Sink)
 
 
 class Sinks(AbstractContextManager["Sinks"]):
-    """Gives every result to every sink. A sink that fails is closed and removed with a warning; the failure of the
-    last one is raised."""
+    """Passes every result to every sink. A sink that fails is closed and removed with a warning. If it was the only
+    sink left, its error is raised."""
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
         self._sinks = list(sinks)
         self._pending: PendingFrames | None = None
 
     def add(self, sink: Added) -> Added:
-        """Add a sink; before `tap`."""
+        """Add a sink. Call this before `tap`."""
         self._sinks.append(sink)
         return sink
 
     def tap(self, frames: Iterable[Picture | Captured]) -> Iterable[Picture | Captured]:
-        """Return what to stream in place of `frames`, so that pictures are kept until their results come."""
+        """Return an iterable to stream instead of `frames`: it keeps pictures until their results arrive."""
         if not any(sink.wants_pictures for sink in self._sinks):
             return frames
         self._pending = PendingFrames(frames)
@@ -178,7 +179,7 @@ class Sinks(AbstractContextManager["Sinks"]):
                 self._leave_out(sink, error)
 
     def close(self) -> None:
-        """Close all sinks, then raise the first failure."""
+        """Close all sinks, then raise the first error."""
         failure: Exception | None = None
         while self._sinks:
             try:
@@ -204,8 +205,8 @@ _MOST, _MOST_BYTES = 64, 256 << 20
 
 
 class PendingFrames(Iterator[Picture | Captured]):
-    """Frames on their way to a stream, numbered as the stream numbers them. Keeps the newest pictures: at most
-    `most` and `most_bytes`."""
+    """An iterator over frames that keeps their pictures, numbered as the stream numbers its frames. It keeps the newest
+    pictures: at most `most`, and at most `most_bytes` bytes."""
 
     def __init__(self, frames: Iterable[Picture | Captured], most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
         self._frames = iter(frames)
@@ -226,7 +227,7 @@ class PendingFrames(Iterator[Picture | Captured]):
         return taken
 
     def take(self, sequence: int) -> Picture | None:
-        """Remove and return the picture of that number, and drop those before it: answers come in order."""
+        """Remove and return the picture with this number; drop pictures before it, since answers arrive in order."""
         with self._lock:
             while self._pictures and next(iter(self._pictures)) < sequence:
                 self._forget_oldest()
@@ -255,9 +256,10 @@ def _size(picture: Picture) -> int:
 
 
 class JsonLines(Sink):
-    """Appends a JSON object per result to a file, or to standard output for None, and flushes each line.
+    """Appends a JSON object per result to a file, or writes it to standard output if `path` is None. Each line is
+    flushed.
 
-    OSError if the file cannot be opened; BrokenPipeError if the reader of the pipe has gone.
+    Raises OSError if the file cannot be opened, BrokenPipeError if the pipe's reader has closed it.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -283,8 +285,8 @@ def encode(result: Result) -> bytes:
 
 
 def line(result: Result) -> dict[str, object]:
-    """Return Roboflow's inference JSON with camera, number and age of the frame, skips and error; `classes` of a
-    classifier, `position_s` of a frame of a recording."""
+    """Return Roboflow's inference JSON with the frame's camera, number, age, skips and error. A classifier's result
+    also has `classes`, a recording's frame `position_s`."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}

@@ -1,7 +1,7 @@
-"""Where frames come from: pictures, videos, cameras; all as iterators of `edged.client.frames.Captured`.
+"""Sources of frames: pictures, videos and cameras, as iterators of `edged.client.frames.Captured`.
 
-`opening` knows which kind an address names. A kind is a `Reader`, which gives shots one after the other: `Live` is a
-camera, which is connected again, and `Recording` a video. A `Source` hands out either the newest shot or every one.
+`opening` selects the source for an address. A `Reader` reads shots one after the other: `Live` reads a camera and
+reconnects, `Recording` reads a video. A `Source` returns either the newest shot or every shot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Addresses of cameras: their settings, and how they are shown without secrets."""
+"""Parses addresses of cameras and their settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 
 class CameraSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """0 and "" leave the choice to the camera. `format` is one of FFmpeg's names, such as mjpeg or yuyv422."""
+    """Settings of a camera; with 0 and "" the camera chooses. `format` is an FFmpeg name, such as mjpeg or yuyv422."""
 
     width: int = 0
     height: int = 0
@@ -23,7 +23,8 @@ class CameraSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def query_settings(address: str, query: str, kind: type[Settings]) -> Settings:
-    """Read the query of an address. InvalidInput, with the closest known name, for an unknown setting."""
+    """Read the query of an address. Raises InvalidInput for an invalid setting; for an unknown one it suggests the
+    closest known name."""
     try:
         return msgspec.convert(dict(parse_qsl(query, keep_blank_values=True)), ready(kind), strict=False)
     except msgspec.ValidationError as error:
@@ -32,8 +33,8 @@ def query_settings(address: str, query: str, kind: type[Settings]) -> Settings:
 
 
 def camera_address(text: str) -> tuple[str, CameraSettings]:
-    """Parse `v4l2:///dev/video0?width=1280&height=720&fps=30` or `csi://0` into device and settings. InvalidInput for
-    an unknown setting."""
+    """Parse `v4l2:///dev/video0?width=1280&height=720&fps=30` or `csi://0` into device and settings. Raises
+    InvalidInput for an invalid setting."""
     parts = urlsplit(text)
     settings = query_settings(text, parts.query, CameraSettings)
     if min(settings.width, settings.height) < 0 or settings.fps < 0 or bool(settings.width) != bool(settings.height):

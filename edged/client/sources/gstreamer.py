@@ -1,7 +1,8 @@
-"""Sources that GStreamer reads: the cameras of a Jetson, its video decoder, and whatever pipeline a user writes.
+"""Sources that GStreamer reads: a Jetson's cameras, videos through its hardware decoder, and pipelines that users
+write.
 
-GStreamer's Python module comes with the system, not with pip. Addresses are set as properties and never become part of
-a pipeline's text, so that nothing in them is taken for an element.
+GStreamer's Python module is installed by the system, not by pip. Addresses are set as properties and never become part
+of a pipeline's text, so that no part of an address can be interpreted as an element.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ _CHANNELS = {"BGR": 3, "BGRx": 4, "GRAY8": 1}
 
 
 def develop(gst: Any, sample: Any) -> Picture:
-    """JPEG bytes, BGR uint8 [height, width, 3], or gray uint8 [height, width]. ValueError for a torn buffer."""
+    """Convert a sample to JPEG bytes, BGR uint8 [height, width, 3] or gray uint8 [height, width]. Raises ValueError if
+    the buffer is incomplete."""
     shape = sample.get_caps().get_structure(0)
     buffer = sample.get_buffer()
     mapped, view = buffer.map(gst.MapFlags.READ)
     if not mapped:
-        raise ValueError("a buffer that cannot be read")
+        raise ValueError("the buffer cannot be read")
     try:
         if shape.get_name() == "image/jpeg":
             whole = jpeg.complete(bytes(view.data))
             if whole is None:
-                raise ValueError("a JPEG that is cut off")
+                raise ValueError("the JPEG is cut off")
             return whole
         data = np.frombuffer(view.data, np.uint8)
         return pixels(data, shape.get_value("format"), shape.get_value("width"), shape.get_value("height"))
@@ -48,7 +50,7 @@ def develop(gst: Any, sample: Any) -> Picture:
 
 
 def pixels(data: Pixels, layout: str, width: int, height: int) -> Pixels:
-    """A copy, since the buffer goes back to its pool."""
+    """Return BGR [height, width, 3] or gray [height, width]. It is a copy, since the buffer returns to its pool."""
     if layout == "NV12":
         return _from_nv12(data, width, height)
     channels = _CHANNELS[layout]
@@ -64,7 +66,7 @@ def pixels(data: Pixels, layout: str, width: int, height: int) -> Pixels:
 
 
 def _from_nv12(data: Pixels, width: int, height: int) -> Pixels:
-    """OpenCV wants even sizes, which the planes have; the picture is cut to its own at the end."""
+    """Convert NV12 to BGR. OpenCV needs even sizes, which the planes have; the result is cut to the picture's size."""
     import cv2
 
     across, down = width + width % 2, height + height % 2
@@ -76,10 +78,11 @@ def _from_nv12(data: Pixels, width: int, height: int) -> Pixels:
 
 
 def _rows(data: Pixels, height: int, used: int) -> Pixels:
-    """[height, used] of rows that are padded to a multiple of 4 bytes."""
+    """Return a view [height, used] of rows that are padded to a multiple of 4 bytes. Raises ValueError if data is
+    missing."""
     stride = _round4(used)
     if data.size < stride * height:
-        raise ValueError(f"{data.size} bytes are no {height} rows of {stride}")
+        raise ValueError(f"{data.size} bytes are too few for {height} rows of {stride} bytes")
     return data[: stride * height].reshape(height, stride)[:, :used]
 
 
@@ -88,18 +91,18 @@ def _round4(value: int) -> int:
 
 
 PATIENCE_S = 10.0
-_LOOK_NS = 200_000_000  # how often a wait for a sample looks whether it was stopped
+_LOOK_NS = 200_000_000  # how often a wait for a sample checks whether it was stopped
 _OPEN_NS = 10_000_000_000
 _RAW = f"video/x-raw,format={{ {', '.join(_FORMATS)} }}"
-# One sample waits and an old one is dropped; frames are wanted as they come, not at the time they are to be shown.
+# One sample waits; a newer one replaces it. Samples are delivered on arrival, not at their presentation time.
 _LIVE_SINK = f'appsink name=edged max-buffers=1 drop=true sync=false caps="image/jpeg;{_RAW}"'
 _FILM_SINK = f'appsink name=edged max-buffers=2 drop=false sync=false caps="{_RAW}"'
-# Out of the memory of the decoder or camera, in hardware; NV12 is half the bytes of BGR.
+# Copies out of the memory of the decoder or camera, in hardware. NV12 has half the bytes of BGR.
 _FROM_DEVICE = "nvvidconv ! video/x-raw,format=NV12"
 
 
 def require_gst() -> Any:
-    """GStreamer's module, ready for use."""
+    """Import and initialise GStreamer's module. Raises Unsupported if it is not installed."""
     try:
         gi = importlib.import_module("gi")
         gi.require_version("Gst", "1.0")
@@ -125,23 +128,23 @@ def decodes_in_hardware() -> bool:
 
 
 def pipeline_camera(text: str) -> Live:
-    """Open the pipeline `text`, in the language of gst-launch, with edged's sink at its end. InvalidInput if GStreamer
-    rejects it."""
+    """Return a camera that reads the pipeline `text`, in gst-launch syntax without a sink. Raises InvalidInput if
+    GStreamer rejects it."""
     gst = require_gst()
     whole = f"{text.strip().removesuffix('!').strip()} ! {_LIVE_SINK}"
     if not text.strip():
-        raise InvalidInput("gst: has no pipeline; write one, such as: gst:videotestsrc is-live=true ! videoconvert")
+        raise InvalidInput("gst: has no pipeline; write, for example: gst:videotestsrc is-live=true ! videoconvert")
     try:
         gst.parse_launch(whole).set_state(gst.State.NULL)
-    except Exception as error:  # GLib.Error, which exists only where gi does
+    except Exception as error:  # GLib.Error, which cannot be named without gi
         raise InvalidInput(f"GStreamer rejects the pipeline: {getattr(error, 'message', error)}") from None
     return _camera(f"gst:{text}", whole, {})
 
 
 def csi_camera(sensor: str, settings: CameraSettings) -> Live:
-    """A camera on the ribbon connector of a Jetson, by its number."""
+    """Return the camera with this number on a Jetson's CSI connector. Raises InvalidInput or Unsupported."""
     if not sensor.isdecimal():
-        raise InvalidInput(f"csi://{sensor} is not a camera of a Jetson; write csi://0 for the first")
+        raise InvalidInput(f"csi://{sensor} is not a CSI camera; write csi://0 for the first one")
     if require_gst().ElementFactory.find("nvarguscamerasrc") is None:
         raise Unsupported(
             "csi:// cameras need GStreamer's element nvarguscamerasrc, which is missing on this box; "
@@ -157,11 +160,11 @@ def csi_camera(sensor: str, settings: CameraSettings) -> Live:
 
 
 def rtsp_camera(url: str) -> Live:
-    """Decoded by a Jetson's hardware."""
+    """Return an RTSP camera whose video a Jetson decodes in hardware."""
     return _camera(url, _RTSP_PIPELINE, {"location": url})
 
 
-# decodebin takes the decoder of the highest rank, which on a Jetson is nvv4l2decoder.
+# decodebin selects the decoder with the highest rank: nvv4l2decoder on a Jetson.
 _RTSP_PIPELINE = (
     "rtspsrc name=source protocols=tcp latency=0 ! application/x-rtp,media=video ! decodebin"
     f" ! {_FROM_DEVICE} ! {_LIVE_SINK}"
@@ -172,10 +175,10 @@ _FILM_PIPELINE = f"filesrc name=source ! decodebin ! {_FROM_DEVICE} ! {_FILM_SIN
 class GstFilm:
     """A video file decoded by a Jetson's hardware."""
 
-    rate = 25.0  # samples have positions, so that this is rarely used
+    rate = 25.0  # rarely used, since samples have positions
 
     def __init__(self, path: str) -> None:
-        """InvalidInput if it cannot be opened."""
+        """Raises InvalidInput if the file cannot be opened."""
         self._gst = require_gst()
         self._pipeline = self._gst.parse_launch(_FILM_PIPELINE)
         self._pipeline.get_by_name("source").set_property("location", path)
@@ -193,7 +196,7 @@ class GstFilm:
                 stamp = sample.get_buffer().pts
                 known = stamp != self._gst.CLOCK_TIME_NONE
                 yield Shot(functools.partial(develop, self._gst, sample), position=stamp / 1e9 if known else None)
-        except OSError:  # the file breaks off
+        except OSError:  # the file is cut off
             on_damage()
 
     def close(self) -> None:
@@ -201,7 +204,7 @@ class GstFilm:
 
 
 def _camera(name: str, text: str, properties: Mapping[str, object]) -> Live:
-    """A camera read by a pipeline; `properties` are of its element named `source`."""
+    """Return a camera that reads a pipeline; `properties` are set on the element named `source`."""
     gst = require_gst()
 
     @contextlib.contextmanager
@@ -219,8 +222,8 @@ def _camera(name: str, text: str, properties: Mapping[str, object]) -> Live:
 
 
 def _stamped(gst: Any, pipeline: Any, stopped: Callable[[], bool]) -> Iterator[Shot]:
-    """Samples with capture times: a buffer's time counts from the pipeline's start, on the monotonic clock unless an
-    element brings another, which `Shot.at` detects."""
+    """Yield samples with capture times. A buffer's time counts from the pipeline's start on the monotonic clock; if an
+    element uses another clock, `Shot.at` detects it."""
     for sample in _samples(gst, pipeline, stopped, PATIENCE_S):
         stamp = sample.get_buffer().pts
         taken = 0 if stamp == gst.CLOCK_TIME_NONE else pipeline.get_base_time() + stamp
@@ -228,7 +231,7 @@ def _stamped(gst: Any, pipeline: Any, stopped: Callable[[], bool]) -> Iterator[S
 
 
 def _samples(gst: Any, pipeline: Any, stopped: Callable[[], bool], patience: float) -> Iterator[Any]:
-    """Samples to the end of the stream. OSError for an error of the pipeline, TimeoutError after `patience` seconds
+    """Yield samples until the stream ends. Raises OSError if the pipeline fails, TimeoutError after `patience` seconds
     without a sample."""
     sink, last = pipeline.get_by_name("edged"), time.monotonic()
     while not stopped():
@@ -247,7 +250,7 @@ def _samples(gst: Any, pipeline: Any, stopped: Callable[[], bool], patience: flo
 
 
 def _complaint(gst: Any, pipeline: Any) -> str | None:
-    """The first error of the pipeline, in one line; None for none."""
+    """Return the pipeline's first error in one line, or None."""
     message = pipeline.get_bus().pop_filtered(gst.MessageType.ERROR)
     if message is None:
         return None

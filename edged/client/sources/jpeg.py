@@ -1,4 +1,4 @@
-"""JPEG pictures as cameras send them in a video."""
+"""JPEG pictures in a camera's Motion JPEG video."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
 _DHT, _SOS = 0xC4, 0xDA
 _HEADERS = 64  # a camera writes about ten
 
-# The tables that a picture of a video may leave out: ITU T.81, tables K.3 to K.6, as one segment.
+# The Huffman tables that Motion JPEG may leave out: ITU T.81, tables K.3 to K.6, as one segment.
 _STANDARD_TABLES = bytes.fromhex(
     "ffc401a20000010501010101010100000000000000000102030405060708090a0b100002010303020403050504040000017d010203000411"
     "05122131410613516107227114328191a1082342b1c11552d1f02433627282090a161718191a25262728292a3435363738393a4344454647"
@@ -20,8 +20,8 @@ _STANDARD_TABLES = bytes.fromhex(
 
 
 def complete(data: bytes) -> bytes | None:
-    """Complete a frame of Motion JPEG for every decoder: add the Huffman tables that many cameras leave out, and cut
-    what follows its end. None if it is cut off."""
+    """Return a Motion JPEG frame that every decoder reads: add the Huffman tables that many cameras leave out, and
+    remove the bytes after its end. None if the frame is cut off."""
     end = data.rfind(_EOI)
     if not data.startswith(_SOI) or end < 0:
         return None
@@ -33,10 +33,10 @@ def complete(data: bytes) -> bytes | None:
 
 
 def length(data: bytes) -> int | None:
-    """Return the length of the JPEG that the data begins with; None if it is not a JPEG or is cut off."""
+    """Return the length of the JPEG at the start of the data; None if it is not a JPEG or is cut off."""
     pixels = _find(data, _SOS) if data.startswith(_SOI) else None
-    # Among the pixels an 0xFF is followed by 0 or a restart marker, and what a progressive picture has between its
-    # scans does not hold an end either.
+    # In pixel data 0xFF is followed by 0 or a restart marker. The segments between the scans of a progressive picture
+    # do not contain an end marker either.
     end = -1 if pixels is None else data.find(_EOI, pixels)
     return None if end < 0 else end + 2
 
@@ -51,7 +51,7 @@ def _has_tables(data: bytes) -> bool | None:
 
 
 def _find(data: bytes, wanted: int) -> int | None:
-    """The offset of the first marker of a kind in the header."""
+    """Return the offset of the first marker `wanted` in the header; None if it has none."""
     at = 2
     for _ in range(_HEADERS):
         if at + 4 > len(data) or data[at] != 0xFF:
@@ -61,6 +61,6 @@ def _find(data: bytes, wanted: int) -> int | None:
             return at
         if marker == _SOS:
             return None
-        # A fill byte stands alone; the others say how long they are.
+        # A fill byte has no length; other markers have one.
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return None

@@ -1,4 +1,4 @@
-"""Opens the source of an address; plays video files, reads pictures and draws scenes."""
+"""Opens the source that an address names; plays videos, reads pictures and draws scenes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edged.vision.picture_header import read_header
 
 
 class Film(Protocol):
-    """An open video file. `rate` is frames a second, for those that have no position."""
+    """An open video file. `rate` in frames a second applies to frames without a position."""
 
     rate: float
 
@@ -32,8 +32,8 @@ class Film(Protocol):
 
 
 class Recording(Reader):
-    """With `pace` each shot is stamped as if it were taken now; otherwise it has no capture time. With `loop` it begins
-    again at its end."""
+    """Reads a video. With `pace` it plays in real time, and each shot is stamped as if it were taken now; otherwise
+    shots have no capture time. With `loop` the video is repeated."""
 
     def __init__(self, name: str, open_film: Callable[[], Film], *, pace: bool, loop: bool = False) -> None:
         """Raises what `open_film` raises."""
@@ -51,7 +51,7 @@ class Recording(Reader):
         self._film.close()
 
     def _play(self) -> Generator[Shot, None, bool]:
-        """Play it once; return whether it had frames and more are wanted."""
+        """Play the video once; return whether it had frames and was not stopped."""
         due, given = Playback(self._film.rate), False
         try:
             for shot in self._film.shots(self.on_damage):
@@ -69,8 +69,8 @@ class Recording(Reader):
 
 
 class Pictures(Source):
-    """Picture files as they are, not decoded; one without a readable header is counted as damaged. Pictures have no
-    times: with `max_fps` they wait for their turn and none is skipped."""
+    """Returns picture files without decoding them. A file without a readable header counts as damaged. Pictures have no
+    times: `max_fps` delays them, and no picture is skipped."""
 
     def __init__(self, name: str, paths: list[Path], max_fps: float = 0.0, loop: bool = False) -> None:
         super().__init__(name)
@@ -127,21 +127,21 @@ def open_source(
     - `rtsp://...` over TCP; `http://...` and `https://...` that send Motion JPEG or HLS
     - `v4l2:///dev/video0`, also with `?width=1280&height=720&fps=30&format=mjpeg`; `/dev/video0`; `webcam:0`
     - `csi://0`, a camera of a Jetson, also with width, height and fps
-    - `gst:PIPELINE`, what GStreamer makes of it
+    - `gst:PIPELINE`, a GStreamer pipeline without a sink
     - `shm://NAME`, the frames of another process's `SharedRing`
-    - `scene:SEED`, drawn shapes that move, as the embedded model knows them
+    - `scene:SEED`, drawn moving shapes that the embedded model detects
 
-    A video plays at its own speed; without `pace`, as fast as frames are taken. `latest` keeps only the newest frame,
-    the default for cameras; False gives every frame, the default for files. `max_fps` leaves out frames that come
-    faster, in a video by its own time; 0 leaves out none. `loop` repeats a file. `hardware` decodes video in hardware
-    if possible.
+    A video plays in real time; without `pace`, as fast as frames are taken. `latest=True` keeps only the newest frame,
+    the default for cameras; `latest=False` returns every frame, the default for files. `max_fps` leaves out frames
+    above this rate, measured in a video by its own time; 0 means no limit. `loop` repeats a file. `hardware` decodes
+    video in hardware if possible.
 
-    NotFound or InvalidInput if it cannot be opened; Unsupported if a library for it is not installed. A camera that is
-    missing or goes away is connected again.
+    Raises NotFound or InvalidInput if the source cannot be opened, Unsupported if a library for it is not installed. A
+    camera that is missing or goes away is connected again.
     """
     name = os.fspath(text)
     if max_fps < 0:
-        raise InvalidInput(f"max_fps={max_fps:g} is not a rate; give frames a second, 0 for all")
+        raise InvalidInput(f"max_fps={max_fps:g} is negative; give frames a second, or 0 for no limit")
     camera = _open_camera(name, hardware)
     pictures = None if camera is not None or "://" in name else _find_pictures(Path(name))
     if pictures is not None:
@@ -152,7 +152,7 @@ def open_source(
 
 
 def _open_camera(name: str, hardware: bool) -> Live | None:
-    """Open the camera of that name; None for a file."""
+    """Return the camera that an address names; None for a file. Raises InvalidInput for an unknown scheme."""
     if name.startswith("/dev/video"):
         return pyav.v4l2_camera(name, CameraSettings())
     scheme, separator, rest = name.partition(":")
@@ -186,8 +186,8 @@ _SCENE_FPS = 15.0
 
 
 def _scene_camera(seed: str) -> Live:
-    """Open the drawn camera of a seed, by default 1: JPEG of 640x480, 15 a second. InvalidInput for another text,
-    Unsupported without OpenCV."""
+    """Return a camera that draws the scene of a seed (default 1): 15 JPEGs of 640x480 pixels a second. Raises
+    InvalidInput if `seed` is not a number of at most 9 digits, Unsupported without OpenCV."""
     if not (seed or "1").isdecimal() or len(seed) > 9:
         raise InvalidInput(f"'scene:{seed[:20]}' is not a drawn scene; write scene: and a number, such as scene:7")
     if not packages.is_installed("cv2"):
@@ -209,13 +209,14 @@ def _draw(live: Live, seed: int) -> Iterator[Shot]:
 
 def _open_film(name: str, hardware: bool) -> Film:
     if hardware and "://" not in name and gstreamer.decodes_in_hardware():
-        with contextlib.suppress(InvalidInput):  # a format that it does not know
+        with contextlib.suppress(InvalidInput):  # GStreamer does not know the format
             return gstreamer.GstFilm(name)
     return pyav.AvFilm(name, hardware)
 
 
 def _find_pictures(path: Path) -> list[Path] | None:
-    """The pictures of a folder, or a picture; None for another file. NotFound for a missing or empty folder."""
+    """Return the pictures of a folder, or the only picture; None for any other file. Raises NotFound if the path does
+    not exist or the folder has no pictures."""
     if not path.exists():
         raise NotFound(f"no such picture, folder, video or camera {str(path)!r}")
     if not path.is_dir():

@@ -1,8 +1,8 @@
-"""Cameras through PyAV (RTSP over TCP, Motion JPEG and HLS over HTTP, Video4Linux), its reading of videos, and its
-decoders in hardware.
+"""Reads cameras (RTSP over TCP, Motion JPEG and HLS over HTTP, Video4Linux) and videos with PyAV, in hardware if
+possible.
 
-PyAV's own wheels know NVIDIA's decoder (CUDA) and Intel's (QSV); a PyAV built against the system's FFmpeg may know
-VA-API. On a Jetson none of them works, and GStreamer decodes instead (`edged.client.sources.gstreamer`).
+PyAV's wheels support NVIDIA's decoder (CUDA) and Intel's (QSV); a PyAV built against the system's FFmpeg may support
+VA-API. None of these works on a Jetson; there GStreamer decodes (`edged.client.sources.gstreamer`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from edged.client.sources.address import CameraSettings
 from edged.client.sources.source import Live, Playback, Shot
 from edged.errors import InvalidInput, NotFound, Unsupported, redact
 
-_HOPELESS = 100  # reads in a row that fail
-_IN_DECODER = 64  # more packets than any decoder keeps before it gives a frame
+_HOPELESS = 100  # failed reads in a row
+_IN_DECODER = 64  # more packets than any decoder holds before it returns a frame
 
 Damage = Callable[[], None]
 
 
 def require_av() -> Any:
-    """Import PyAV, an optional dependency."""
+    """Import PyAV, an optional dependency. Raises Unsupported if it is not installed."""
     try:
         return importlib.import_module("av")
     except ImportError:
@@ -41,19 +41,19 @@ def require_av() -> Any:
 
 
 def shots(container: Any, on_damage: Damage, *, undecoded: bool = False) -> Iterator[Shot]:
-    """Yield the video of an open PyAV container without damaged frames, stamped with the arrival of their packets. With
-    `undecoded` Motion JPEG stays JPEG. Raises errors of the container itself, such as a lost connection."""
+    """Yield the undamaged frames of an open PyAV container, stamped with the arrival times of their packets. With
+    `undecoded` Motion JPEG is not decoded. Raises the container's errors, such as a lost connection."""
     stream = container.streams.video[0]
     if undecoded and stream.codec_context.name == "mjpeg":
         return _pictures(container, stream, on_damage)
     if not getattr(stream.codec_context, "is_hwaccel", False):
-        # Threads that each decode a frame would add a delay of as many frames to a camera.
+        # For a camera, frame threading would add a delay of one frame per thread.
         stream.thread_type = "AUTO" if container.duration else "SLICE"
     return _frames(container, stream, on_damage)
 
 
 def pixels(frame: Any) -> npt.NDArray[np.uint8]:
-    """BGR uint8 [height, width, 3]."""
+    """Convert a frame to BGR uint8 [height, width, 3]."""
     image: npt.NDArray[np.uint8] = frame.to_ndarray(format="bgr24")
     return image
 
@@ -90,7 +90,7 @@ def _frames(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
 
 def _pictures(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
     for packet in _packets(container, stream, on_damage):
-        if not packet.size:  # the last packet, which flushes a decoder
+        if not packet.size:  # the last packet, which only flushes the decoder
             return
         picture = jpeg.complete(bytes(packet))
         if picture is None:
@@ -100,15 +100,15 @@ def _pictures(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
 
 
 def _driver_time(packet: Any) -> int:
-    """Nanoseconds on the monotonic clock if a Video4Linux driver stamped it; otherwise nonsense, which `Shot.at`
-    detects."""
+    """Return a packet's time in nanoseconds. It is on the monotonic clock if a Video4Linux driver stamped the packet;
+    `Shot.at` detects if it is not."""
     if packet.pts is None or packet.time_base is None:
         return 0
     return int(packet.pts * packet.time_base * 1_000_000_000)
 
 
 def _packets(container: Any, stream: Any, on_damage: Damage) -> Iterator[Any]:
-    """Yield packets; skip places that cannot be read as long as something after them can."""
+    """Yield packets and skip unreadable places. Raises PyAV's error after 100 failed reads in a row."""
     av = require_av()
     failures = 0
     while True:
@@ -124,19 +124,19 @@ def _packets(container: Any, stream: Any, on_damage: Damage) -> Iterator[Any]:
                 raise
 
 
-# A kind of decoder and the device file without which asking for it is in vain.
+# A kind of decoder and the device file that it needs.
 _KINDS = (("cuda", "/dev/nvidiactl"), ("vaapi", "/dev/dri/renderD*"), ("qsv", "/dev/dri/renderD*"))
 
 
 def _hardware(accelerated: bool) -> dict[str, Any]:
-    """Options of `av.open` to decode in hardware if it can; what it cannot decode is decoded in software."""
+    """Return options of `av.open` that decode in hardware if possible, otherwise in software."""
     kind = usable_accelerator() if accelerated else None
     return {} if kind is None else {"hwaccel": _accelerator(kind)}
 
 
 @functools.cache
 def usable_accelerator() -> str | None:
-    """The first kind whose device lets itself be opened, found out once."""
+    """Return the first kind of decoder whose device can be opened, or None. Tested once per process."""
     try:
         module = importlib.import_module("av.codec.hwaccel")
         compiled = module.hwdevices_available()
@@ -148,7 +148,7 @@ def usable_accelerator() -> str | None:
             continue
         try:
             _accelerator(kind).create(codec)
-        except Exception:  # noqa: S112 - whatever a driver does, the next kind or software may do
+        except Exception:  # noqa: S112 - whatever the driver raises, the next kind or software may work
             continue
         return kind
     return None
@@ -162,10 +162,10 @@ _USUAL_FPS = 25.0
 
 
 class AvFilm:
-    """A video file, or an address that PyAV reads like one."""
+    """A video file, or an address that PyAV reads like a file."""
 
     def __init__(self, path: str, accelerated: bool) -> None:
-        """InvalidInput if it cannot be opened or has no video."""
+        """Raises InvalidInput if the video cannot be opened or has no video stream."""
         av = require_av()
         try:
             self._container: Any = av.open(path, **_hardware(accelerated))
@@ -173,14 +173,14 @@ class AvFilm:
             raise InvalidInput(f"the video {redact(path)!r} cannot be opened: {reason(error)}") from None
         if not self._container.streams.video:
             self._container.close()
-            raise InvalidInput(f"{redact(path)!r} has no video in it")
+            raise InvalidInput(f"{redact(path)!r} has no video stream")
         self.rate = float(self._container.streams.video[0].average_rate or _USUAL_FPS)
 
     def shots(self, on_damage: Callable[[], None]) -> Iterator[Shot]:
         av = require_av()
         try:
             yield from shots(self._container, on_damage)
-        except av.FFmpegError:  # the file breaks off
+        except av.FFmpegError:  # the file is cut off
             on_damage()
 
     def close(self) -> None:
@@ -188,13 +188,14 @@ class AvFilm:
 
 
 _TIMEOUT_S = (10.0, 10.0)  # to open, and for each read
-# UDP loses packets on a busy LAN. FFmpeg's "nobuffer" is left off: it throws the frames away that it looked at to learn
-# the format, the first key frame among them, and the next may be seconds off. Old frames are skipped anyway.
+# UDP loses packets on a busy LAN. FFmpeg's "nobuffer" is not used: it discards the frames from which it learns the
+# format, including the first key frame, and the next key frame may follow seconds later. Old frames are skipped anyway.
 _RTSP = {"rtsp_transport": "tcp"}
 
 
 def network_camera(url: str, accelerated: bool = True) -> Live:
-    """`rtsp://`, `rtsps://`, `http://` or `https://`. Unsupported if PyAV is not installed."""
+    """Return the camera at an address with `rtsp://`, `rtsps://`, `http://` or `https://`. Raises Unsupported if PyAV
+    is not installed."""
     av = require_av()
 
     @contextlib.contextmanager
@@ -202,7 +203,7 @@ def network_camera(url: str, accelerated: bool = True) -> Live:
         transport = _RTSP if url.startswith("rtsp") else {}
         with av.open(url, timeout=_TIMEOUT_S, options=transport, **_hardware(accelerated)) as container:
             if not container.streams.video:
-                raise OSError("it sends no video")
+                raise OSError("the camera sends no video")
             taken = shots(container, camera.on_damage, undecoded=True)
             yield _played(taken, camera) if "hls" in container.format.name.split(",") else taken
 
@@ -210,8 +211,8 @@ def network_camera(url: str, accelerated: bool = True) -> Live:
 
 
 def _played(taken: Iterator[Shot], camera: Live) -> Iterator[Shot]:
-    """HLS arrives some seconds at a time: shown at the speed it was taken at, and stamped when shown, since the
-    capture time is unknown."""
+    """Yield HLS shots at the video's frame rate, since HLS arrives in chunks of several seconds. Shots are stamped when
+    they are yielded, since their capture times are unknown."""
     due = Playback(_USUAL_FPS)
     for shot in taken:
         camera.stopped.wait(due.until(shot.position))
@@ -222,13 +223,14 @@ _NOT_ABOUT_THE_FORMAT = {errno.EBUSY, errno.ENOENT, errno.ENODEV, errno.ENXIO, e
 
 
 def v4l2_camera(device: str, settings: CameraSettings) -> Live:
-    """Open a camera of this machine: with Motion JPEG, which the daemon decodes on demand, unless the settings or the
-    driver say otherwise. NotFound or InvalidInput if the device does not exist or may not be opened."""
+    """Return a camera of this machine. It sends Motion JPEG, which the daemon decodes on demand, unless the settings
+    name another format or the driver has no Motion JPEG. Raises NotFound if the device does not exist, InvalidInput if
+    this user may not open it."""
     av = require_av()
     if not os.path.exists(device):
         raise NotFound(f"no such camera {device}; see: ls /dev/video*")
     if not os.access(device, os.R_OK | os.W_OK):
-        raise InvalidInput(f"the camera {device} may not be opened by this user; join the group that owns it (video)")
+        raise InvalidInput(f"this user may not open the camera {device}; join the group that owns it (video)")
 
     @contextlib.contextmanager
     def connect(camera: Live) -> Iterator[Iterator[Shot]]:

@@ -1,7 +1,7 @@
-"""The frames of another process's ring of shared memory; `edged.shared_layout` describes the ring.
+"""A camera that reads frames from another process's ring in shared memory (`edged.shared_layout` describes it).
 
-A slot holds the bytes of a picture without its format, which the address gives. New pictures are not announced: the
-reader polls the stamps every few milliseconds, and counts the pictures that it missed.
+A slot has the bytes of a picture but not its format, which the address gives. The writer does not announce pictures:
+the reader polls the stamps every 4 milliseconds, and counts the pictures that it missed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MOST_SLOTS = 4096
 
 
 class RingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`slots` is how many the ring has. With a width and height the pictures are raw pixels of `format`, bgr or gray,
-    otherwise JPEG."""
+    """The ring's number of `slots` and the format of its pictures: with a width and height raw pixels of `format` (bgr
+    or gray), otherwise JPEG."""
 
     slots: int = 8
     width: int = 0
@@ -44,15 +44,15 @@ class RingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Slot(NamedTuple):
-    """A picture in the ring: its stamp and offset."""
+    """A picture's stamp and offset in the ring."""
 
     stamp: int
     offset: int
 
 
 def shared_camera(address: str, folder: Path = layout.FOLDER) -> Live:
-    """`NAME?width=1280&height=720&format=bgr&slots=8`: NAME is a segment's, or how it begins, such as edged-4711 for
-    the newest ring of process 4711. InvalidInput for another address."""
+    """Return the camera at `NAME?width=1280&height=720&format=bgr&slots=8`. NAME is a segment's name or its beginning,
+    such as edged-4711 for the newest ring of process 4711. Raises InvalidInput for an invalid address."""
     name, settings = _parse(address)
 
     @contextlib.contextmanager
@@ -73,15 +73,15 @@ def _parse(address: str) -> tuple[str, RingSettings]:
     settings = query_settings(f"shm://{address}", parts.query, RingSettings)
     if not name.startswith(layout.PREFIX) or "/" in name:
         raise InvalidInput(
-            f"shm://{name} is not a ring of frames; its name begins with {layout.PREFIX}: ls {layout.FOLDER}"
+            f"shm://{name} is not a ring of frames; names of rings begin with {layout.PREFIX}: ls {layout.FOLDER}"
         )
     sized = settings.width > 0 and settings.height > 0
     if not 1 <= settings.slots <= _MOST_SLOTS or not (sized or settings.width == settings.height == 0):
         raise InvalidInput(
-            f"shm://{address} is not a ring of pictures; give slots, and both width and height for raw ones"
+            f"shm://{address}: invalid sizes; give slots from 1 to {_MOST_SLOTS}, and for raw pixels width and height"
         )
     if settings.format not in _CHANNELS:
-        raise InvalidInput(f"shm://{address}: pictures of format {settings.format!r} are not read; give bgr or gray")
+        raise InvalidInput(f"shm://{address}: format {settings.format!r} is not supported; give bgr or gray")
     return name, settings
 
 
@@ -93,10 +93,10 @@ def _newest(folder: Path, name: str) -> Path:
 
 
 def _follow(camera: Live, descriptor: int, settings: RingSettings) -> Iterator[Shot]:
-    """Yield pictures until the owner removes the ring. OSError if it is not a ring of such pictures."""
+    """Yield pictures until the owner removes the ring. Raises OSError if the ring's size does not fit the settings."""
     step = os.fstat(descriptor).st_size // settings.slots
     if step < layout.slot_size(max(1, settings.raw_bytes)) or step % layout.ALIGNED:
-        raise OSError(f"its slots of {step} bytes hold no such pictures; give slots, width, height and format")
+        raise OSError(f"slots of {step} bytes do not fit the pictures; give the ring's slots, width, height and format")
     last = 0
     while not camera.stopped.is_set():
         newest = max(_slots(descriptor, step, settings.slots))
@@ -106,7 +106,7 @@ def _follow(camera: Live, descriptor: int, settings: RingSettings) -> Iterator[S
             camera.stopped.wait(_LOOK_S)
             continue
         picture = _read(descriptor, newest, settings.raw_bytes or step - layout.HEADER)
-        if picture is None:  # overwritten meanwhile by a newer one
+        if picture is None:  # a newer picture overwrote it meanwhile
             continue
         camera.missed += newest.stamp - last - 1 if last else 0
         last = newest.stamp
@@ -117,7 +117,7 @@ def _slots(descriptor: int, step: int, count: int) -> Iterator[Slot]:
     for index in range(count):
         header = os.pread(descriptor, layout.STAMP.size, index * step)
         if len(header) < layout.STAMP.size:
-            raise OSError("it was cut off")
+            raise OSError("the ring was cut off")
         yield Slot(layout.STAMP.unpack(header)[0], index * step)
 
 
@@ -129,11 +129,11 @@ def _read(descriptor: int, slot: Slot, size: int) -> bytes | None:
 
 
 def _develop(picture: bytes, settings: RingSettings) -> Picture:
-    """The pixels or the JPEG. ValueError for a slot without the expected JPEG."""
+    """Return a picture's pixels or JPEG bytes. Raises ValueError if the slot has no JPEG but should."""
     if settings.raw_bytes:
         shape = (settings.height, settings.width, 3) if settings.format == "bgr" else (settings.height, settings.width)
         return np.frombuffer(picture, np.uint8).reshape(shape)
     end = jpeg.length(picture)
     if end is None:
-        raise ValueError("a slot without a JPEG")
+        raise ValueError("the slot has no JPEG")
     return picture[:end]

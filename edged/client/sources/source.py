@@ -1,4 +1,5 @@
-"""Sources of frames: a `Reader` reads shots, a `Source` hands out the newest one or every one; `Live` reads cameras."""
+"""The base of all sources: a `Reader` reads shots, a `Source` returns the newest shot or every shot; `Live` reads
+cameras."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ _log = logging.getLogger("edged.client")
 
 
 class RateLimit:
-    """Decides which frames are kept, by their times in seconds; `fps` 0 keeps all.
+    """Decides by their times which frames exceed a rate; `fps` 0 means no limit.
 
-    Of 30 frames a second with a limit of 10 it keeps every third despite jitter: a frame that is slightly early is
-    kept, and a pause does not lead to a burst.
+    With 30 frames a second and a limit of 10 it keeps every third frame despite jitter: it keeps frames that are
+    slightly early, and a pause does not lead to a burst.
     """
 
     _EARLY = 0.1  # of a period
@@ -47,9 +48,10 @@ _BELIEVED_NS = 5_000_000_000
 
 
 class Shot(msgspec.Struct, frozen=True, eq=False):
-    """A picture that is converted on demand, so that a skipped one costs nothing.
+    """A picture that is converted on demand, so that a skipped picture costs nothing.
 
-    The capture times are as in `Captured`. `position` is its time in a recording, in seconds; None if unknown.
+    The capture times are as in `Captured`. `position` is the picture's time in a recording, in seconds; None if
+    unknown.
     """
 
     develop: Callable[[], Picture]
@@ -63,8 +65,8 @@ class Shot(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def at(cls, develop: Callable[[], Picture], mono_ns: int) -> Shot:
-        """`mono_ns` is the driver's capture time on the monotonic clock; ignored unless recent, since some drivers use
-        another clock."""
+        """Make a shot with the driver's capture time `mono_ns` on the monotonic clock. A time that is not within the
+        last 5 s is ignored, since some drivers use another clock."""
         unix_now, mono_now = time.time_ns(), time.monotonic_ns()
         age = mono_now - mono_ns
         if not 0 <= age < _BELIEVED_NS:
@@ -72,7 +74,7 @@ class Shot(msgspec.Struct, frozen=True, eq=False):
         return cls(develop, unix_now - age, mono_now - age)
 
     def captured(self, *, is_recorded: bool) -> Captured:
-        """Convert the picture; raises whatever that raises. Without a recording the position means nothing."""
+        """Convert the picture and raise any error of the conversion. The position is kept only for a recording."""
         position = self.position if is_recorded else None
         return Captured(self.develop(), self.captured_unix_ns, self.captured_mono_ns, position)
 
@@ -81,7 +83,7 @@ _HOPELESSLY_LATE_S = 1.0
 
 
 class Playback:
-    """When each shot of a recording is due, counted from the first."""
+    """Computes when each shot of a recording is due, relative to the first one."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -89,20 +91,20 @@ class Playback:
         self._count = 0
 
     def until(self, position: float | None) -> float:
-        """Seconds from now, at least 0, until the shot at `position` seconds of the recording; those without a position
-        follow each other at the usual rate."""
+        """Return the seconds, at least 0, until the shot at `position` seconds of the recording is due. Shots without a
+        position follow each other at the rate given to `Playback`."""
         at = self._count / self._rate if position is None else position
         self._count += 1
         now = time.monotonic()
         if self._start is None or now - (self._start + at) > _HOPELESSLY_LATE_S:
-            self._start = now - at  # after a pause it continues at normal speed and does not catch up
+            self._start = now - at  # after a pause it does not catch up
         return max(0.0, self._start + at - now)
 
 
 class Reader(ABC):
-    """Reads shots. `name` has no secrets in it. `paced`: shots come in real time, so that a late one is worthless.
-    `damaged` counts shots that could not be read, `missed` those that were gone before they could be. `problem`: why no
-    shots come now, empty while they do."""
+    """Reads shots. `name` contains no secrets. `paced` means that shots arrive in real time, so a late shot is
+    worthless. `damaged` counts shots that could not be read, `missed` shots that were overwritten before they could be
+    read. `problem` is the reason why no shots arrive now; it is empty while shots arrive."""
 
     paced = False
 
@@ -116,22 +118,23 @@ class Reader(ABC):
 
     @abstractmethod
     def shots(self) -> Generator[Shot, None, None]:
-        """Yield shots to the end, or until `stopped` is set. Closing the generator releases what it holds."""
+        """Yield shots until the end or until `stopped` is set. Closing the generator releases its resources."""
 
-    def close(self) -> None:  # noqa: B027 - most have opened nothing by then
-        """Release what was opened before the first shot."""
+    def close(self) -> None:  # noqa: B027 - most readers open nothing before the first shot
+        """Release resources that were opened before the first shot."""
 
     def on_damage(self) -> None:
         self.damaged += 1
 
 
 Connect: TypeAlias = Callable[["Live"], AbstractContextManager[Iterator[Shot]]]
-"""Opens the camera. The shots end or raise when it goes away; `stopped` is checked between two of them."""
+"""Connects to the camera and returns its shots, which end or raise when it goes away. The caller checks `stopped`
+between two shots."""
 
 
 class Live(Reader):
-    """A camera, which is connected again when it is missing or goes away, until `stopped`. `clock` and `wait` are in
-    seconds."""
+    """Reads a camera. If the camera is missing or goes away, it is connected again until `stopped` is set. `clock` and
+    `wait` use seconds."""
 
     paced = True
 
@@ -173,7 +176,7 @@ class Live(Reader):
                     yield shot
                     if self.stopped.is_set():
                         break
-        except Unsupported:  # a missing package does not appear by waiting
+        except Unsupported:  # retrying does not install a missing package
             raise
         except Exception as error:  # whatever the camera or driver raises, the next attempt may work
             return redact(str(getattr(error, "strerror", None) or error) or type(error).__name__)
@@ -181,12 +184,13 @@ class Live(Reader):
 
 
 class Source(Iterator[Captured], AbstractContextManager["Source"]):
-    """Frames, one at a time.
+    """An iterator over frames.
 
-    `paced`: frames come in real time, so that a late one is worthless: a camera, or a video at its own speed. Otherwise
-    none should be skipped. `damaged` counts frames that could not be read; `skipped` those that never left the source,
-    since a newer one came first or they exceeded `max_fps`. `problem`: why a camera gives no frames now, empty while it
-    does; `reconnections`: how often it was connected again.
+    `paced` means that frames arrive in real time (from a camera, or a video played in real time), so a late frame is
+    worthless. Frames of other sources should not be skipped. `damaged` counts frames that could not be read. `skipped`
+    counts frames that the source left out, because a newer frame arrived first or they exceeded `max_fps`. `problem` is
+    the reason why a camera sends no frames now; it is empty while frames arrive. `reconnections` counts how often the
+    camera was connected again.
     """
 
     paced = False
@@ -205,7 +209,7 @@ class Source(Iterator[Captured], AbstractContextManager["Source"]):
         return 0
 
     def interrupt(self) -> None:
-        """End the iteration, from any thread, also while another waits for a frame."""
+        """End the iteration; any thread may call this, even while another thread waits for a frame."""
 
     def close(self) -> None:
         self.interrupt()
@@ -215,7 +219,7 @@ class Source(Iterator[Captured], AbstractContextManager["Source"]):
 
 
 class _Read(Source):
-    """A source that hands out a reader's shots."""
+    """A source that converts a reader's shots to frames."""
 
     def __init__(self, reader: Reader, max_fps: float) -> None:
         super().__init__(reader.name)
@@ -236,16 +240,17 @@ class _Read(Source):
         return self.reader.reconnections
 
     def _developed(self, shot: Shot) -> Captured | None:
-        """Convert a shot; None if it is damaged."""
+        """Convert a shot; return None and count it if it is damaged."""
         try:
             return shot.captured(is_recorded=not isinstance(self.reader, Live))
-        except Exception:  # PyAV's errors share no base with numpy's
+        except Exception:  # PyAV's and numpy's errors have no common base
             self.reader.on_damage()
             return None
 
 
 class InOrder(_Read):
-    """Every frame of a reader within `max_fps`, read on demand; a slow consumer holds up the camera."""
+    """Returns every frame of a reader up to `max_fps`. Frames are read on demand, so a slow consumer delays the
+    camera."""
 
     def __init__(self, reader: Reader, max_fps: float = 0.0) -> None:
         super().__init__(reader, max_fps)
@@ -263,7 +268,8 @@ class InOrder(_Read):
         self.reader.stopped.set()
 
     def close(self) -> None:
-        """Wait a moment for a busy reader; it ends by itself when its read is over."""
+        """Interrupt and close the reader, waiting up to 0.5 s for it. A reader that is still busy ends after its
+        current read."""
         self.interrupt()
         if self._reading.acquire(timeout=0.5):
             try:
@@ -284,7 +290,7 @@ class InOrder(_Read):
 
 
 class Newest(_Read):
-    """The newest frame: a thread reads as fast as frames come and keeps only the newest one."""
+    """Returns the newest frame: a thread reads frames as fast as they arrive and keeps only the newest one."""
 
     def __init__(self, reader: Reader, max_fps: float = 0.0) -> None:
         super().__init__(reader, max_fps)
@@ -304,7 +310,7 @@ class Newest(_Read):
             if newest is None or self.reader.stopped.is_set():
                 self._raise_failure()
                 raise StopIteration
-            taken = self._developed(newest)  # here and not in the reader's thread, so that a skipped one costs nothing
+            taken = self._developed(newest)  # not in the reader's thread: a skipped shot costs nothing
             self._count()
             if taken is not None:
                 return taken
@@ -315,7 +321,8 @@ class Newest(_Read):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wait a moment for the thread; it may stay in a read until that times out."""
+        """Interrupt the reader and wait up to 0.5 s for its thread, which may stay in a read until the read times
+        out."""
         self.interrupt()
         self._thread.join(timeout=0.5)
 
@@ -353,5 +360,6 @@ class Newest(_Read):
 
 
 def _moment(shot: Shot) -> float:
-    """Seconds on the clock that its frames follow: a recording's own, otherwise that of this machine."""
+    """Return the shot's time in seconds: its position in a recording, otherwise its capture time on the monotonic
+    clock."""
     return shot.captured_mono_ns / 1e9 if shot.position is None else shot.position
