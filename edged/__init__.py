@@ -1,11 +1,11 @@
-"""edged: for every model on the box one verified engine that fits the box as it is now.
+"""edged: serves ONNX models with verified engines that fit the box's current hardware and software.
 
     import edged
 
     edged.load("model.onnx").infer("street.jpg")            # in this process
-    edged.Client().infer("shapes", "street.jpg")            # by the daemon
+    edged.Client().infer("shapes", "street.jpg")            # in the daemon
 
-Names are imported when first used: a program that only talks to a daemon loads no runtime and no builder.
+Names are imported on first use: a program that only calls a daemon loads no runtime and no builder.
 """
 
 from __future__ import annotations

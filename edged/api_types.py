@@ -18,7 +18,7 @@ from edged.store.record import Verdict as Verdict
 
 
 class Info(msgspec.Struct, frozen=True):
-    """Base of what the operations return."""
+    """Base of the types that operations return."""
 
     def json(self) -> dict[str, Any]:
         """Return plain values, in the order of the fields."""
@@ -47,7 +47,7 @@ class AlarmInfo(Info, frozen=True):
 
 
 class ShapeRange(Info, frozen=True):
-    """Shapes of one input: the smallest, the usual one, the largest."""
+    """The smallest, usual and largest shape of one input."""
 
     minimum: tuple[int, ...]
     usual: tuple[int, ...]
@@ -244,7 +244,7 @@ class ZoneInfo(Info, frozen=True):
 
 
 class LineInfo(Info, frozen=True):
-    """Objects of each class that crossed a line since the camera started."""
+    """The number of objects of each class that crossed a line since the camera started, by direction."""
 
     entered: dict[str, int]
     left: dict[str, int]
@@ -351,10 +351,10 @@ class LoadInfo(Info, frozen=True):
 
 
 class EventInfo(Info, frozen=True):
-    """Something that happened. `sequence` counts from 1 in each run of the daemon, without gaps; `epoch` names the run.
+    """One event. `sequence` counts from 1 in each run of the daemon, without gaps; `epoch` identifies the run.
 
-    `what` is one of the types in `edged.events`, `kind` its name. An event that this client does not know yet has the
-    kind "unknown" and no `what`.
+    `what` is one of the types in `edged.events`, `kind` its name. For an event that this client does not know, `kind`
+    is "unknown" and `what` is None.
     """
 
     epoch: str

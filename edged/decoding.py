@@ -1,8 +1,8 @@
-"""msgspec for several threads, and its errors in plain words.
+"""Makes msgspec safe for several threads, and its errors readable.
 
-When msgspec first decodes a struct type, it stores a table at the type. Python code runs while it fills the table; a
-second thread that decodes the same type then uses a half-filled table and crashes the process (seen with msgspec 0.22).
-So `ready` prepares every type under one lock before it is used.
+When msgspec first decodes a struct type, it stores a table in the type. Python code runs while msgspec fills the table.
+If a second thread decodes the same type meanwhile, it uses the incomplete table and crashes the process (seen with
+msgspec 0.22). Therefore `ready` prepares every type under one lock before its use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ready(kind: Any) -> Any: ...
 
 
 def ready(kind: Any) -> Any:
-    """Return the same type, prepared so that any thread may decode or convert to it."""
+    """Prepare a type and return it; afterwards any thread may decode or convert to it."""
     if kind not in _READY:
         with _LOCK:
             msgspec.json.Decoder(kind)
@@ -50,15 +50,16 @@ _TYPES = {
 
 
 def explain(error: Exception, names: Sequence[str] = (), table: str = "an object") -> str:
-    """Return an error of msgspec in plain words: `shape[0]: expected a whole number, got a text`.
+    """Describe an error of msgspec for users: `shape[0]: expected a whole number, got a text`.
 
-    `names` are those that are allowed in place of an unknown one, `table` is the format's word for an object.
+    `names` are the allowed names, from which one is suggested for an unknown name. `table` is the format's word for an
+    object.
     """
     message, _, place = str(error).partition(" - at `")
     place = place.rstrip("`").removeprefix("key in ").lstrip("$.")
     if unknown := re.search(r"unknown field `(.*)`", message):
         close = difflib.get_close_matches(unknown[1], names, n=1)
-        known = f"; there are {', '.join(names)}" if names else ""
+        known = f"; known names: {', '.join(names)}" if names else ""
         text = f"unknown name {unknown[1]!r}" + (f"; did you mean {close[0]!r}?" if close else known)
     elif missing := re.search(r"missing required field `(.*)`", message):
         text = f"{missing[1]!r} is missing"

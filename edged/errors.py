@@ -1,7 +1,7 @@
-"""The errors that edged raises on purpose: one class for each kind of failure, each with a stable code.
+"""edged's errors: one class for each kind of failure, each with a stable code.
 
-Every message is one line: what happened, to what, and what to do next. Messages may change; codes do not. Classes carry
-no protocol codes: `edged.api.grpc.status` chooses the gRPC status of each.
+Every message is one line: what failed, on what, and what to do next. Messages may change; codes do not. Classes have no
+protocol codes: `edged.api.grpc.status` maps them to gRPC statuses.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class ErrorCode(str, Enum):
 
 
 class EdgedError(Exception):
-    """Base of the errors that edged raises on purpose; `str()` is the one line for the user, `code` is for programs.
+    """Base of edged's errors. `str()` is one line for the user; `code` is for programs.
 
-    A subclass names its code: `class NotFound(EdgedError, code=ErrorCode.NOT_FOUND)`.
+    A subclass gives its code: `class NotFound(EdgedError, code=ErrorCode.NOT_FOUND)`.
     """
 
     code = ErrorCode.INTERNAL
@@ -69,7 +69,7 @@ class EdgedError(Exception):
 
 
 class InvalidInput(EdgedError, code=ErrorCode.INVALID_REQUEST):
-    """A request that is wrong: a shape, a dtype, an unknown tensor, an undecodable picture."""
+    """An invalid request, such as a wrong shape or dtype, an unknown tensor or an undecodable picture."""
 
 
 class InvalidTensor(InvalidInput, code=ErrorCode.INVALID_TENSOR):
@@ -81,13 +81,13 @@ class InvalidImage(InvalidInput, code=ErrorCode.INVALID_IMAGE):
 
 
 class ConfigError(InvalidInput, code=ErrorCode.INVALID_CONFIG):
-    """A setting is unknown, of the wrong type or out of range."""
+    """A setting that is unknown, of the wrong type or out of range."""
 
 
 class ModelRefused(InvalidInput, code=ErrorCode.MODEL_REJECTED):
     """A model file that cannot be served: unreadable, incomplete, or with operators that no runtime here has.
 
-    `finding` has the fields of the `edged.models.finding.Finding` behind it, if there is one.
+    `finding` has the fields of the `edged.models.finding.Finding` that caused it, if any.
     """
 
     def __init__(self, message: str, finding: Mapping[str, str] | None = None) -> None:
@@ -104,7 +104,7 @@ class ModelNotFound(NotFound, code=ErrorCode.MODEL_NOT_FOUND):
 
 
 class AlreadyExists(EdgedError, code=ErrorCode.ALREADY_EXISTS):
-    """A name that is taken."""
+    """A name that is already in use."""
 
 
 class NotReady(EdgedError, code=ErrorCode.MODEL_NOT_READY):
@@ -112,7 +112,7 @@ class NotReady(EdgedError, code=ErrorCode.MODEL_NOT_READY):
 
 
 class DaemonUnavailable(NotReady, code=ErrorCode.DAEMON_UNAVAILABLE):
-    """No daemon answers at the address that a client calls, or the connection to it ended."""
+    """A daemon that does not answer at the client's address, or whose connection ended."""
 
 
 class Overloaded(EdgedError, code=ErrorCode.OVERLOADED):
@@ -124,7 +124,7 @@ class Unauthenticated(EdgedError, code=ErrorCode.UNAUTHENTICATED):
 
 
 class Forbidden(EdgedError, code=ErrorCode.PERMISSION_DENIED):
-    """A caller that is known and lacks the permission."""
+    """A known caller without the required permission."""
 
 
 class ClientLimited(Overloaded, code=ErrorCode.CLIENT_LIMIT_EXCEEDED):
@@ -140,7 +140,7 @@ class TooLarge(EdgedError, code=ErrorCode.SIZE_LIMIT_EXCEEDED):
 
 
 class DeadlineExceeded(EdgedError, code=ErrorCode.DEADLINE_EXCEEDED):
-    """The caller's deadline, or the time that a request of the model may take, passed before an answer was ready."""
+    """The caller's deadline, or the model's time limit for requests, passed before an answer was ready."""
 
 
 class FrameSkipped(EdgedError, code=ErrorCode.FRAME_SKIPPED):
@@ -150,7 +150,7 @@ class FrameSkipped(EdgedError, code=ErrorCode.FRAME_SKIPPED):
 
 
 class Stale(FrameSkipped):
-    """A frame that was older than its camera allows when its turn came."""
+    """A frame that was older than its camera's max_staleness when its turn came."""
 
     reason = "stale"
 
@@ -183,11 +183,12 @@ class EngineDamaged(EdgedError, code=ErrorCode.ENGINE_CORRUPT):
 
 
 class EngineUnusable(EdgedError, code=ErrorCode.ENGINE_FAILED):
-    """A runtime refused to build, open or run an engine."""
+    """An engine that a runtime refused to build, open or run."""
 
 
 class BuildFailed(EdgedError, code=ErrorCode.BUILD_FAILED):
-    """A build or verification child ended without an engine: an error, a time or memory limit, a crash."""
+    """A build or verification child that ended without an engine, by an error, a crash, or a limit of time or
+    memory."""
 
 
 class NotTaken(EngineUnusable, code=ErrorCode.MODEL_UNSUPPORTED):
@@ -201,11 +202,11 @@ class NotTaken(EngineUnusable, code=ErrorCode.MODEL_UNSUPPORTED):
 
 
 class OutOfMemory(EngineUnusable, code=ErrorCode.OUT_OF_MEMORY):
-    """A device or an engine host had no memory for an engine or a request; the engine may be fine."""
+    """A device or engine host without enough memory for an engine or a request; the engine itself may be good."""
 
 
 class NotFinite(EngineUnusable, code=ErrorCode.OUTPUT_NOT_FINITE):
-    """An answer with NaN or infinity in `outputs`, of a model whose settings refuse such answers."""
+    """An answer with NaN or infinity in `outputs`, from a model whose settings refuse these values."""
 
     def __init__(self, message: str, outputs: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -238,7 +239,7 @@ class Refused(EdgedError, code=ErrorCode.FAILED_PRECONDITION):
 
 
 class Superseded(EdgedError, code=ErrorCode.SUPERSEDED):
-    """Libraries or files changed during the work, so that its result is void."""
+    """Work whose result is void, because libraries or files changed meanwhile."""
 
 
 class Unsupported(EdgedError, code=ErrorCode.UNSUPPORTED):

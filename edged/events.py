@@ -1,7 +1,7 @@
 """Events of the daemon: typed and numbered. The newest are kept, so that a client can catch up after a disconnection.
 
-One event loop writes and reads. Sequence numbers start at 1 with the daemon and have no gaps; `EventLog.epoch`
-identifies the run of the daemon that they belong to.
+One event loop writes and reads them. Sequence numbers begin at 1 in each run of the daemon and have no gaps;
+`EventLog.epoch` identifies the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ModelRead(msgspec.Struct, frozen=True, tag="model_read"):
 
 
 class ModelRefused(msgspec.Struct, frozen=True, tag="model_refused"):
-    """A model cannot be served as it is on disk. `category` and `stage` are those of `edged.models.finding`; empty for
+    """A model cannot be served as it is on disk. `category` and `stage` are as in `edged.models.finding`; empty for
     other reasons."""
 
     reason: str
@@ -65,13 +65,13 @@ class EngineProgress(msgspec.Struct, frozen=True, tag="engine_progress"):
 
 
 class EngineServes(msgspec.Struct, frozen=True, tag="engine_serves"):
-    """An engine took over its model."""
+    """An engine began to serve its model."""
 
     backend: str
 
 
 class EngineEvicted(msgspec.Struct, frozen=True, tag="engine_evicted"):
-    """An engine's files were removed to make room, or by command."""
+    """An engine's files were removed, to free space or by command."""
 
     bytes: int
     reason: str
@@ -165,14 +165,14 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """Keeps the newest events and wakes its followers."""
+    """Keeps the newest events and passes new ones to its followers."""
 
     def __init__(self, kept: int = _KEPT) -> None:
         self.epoch = uuid.uuid4().hex[:12]
         self._events: deque[Event] = deque(maxlen=kept)
         self._last = 0
         self._news = asyncio.Event()
-        self.hearers: list[Callable[[Event], None]] = []  # called with each event at once; they must not raise
+        self.hearers: list[Callable[[Event], None]] = []  # called synchronously with each event; must not raise
 
     @property
     def last(self) -> int:
@@ -184,7 +184,7 @@ class EventLog:
         return list(itertools.islice(reversed(self._events), count))[::-1]
 
     def emit(self, what: What, model: str = "", engine: str = "") -> None:
-        """Append an event, about a model or an engine if they are given."""
+        """Append an event about a model or an engine, if given."""
         self._last += 1
         event = Event(self._last, time.time(), model, engine, what)
         self._events.append(event)

@@ -1,4 +1,4 @@
-"""Reading files that another user may have written, and storing files that a client sent."""
+"""Reads files that another user may have written, and explains errors of disks and permissions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import msgspec
 from edged.errors import DiskFailing, EdgedError, InvalidInput, OutOfSpace, Overloaded
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # left in this process, or on the box
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # in this process, or on the box
 DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS)  # of a disk that is full, failing or read-only
 _CHUNK, _MOST_CHUNKS = 1 << 20, 32  # bytes of a file that are read to test its disk
-_LEAST_INODES = 32  # with fewer free a file system counts as full: an engine takes a few files and folders
-# Errors of msgspec for bytes that are not the expected JSON: other JSON, no text, nested too deep.
+_LEAST_INODES = 32  # with fewer free inodes a file system counts as full: an engine needs a few files and folders
+# Errors of msgspec for bytes that are not the expected JSON: other JSON, not text, nested too deeply.
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def not_stored(what: str, error: OSError) -> EdgedError:
-    """Return the error for data that cannot be stored; InvalidInput unless the box or its disk is the cause."""
+    """Return the error for data that cannot be stored: InvalidInput unless the box or its disk is the cause."""
     kind: type[EdgedError] = InvalidInput
     if error.errno in DISK_ERRORS:
         kind = DiskFailing if error.errno == errno.EIO else OutOfSpace
@@ -33,7 +33,7 @@ def not_stored(what: str, error: OSError) -> EdgedError:
 
 
 def unwritable(folder: Path) -> str:
-    """Say why a folder cannot be written; empty if it can. Writes nothing."""
+    """Return why a folder cannot be written; an empty text if it can. Nothing is written."""
     try:
         if not stat.S_ISDIR(folder.stat().st_mode):
             return f"{folder} is not a directory"
@@ -49,14 +49,12 @@ def unwritable(folder: Path) -> str:
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"{folder} may not be written by this user"
     if disk.f_files and disk.f_favail < _LEAST_INODES:
-        return (
-            f"{folder} is on a file system with {disk.f_favail} free inodes, which every file needs; remove some files"
-        )
+        return f"{folder} is on a file system with {disk.f_favail} free inodes; remove some files"
     return ""
 
 
 def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
-    """Return the problem of the disk that holds a folder, if an error is about the disk."""
+    """Return the disk problem that an error reports about the disk of `where`; None if the error has another cause."""
     if error.errno in _FULL:
         return OutOfSpace(f"{where} is full; free some space or inodes ({error.strerror})")
     if error.errno in DISK_ERRORS:
@@ -66,7 +64,7 @@ def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
 
 
 def disk_fault_behind(where: Path, error: BaseException) -> OutOfSpace | None:
-    """As `disk_fault`, for an error or its causes."""
+    """Return the disk problem, as `disk_fault` does, that an error or one of its causes reports."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and (found := disk_fault(where, cause)) is not None:
@@ -76,7 +74,7 @@ def disk_fault_behind(where: Path, error: BaseException) -> OutOfSpace | None:
 
 
 def read_through(path: Path) -> None:
-    """Read a file, or parts of a large one, to test its disk. OSError."""
+    """Read a file, or parts of a large file, to test its disk. Raises OSError if a read fails."""
     if path.is_file():
         size = path.stat().st_size
         with path.open("rb", buffering=0) as file:
@@ -86,7 +84,8 @@ def read_through(path: Path) -> None:
 
 
 def read_regular(path: Path) -> bytes:
-    """All bytes of a regular file. OSError otherwise: a FIFO or device would hang or never end."""
+    """Return all bytes of a regular file. Raises OSError for other files: a read of a FIFO or device could hang or
+    never end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -95,23 +94,23 @@ def read_regular(path: Path) -> bytes:
 
 
 def leads_outside(name: str | PurePath) -> bool:
-    """Whether a path in a package, which may be hostile, is not that of a file inside the package's folder."""
+    """Whether a path in a (perhaps hostile) package does not name a file inside the package's folder."""
     pure = PurePath(name)
     return "\0" in str(pure) or pure.is_absolute() or ".." in pure.parts or not pure.parts
 
 
 def read_inside(folder: Path, name: str | PurePath) -> bytes:
-    """All bytes of a regular file that a package names by its path inside the package's `folder`.
+    """Return all bytes of a regular file that a package names by its path inside the package's `folder`.
 
-    OSError if the path leaves the folder or passes a symbolic link: a hostile package could name any file that the
-    daemon can read.
+    Raises OSError if the path leaves the folder or contains a symbolic link: otherwise a hostile package could name any
+    file that the daemon can read.
     """
     with os.fdopen(_open_inside(folder, name), "rb") as file:
         return file.read()
 
 
 def status_inside(folder: Path, name: str | PurePath) -> os.stat_result:
-    """The status of such a file; OSError as `read_inside`."""
+    """Return the status of a file inside a package's folder. Raises OSError as `read_inside` does."""
     handle = _open_inside(folder, name)
     try:
         return os.fstat(handle)
@@ -120,7 +119,8 @@ def status_inside(folder: Path, name: str | PurePath) -> os.stat_result:
 
 
 def _open_inside(folder: Path, name: str | PurePath) -> int:
-    """Each step is opened relative to the one before it, so that no folder can be replaced by a link meanwhile."""
+    """Open a file inside a folder. Each step is opened relative to the previous one, so that no folder can be replaced
+    by a link meanwhile."""
     if leads_outside(name):
         raise OSError(errno.EPERM, "it lies outside the model's folder")
     pure = PurePath(name)
@@ -159,10 +159,11 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def foreign(paths: Iterable[Path]) -> str:
-    """Why another user may have changed files or folders, and the remedy; empty if they are ours.
+    """Return why other users could have changed files or folders, with the remedy; an empty text if they could not.
 
-    Trusted files belong to this user or root, and only this user, root or this user's group may write them. Who may
-    write in a folder can replace its files, unless it is sticky, as /tmp is. OSError if one cannot be read.
+    Trusted files belong to this user or root, and only this user, root or this user's group may write them. A user that
+    may write to a folder can replace its files, unless the folder is sticky, as /tmp is. Raises OSError if a path
+    cannot be read.
     """
     for path in paths:
         status = path.stat()

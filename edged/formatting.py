@@ -1,4 +1,4 @@
-"""Times, durations, progress and names for people."""
+"""Formats times, durations, progress and names for people."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def clock(unix_s: float) -> str:
 
 
 def many(count: int, what: str) -> str:
-    """A count with its noun: `1 frame`, `2 frames`, `0 classes`."""
+    """Format a count with its noun: `1 frame`, `2 frames`, `0 classes`."""
     if count == 1:
         return f"1 {what}"
     return f"{count} {what}{'es' if what.endswith(('s', 'x', 'ch')) else 's'}"
@@ -61,14 +61,14 @@ def stage(stage: str, category: str) -> str:
 
 
 def times(elapsed_s: float, estimate_s: float | None) -> str:
-    """Format time so far and the estimate, unless that is exceeded; empty at the start."""
+    """Format the time so far, with the estimate unless it is exceeded; empty at the start."""
     if estimate_s is not None and max(elapsed_s, 1.0) <= estimate_s:
         return f"{span(elapsed_s)} of about {span(estimate_s)}"
     return span(elapsed_s) if elapsed_s >= 0.05 else ""
 
 
 def name(engine: EngineProgress) -> str:
-    """Name an engine at the begin of a line; a stale one has only its key."""
+    """Format an engine's name for the start of a line. A stale engine has only its key."""
     what = f"{engine.backend}/{engine.precision}" if engine.backend else ""
     return " ".join(filter(None, (engine.model, engine.key[:12], what)))
 
@@ -93,7 +93,8 @@ def skipped(counts: Mapping[str, int], received: int) -> str:
 
 
 def shown(text: str) -> str:
-    """Escape a text from a model's file, which may hold line breaks and escape sequences."""
+    """Escape unprintable characters of a text from a model's file, which may contain line breaks and escape
+    sequences."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

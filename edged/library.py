@@ -1,9 +1,8 @@
-"""edged without a daemon: the verified engine of a model, opened in this process, from the same store.
+"""edged without a daemon: opens a model's verified engine in this process, from the same store as the daemon's.
 
 import edged
 
-model = edged.load("model.onnx")
-print(model.infer("street.jpg").json())
+model = edged.load("model.onnx") print(model.infer("street.jpg").json())
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ T = TypeVar("T")
 
 
 class LoadedModel(AbstractContextManager["LoadedModel"]):
-    """A model with its engine open in this process. One thread at a time; close it, or use it in a `with`.
+    """A model whose engine is open in this process. Use it from one thread at a time; close it, or use it in a `with`.
 
-    `speed` is how many times as fast as the reference the engine was, timed in turns with it; None if it was not timed.
-    What one inference takes here is in the `timings` of each result.
+    `speed` is the engine's speed as a multiple of the reference's, timed alternately; None if it was not timed. The
+    `timings` of each result have the time of an inference in this process.
     """
 
     def __init__(self, model: Model, engine: PlannedEngine, pipeline: Pipeline) -> None:
@@ -64,7 +63,7 @@ class LoadedModel(AbstractContextManager["LoadedModel"]):
         """Return detections, or raw outputs for a model of no known family.
 
         `image` is a path, the bytes of a JPEG or PNG, or uint8 pixels: BGR [height, width, 3] or gray [height, width].
-        InvalidInput for a picture that cannot be decoded, or a model that takes none.
+        Raises InvalidInput if the picture cannot be decoded or the model takes no pictures.
         """
         started = time.perf_counter()
         shot = _raw(image) if isinstance(image, np.ndarray) else Shot(read_picture(image))
@@ -74,7 +73,8 @@ class LoadedModel(AbstractContextManager["LoadedModel"]):
         return self._result(outcome, (time.perf_counter() - started) * 1e3)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the model on tensors by name; EngineUnusable if the runtime refuses them."""
+        """Run the model on tensors by name; return its outputs by name. Raises EngineUnusable if the runtime refuses
+        them."""
         outputs, _ = self._pipeline.run(inputs, None)
         return _owned(outputs)
 
@@ -114,17 +114,17 @@ def load(
 ) -> LoadedModel:
     """Open the fastest verified engine of an ONNX model.
 
-    Engines that the store does not hold are built and verified first, in child processes; that takes seconds to
-    minutes, once. With `build=False` the model is opened as it is if the store has no engine for it. `settings` are
-    the model's, as for `edged models add --set`; `cache` is the store's folder, the daemon's own by default.
+    Engines that are not in the store are first built and verified in child processes; this takes seconds to minutes,
+    once. With `build=False` the unoptimised model is opened if the store has no engine for it. `settings` are the
+    model's settings, as in `edged models add --set`. `cache` is the store's folder, by default the daemon's.
 
-    ModelRefused if the file cannot be served, ConfigError for a wrong setting or an unusable folder.
+    Raises ModelRefused if the file cannot be served, ConfigError for an invalid setting or an unusable folder.
     """
     file = Path(path)
     folder = Path(cache) if cache else paths.default_cache_dir()
     store = Store(folder)
     if build and store.problem:
-        raise ConfigError(f"cache directory {folder} cannot be used: {store.problem}; give another one")
+        raise ConfigError(f"cache directory {folder} cannot be used: {store.problem}; give another folder")
     builder = Builder(store, store.root, Limits())
     entry = plain_entry(file.stem, file.absolute(), settings or {})
     planned = PlannedModel(entry, Slot(entry.name))
@@ -159,7 +159,7 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
 
 
 async def _obtain(builder: Builder, task: Task, trial: str, reserve: Reserve) -> EngineRecord:
-    """Take over an engine that was built ahead or for another driver if it proves right; otherwise make one."""
+    """Adopt an engine that was built ahead or for another driver if its answers are right; otherwise build one."""
     if trial:
         with contextlib.suppress(EdgedError, KeyError):
             return await builder.adopt(task, trial, _ignore, reserve)
@@ -171,7 +171,7 @@ def _ignore(progress: Progress) -> None:
 
 
 def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
-    """Open the fastest engine that can be opened, the reference last."""
+    """Open the fastest engine that can be opened; the reference is tried last."""
     engines = planned.engines.values()
     ready = [e for e in engines if e.state is EngineState.READY and not views.is_doubted(e, engines)]
     ready.sort(key=lambda e: views.cost(planned, e, parallelism=ONE_INSTANCE) or math.inf)
@@ -189,7 +189,8 @@ def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
 
 
 def _owned(outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Copy a session's arrays, which last until its next call and may lie in memory that goes with it."""
+    """Copy a session's arrays: they are valid only until its next call, and their memory may be freed with the
+    session."""
     return {name: array.copy() for name, array in outputs.items()}
 
 
@@ -204,7 +205,7 @@ def _raw(image: Array) -> Shot:
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also if an event loop is running already (a notebook)."""
+    """Run a coroutine to its end, even if an event loop is already running (as in a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,6 +1,6 @@
 """Copies msgspec structs to protobuf messages and back, by field name.
 
-A field has the same name and an equal type on both sides; None stands for an absent field. Two shapes differ:
+A field has the same name and type on both sides; None means an absent field. There are two exceptions:
 
 - A message whose only field is a map is that map in the struct, since protobuf has no map of maps.
 - A nested message may be flat in the struct: if the struct has no field of its name, the struct has its fields instead.
@@ -26,12 +26,12 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 
 def to_message(struct: msgspec.Struct, kind: type[AnyMessage]) -> AnyMessage:
-    """Return the message of a struct; fields that only one of them has are left out."""
+    """Convert a struct to a message. Fields that exist only in one of them are left out."""
     return kind(**_arguments(msgspec.to_builtins(struct), kind.DESCRIPTOR))
 
 
 def to_struct(message: Message, kind: type[AnyStruct]) -> AnyStruct:
-    """Return the struct of a message; fields that only one of them has are left out. Maps are sorted by key."""
+    """Convert a message to a struct. Fields that exist only in one of them are left out. Maps are sorted by key."""
     struct: AnyStruct = _reader(kind, message.DESCRIPTOR)(message)
     return struct
 

@@ -1,7 +1,7 @@
 """Optional Python packages: whether they are installed, and the command that installs them.
 
-Commands name the interpreter that runs this program, since a service has one of its own, and packages by their own
-names, since `edged` may come from a checkout that no index has.
+Commands name the interpreter that runs this program, since a service has its own. They name the packages, not an extra
+of `edged`, since `edged` may be a checkout that is not on any index.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 
-# As in `pyproject.toml` for these extras; a test compares them.
+# The same as in `pyproject.toml`; a test compares them.
 EXTRAS = {
     "convert": ("onnxslim>=0.1.90",),
     "media": ("av>=12",),
@@ -23,37 +23,37 @@ EXTRAS = {
     ),
     "tracking": ("supervision>=0.30",),
 }
-# Its dependencies would bring an OpenCV that needs a display and overwrites the one without.
+# Installed without dependencies: these include an OpenCV that needs a display and overwrites the headless one.
 _ALONE = {"tracking": ("trackers>=2.6",)}
 
-# By module, as in `pyproject.toml`: what edged always brings and edged-client (client/) does not.
+# By module, as in `pyproject.toml`: dependencies of edged that edged-client (client/) does not have.
 NOT_IN_CLIENT = {"cv2": "opencv-python-headless>=5.0", "onnx": "onnx>=1.23"}
 
 
 def install(*requirements: str, option: str = "") -> str:
-    """The command that installs packages for this program."""
+    """Return the command that installs packages for this program."""
     return _pip("install", *filter(None, (option,)), *requirements)
 
 
 def uninstall(*names: str) -> str:
-    """The command that removes packages from this program's environment."""
+    """Return the command that removes packages from this program's environment."""
     return _pip("uninstall", *names)
 
 
 def install_extra(name: str) -> str:
-    """The command that installs one of `EXTRAS`."""
+    """Return the command that installs one of `EXTRAS`."""
     alone = _ALONE.get(name, ())
     return " && ".join((install(*EXTRAS[name]), *(install(each, option="--no-deps") for each in alone)))
 
 
 def missing(module: str, what: str) -> str:
-    """The message for an action that needs one of `NOT_IN_CLIENT`."""
+    """Return the message for an action that needs one of `NOT_IN_CLIENT`."""
     requirement = NOT_IN_CLIENT[module]
     return f"{what} needs {requirement.partition('>')[0]}; install it: {install(requirement)}"
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module is there to be imported. Nothing is imported."""
+    """Whether a module is installed. It is not imported."""
     try:
         return importlib.util.find_spec(module.partition(".")[0]) is not None
     except (ImportError, ValueError):

@@ -1,8 +1,8 @@
-"""Where edged keeps its sockets, state and cache: under systemd, as root, or as an ordinary user.
+"""The folders of edged's sockets, state, cache and configuration: under systemd, as root, or as an ordinary user.
 
-systemd's RUNTIME_DIRECTORY, STATE_DIRECTORY, CACHE_DIRECTORY and CONFIGURATION_DIRECTORY come first (systemd.exec(5)),
-then edged's own variables, then the system's folders for root and the XDG base directories for anyone else. Nothing is
-created here.
+systemd's RUNTIME_DIRECTORY, STATE_DIRECTORY, CACHE_DIRECTORY and CONFIGURATION_DIRECTORY have priority
+(systemd.exec(5)), then edged's own variables. Otherwise root uses the system's folders, other users the XDG base
+directories. Nothing is created here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 SOCKET = "edged.sock"
 OPERATE = "operate.sock"
 CONFIG = "edged.toml"
-SERVICE_CONFIG = Path("/etc/edged") / CONFIG  # as systemd's ConfigurationDirectory has it
+SERVICE_CONFIG = Path("/etc/edged") / CONFIG  # the same as systemd's ConfigurationDirectory
 _RUN = Path("/run/edged")
 
 
 def default_socket() -> Path:
-    """Return the socket for frames of the daemon that a client most likely means."""
+    """Return the default socket for frames: the service's if it exists, otherwise this user's."""
     managed = _systemd("RUNTIME_DIRECTORY")
     if managed is not None:
         return managed / SOCKET
@@ -30,7 +30,7 @@ def default_socket() -> Path:
 
 
 def operate_socket() -> Path:
-    """Return the socket for operators, in the same folder."""
+    """Return the default socket for operators, in the same folder."""
     return default_socket().with_name(OPERATE)
 
 
@@ -46,12 +46,12 @@ def client_socket() -> Path:
 
 
 def default_state_dir() -> Path:
-    """Models and settings: what must survive. EDGED_STATE overrides."""
+    """Return the default folder for models and settings, which must be kept. EDGED_STATE overrides it."""
     return _place("STATE_DIRECTORY", "EDGED_STATE", Path("/var/lib/edged"), "XDG_DATA_HOME", ".local/share")
 
 
 def default_cache_dir() -> Path:
-    """Engines: what can be built again. EDGED_CACHE overrides."""
+    """Return the default folder for engines, which can be built again. EDGED_CACHE overrides it."""
     return _place("CACHE_DIRECTORY", "EDGED_CACHE", Path("/var/cache/edged"), "XDG_CACHE_HOME", ".cache")
 
 
@@ -77,13 +77,15 @@ def _place(managed: str, own: str, system: Path, xdg: str, home: str) -> Path:
 
 
 def _systemd(variable: str) -> Path | None:
-    """A unit may name several directories, separated by colons; the first is edged's own."""
+    """Return a directory that systemd passes, or None. A unit may name several, separated by colons; the first is
+    edged's."""
     first = os.environ.get(variable, "").partition(":")[0]
     return Path(first) if first else None
 
 
 def _absolute(variable: str) -> Path | None:
-    """Ignore a relative path, which the XDG specification calls invalid."""
+    """Return a variable's absolute path, or None. Relative paths are ignored, since the XDG specification forbids
+    them."""
     text = os.environ.get(variable, "")
     return Path(text) if text.startswith("/") else None
 

@@ -1,4 +1,4 @@
-"""Limits and priorities of edged's child processes, which die with their parent and yield to serving."""
+"""Limits and priorities of edged's child processes. They die with their parent and have lower priority than serving."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from collections.abc import Callable
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-# ioprio_set(2) has no function in the C library: its number by machine, and its arguments.
+# The C library has no function for ioprio_set(2): its number by machine, and its arguments.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
-_IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # the idle class would wait for ever while a camera is being recorded
-# Niceness of children that build, of those that a model waits for before it can answer, and of those that time engines,
-# for which processors have to be as they are for the hosts.
+_IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # the idle class would wait forever while a camera is recorded
+# Niceness of children that build; of children for which a model waits before it can answer; and of children that time
+# engines, whose priority must be that of the hosts.
 BUILD, EXAMINE, MEASURE = 10, 5, 0
 
-# Children do not start in the caller's folder, from which Python would import modules first.
+# Children do not start in the caller's folder, since Python would import modules from there first.
 ISOLATED: dict[str, Any] = {"cwd": "/"}
 
 
 def die_with_parent(parent: int) -> bool:
-    """Have the kernel kill this process when its parent ends, so that a killed daemon leaves no process.
+    """Make the kernel kill this process when its parent ends, so that a killed daemon leaves no processes.
 
-    False if the process `parent` has ended already; the caller then exits.
+    Return False if the process `parent` has already ended; the caller should then exit.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -37,17 +37,16 @@ def die_with_parent(parent: int) -> bool:
 
 
 def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> None:
-    """Give way to all other processes on the box: last for the disk, first to be killed when memory runs out.
+    """Lower this process's priorities: lowest for the disk, and first to be killed when memory runs out.
 
-    niceness: BUILD takes only processor time that no other process wants. EXAMINE gets a small share of a busy box,
-    MEASURE a process's own.
+    niceness: BUILD gets only processor time that no other process needs, EXAMINE a small share of a busy box, MEASURE a
+    normal share.
 
-    memory_mb: mebibytes of data, 0 for no limit. It counts what the process may write to (RLIMIT_DATA), not the address
-    space, which runtimes reserve freely.
-    disk_mb: mebibytes of one file, 0 for no limit; writing more is an OSError, EFBIG.
+    memory_mb: limit in MiB of writable data (RLIMIT_DATA), 0 for no limit. Address space is not limited, since runtimes
+    reserve much of it. disk_mb: limit in MiB of one file, 0 for no limit; larger writes fail with OSError, EFBIG.
 
-    Priorities are those of a thread, and of the threads and processes that it starts from then on: call this before
-    anything is imported that starts any. What the kernel or a container does not permit is left as it is.
+    Priorities apply to the calling thread and to threads and processes that it starts later: call this before imports
+    that start threads. Settings that the kernel or a container does not permit are skipped.
     """
     with contextlib.suppress(OSError):
         os.nice(niceness)
@@ -59,14 +58,14 @@ def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> Non
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("900")
     _limit(resource.RLIMIT_DATA, memory_mb)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # otherwise the process dies without an error message
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # otherwise the process would die without an error message
     _limit(resource.RLIMIT_FSIZE, disk_mb)
 
 
 def go_before_the_daemon(memory_mb: int = 0) -> None:
-    """For children that serve: if memory runs out they are killed after children that build and before the daemon.
+    """Let the kernel kill this serving child before the daemon, but after children that build, if memory runs out.
 
-    memory_mb as for `restrain`: an allocation beyond it fails, which costs one request and not the process.
+    memory_mb is as in `restrain`: a larger allocation fails, which costs one request and not the process.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
@@ -89,9 +88,10 @@ def end_within(seconds: float, last_words: Callable[[], None]) -> None:
 
 
 def _yield_as_a_session(niceness: int) -> None:
-    """With autogroups (sched(7)) niceness counts only within a session; sessions compete by a niceness of their own.
+    """Set the niceness of this process's session. With autogroups (sched(7)) a process's niceness counts only within
+    its session, and sessions have their own niceness.
 
-    Only a session that this process leads is made to yield: any other is its parent's, which serves.
+    Nothing is done unless this process leads its session: otherwise the session is the parent's, which serves.
     """
     if os.getsid(0) != os.getpid():
         return
@@ -100,15 +100,15 @@ def _yield_as_a_session(niceness: int) -> None:
             with open("/proc/self/autogroup", "w") as file:
                 file.write(str(niceness))
             return
-        except BlockingIOError:  # the kernel takes one such change in a tenth of a second, on the whole box
+        except BlockingIOError:  # the kernel accepts one such change per 0.1 s on the whole box
             time.sleep(0.1)
         except OSError:
-            return  # this kernel has none
+            return  # this kernel has no autogroups
 
 
 def _yield_the_disk() -> None:
     number = _IOPRIO_SET.get(platform.machine())
-    if number is None or ctypes.sizeof(ctypes.c_void_p) != 8:  # 32-bit programs number the calls otherwise
+    if number is None or ctypes.sizeof(ctypes.c_void_p) != 8:  # 32-bit programs have other call numbers
         return
     with contextlib.suppress(OSError, AttributeError):
         arguments = (number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_BEST_EFFORT_LOWEST)

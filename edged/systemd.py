@@ -1,6 +1,6 @@
-"""The service's side of systemd's protocol (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3)).
+"""The service's side of systemd's protocols (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3)).
 
-A message is lines of NAME=VALUE in one datagram, so no library is needed.
+No library is needed, since a message is one datagram with lines NAME=VALUE.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import time
 from collections.abc import Mapping, MutableMapping
 
 _SEND_SECONDS = 1.0
-_LONGEST_STATUS = 500  # characters; longer ones are cut, since they are shown on one line
-_FIRST_DESCRIPTOR = 3  # of the passed ones, which are consecutive
-_MOST_DESCRIPTORS = 1024  # a higher count is a mistake
+_LONGEST_STATUS = 500  # characters; a longer status is cut, since it is shown on one line
+_FIRST_DESCRIPTOR = 3  # the first passed descriptor; the others follow
+_MOST_DESCRIPTORS = 1024  # a higher count is considered invalid
 
 
 class Notifier:
-    """Reports the state of the service; without systemd every method does nothing."""
+    """Reports the service's state to systemd. Without systemd its methods do nothing."""
 
     def __init__(self, address: str = "") -> None:
-        """`address` as in NOTIFY_SOCKET: a path, or a name that begins with @; empty without systemd."""
+        """`address` is as in NOTIFY_SOCKET: a path, or an abstract name that begins with @; empty without systemd."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        # Whether systemd listens; a virtual machine's manager may use vsock.
+        # Other kinds of addresses are not supported: a virtual machine's manager may use vsock.
         self.is_usable = self._address.startswith(("/", "\0"))
 
     @classmethod
@@ -30,15 +30,15 @@ class Notifier:
         return cls(environment.get("NOTIFY_SOCKET", ""))
 
     def ready(self) -> None:
-        """The service answers; also after a reload."""
+        """Report that the service is ready, at the start or after a reload."""
         self._send("READY=1")
 
     def reloading(self) -> None:
-        """The service reloads its configuration; `ready` ends that."""
+        """Report that the service reloads its configuration; call `ready` at the end."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, seconds: float) -> None:
-        """The service stops, within `seconds`."""
+        """Report that the service will stop within `seconds`."""
         self._send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def status(self, line: str) -> None:
@@ -47,11 +47,11 @@ class Notifier:
         self._send(f"STATUS={line if len(line) <= _LONGEST_STATUS else line[: _LONGEST_STATUS - 1] + '…'}")
 
     def alive(self) -> None:
-        """The service makes progress: restart the watchdog's timer."""
+        """Report progress, which resets the watchdog's timer."""
         self._send("WATCHDOG=1")
 
     def _send(self, *lines: str) -> None:
-        """Send a message; one that cannot be delivered is lost."""
+        """Send a message; ignore errors of delivery."""
         if not self.is_usable:
             return
         try:
@@ -63,7 +63,7 @@ class Notifier:
 
 
 def watchdog_seconds(environment: Mapping[str, str], pid: int) -> float | None:
-    """Return how long systemd waits for a report before it aborts this process; None without a watchdog."""
+    """Return the watchdog's timeout in seconds, after which systemd aborts this process; None without a watchdog."""
     named, text = environment.get("WATCHDOG_PID", ""), environment.get("WATCHDOG_USEC", "")
     if (named and named != str(pid)) or not (text.isascii() and text.isdecimal()) or not int(text):
         return None
@@ -71,9 +71,9 @@ def watchdog_seconds(environment: Mapping[str, str], pid: int) -> float | None:
 
 
 def passed_descriptors(environment: Mapping[str, str], pid: int) -> list[tuple[int, str]]:
-    """Return the sockets that systemd opened for this process: (descriptor, name from the unit).
+    """Return the sockets that systemd opened for this process, as (descriptor, name from the unit).
 
-    Empty if they are for another process, or the count is not a number.
+    Empty if they are for another process or their count is invalid.
     """
     text = environment.get("LISTEN_FDS", "")
     if environment.get("LISTEN_PID") != str(pid) or not (text.isascii() and text.isdecimal() and len(text) <= 4):
@@ -85,6 +85,6 @@ def passed_descriptors(environment: Mapping[str, str], pid: int) -> list[tuple[i
 
 
 def forget_descriptors(environment: MutableMapping[str, str]) -> None:
-    """Remove the variables, so that no child takes the sockets for its own."""
+    """Remove the variables of passed sockets, so that children do not use the sockets."""
     for name in ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "LISTEN_PIDFDID"):
         environment.pop(name, None)

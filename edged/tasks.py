@@ -1,5 +1,5 @@
-"""Long-lived asyncio tasks. A task that ends with an unexpected exception is logged, counted and started again: nothing
-awaits it, so without that its work would silently stop for as long as the daemon runs."""
+"""Long-lived asyncio tasks. A task that ends with an unexpected exception is logged, counted and started again. No code
+awaits it, so otherwise its work would stop silently."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from edged.backoff import Backoff
 
 _LOG = logging.getLogger("edged")
 _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30.0)  # seconds until a task is started again
-_PROVEN_SECONDS = 60.0  # after which a failure counts as the first one again
+_PROVEN_SECONDS = 60.0  # after this time a failure counts as the first one
 
-FAILURES: Counter[str] = Counter()  # unexpected ends of tasks of this process, by the task's name
+FAILURES: Counter[str] = Counter()  # unexpected ends of tasks, by the task's name
 
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 def keep(name: str, work: Work) -> asyncio.Task[None]:
-    """Run `work()` until it returns or is cancelled; start it again, later each time, if it raises anything else."""
+    """Run `work()` until it returns or is cancelled. If it raises an exception, start it again after growing pauses."""
     return asyncio.get_running_loop().create_task(_kept(name, work), name=name)
 
 
 async def until_set(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, for so long at most. A loop that waits so ends when it is cancelled: before Python 3.12
-    `asyncio.wait_for` loses a cancellation that comes together with the event."""
+    """Wait for an event, at most `seconds`. Use this in loops that are cancelled: before Python 3.12 `asyncio.wait_for`
+    loses a cancellation that arrives together with the event."""
     waiting = asyncio.get_running_loop().create_task(event.wait())
     try:
         await asyncio.wait((waiting,), timeout=seconds)
@@ -42,7 +42,7 @@ def failed(name: str, error: BaseException) -> None:
 
 
 def count_callbacks() -> None:
-    """Count also what fails in callbacks of this loop, or in tasks that nothing awaits; asyncio logs it."""
+    """Also count exceptions in callbacks of this loop, and in tasks that are never awaited; asyncio logs them."""
 
     def unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         FAILURES["callback"] += 1
@@ -63,8 +63,8 @@ async def _kept(name: str, work: Work) -> None:
 
 
 class TaskGroup:
-    """One-shot tasks, referenced while they run. An unexpected exception is logged and counted; `ended` is called after
-    each task."""
+    """A set of one-shot tasks, which are referenced while they run. Unexpected exceptions are logged and counted.
+    `ended` is called after each task."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended

@@ -1,10 +1,10 @@
-"""Tensor names, dtypes and shapes, in the words of the Open Inference Protocol.
+"""Tensor names, datatypes and shapes, with the names of the Open Inference Protocol.
 
-A datatype is one of the protocol's names (`FP32`, `UINT8`, `BYTES`, ...). A shape is a tuple whose entries are a
-fixed size (`int`) or the name of a dynamic dimension (`str`, `"?"` if the model gives it no name).
+A datatype is one of the protocol's names (`FP32`, `UINT8`, `BYTES`, ...). A shape is a tuple whose entries are a fixed
+size (`int`) or the name of a dynamic dimension (`str`, `"?"` if the model gives it no name).
 
-Raw contents are a tensor's bytes, little-endian and in C order. A BYTES tensor is, per element, its length as uint32
-and then that many bytes.
+Raw contents are a tensor's bytes, little-endian and in C order. Each element of a BYTES tensor is its length as uint32,
+followed by its bytes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Dim: TypeAlias = int | str
 Shape: TypeAlias = tuple[Dim, ...]
 Array: TypeAlias = npt.NDArray[np.generic]
 
-# Of a tensor that may have any number of dimensions.
+# The shape of a tensor that may have any number of dimensions.
 ANY_SHAPE: Shape = ("...",)
 
-# Open Inference Protocol datatype -> numpy dtype of the same bytes. BF16 has no numpy dtype of its own: its two
-# bytes travel as uint16. BYTES elements are Python bytes objects.
+# Open Inference Protocol datatype -> numpy dtype of the same bytes. numpy has no BF16: its two bytes are a uint16.
+# BYTES elements are Python bytes objects.
 _NUMPY: dict[str, np.dtype[np.generic]] = {
     "BOOL": np.dtype(np.bool_),
     "INT8": np.dtype(np.int8),
@@ -56,7 +56,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The shape with -1 for every dynamic dimension, as the protocol writes it."""
+        """The shape as in the protocol, with -1 for every dynamic dimension."""
         return tuple(d if isinstance(d, int) else -1 for d in self.shape)
 
     @property
@@ -64,7 +64,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return all(isinstance(d, int) for d in self.shape)
 
     def admits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a concrete shape fits: same rank, and equal wherever this one is fixed."""
+        """Whether a concrete shape fits: it has the same rank, and the same size in every fixed dimension."""
         if self.shape == ANY_SHAPE:
             return True
         return len(shape) == len(self.shape) and all(
@@ -73,19 +73,20 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 def numpy_dtype(datatype: str) -> np.dtype[np.generic]:
-    """The numpy dtype that holds a protocol datatype; KeyError for a name the protocol does not know."""
+    """Return the numpy dtype of a protocol datatype. Raises KeyError for an unknown name."""
     return _NUMPY[datatype]
 
 
 def byte_size(datatype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a dense tensor; BYTES tensors have no fixed size and raise ValueError."""
+    """Return the size of a tensor in bytes. Raises ValueError for BYTES, whose elements have no fixed size."""
     if datatype == "BYTES":
         raise ValueError("a BYTES tensor has no fixed size")
     return math.prod(shape) * _NUMPY[datatype].itemsize
 
 
 def to_array(name: str, datatype: str, shape: tuple[int, ...], data: memoryview | bytes) -> Array:
-    """A read-only array over `data` without a copy (BYTES: an object array of bytes). InvalidInput on a wrong size."""
+    """Return a read-only array over `data` without a copy (BYTES: an object array of bytes). Raises InvalidTensor if
+    the size does not fit."""
     if datatype == "BYTES":
         elements = _split(name, bytes(data))
         if len(elements) != math.prod(shape):
@@ -100,7 +101,7 @@ def to_array(name: str, datatype: str, shape: tuple[int, ...], data: memoryview 
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """The raw contents of an array; a view if no conversion is needed."""
+    """Return the raw contents of an array; a view if no conversion is needed."""
     if array.dtype == np.object_:
         return b"".join(struct.pack("<I", len(element)) + element for element in array.ravel().tolist())
     contiguous = np.ascontiguousarray(array)

@@ -1,1 +1,1 @@
-"""What developers run; not part of the package."""
+"""Programs for developers; not part of the package."""

@@ -1,8 +1,8 @@
-"""Make the pictures of README.md from a real run: `python -m tools.pictures`, which needs chromium and the
-Python package playwright.
+"""Make the pictures of README.md from a real run: `python -m tools.pictures`, which needs chromium and the Python
+package playwright.
 
-docs/up.svg is what `edged up` prints at a terminal of 80 columns, line by line at a tenth of the time; docs/page.jpg is
-the page of that daemon with three cameras that show drawn scenes.
+docs/up.svg shows the output of `edged up` on a terminal with 80 columns, line by line at ten times the speed.
+docs/page.jpg is the page of that daemon with three cameras that show drawn scenes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FASTER = 10.0
 
 
 def main() -> None:
-    """Run `edged up` in an empty home, then draw what it printed and photograph its page."""
+    """Run `edged up` with an empty home folder; draw its output and take a screenshot of its page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome"))
     options = parser.parse_args()
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _record(environment: dict[str, str], chromium: str) -> list[tuple[float, str]]:
-    """Lines of a run, each with the seconds since its start."""
+    """Run `edged up` and return its lines, each with the seconds since the start."""
     lines: list[tuple[float, str]] = []
     edged = (sys.executable, "-m", "edged")
     began = time.monotonic()
@@ -78,20 +78,20 @@ def _call(edged: tuple[str, ...], environment: dict[str, str], *words: str) -> N
 
 
 def _photograph(chromium: str, address: str) -> None:
-    """Write docs/page.jpg once the page has pictures of all cameras."""
+    """Write docs/page.jpg after the page shows pictures of all cameras."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1100, "height": 900})
         page.goto(address)
-        page.wait_for_timeout(6000)  # the page's policy forbids what Playwright waits with
+        page.wait_for_timeout(6000)  # the page's Content-Security-Policy forbids Playwright's waits
         page.screenshot(path=DOCS / "page.jpg", quality=82)
         browser.close()
 
 
 def svg(lines: list[tuple[float, str]]) -> str:
-    """A terminal whose lines appear one after another, and then stay."""
+    """Return an SVG of a terminal whose lines appear one after another and then stay."""
     rows = [("$ edged up", 0.0)]
     for at, line in lines:
         rows += [(part, at / _FASTER) for part in _broken(line)]
@@ -117,7 +117,7 @@ def svg(lines: list[tuple[float, str]]) -> str:
 
 
 def _broken(line: str) -> list[str]:
-    """A line as a terminal shows it."""
+    """Wrap a line as a terminal does."""
     return textwrap.wrap(line, _COLUMNS, drop_whitespace=True, replace_whitespace=False) or [""]
 
 

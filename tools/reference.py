@@ -1,4 +1,5 @@
-"""Write what follows from the configuration's schema: systemd/edged.toml and the end of docs/configuration.md."""
+"""Write the files that are generated from the configuration's schema: systemd/edged.toml and the end of
+docs/configuration.md."""
 
 from __future__ import annotations
 

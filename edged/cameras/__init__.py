@@ -1,1 +1,1 @@
-"""The daemon's part of configured cameras: which exist, and the processes that run them (`edged.capture`)."""
+"""The daemon's part of configured cameras: their definitions, and the processes (`edged.capture`) that run them."""

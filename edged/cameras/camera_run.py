@@ -1,4 +1,4 @@
-"""One enabled camera: its process, started again after pauses if it ends, and what it reported."""
+"""Runs one enabled camera: its process, which is started again after pauses if it ends, and the process's reports."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class RunLimits(msgspec.Struct, frozen=True):
     """Limits of a camera's process, in seconds; tests use shorter ones."""
 
     start: float = 60.0  # until its first message
-    silent: float = 30.0  # without a message, after which it hangs
+    silent: float = 30.0  # without a message, until it counts as hung
     stop: float = 5.0  # to end by itself
-    proven: float = 60.0  # a failure after so long counts as the first one again
+    proven: float = 60.0  # after this time a failure counts as the first one
     pauses: tuple[float, ...] = (1.0, 5.0, 10.0, 60.0)  # before it is started again
     command: tuple[str, ...] = (sys.executable, "-m", "edged.capture.main")
 
 
 class CameraRun:
-    """A camera from when it is enabled until it is changed or removed. `report` is what its process said last."""
+    """A camera from its enabling until it is changed or removed. `report` is its process's last report."""
 
     def __init__(
         self, name: str, camera: Camera, target: str, folder: Path, events: EventLog, limits: RunLimits
@@ -51,16 +51,16 @@ class CameraRun:
         self._begin = m.Begin(name, camera, target, camera.events.folder or str(folder))
         self._events, self._limits = events, limits
         self._process: PipedProcess[m.FromCapture] | None = None
-        self._heard: float | None = None  # when the process said something; None before its first message
+        self._heard: float | None = None  # time of the last message; None before the first
         self._newest: m.Picture | None = None
         self._news = asyncio.Condition()
         self._watchers: list[m.Watch] = []
         self._ending = asyncio.Event()
-        self._is_asked = False  # whether the process was asked to end by itself
+        self._is_asked = False  # whether the process was asked to stop
         self._task = tasks.keep(f"camera {name}", self._run)
 
     async def stop(self) -> None:
-        """End the process, first by asking it."""
+        """Ask the process to stop; kill it if it does not."""
         self._ending.set()
         if self._process is not None:
             self._is_asked = True
@@ -74,7 +74,7 @@ class CameraRun:
             self._news.notify_all()
 
     async def pictures(self, fps: float, width: int) -> AsyncGenerator[m.Picture, None]:
-        """Yield pictures as they come, the newest only, until the camera ends."""
+        """Yield the newest picture each time, until the camera ends."""
         watcher = m.Watch(fps, width)
         self._watchers.append(watcher)
         self._tell()
@@ -92,13 +92,13 @@ class CameraRun:
             self._tell()
 
     async def _after(self, shown: m.Picture | None) -> m.Picture | None:
-        """Wait for another picture than the one that was shown; None at the end."""
+        """Wait for a newer picture than `shown`; return None at the end."""
         async with self._news:
             await self._news.wait_for(lambda: self._newest is not shown or self._ending.is_set())
             return self._newest
 
     def _tell(self) -> None:
-        """Tell the process how many pictures are wanted: as the most demanding viewer does."""
+        """Send the process the highest rate and width that viewers want."""
         if self._process is None:
             return
         fps = max((each.fps for each in self._watchers), default=0.0)
@@ -126,7 +126,7 @@ class CameraRun:
         try:
             child = await PipedProcess.start(command, "camera", decoder, m.LARGEST, camera=self.name)
         except OSError as error:
-            return f"its process could not be started: {error.strerror or error}"
+            return f"cannot start its process: {error.strerror or error}"
         self._process, self._heard = child, None
         watch = tasks.keep(f"watch of camera {self.name}", lambda: self._watch(child))
         try:
@@ -147,17 +147,17 @@ class CameraRun:
         return child.ended or self.report.error or f"its process ended with status {status}"
 
     async def _watch(self, child: PipedProcess[m.FromCapture]) -> None:
-        """End a process that says nothing."""
+        """End the process if it sends no message for too long."""
         period, silence, then = self._limits.silent / 10, 0.0, time.monotonic()
         while True:
             await asyncio.sleep(period)
             now = time.monotonic()
-            # A long pause was this process's own and does not count against the camera.
+            # A long pause was in this process and does not count against the camera.
             silence = silence + min(now - then, 4 * period) if self._heard is None or self._heard < then else 0.0
             limit = self._limits.start if self._heard is None else self._limits.silent
             then = now
             if silence > limit:
-                child.end(f"its process said nothing for {limit:g} s")
+                child.end(f"its process sent no message for {limit:g} s")
 
     async def _receive(self, message: m.FromCapture) -> None:
         if isinstance(message, m.Report):
@@ -172,7 +172,7 @@ class CameraRun:
             self._events.emit(what, self.camera.model)
 
     def _take(self, report: m.Report) -> None:
-        """Keep a report; log and announce a change of state."""
+        """Store a report; log a change of state and emit an event for it."""
         before, self.report = self.report, msgspec.structs.replace(report, error=redact(report.error))
         if report.state is before.state or (report.state not in _SETTLED and before.state is not m.State.STREAMING):
             return

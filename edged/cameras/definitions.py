@@ -1,4 +1,4 @@
-"""The cameras that the daemon runs: those of its configuration, and those that operators added, kept in files."""
+"""The cameras that the daemon runs: from its configuration, and added by operators, which are stored in files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _MOST = 1024
 
 
 class Definition(NamedTuple):
-    """A camera; `is_configured`: it is in the configuration, so that only an edit there changes it."""
+    """A camera. `is_configured` means that it is in the configuration, so that commands cannot change it."""
 
     camera: Camera
     is_configured: bool
 
 
 class Definitions:
-    """All cameras by name. One of the configuration hides one of the same name that was added."""
+    """All cameras by name. A camera of the configuration hides an added one with the same name."""
 
     def __init__(self, folder: Path, configured: Mapping[str, Camera]) -> None:
-        """`folder` holds those that operators added, a file for each; it need not exist."""
+        """`folder` has a file for each camera that operators added; it need not exist."""
         self._folder = folder
         self._configured = dict(configured)
         self._added = dict(_read(folder))
@@ -45,19 +45,20 @@ class Definitions:
         return dict(sorted({**added, **configured}.items()))
 
     def find(self, name: str) -> Definition:
-        """Return a camera. NotFound, with the names that exist."""
+        """Return a camera. Raises NotFound, with the existing names."""
         known = self.all()
         if name not in known:
             names = ", ".join(known) or "none; add one with: edged cameras add"
-            raise NotFound(f"no configured camera is called {shown(name)}; there are: {names}")
+            raise NotFound(f"no configured camera is named {shown(name)}; existing cameras: {names}")
         return known[name]
 
     def configure(self, configured: Mapping[str, Camera]) -> None:
-        """Take the cameras of another configuration."""
+        """Replace the cameras of the configuration."""
         self._configured = dict(configured)
 
     def add(self, name: str, camera: Camera) -> None:
-        """Add a camera. AlreadyExists if its name is taken, OutOfSpace or similar if it cannot be written."""
+        """Add a camera. Raises AlreadyExists if its name exists, InvalidInput if too many cameras were added, and
+        OutOfSpace or a similar error if it cannot be written."""
         if name in self.all():
             raise AlreadyExists(f"camera {name!r} exists; change it with: edged cameras set {name} KEY=VALUE")
         if len(self._added) >= _MOST:
@@ -65,12 +66,12 @@ class Definitions:
         self._write(name, camera)
 
     def replace(self, name: str, camera: Camera) -> None:
-        """Change a camera that was added. NotFound; InvalidInput for one of the configuration."""
+        """Change an added camera. Raises NotFound, or InvalidInput if it is in the configuration."""
         self._require_added(name, "change")
         self._write(name, camera)
 
     def remove(self, name: str) -> None:
-        """Remove a camera that was added. NotFound; InvalidInput for one of the configuration."""
+        """Remove an added camera. Raises NotFound, or InvalidInput if it is in the configuration."""
         self._require_added(name, "remove")
         (self._folder / f"{name}{_SUFFIX}").unlink(missing_ok=True)
         del self._added[name]
@@ -91,7 +92,7 @@ class Definitions:
 
 
 def _read(folder: Path) -> list[tuple[str, Camera]]:
-    """Read the files of a folder; one that is damaged is logged and left out."""
+    """Read the camera files of a folder. A damaged file is logged and left out."""
     found: list[tuple[str, Camera]] = []
     try:
         atomic.sweep(folder)

@@ -1,4 +1,4 @@
-"""What operators read about cameras: the counts of all that send frames, and the state of configured ones."""
+"""Reports about cameras for operators: counts of all cameras that send frames, and the state of configured cameras."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from edged.serving.camera import CameraRecord, Cameras
 
 
 def camera_infos(cameras: Cameras, supervisor: CameraSupervisor) -> list[CameraInfo]:
-    """Return all cameras by name and model: configured ones, and those that send frames or did so lately."""
+    """Return all cameras sorted by name and model: configured cameras, and cameras that send frames or sent them
+    recently."""
     found = {(info.camera, info.model): info for info in cameras.reports()}
     for name, status in supervisor.status().items():
         key = name, status.definition.camera.model
@@ -22,18 +23,18 @@ def camera_infos(cameras: Cameras, supervisor: CameraSupervisor) -> list[CameraI
 
 
 def camera_info(name: str, cameras: Cameras, supervisor: CameraSupervisor) -> CameraInfo:
-    """Return one configured camera. NotFound."""
+    """Return one configured camera. Raises NotFound."""
     supervisor.find(name)
     return next(info for info in camera_infos(cameras, supervisor) if info.configured and info.camera == name)
 
 
 def _silent(name: str, model: str) -> CameraInfo:
-    """Return a camera that has sent no frame yet."""
+    """Return the report of a camera that has sent no frame yet."""
     return CameraRecord(name, model).report(0.0)
 
 
 def with_status(info: CameraInfo, status: CameraStatus) -> CameraInfo:
-    """Return the counts of a camera with its state. Pure."""
+    """Return a camera's counts together with its state. Pure."""
     (camera, is_configured), report = status.definition, status.report
     return msgspec.structs.replace(
         info,

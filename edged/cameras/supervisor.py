@@ -1,4 +1,4 @@
-"""Runs a process for each enabled camera, starts it again if it ends, and keeps what it reports."""
+"""Runs a process for each enabled camera, starts it again if it ends, and keeps its reports."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from edged.errors import InvalidInput, NotReady
 from edged.events import EventLog
 from edged.ipc.capture_messages import Picture, Report, State
 
-# Keys that name files of the box or run any program: only its owner sets them, in the configuration.
+# Keys that name files or addresses of the box: they can be set only in the configuration, by the box's owner.
 _OWNERS = ("events.folder", "sinks.lines", "sinks.mqtt_password_file", "sinks.zmq", "sinks.preview")
 
 
-# Open an address for the processes; return it.
+# Opens an address for the cameras' processes and returns it.
 Listen: TypeAlias = Callable[[], Awaitable[str]]
 
 
 class CameraStatus(NamedTuple):
-    """A camera with what its process reported last."""
+    """A camera with its process's last report."""
 
     definition: Definition
     report: Report
 
 
 class CameraSupervisor:
-    """Used from one event loop."""
+    """Starts and stops the cameras' processes. Use it from one event loop."""
 
     def __init__(
         self, definitions: Definitions, events: EventLog, folder: Path, limits: RunLimits | None = None
     ) -> None:
-        """`folder`: for files of cameras that name no folder of their own."""
+        """`folder` is for files of cameras whose settings name no folder."""
         self._definitions, self._events, self._folder = definitions, events, folder
         self._limits = limits or RunLimits()
         self._runs: dict[str, CameraRun] = {}
@@ -47,25 +47,26 @@ class CameraSupervisor:
         self._changing = asyncio.Lock()
 
     async def start(self, listen: Listen) -> None:
-        """Start the processes. `listen` opens the address at which they reach the daemon, when the first one starts."""
+        """Start the processes. `listen` is called before the first one starts, and opens the address of the daemon for
+        them."""
         self._listen = listen
         async with self._changing:
             await self._apply()
 
     async def stop(self) -> None:
-        """End all processes; clips are completed if they can be within a few seconds."""
+        """End all processes. Clips are completed if that takes at most a few seconds."""
         async with self._changing:
             self._listen = None
             await self._apply()
 
     async def reconfigure(self, configured: Mapping[str, Camera]) -> None:
-        """Take the cameras of another configuration; unchanged ones continue."""
+        """Replace the cameras of the configuration; unchanged cameras continue."""
         async with self._changing:
             self._definitions.configure(configured)
             await self._apply()
 
     async def add(self, name: str, settings: Mapping[str, str]) -> None:
-        """Add a camera. AlreadyExists, InvalidInput, or an error of the disk."""
+        """Add a camera. Raises AlreadyExists, InvalidInput, or the error of a disk."""
         _require_allowed(settings)
         camera = camera_of(name, settings)
         async with self._changing:
@@ -73,7 +74,7 @@ class CameraSupervisor:
             await self._apply()
 
     async def change(self, name: str, settings: Mapping[str, str]) -> None:
-        """Change settings of a camera that was added; its process starts again. NotFound, InvalidInput."""
+        """Change settings of an added camera; its process starts again. Raises NotFound or InvalidInput."""
         _require_allowed(settings)
         async with self._changing:
             camera = camera_of(name, settings, self._definitions.find(name).camera)
@@ -81,7 +82,7 @@ class CameraSupervisor:
             await self._apply()
 
     async def remove(self, name: str) -> None:
-        """Remove a camera that was added. NotFound, InvalidInput."""
+        """Remove an added camera. Raises NotFound or InvalidInput."""
         async with self._changing:
             await asyncio.to_thread(self._definitions.remove, name)
             await self._apply()
@@ -94,14 +95,14 @@ class CameraSupervisor:
         }
 
     def find(self, name: str) -> CameraStatus:
-        """Return one camera. NotFound."""
+        """Return one camera. Raises NotFound."""
         definition = self._definitions.find(name)
         return CameraStatus(definition, self._report(name, definition))
 
     async def pictures(self, name: str, fps: float, width: int) -> AsyncGenerator[Picture, None]:
-        """Yield the newest annotated picture, at most `fps` a second and `width` pixels wide, while the caller wants.
+        """Yield the newest annotated pictures, at most `fps` a second and `width` pixels wide.
 
-        NotFound; NotReady if the camera does not run. Ends if the camera is changed or removed.
+        Ends if the camera is changed or removed. Raises NotFound, or NotReady if the camera does not run.
         """
         self._definitions.find(name)
         run = self._runs.get(name)
@@ -112,7 +113,7 @@ class CameraSupervisor:
                 yield picture
 
     def alarms(self) -> Iterator[Alarm]:
-        """Yield what is wrong with cameras now."""
+        """Yield the current alarms of all cameras."""
         for name, run in self._runs.items():
             yield from camera_alarms(name, run.camera, run.report)
 
@@ -123,7 +124,7 @@ class CameraSupervisor:
         return Report(State.STARTING if definition.camera.enabled and self._listen else State.OFF)
 
     async def _apply(self) -> None:
-        """Start and stop processes until they are as defined."""
+        """Start and stop processes so that they match the definitions."""
         wanted = {name: each.camera for name, each in self._definitions.all().items() if each.camera.enabled}
         wanted = wanted if self._listen else {}
         if wanted and not self._target and self._listen:
@@ -138,7 +139,7 @@ class CameraSupervisor:
 
 
 def camera_alarms(name: str, camera: Camera, report: Report) -> Iterator[Alarm]:
-    """Yield what is wrong with one camera. Pure."""
+    """Yield the current alarms of one camera. Pure."""
     why = f": {report.error}" if report.error else ""
     if report.state in (State.LOST, State.FAILED):
         message = f"camera {name} gives no frames{why}; see: edged cameras show {name}"
@@ -153,9 +154,9 @@ def camera_alarms(name: str, camera: Camera, report: Report) -> Iterator[Alarm]:
 
 
 def _require_allowed(settings: Mapping[str, str]) -> None:
-    """InvalidInput for what only the owner of the box may set."""
+    """Raise InvalidInput for settings that only the box's owner may set, in the configuration."""
     for key, text in settings.items():
         if text and key in _OWNERS:
             raise InvalidInput(f"{key} names a file or address of the box; set it in the daemon's configuration")
         if key == "source" and text.startswith("gst:"):
-            raise InvalidInput("a gst: pipeline may run anything; set it in the daemon's configuration")
+            raise InvalidInput("a gst: pipeline may run any program; set it in the daemon's configuration")

@@ -1,1 +1,2 @@
-"""The process of one configured camera: opens its source, streams it to the daemon, passes on what was found."""
+"""The process of one configured camera: opens its source, streams it to the daemon, and passes results to its
+outputs."""

@@ -1,4 +1,4 @@
-"""Opens the source of a camera, streams it to the daemon, and gives the results to its outputs, until stopped."""
+"""Opens a camera's source, streams it to the daemon, and passes the results to its outputs, until stopped."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CameraHealth:
 
 
 class Capture:
-    """One camera. A thread streams, another one reports."""
+    """One running camera: a thread streams, another thread reports."""
 
     def __init__(self, begin: Begin, send: Callable[[FromCapture], None]) -> None:
         self._begin, self._camera, self._send = begin, begin.camera, send
@@ -87,7 +87,7 @@ class Capture:
         self._reporting.start()
 
     def watch(self, watch: Watch) -> None:
-        """Change how many pictures the daemon wants."""
+        """Set the rate and width of pictures for viewers."""
         self._outputs.viewer.watch(watch)
 
     def stop(self) -> None:
@@ -113,13 +113,13 @@ class Capture:
                 continue
             except EdgedError as error:
                 self._health.failed(redact(str(error)))
-            except Exception as error:  # of a driver or a library, of any class
+            except Exception as error:  # drivers and libraries raise any class
                 self._health.failed(redact(f"{type(error).__name__}: {error}"))
             self._news.set()
             self._stopped.wait(backoff.after(time.monotonic() - began))
 
     def _stream(self) -> None:
-        """Stream to the end of the source. Raises what the source or the daemon raises."""
+        """Stream until the source ends. Raises errors of the source and the daemon."""
         camera, begin = self._camera, self._begin
         newest = camera.mode == "freshest"
         with (
@@ -180,7 +180,7 @@ class Capture:
         now, source, outputs = time.monotonic(), self._source, self._outputs
         state, error = self._health.state(now, "" if source is None else redact(source.problem))
         outputs.pass_time(now, is_streaming=state is State.STREAMING)
-        with contextlib.suppress(BrokenPipeError):  # the daemon has gone, and this process ends with it
+        with contextlib.suppress(BrokenPipeError):  # the daemon has ended, and this process ends too
             self._send(
                 Report(
                     state,
@@ -200,7 +200,7 @@ class Capture:
 
 
 class _Counted(Iterator[Picture | Captured]):
-    """Frames on their way to a stream, each reported."""
+    """Passes frames to a stream and reports each of them."""
 
     def __init__(self, frames: Iterator[Picture | Captured], source: Source, on_frame: Callable[[], None]) -> None:
         self._frames, self._source, self._on_frame = frames, source, on_frame
@@ -222,7 +222,8 @@ def _is_file(source: str) -> bool:
 
 
 def _fps(camera: Camera) -> float:
-    """Return the most frames a second that leave the source. Pictures have no times of their own."""
+    """Return the source's highest rate in frames a second, 0 for no limit. Pictures have no times, so they get a
+    rate."""
     source = Path(camera.source)
     is_picture = _is_file(camera.source) and (source.is_dir() or source.suffix.lower() in PICTURE_SUFFIXES)
     return camera.max_fps or (_PICTURES_FPS if is_picture else 0.0)

@@ -1,4 +1,4 @@
-"""Pictures and videos of events, in a folder of bounded age and size."""
+"""Keeps pictures and videos of events in a folder with limits of age and size."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from edged.store import atomic
 from edged.vision.draw import encode_jpeg
 
 _MINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:-\d{1,3})?_[A-Za-z0-9._-]{1,64}\.(?:jpg|mp4)(?:\.part)?")
-_MOST_BYTES = 128 << 20  # of pictures that are kept for the seconds before an event
+_MOST_BYTES = 128 << 20  # of pictures from the seconds before an event
 _LONGEST_S = 600.0  # of a clip
-_WAITING = 256  # pictures and events
+_WAITING = 256  # queued pictures and events
 _CLOSE_S = 3.0
 
 _log = logging.getLogger("edged.capture")
 
 
 class EventFolder:
-    """The files of one camera's events. Only files that carry its names are ever removed."""
+    """The files of one camera's events. Only files with names of events are ever removed."""
 
     def __init__(self, folder: Path, keep_days: float, keep_mb: int) -> None:
         self.folder = folder
         self._keep_s, self._keep_bytes = keep_days * 86400, keep_mb << 20
 
     def path(self, place: str, suffix: str, unix_s: float) -> Path:
-        """Return a name for a file of an event that is not taken. OSError if the folder cannot be made."""
+        """Return an unused path for a file of an event. Raises OSError if the folder cannot be created."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         stem = f"{datetime.fromtimestamp(unix_s).astimezone():%Y-%m-%dT%H-%M-%S}"
         for number in range(1000):
@@ -51,7 +51,7 @@ class EventFolder:
         raise FileExistsError(17, "a thousand events in one second", str(self.folder))
 
     def prune(self, unix_s: float) -> None:
-        """Remove files that are too old, then the oldest ones until the rest is small enough."""
+        """Remove files that are too old, then the oldest files until the size is within its limit."""
         files: list[tuple[float, int, Path]] = []
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.folder):
@@ -68,10 +68,10 @@ class EventFolder:
 
 
 class _Clip:
-    """A video that is being written, as `NAME.part` until it is complete."""
+    """A video that is being written; its name is `NAME.part` until it is complete."""
 
     def __init__(self, path: Path) -> None:
-        """EdgedError or OSError if it cannot be written."""
+        """Raises EdgedError or OSError if the video cannot be written."""
         self.path, self._part = path, Path(f"{path}.part")
         self._video = Mp4(self._part, lossless=True)
 
@@ -90,10 +90,10 @@ class _Clip:
 
 
 class EventRecorder:
-    """Keeps a snapshot, a clip, or both of each event, in a thread of its own.
+    """Writes a snapshot, a clip, or both for each event, in its own thread.
 
-    A clip begins some seconds before its event and ends some seconds after it. `problem`: why the last file could not
-    be kept, empty if it was. `dropped` counts pictures that came faster than they could be written.
+    A clip begins some seconds before its event and ends some seconds after it. `problem` is why the last file could not
+    be written; empty if it was. `dropped` counts queued items that were dropped because the thread was too slow.
     """
 
     def __init__(self, events: Events, folder: Path) -> None:
@@ -110,12 +110,12 @@ class EventRecorder:
         self._thread.start()
 
     def on_answer(self, answered: Answered, now: float) -> None:
-        """Take an answered picture that came at a monotonic time."""
+        """Add an answered picture, for clips. `now` is monotonic."""
         if self._events.clips and answered.image is not None:
             self._put(lambda: self._take(answered, now))
 
     def begin(self, place: str, answered: Answered | None, now: float, unix_s: float) -> str:
-        """Note the beginning of an event; return the file that will be kept of it, empty for none."""
+        """Begin an event; return the path of the file that will be written for it, or an empty text."""
         try:
             picture = self._folder.path(place, ".jpg", unix_s) if self._events.snapshots and answered else None
             video = self._folder.path(place, ".mp4", unix_s) if self._events.clips else None
@@ -126,11 +126,11 @@ class EventRecorder:
         return str(picture or video or "")
 
     def end(self, place: str, now: float) -> None:
-        """Note the end of an event."""
+        """End an event; its clip continues for some seconds."""
         self._put(lambda: self._end(place, now))
 
     def close(self) -> None:
-        """Complete the clip that is being written, within a few seconds."""
+        """Complete the current clip; wait a few seconds at most."""
         with contextlib.suppress(queue.Full):
             self._work.put(None, timeout=_CLOSE_S)
         self._thread.join(_CLOSE_S)
@@ -191,10 +191,11 @@ class EventRecorder:
     def _fail(self, error: Exception) -> None:
         problem = str(getattr(error, "strerror", None) or error)
         if problem != self.problem:
-            _log.warning("events cannot be kept: %s", problem)
+            _log.warning("files of events cannot be written: %s", problem)
         self.problem = problem
 
 
 def _compressed(picture: Picture | None) -> Picture | None:
-    """Return a picture as JPEG: seconds of raw pictures would fill the memory."""
+    """Return a colour array as JPEG and other pictures unchanged, since seconds of raw pictures would need too much
+    memory."""
     return encode_jpeg(picture) if isinstance(picture, np.ndarray) and picture.ndim == 3 else picture

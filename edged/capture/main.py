@@ -1,7 +1,7 @@
 """The process of one configured camera: `python -m edged.capture.main PARENT_PID REACH`.
 
-Messages come on standard input and go to standard output (`edged.ipc.capture_messages`). The process ends when its
-input ends.
+It reads messages from standard input and writes messages to standard output (`edged.ipc.capture_messages`). It ends
+when its input ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> int:
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     if not process.die_with_parent(int(sys.argv[1])):
         return 1
-    # Decoders and OpenCV would start a thread for each processor, in each camera's process.
+    # Without this, libraries would start a thread for each processor in each camera's process.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ[name] = "1"
     confine.confine_files(Reach.parsed(sys.argv[2]))
@@ -33,8 +33,8 @@ def main() -> int:
 
 
 def run(requests: BinaryIO, output: BinaryIO) -> int:
-    """Run the camera until the daemon closes the pipe."""
-    # Not before the files are confined and the environment is set.
+    """Run the camera until the daemon closes the pipe; return the exit status."""
+    # Imported only after the files are confined and the environment is set.
     import msgspec
 
     from edged.capture.capture import Capture
@@ -65,7 +65,7 @@ def run(requests: BinaryIO, output: BinaryIO) -> int:
 
 
 if __name__ == "__main__":
-    # Threads of libraries may hang in the kernel; the daemon waits for the end of this process.
+    # Not a normal exit: library threads may hang in the kernel while the daemon waits for this process.
     status = main()
     sys.stdout.flush()
     os._exit(status)

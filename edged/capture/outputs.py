@@ -1,4 +1,4 @@
-"""Everything that gets the results of a camera: its zones and lines, sinks, files of events, and viewers."""
+"""Passes a camera's results to its zones and lines, sinks, files of events, and viewers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from edged.errors import EdgedError, InvalidInput, redact
 from edged.ipc.capture_messages import Begin, FromCapture, Happened, LineState, ZoneState
 
 _log = logging.getLogger("edged.camera")
-_ANYTHING = "any"  # the place of events of a camera without zones
-_ON_SECONDS, _OFF_SECONDS = 0.5, 3.0  # for these
+_ANYTHING = "any"  # the place of events if the camera has no zones
+_ON_SECONDS, _OFF_SECONDS = 0.5, 3.0  # for this place
 
 
 class Outputs:
-    """`on_result` comes from the thread that streams, everything else from others."""
+    """All outputs of one camera. The streaming thread calls `on_result`; other threads call the other methods."""
 
     def __init__(self, begin: Begin, send: Callable[[FromCapture], None]) -> None:
         camera = begin.camera
@@ -55,12 +55,12 @@ class Outputs:
                 self._webhook_problem = str(error)
 
     def tap(self, source: Source) -> Iterator[Picture | Captured]:
-        """Return what to stream in place of a source, so that pictures are kept until their results come."""
+        """Return an iterator to stream instead of the source: it keeps pictures until their results arrive."""
         self._pending = PendingFrames(cast("Iterator[Picture | Captured]", source))
         return self._pending
 
     def on_result(self, result: Result) -> None:
-        """Give a result to everything that wants it. Never raises."""
+        """Pass a result to all outputs. Errors of outputs are stored as their problems."""
         now, unix_s = time.monotonic(), time.time()
         picture = None if self._pending is None else self._pending.take(result.sequence)
         answered = Answered(result, picture)
@@ -78,7 +78,8 @@ class Outputs:
         self.viewer.on_answer(answered)
 
     def pass_time(self, now: float, *, is_streaming: bool) -> None:
-        """Note the time, about once a second: zones of a camera that gives no frames become free."""
+        """Advance the time, about once a second: zones of a camera that sends no frames become free. Publish zones and
+        lines."""
         if not is_streaming:
             with self._busy:
                 self._report(self._watch.pass_time(now, time.time()), None, now, time.time())
@@ -98,14 +99,14 @@ class Outputs:
         return self._watch.lines()
 
     def problems(self) -> dict[str, str]:
-        """Return what does not work, by output."""
+        """Return the problems by output."""
         found = {name: each.problem for name, each in self._managed.items()}
         found["webhook"] = self._webhook_problem or (self._webhook.problem if self._webhook is not None else "")
         found["events"] = self._recorder.problem if self._recorder is not None else ""
         return {name: redact(problem) for name, problem in found.items() if problem}
 
     def close(self) -> None:
-        """Complete everything, within a few seconds."""
+        """Complete all outputs; wait a few seconds at most."""
         if self._recorder is not None:
             self._recorder.close()
         for each in self._managed.values():
@@ -128,12 +129,12 @@ class Outputs:
             told = Happened(each.kind, each.place, each.label, each.unix_s, file)
             if self._webhook is not None:
                 self._webhook.put(told)
-            with contextlib.suppress(BrokenPipeError):  # the daemon has gone, and this process ends with it
+            with contextlib.suppress(BrokenPipeError):  # the daemon has ended, and this process ends too
                 self._send(told)
 
 
 class _Managed:
-    """A sink that is opened when the first result comes, and again some time after it failed."""
+    """A sink that is opened for the first result, and opened again some time after a failure."""
 
     def __init__(self, name: str, open_one: Callable[[], Sink]) -> None:
         self.sink: Sink | None = None
@@ -166,12 +167,12 @@ class _Managed:
     def close(self) -> None:
         sink, self.sink = self.sink, None
         if sink is not None:
-            with contextlib.suppress(OSError, EdgedError):  # it failed already
+            with contextlib.suppress(OSError, EdgedError):  # it has already failed
                 sink.close()
 
 
 def _wanted(begin: Begin) -> dict[str, Callable[[], Sink]]:
-    """Return how to open each sink of the configuration."""
+    """Return, by name, a function that opens each configured sink."""
     sinks, name = begin.camera.sinks, begin.name
     found: dict[str, Callable[[], Sink]] = {}
     if sinks.mqtt:
@@ -187,7 +188,7 @@ def _wanted(begin: Begin) -> dict[str, Callable[[], Sink]]:
 
 
 def _listening(text: str) -> tuple[int, str]:
-    """Parse `[HOST:]PORT`. InvalidInput for anything else."""
+    """Parse `[HOST:]PORT`. Raises InvalidInput for any other text."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise InvalidInput(f"{text!r} is not an address for a preview; give a port, such as 8090, or 0.0.0.0:8090")

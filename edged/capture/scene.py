@@ -1,4 +1,4 @@
-"""Whether a camera's picture is black, or does not change although frames come."""
+"""Detects that a camera's picture is black, or does not change although frames arrive."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy.typing as npt
 from edged.client.frames import Picture, read_picture
 from edged.errors import EdgedError
 
-_PERIOD = 1.0  # seconds between two looks
+_PERIOD = 1.0  # seconds between two checks
 _REDUCED = 8
-_DARK_MEAN, _DARK_SPREAD = 16.0, 6.0  # of 0 to 255: sensor noise of a covered lens is below both
+_DARK_MEAN, _DARK_SPREAD = 16.0, 6.0  # of 0 to 255: the noise of a covered lens is below both
 
 
 class SceneMonitor:
-    """Looks at a picture about once a second, at an eighth of its size. `dark_s`, `frozen_s`: for how many seconds it
-    has been black, or the same to the last bit, which a camera's own noise prevents."""
+    """Checks about one picture a second, at an eighth of its size. `dark_s` is for how many seconds the pictures have
+    been black, `frozen_s` for how many seconds they have been bit-identical, which a working camera's noise
+    prevents."""
 
     def __init__(self) -> None:
         self.dark_s = self.frozen_s = 0.0
@@ -26,7 +27,7 @@ class SceneMonitor:
         self._last: npt.NDArray[np.uint8] | None = None
 
     def look(self, picture: Picture, now: float) -> None:
-        """Take a picture that came at a monotonic time; one that cannot be decoded is left out."""
+        """Check a picture that arrived at monotonic time `now`. A picture that cannot be decoded is ignored."""
         if self._looked is not None and now - self._looked < _PERIOD:
             return
         self._looked = now

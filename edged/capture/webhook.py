@@ -1,4 +1,4 @@
-"""Events of zones and lines as HTTP POST requests."""
+"""Sends events of zones and lines as HTTP POST requests."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ import msgspec
 from edged.errors import InvalidInput, redact
 from edged.ipc.capture_messages import Happened
 
-_WAITING = 64  # events; one more replaces the oldest
+_WAITING = 64  # events; another event replaces the oldest
 _PATIENCE_S = 10.0  # for one request
-_PAUSES = (1.0, 5.0, 20.0)  # between tries of one event, in seconds
+_PAUSES = (1.0, 5.0, 20.0)  # between attempts for one event, in seconds
 
 _log = logging.getLogger("edged.capture")
 
 
 class Webhook:
-    """Posts each event as JSON from a thread of its own; an event is tried four times. `problem`: why the last try
-    failed, empty if it did not. `dropped` counts events that were not delivered."""
+    """Posts each event as JSON from its own thread, in up to four attempts. `problem` is why the last attempt failed;
+    empty if it succeeded. `dropped` counts events that were not delivered."""
 
     def __init__(self, url: str, camera: str, model: str, wait: Callable[[float], bool] | None = None) -> None:
-        """InvalidInput for a URL that is not http:// or https://. `wait` pauses for seconds; True ends the tries."""
+        """`wait` pauses for some seconds and returns True to end the attempts. Raises InvalidInput if the URL does not
+        begin with http:// or https://."""
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise InvalidInput(f"{redact(url)!r} is not an address of a webhook; write http://HOST/PATH")
+            raise InvalidInput(f"{redact(url)!r} is not a webhook's address; write http://HOST/PATH")
         self.problem, self.dropped = "", 0
         self._url, self._headers = _credentials(url)
         self._about = {"camera": camera, "model": model}
-        # Not through the proxy of http_proxy, which other programs use.
+        # The proxy of http_proxy is meant for other programs and not used.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
@@ -44,7 +45,7 @@ class Webhook:
         self._thread.start()
 
     def put(self, happened: Happened) -> None:
-        """Queue an event; never waits."""
+        """Queue an event without waiting."""
         while True:
             try:
                 return self._waiting.put_nowait(happened)
@@ -54,7 +55,7 @@ class Webhook:
                     self.dropped += 1
 
     def close(self) -> None:
-        """Send what waits, each event once, for a few seconds at most."""
+        """Send the queued events, with one attempt each; wait a few seconds at most."""
         self._stopped.set()
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
@@ -89,7 +90,7 @@ class Webhook:
 
 
 def _credentials(url: str) -> tuple[str, dict[str, str]]:
-    """Return the URL without its user and password, and the headers of a request, with them."""
+    """Return the URL without user and password, and the request's headers, which contain them."""
     parts, headers = urlsplit(url), {"Content-Type": "application/json"}
     if parts.username is None:
         return url, headers

@@ -1,6 +1,6 @@
-"""Who is in the zones of a picture, and who crosses its lines. Pure; times are seconds.
+"""Tracks objects in the zones of a picture and across its lines. Pure; times are seconds.
 
-An object is where its box stands: at the middle of the lower edge, in the picture as it is shown after its rotation.
+An object's position is the middle of the lower edge of its box, in the rotated picture.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from edged.ipc.capture_messages import Happened, LineState, ZoneState
 
 Points = npt.NDArray[np.float64]
 
-_GAP = 1.0  # seconds that a detector may miss an object that stays
+_GAP = 1.0  # seconds for which a detector may miss a present object
 _MOST_COUNTED = 99  # objects of a class in a zone
-_SURE = 0.01  # distance from a line, as a fraction of the picture, from which the side of an object is certain
-_FORGET_SECONDS = 60.0  # after which an object that was not seen is another one
+_SURE = 0.01  # distance from a line, as a fraction of the picture, at which an object's side is certain
+_FORGET_SECONDS = 60.0  # an object that was not seen for this time counts as a new one
 _MOST_TRACKS = 4096
 
 
 class Standing(NamedTuple):
-    """An object: its class, its tracker id (None without one), and x and y as fractions of the picture."""
+    """An object: its class, its tracker id (or None), and its position x, y as fractions of the picture."""
 
     label: str
     tracker_id: int | None
@@ -35,7 +35,7 @@ class Standing(NamedTuple):
 
 
 def standing(result: Result, rotation: int = 0) -> list[Standing]:
-    """Return where the detections of a result stand. Boxes are in pixels of the picture before its rotation."""
+    """Return the positions of a result's detections. Boxes are in pixels of the picture before its rotation."""
     width, height = max(1, result.width), max(1, result.height)
     found: list[Standing] = []
     for each in result.detections:
@@ -52,7 +52,8 @@ def standing(result: Result, rotation: int = 0) -> list[Standing]:
 
 
 class Presence:
-    """Whether something is there, without flapping: it must stay for `on_seconds`, and be away for `off_seconds`."""
+    """Whether an object is present, without flapping: `is_on` is set after it was there for `on_seconds`, and cleared
+    after it was absent for `off_seconds`."""
 
     def __init__(self, on_seconds: float, off_seconds: float) -> None:
         self.is_on = False
@@ -60,7 +61,7 @@ class Presence:
         self._began = self._seen = -float("inf")
 
     def update(self, is_there: bool, now: float) -> bool:
-        """Take what a picture shows; return whether `is_on` changed."""
+        """Update with one picture; return whether `is_on` changed."""
         if is_there:
             if now - self._seen > _GAP:
                 self._began = now
@@ -74,7 +75,7 @@ class Presence:
 
 
 class ZoneWatch:
-    """One zone of one camera."""
+    """The state of one zone of a camera."""
 
     def __init__(self, name: str, zone: Zone) -> None:
         self._name, self._zone = name, zone
@@ -89,7 +90,7 @@ class ZoneWatch:
         return ZoneState(self._any.is_on, self._since_unix_s, counts, self._visits)
 
     def update(self, objects: Iterable[Standing], now: float, unix_s: float) -> Iterator[Happened]:
-        """Take the objects of a picture; yield that the zone became occupied or free."""
+        """Update with the objects of a picture; yield an event if the zone became occupied or free."""
         wanted = [each for each in objects if not self._zone.classes or each.label in self._zone.classes]
         inside = contains(self._corners, np.array([(each.x, each.y) for each in wanted]).reshape(-1, 2))
         counts = Counter(each.label for each, is_inside in zip(wanted, inside, strict=True) if is_inside)
@@ -129,7 +130,7 @@ def contains(corners: Points, points: Points) -> npt.NDArray[np.bool_]:
 
 
 class _Track:
-    """An object near a line: the last place where its side was certain."""
+    """A tracked object near a line: the last position where its side was certain."""
 
     __slots__ = ("seen", "side", "x", "y")
 
@@ -139,9 +140,10 @@ class _Track:
 
 
 class LineWatch:
-    """One line of one camera. An object counts when it goes from one side to the other between the ends of the line.
+    """The state of one line of a camera. An object counts when it crosses the line between the line's ends.
 
-    Its side is certain from a small distance on, so that one that stands on the line is not counted again and again.
+    An object's side is certain only at a small distance from the line, so an object that stays on the line does not
+    count several times.
     """
 
     def __init__(self, name: str, line: Line) -> None:
@@ -155,7 +157,7 @@ class LineWatch:
         return LineState(dict(sorted(self._entered.items())), dict(sorted(self._left.items())))
 
     def update(self, objects: Iterable[Standing], now: float, unix_s: float) -> Iterator[Happened]:
-        """Take the objects of a picture; yield each crossing."""
+        """Update with the objects of a picture; yield an event for each crossing."""
         for each in objects:
             if each.tracker_id is None or (self._line.classes and each.label not in self._line.classes):
                 continue
@@ -186,14 +188,15 @@ class LineWatch:
 
 
 def _distance(ends: tuple[Point, Point], x: float, y: float) -> float:
-    """Return the distance of a point from the line through both ends: positive on the left, seen from the first end."""
+    """Return a point's distance from the line through both ends: positive on the left side, seen from the first end."""
     (x1, y1), (x2, y2) = ends
     length = float(np.hypot(x2 - x1, y2 - y1))
     return ((y2 - y1) * (x - x1) - (x2 - x1) * (y - y1)) / length
 
 
 def _cross(ends: tuple[Point, Point], start: Point, end: Point) -> bool:
-    """Whether the way from `start` to `end`, which are on different sides, leads between both ends."""
+    """Whether the path from `start` to `end`, which are on different sides of the line, passes between the line's
+    ends."""
     first, second = _distance((start, end), *ends[0]), _distance((start, end), *ends[1])
     return first * second <= 0
 
@@ -202,17 +205,17 @@ class Watch:
     """All zones and lines of a camera."""
 
     def __init__(self, zones: Mapping[str, Zone], lines: Mapping[str, Line], rotation: int = 0) -> None:
-        """`rotation`: degrees by which the picture is turned clockwise before it is shown."""
+        """`rotation` is by how many degrees the picture is rotated clockwise."""
         self._zones = {name: ZoneWatch(name, zone) for name, zone in zones.items()}
         self._lines = {name: LineWatch(name, line) for name, line in lines.items()}
         self._rotation = rotation
 
     def update(self, result: Result, now: float, unix_s: float) -> tuple[Happened, ...]:
-        """Take a result without error; return what happened. `now` is monotonic, `unix_s` the time of the picture."""
+        """Update with a result without error; return the events. `now` is monotonic, `unix_s` the wall clock."""
         return self._updated(standing(result, self._rotation), now, unix_s)
 
     def pass_time(self, now: float, unix_s: float) -> tuple[Happened, ...]:
-        """Note that no frame comes; zones become free in time. Return what happened."""
+        """Update while no frames arrive, so that zones become free after their time; return the events."""
         return self._updated([], now, unix_s)
 
     def zones(self) -> dict[str, ZoneState]:

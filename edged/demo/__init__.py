@@ -1,1 +1,1 @@
-"""The demonstration: a daemon in a scratch folder, drawn cameras with known truth, and a report."""
+"""The demo: a daemon in a temporary folder, drawn cameras with known ground truth, and a report."""

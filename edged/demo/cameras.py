@@ -1,4 +1,4 @@
-"""The cameras of a demonstration: drawn ones, whose truth is known, or the user's own source."""
+"""The demo's cameras: drawn cameras, whose ground truth is known, or the user's source."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SEED = 2_000_000_000  # the detector was trained on scenes of seeds below half 
 
 
 class Pace:
-    """The beat of a camera in frames a second, `offset` seconds after the start. After a delay of a frame or more it
-    continues from there: a camera does not catch up."""
+    """Paces a camera's frames, beginning `offset` seconds after the start. After a delay of a frame or more it does not
+    catch up."""
 
     def __init__(self, fps: float, offset: float = 0.0) -> None:
         self.stopped = threading.Event()
@@ -36,7 +36,7 @@ class Pace:
 
 
 class DemoCamera(Source):
-    """A camera that keeps its newest picture and may know the truth about those it sent."""
+    """A camera that keeps its newest picture and may know the ground truth of sent pictures."""
 
     paced = True
 
@@ -46,26 +46,26 @@ class DemoCamera(Source):
         self._pace = pace
 
     def truth(self, sequence: int) -> Sequence[Truth] | None:
-        """The truth about a frame, by its number from 1, asked for in rising order; None if it is not known."""
+        """Return the ground truth of a frame by its number, from 1; None if unknown. Call it with rising numbers."""
 
     def interrupt(self) -> None:
         self._pace.stopped.set()
 
 
 class DrawnCamera(DemoCamera):
-    """Draws scenes of a seed and sends them as JPEG, as a network camera would."""
+    """Draws the scene of a seed and sends JPEG pictures, as a network camera does."""
 
     def __init__(self, name: str, seed: int, offset: float = 0.0) -> None:
         super().__init__(name, Pace(FPS, offset))
         self._scene = Scene(seed, WIDTH, HEIGHT)
         self._index = 0
-        # Appended to by the thread that sends, taken from by the one that receives: a deque needs no lock for that.
+        # The sending thread appends and the receiving thread removes; a deque needs no lock for this.
         self._truths: deque[tuple[int, list[Truth]]] = deque()
 
     def __next__(self) -> Captured:
         if not self._pace.wait():
             raise StopIteration
-        unix_ns, mono_ns = time.time_ns(), time.monotonic_ns()  # taken now: drawing and encoding are part of its age
+        unix_ns, mono_ns = time.time_ns(), time.monotonic_ns()  # before drawing and encoding, which are part of the age
         picture, truth = self._scene.frame(self._index)
         self._index += 1
         self._truths.append((self._index, truth))
@@ -80,10 +80,10 @@ class DrawnCamera(DemoCamera):
 
 
 class OwnCamera(DemoCamera):
-    """The user's source, which starts again when it ends; pictures come at the drawn cameras' rate."""
+    """The user's source, which begins again at its end. Pictures are sent at the rate of drawn cameras."""
 
     def __init__(self, name: str, source: str, offset: float = 0.0) -> None:
-        """NotFound, InvalidInput or Unsupported if it cannot be opened."""
+        """Raises NotFound, InvalidInput or Unsupported if the source cannot be opened."""
         super().__init__(name, Pace(FPS, offset))
         self._source = open_source(source, loop=True)
 
@@ -104,6 +104,6 @@ class OwnCamera(DemoCamera):
 
 
 def open_camera(number: int, count: int, source: str | None) -> DemoCamera:
-    """Open camera `number` of `count`, from 1; its frames come between those of the others."""
+    """Open camera `number` of `count`, from 1. The frames of the cameras are evenly distributed over time."""
     name, offset = f"cam{number}", (number - 1) / count / FPS
     return DrawnCamera(name, _SEED + number, offset) if source is None else OwnCamera(name, source, offset)

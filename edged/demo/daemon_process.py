@@ -1,6 +1,6 @@
-"""A daemon in a child process, for programs that need one while they run.
+"""A daemon in a child process, for programs that need a daemon while they run.
 
-`python -m edged.demo.daemon_process serve ...` is `python -m edged` that is killed with the process that started it.
+`python -m edged.demo.daemon_process serve ...` runs `python -m edged serve ...`, and is killed when its parent ends.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PORTS = range(8080, 8100)
 
 
 class DaemonProcess:
-    """A running daemon, which is killed if this process dies. `launched` is when it was started, in monotonic
-    seconds, and `address` where it listens; `log` is the file of its messages."""
+    """A daemon in a child process, which is killed if this process dies. `launched` is its start in monotonic seconds,
+    `address` is where it listens, and `log` is the file with its messages."""
 
     def __init__(
         self, address: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start `edged serve` with more arguments. What it prints goes to files in `folder`."""
+        """Start `edged serve` with additional arguments. Its output goes to files in `folder`."""
         self.address = address
         self._out, self.log = folder / "stdout", folder / "stderr"
         self.launched = time.monotonic()
@@ -43,12 +43,12 @@ class DaemonProcess:
                 stdout=out,
                 stderr=err,
                 env=environment,
-                # Ctrl-C goes to all processes of a terminal, but streams have to end before their daemon.
+                # Ctrl-C would reach all processes of the terminal, but streams must end before their daemon.
                 start_new_session=True,
             )
 
     async def wait_until_listening(self) -> None:
-        """EdgedError if it ends, or does not answer within five minutes."""
+        """Wait until the daemon listens. Raises EdgedError if it ends or does not listen within five minutes."""
         while b"listening on" not in self._out.read_bytes():
             self.check()
             if time.monotonic() - self.launched > _START_S:
@@ -56,13 +56,14 @@ class DaemonProcess:
             await asyncio.sleep(_POLL_S)
 
     def check(self) -> None:
-        """EdgedError, with its last line, if it has ended by itself."""
+        """Raise EdgedError with the last line of the daemon's log if the daemon has ended."""
         code = self._child.poll()
         if code is not None:
-            raise EdgedError(f"the daemon ended by itself with status {code}{self._last_line()}")
+            raise EdgedError(f"the daemon ended unexpectedly with status {code}{self._last_line()}")
 
     async def stop(self) -> None:
-        """Ask it to stop and wait; kill it with all its children after a minute. EdgedError if it failed."""
+        """Stop the daemon and wait for it; after a minute kill it and its children. Raises EdgedError if it was killed
+        or failed."""
         code = self._child.poll()
         if code is None:
             self._child.terminate()
@@ -79,7 +80,7 @@ class DaemonProcess:
         return None
 
     def _sweep(self) -> None:
-        """Kill the rest of its session, itself included."""
+        """Kill all processes of the daemon's session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
@@ -91,7 +92,7 @@ class DaemonProcess:
 
 @contextlib.asynccontextmanager
 async def running(daemon: DaemonProcess) -> AsyncIterator[DaemonProcess]:
-    """Wait until a daemon answers; it is stopped at the end."""
+    """Wait until the daemon listens, and stop it at the end."""
     try:
         await daemon.wait_until_listening()
         yield daemon
@@ -103,7 +104,7 @@ async def running(daemon: DaemonProcess) -> AsyncIterator[DaemonProcess]:
 
 
 def free_port() -> int:
-    """A port of 8080 and above that nothing on loopback listens on; 0 if all are taken."""
+    """Return an unused port on loopback from 8080 to 8099; 0 if all are in use."""
     for port in _PORTS:
         with contextlib.suppress(OSError):
             for family, kind, _, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):

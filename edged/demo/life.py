@@ -1,4 +1,4 @@
-"""One life of the daemon as its clients see it: its engines, and when each first answered. Pure."""
+"""One run of the daemon as seen by clients: its engines, and when each engine first answered. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from edged.api_types import EngineInfo, ModelInfo
 
 UNDER_WAY = ("absent", "queued", "building", "verifying")
 _SERVING = "serving"
-_GAIN = 0.95  # a faster engine takes over below this share of the cost: see `edged.engines.reconcile`
-_OPENING_S = 60.0  # an engine that is ready and faster is opened within this long; then what serves is final
+_GAIN = 0.95  # an engine takes over if its cost is below this share: see `edged.engines.reconcile`
+_OPENING_S = 60.0  # a faster ready engine is opened within this time; later the serving engine is final
 
 
 class Life:
-    """From a launch to the stop that follows. Times are seconds since the launch."""
+    """One run of the daemon, from launch to stop. Times are seconds since the launch."""
 
     def __init__(self) -> None:
         self.first_by: dict[str, float] = {}  # engine key: when it first answered, in order
         self.engines: tuple[EngineInfo, ...] = ()
         self.model: ModelInfo | None = None
         self.streamed_s = 0.0
-        self.problem = ""  # why it ended early
+        self.problem = ""  # why the run ended early
         self._quiet_since: float | None = None
 
     @property
@@ -30,12 +30,12 @@ class Life:
 
     @property
     def serving(self) -> EngineInfo | None:
-        """The engine that served when the daemon was last asked."""
+        """The engine that served at the last report."""
         return next((engine for engine in self.engines if engine.state == _SERVING), None)
 
     @property
     def served_s(self) -> float | None:
-        """When the engine that serves at the end first answered."""
+        """When the serving engine first answered."""
         return self.first_by.get(self.serving.key) if self.serving else None
 
     @property
@@ -46,11 +46,11 @@ class Life:
         return next((engine for engine in self.engines if engine.key == key), None)
 
     def answer(self, key: str, now: float) -> None:
-        """An engine answered."""
+        """Record that an engine answered."""
         self.first_by.setdefault(key, now)
 
     def look(self, model: ModelInfo | None, engines: Iterable[EngineInfo], now: float) -> None:
-        """Take what the daemon reports now."""
+        """Record the daemon's current report."""
         self.model, self.engines = model, tuple(engines)
         if not self.engines or any(engine.state in UNDER_WAY for engine in self.engines):
             self._quiet_since = None
@@ -58,7 +58,7 @@ class Life:
             self._quiet_since = now
 
     def is_settled(self, now: float) -> bool:
-        """Whether nothing is being built any more, and the fastest engine serves and has answered."""
+        """Whether no engine is being built any more, and the fastest engine serves and has answered."""
         if self._quiet_since is None or self.served_s is None or self.serving is None:
             return False
         serving = self.serving
@@ -68,7 +68,8 @@ class Life:
 
 
 def title(engine: EngineInfo) -> str:
-    """A short name of an engine: its backend, and its precision and device unless they are the usual ones."""
+    """Return a short name of an engine: its backend, its precision unless it is fp32, and its device unless it is the
+    CPU."""
     words = [engine.backend]
     words += [engine.precision] if engine.precision not in ("", "fp32") else []
     words += [engine.device] if engine.device not in ("", "cpu") else []
@@ -77,12 +78,12 @@ def title(engine: EngineInfo) -> str:
 
 
 def cosine(engine: EngineInfo) -> float | None:
-    """How well its answers agree with the reference's, -1..1; None if it was not verified."""
+    """Return the cosine of an engine's answers and the reference's, -1..1; None if the engine was not verified."""
     return engine.verdict.figures.get("cosine") if engine.verdict else None
 
 
 def is_cache_hit(before: Life, after: Life) -> bool:
-    """Whether the engine that serves after the restart came from the store, and no stored engine was built again."""
+    """Whether the engine that serves after the restart is from the store, and no stored engine was built again."""
     stored = {engine.key: engine.created_unix_s for engine in before.engines if engine.created_unix_s > 0}
     found = {engine.key: engine.created_unix_s for engine in after.engines}
     serving = after.serving
@@ -93,28 +94,29 @@ _OUTCOMES = ("ready", "serving", "rejected", "failed")
 
 
 class Line(NamedTuple):
-    """An event, and how many seconds after the launch it happened."""
+    """An event and its time in seconds since the launch."""
 
     at_s: float
     text: str
 
 
 class Story:
-    """Reports each event of one run of the daemon once; of engines from an earlier run, only that they serve."""
+    """Reports each event of one run of the daemon once. For engines of an earlier run it only reports that they
+    serve."""
 
     def __init__(self, life: Life, before: Life | None = None) -> None:
         self._life, self._before = life, before
         self._answering: set[str] = set()
-        self._reported: set[str] = set()  # engines whose making was reported
+        self._reported: set[str] = set()  # engines whose build was reported
         self._decided = {engine.key for engine in before.engines if _is_decided(engine)} if before else set()
 
     def new_lines(self, now: float) -> list[Line]:
-        """Return the events since the last call, in their order."""
+        """Return the events since the last call, in the order of their times."""
         lines = []
         for engine in self._life.engines:
             if engine.key not in self._decided and _is_decided(engine):
                 self._decided.add(engine.key)
-                # Otherwise the line about the swap has it.
+                # Otherwise the line about the swap reports the outcome.
                 if engine.is_reference or engine.key not in self._life.first_by:
                     self._reported.add(engine.key)
                     lines.append(Line(now, outcome(engine)))
@@ -126,7 +128,7 @@ class Story:
 
 
 def outcome(engine: EngineInfo) -> str:
-    """How making an engine ended."""
+    """Describe how building an engine ended."""
     if engine.state in ("failed", "rejected"):
         return f"{title(engine)} {engine.state}: {engine.reason}"
     how = "measured" if engine.is_reference else f"{_making(engine)}: {_speed(engine)}"
@@ -134,7 +136,7 @@ def outcome(engine: EngineInfo) -> str:
 
 
 def answering(life: Life, key: str, before: Life | None = None, *, brief: bool = False) -> str:
-    """How an engine came to answer for the first time in a life; `brief` leaves out how it was made."""
+    """Describe the first answer of an engine in a run; `brief` leaves out how it was built."""
     engine, keys = life.engine(key), list(life.first_by)
     if engine is None:
         return f"answered by engine {key[:12]}, which is gone"
@@ -148,7 +150,7 @@ def answering(life: Life, key: str, before: Life | None = None, *, brief: bool =
 
 
 def _is_decided(engine: EngineInfo) -> bool:
-    """Whether the outcome is known; a reference serves before it was measured."""
+    """Whether the engine's outcome is known. A reference serves before it is measured."""
     return engine.state in _OUTCOMES and (engine.state != "serving" or engine.latency_ms is not None)
 
 
@@ -159,5 +161,5 @@ def _making(engine: EngineInfo) -> str:
 
 
 def _speed(engine: EngineInfo) -> str:
-    """The speed relative to the reference, timed in turns with it, since milliseconds depend on the load."""
+    """Describe the speed relative to the reference, timed alternately; milliseconds would depend on the load."""
     return "not timed" if engine.speed is None else f"{engine.speed:.1f} times as fast as unoptimised"

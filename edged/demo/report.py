@@ -1,4 +1,4 @@
-"""The result of a demonstration: its figures, and its problems. Pure."""
+"""The result of a demo: its figures and its problems. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from edged.demo.life import UNDER_WAY, Life, is_cache_hit, title
 from edged.shapes import Counts, Prediction, Truth, match
 
 IOU, SCORE = 0.5, 0.4
-"""A detection is right if it overlaps the truth this much; one below this score is ignored. 0..1."""
+"""The least overlap of a right detection with the truth, and the score below which detections are ignored; 0..1."""
 
-_WINDOW_S = 2.0  # rates and ages on the screen are means over this long
+_WINDOW_S = 2.0  # seconds over which rates and ages on the screen are means
 
 
 class Totals(NamedTuple):
-    """Frames of one or more streams; each that was sent is answered, skipped or failed in the end."""
+    """The frames of one or more streams. At the end each sent frame is answered, skipped or failed."""
 
     sent: int
     answered: int
@@ -31,7 +31,7 @@ class Totals(NamedTuple):
 
 
 class CameraCounts:
-    """The frames of one camera, over all the streams it has opened, and the answers of the last seconds."""
+    """The frames of one camera in all its streams, and its answers of the last seconds."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class CameraCounts:
         self._recent.append((self._clock(), age_ms))
 
     def lately(self) -> tuple[float, float | None]:
-        """Answers a second, and the mean of their ages in milliseconds; None without an answer."""
+        """Return the recent answers a second and the mean of their ages in milliseconds, None without an answer."""
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW_S:
             self._recent.popleft()
@@ -55,7 +55,7 @@ class CameraCounts:
 
 
 class FrameCounts:
-    """The frames of all cameras. With `judged` answers are compared with the truth."""
+    """The frames of all cameras. With `judged` answers are compared with the ground truth."""
 
     def __init__(self, cameras: Iterable[str], *, judged: bool) -> None:
         self.cameras = tuple(CameraCounts(name) for name in cameras)
@@ -68,16 +68,16 @@ class FrameCounts:
 
     @property
     def precision(self) -> float | None:
-        """Share of the detections that are right; None if the truth is not known or nothing was answered."""
+        """The share of detections that are right; None if the truth is unknown or no frame was answered."""
         return self._counts.precision if self._counts is not None and self.ages else None
 
     @property
     def recall(self) -> float | None:
-        """Share of the figures that were found; None as above."""
+        """The share of drawn figures that were found; None if the truth is unknown or no frame was answered."""
         return self._counts.recall if self._counts is not None and self.ages else None
 
     def judge(self, predictions: Iterable[Prediction], truths: Sequence[Truth]) -> None:
-        """Compare one answer with the truth about its picture."""
+        """Compare one answer with the ground truth of its picture."""
         if self._counts is not None:
             self._counts += match([p for p in predictions if p.score >= SCORE], truths, IOU)
 
@@ -94,14 +94,14 @@ class EngineFigures(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The figures of one demonstration.
+    """The figures of one demo.
 
-    `seconds` is how long cameras streamed, before and after the restart; `fps` counts answers of all cameras over
-    that time. `p50_ms` and `p99_ms` are ages from capture to answer. `precision` and `recall` are None without a known
-    truth. `first_answer_s` and `cold_start_s` count from the first launch to the first answer of any engine, and of
-    the engine that served in the end; `warm_start_s` is the latter from the second launch. `swaps` counts both lives.
-    `unfinished` names an engine that was still being built at the end, because time was short; empty if there was
-    none. `problems` has a line for each thing that went wrong.
+    `seconds` is how long cameras streamed, before and after the restart; `fps` is the rate of answers of all cameras in
+    that time. `p50_ms` and `p99_ms` are ages from capture to answer. `precision` and `recall` are None if the truth is
+    unknown. `first_answer_s` is from the first launch to the first answer of any engine. `cold_start_s` is from the
+    first launch, and `warm_start_s` from the second launch, to the first answer of the engine that served at the end.
+    `swaps` counts both runs. `unfinished` names an engine that was still being built at the end; empty if none was.
+    `problems` has a line for each problem.
     """
 
     cameras: int
@@ -127,7 +127,7 @@ class Report(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The report, and the two lives it is about."""
+    """The report and the two runs of the daemon."""
 
     report: Report
     cold: Life
@@ -135,7 +135,8 @@ class Outcome:
 
 
 def make_report(counts: FrameCounts, cold: Life, warm: Life, *, swap_due: bool) -> Report:
-    """Report on two lives of the daemon. `swap_due`: an engine is known to be faster than the reference."""
+    """Make the report of two runs of the daemon. `swap_due` means that an engine should be faster than the
+    reference."""
     total = counts.totals()
     seconds = cold.streamed_s + warm.streamed_s
     serving = warm.serving or cold.serving
@@ -164,7 +165,7 @@ def make_report(counts: FrameCounts, cold: Life, warm: Life, *, swap_due: bool) 
 
 
 def _problems(counts: FrameCounts, cold: Life, warm: Life, swap_due: bool) -> list[str]:
-    """Causes come before their effects."""
+    """Return the problems; causes come before their effects."""
     found = [life.problem for life in (cold, warm) if life.problem]
     sent, answered, skipped, failed = counts.totals()
     if failed:
@@ -185,14 +186,14 @@ def _problems(counts: FrameCounts, cold: Life, warm: Life, swap_due: bool) -> li
 
 
 def _why_no_swap(cold: Life) -> str:
-    """Empty if the box only needs more time, or if every engine was timed and none is faster here than the unoptimised
-    model."""
+    """Return why no engine was swapped in; an empty text if the box only needs more time, or if no engine failed or was
+    rejected."""
     broken = [f"{title(e)} {e.state}: {e.reason}" for e in cold.engines if e.state in ("failed", "rejected")]
     return "" if _unfinished(cold) or not broken else broken[0]
 
 
 def _unfinished(life: Life) -> str:
-    """What was being made when a life ended; empty if nothing was."""
+    """Return the engine that was being built when a run ended; an empty text if none was."""
     return next((f"{title(each)}: {each.state}" for each in life.engines if each.state in UNDER_WAY), "")
 
 

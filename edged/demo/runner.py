@@ -1,5 +1,5 @@
-"""Runs a demonstration: two lives of a daemon in a child process. The first one builds engines, the second one finds
-them in the store."""
+"""Runs a demo: two runs of a daemon in a child process. The first run builds engines, the second finds them in the
+store."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from edged.demo.view import MAX_TILES, View, paint_snapshot
 from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH, Prediction
 
-_LONGEST_TMP = 50  # characters; sockets lie below the scratch folder, and Linux allows their paths 107 bytes
+_LONGEST_TMP = 50  # bytes; sockets are in the scratch folder, and Linux limits their paths to 107 bytes
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for one demonstration, removed afterwards."""
+    """Yield a temporary folder for one demo."""
     place = tempfile.gettempdir()
     if len(os.fsencode(place)) > _LONGEST_TMP:
         place = "/tmp"  # noqa: S108
@@ -36,7 +36,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _daemon(folder: Path, name: str, model: Path, page: str) -> DaemonProcess:
-    """A daemon with the model under a name, and a page. Models and engines that are in `folder` are found again."""
+    """Start a daemon with one model and a page. It finds engines that are already in `folder`."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     address = f"unix:{folder / 'edged.sock'}"
@@ -47,25 +47,24 @@ def _daemon(folder: Path, name: str, model: Path, page: str) -> DaemonProcess:
             *("--state", str(folder / "state"), "--cache", str(folder / "cache")),
         ],
         folder,
-        # Leftovers of a killed daemon are removed with the scratch folder. The user's configuration is for another
-        # daemon.
+        # Files of a killed daemon are removed with the scratch folder. The user's configuration is not for this daemon.
         {**os.environ, "TMPDIR": str(temporary), "XDG_CONFIG_HOME": str(folder), "EDGED_PAGE_LISTEN": page},
     )
 
 
-AFTER_RESTART_S = 4.0  # streaming in the second life
-# Beyond the time asked for: a demonstration waits for what it shows, which may take a busy box too long.
+AFTER_RESTART_S = 4.0  # streaming in the second run
+# How much longer than requested a demo waits for engines on a busy box.
 _PATIENCE_S = 180.0
 _DRAIN_S = 120.0
-_CALL_S = 180.0  # the first answer may wait for a large model to be read and opened
+_CALL_S = 180.0  # the first answer may wait until a large model is read and opened
 _LOOK_S = 0.25
-_HOPELESS = 20  # frames that fail before any is answered
+_HOPELESS = 20  # failed frames before the first answer, after which the demo ends
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of a demonstration, with `seconds` of streaming before the restart; None means the embedded model,
-    drawn cameras, and no picture."""
+    """The options of a demo. `seconds` is the time of streaming before the restart. None means the embedded model,
+    drawn cameras, and no snapshot."""
 
     cameras: int
     seconds: float
@@ -75,18 +74,18 @@ class Plan:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the truth is known."""
+        """Whether the ground truth is known."""
         return self.model is None and self.source is None
 
 
 Done = Callable[[float, float], bool]
-"""Whether a life has shown what it should, by seconds since the launch and seconds of streaming."""
+"""Whether a run may end, given the seconds since the launch and the seconds of streaming."""
 
 
 async def run(plan: Plan, view: View) -> Outcome:
-    """Run the whole demonstration. EdgedError if it cannot begin; later problems are in the report.
+    """Run the whole demo. Raises EdgedError if it cannot begin; later problems are in the report.
 
-    Whatever happens, cancellation included, no process and no file but the snapshot is left.
+    It always leaves no process and no file except the snapshot, even if it is cancelled.
     """
     counts = FrameCounts((f"cam{n}" for n in range(1, plan.cameras + 1)), judged=plan.is_judged)
     cold, warm = Life(), Life()
@@ -107,7 +106,7 @@ async def run(plan: Plan, view: View) -> Outcome:
 
 
 async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
-    """Run one life of the daemon. An error that ends it early is stored, so that the rest is still reported."""
+    """Run the daemon once. An error that ends the run early is stored in its `Life`, unless no frame was answered."""
     model = stage.plan.model or MODEL_PATH
     try:
         async with (
@@ -118,12 +117,12 @@ async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
     except EdgedError as error:
         if not stage.counts.ages:
             raise
-        stage.life.problem = str(error)  # more precise than a camera that lost its stream
+        stage.life.problem = str(error)  # more precise than a camera's error about its lost stream
 
 
 @dataclass
 class _Stage:
-    """One life of the daemon: what it streams, and what it fills in."""
+    """One run of the daemon: its options, and the objects that record it."""
 
     plan: Plan
     counts: FrameCounts
@@ -164,7 +163,8 @@ class _Stage:
             await _end(cameras, streams)
 
     async def _open_page(self, client: AsyncClient) -> None:
-        """Say where the page is. The daemon has pictures only of cameras that it opens itself, so one is added."""
+        """Show the page's address. The page has pictures only of cameras that the daemon opens itself, so one is
+        added."""
         if address := (await client.status()).page:
             self.view.page(address)
             if self.plan.is_judged:
@@ -196,11 +196,12 @@ class _Stage:
             self.counts.judge(found, truth)
 
     async def _look(self, daemon: DaemonProcess, client: AsyncClient) -> None:
-        """Ask the daemon for its state and show it. EdgedError if waiting is pointless."""
+        """Ask the daemon for its state and show it. Raises EdgedError if the daemon ended or the model cannot be
+        served."""
         try:
             models, engines = await client.models(), await client.engines(self.name)
         except EdgedError:
-            await asyncio.sleep(_LOOK_S)  # the error of a daemon that ended is better, and comes a moment later
+            await asyncio.sleep(_LOOK_S)  # if the daemon ended, its own error is better and available a moment later
             daemon.check()
             raise
         model = next((model for model in models if model.name == self.name), None)
@@ -223,7 +224,7 @@ class _Stage:
             self.life.problem = self.life.problem or f"frames waited for {_DRAIN_S:g} s without an answer"
 
     async def _paint(self, client: AsyncClient, cameras: Sequence[DemoCamera], path: Path) -> None:
-        """Infer the newest picture of each camera once more and paint all of them."""
+        """Infer the newest picture of each camera again and write one picture of all."""
         seen = []
         for camera in cameras[:MAX_TILES]:
             if camera.newest is not None:

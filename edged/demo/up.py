@@ -1,4 +1,4 @@
-"""`edged up`: from a model and a source of pictures to detections, with a daemon of its own if none runs."""
+"""`edged up`: serves a model to a camera, and starts a daemon if none runs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _CALL_S = 60.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What the user typed. `model` is a file or the name of a model that the daemon has; empty for the embedded one.
-    `source` is empty for a drawn scene, `name` to name the camera after its source."""
+    """The user's arguments. `model` is a file or the name of a model of the daemon; empty means the embedded one. An
+    empty `source` means a drawn scene; an empty `name` names the camera after its source."""
 
     model: str = ""
     source: str = ""
@@ -51,8 +51,8 @@ class Plan:
 
 @dataclass
 class Output:
-    """Where progress goes: `say` prints a line that stays, `show` replaces what happens now, `page` gets the page's
-    address once. `has_started` is set once a daemon was started."""
+    """Output of progress: `say` prints a permanent line, `show` replaces the current status, `page` gets the page's
+    address once. `has_started` is set after a daemon was started."""
 
     say: Callable[[str], None]
     show: Callable[[str], None]
@@ -61,8 +61,8 @@ class Output:
 
 
 async def up(plan: Plan, output: Output) -> None:
-    """Serve, and report until cancelled. A daemon that was started here is stopped at the end; the model, its engines
-    and the camera are kept. EdgedError if it cannot begin, or if the model cannot be served."""
+    """Serve and report until cancelled. A daemon that was started here is stopped at the end; the model, its engines
+    and the camera are kept. Raises EdgedError if it cannot begin or the model cannot be served."""
     source = absolute(plan.source) or SCENE
     if plan.model and not Path(plan.model).is_file() and _looks_like_file(plan.model):
         raise InvalidInput(f"model file {plan.model!r} does not exist")
@@ -78,7 +78,7 @@ async def up(plan: Plan, output: Output) -> None:
 
 
 def camera_name(source: str) -> str:
-    """Name a camera after its source: the host of a URL, the stem of a file, the device. Pure."""
+    """Return a camera's name from its source: the host of a URL, the stem of a file, or the device. Pure."""
     url = urlsplit(source)
     if url.netloc:
         found = url.hostname or url.scheme
@@ -90,18 +90,18 @@ def camera_name(source: str) -> str:
 
 
 def model_name(file: Path) -> str:
-    """Name a model after its file. Pure."""
+    """Return a model's name from its file. Pure."""
     return re.sub(r"[^A-Za-z0-9._+@-]+", "-", file.stem).strip("-._+@")[:128] or "model"
 
 
 def absolute(source: str) -> str:
-    """A source as the daemon can open it: paths are absolute, everything else stays."""
+    """Return a source that the daemon can open: paths become absolute, other sources stay."""
     is_path = source and (source.startswith(("/", ".", "~")) or os.path.exists(source))
     return str(Path(source).expanduser().absolute()) if is_path else source
 
 
 def camera_line(camera: CameraInfo) -> str:
-    """What a camera does now, in one line. Pure."""
+    """Describe a camera's current state in one line. Pure."""
     if camera.state != "streaming":
         return f"{camera.camera} is {camera.state}" + (f": {camera.reason}" if camera.reason else "")
     age = "" if camera.age_p50_ms is None else f", {camera.age_p50_ms:.0f} ms after capture"
@@ -109,7 +109,7 @@ def camera_line(camera: CameraInfo) -> str:
 
 
 def now_line(camera: CameraInfo | None, status: StatusInfo) -> str:
-    """What happens now: the camera, and the engine that is being made. Pure."""
+    """Describe the camera's state and the engine that is being built. Pure."""
     made = [
         f"{each.backend}: {formatting.far(each.phase, each.fraction, each.elapsed_s, each.estimate_s)}"
         for each in status.building[:1]
@@ -123,10 +123,11 @@ def _looks_like_file(model: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def _daemon(output: Output) -> AsyncIterator[tuple[str, str]]:
-    """The address of this user's daemon, and a token for the page of one that was started here, else empty."""
+    """Yield the address of this user's daemon, and a token for its page. If no daemon runs, one is started; otherwise
+    the token is empty."""
     address = f"unix:{paths.client_socket()}"
     if await _answers(address):
-        output.say("daemon   one runs already, and is used")
+        output.say("daemon   already running; it is used")
         yield address, ""
         return
     file = paths.default_config()
@@ -155,10 +156,10 @@ async def _answers(address: str) -> bool:
 
 @contextlib.contextmanager
 def _token(settings: Config, state: Path) -> Iterator[str]:
-    """A token that may change things, so that the page can be used at once; it ends with the daemon."""
+    """Yield a token with the roles read and operate for the page, and revoke it at the end."""
     file = tokens.TokenFile(tokens_path(settings.access, state))
     token, secret = tokens.make(_TOKEN, parse_roles(["read", "operate"]), days=1)
-    with contextlib.suppress(NotFound):  # the one of a run that was killed
+    with contextlib.suppress(NotFound):  # left by a run that was killed
         file.revoke(_TOKEN)
     file.add(token)
     try:
@@ -169,7 +170,7 @@ def _token(settings: Config, state: Path) -> Iterator[str]:
 
 
 async def _add_model(client: AsyncClient, wanted: str, output: Output) -> str:
-    """The model's name; it is added if it is new."""
+    """Add the model if it is new; return its name."""
     known = {model.name: model for model in await client.models()}
     while any(not model.digest and model.state == "loading" for model in known.values()):
         output.show("reading the models of this box")
@@ -188,7 +189,7 @@ async def _add_model(client: AsyncClient, wanted: str, output: Output) -> str:
         if known[name].digest != digest:
             how = f"edged models add {name} {file} --replace"
             raise InvalidInput(f"this box has another model {name}; to replace it: {how}")
-        output.say(f"model    {name}, which this box has already")
+        output.say(f"model    {name}, which this box already has")
         return name
     output.show(f"examining {file.name}")
     output.say(f"model    {name}: {_described(await client.upload(package))}")
@@ -211,7 +212,7 @@ async def _add_camera(client: AsyncClient, name: str, source: str, model: str, o
 
 
 async def _report(client: AsyncClient, model: str, camera: str, output: Output) -> None:
-    """Say what happens until cancelled. EdgedError if the model cannot be served."""
+    """Report progress until cancelled. Raises EdgedError if the model cannot be served."""
     began, before, life = time.monotonic(), Life(), Life()
     story, told, is_told = None, "", False
     while True:

@@ -1,4 +1,4 @@
-"""The screen of a demonstration: a live table on a terminal, otherwise a line now and then; then the summary."""
+"""The output of a demo: a live table on a terminal, otherwise a line every two seconds; then the summary."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _COLOURS = {
 
 
 class View:
-    """Shows a demonstration; times are seconds since the daemon was launched. On a terminal events scroll by above a
-    table that is redrawn at each look; otherwise every two seconds a line on the cameras is printed, and one on the
-    engines if they changed."""
+    """Shows a demo. Times are seconds since the daemon's launch. On a terminal, events scroll above a table that each
+    `show` redraws. Otherwise a line about the cameras is printed every two seconds, and one about the engines if they
+    changed."""
 
     def __init__(self, console: Console, live: Live | None = None) -> None:
         self._console, self._live = console, live
@@ -52,7 +52,7 @@ class View:
         self._print(Text(text, "bold"), 0)
 
     def page(self, address: str) -> None:
-        self._console.print(Text.assemble("look at it: ", (address, "bold cyan")), soft_wrap=True)
+        self._console.print(Text.assemble("page: ", (address, "bold cyan")), soft_wrap=True)
 
     def event(self, line: Line) -> None:
         self._print(Text.assemble((f"{line.at_s:6.1f} s  ", "cyan"), line.text), 10)
@@ -75,8 +75,8 @@ class View:
 
 
 def wrapped(text: Text, console: Console, indent: int) -> Text:
-    """A line as wide as the terminal at most; what follows is indented. A line for a file or a pipe stays whole, and so
-    does one with a word, such as a path, that would have to be broken."""
+    """Wrap a line at the terminal's width; further lines are indented. A line for a file or a pipe is not wrapped, nor
+    is a line with a word (such as a path) that would be broken."""
     width = max(console.width - indent, 20)
     if not console.is_terminal or any(len(word) > width for word in text.plain.split()):
         return text
@@ -94,13 +94,13 @@ def open_view(console: Console) -> Iterator[View]:
     if not console.is_terminal:
         yield View(console)
         return
-    # Drawn when there is something new, not by a thread: the cameras need the processor.
+    # Redrawn only on changes, not by a thread, since the cameras need the processor.
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield View(console, live)
 
 
 def _cameras_line(counts: FrameCounts) -> str:
-    """Every camera in a few words."""
+    """Describe every camera in a few words."""
     words = [
         f"{name} {rate} fps, {age}, {skipped} skipped" + (f", {failed} failed" if failed != "0" else "")
         for name, rate, age, skipped, failed in _camera_rows(counts)[:_MOST_CAMERAS]
@@ -159,8 +159,8 @@ _NEXT = "Now try your own model and camera: edged up MODEL.onnx rtsp://USER:PASS
 
 
 def render(result: Outcome, files: tuple[Path, ...], console: Console) -> Text:
-    """Return the summary: both lives, the figures, the `files` that were written, and the verdict if there are no
-    problems; those are printed as errors."""
+    """Return the summary: both runs, the figures, the written `files`, and the verdict if the demo had no problems. The
+    caller prints problems as errors."""
     report = result.report
     labelled = [
         *_events("start", result.cold, None),
@@ -181,7 +181,7 @@ def _events(label: str, life: Life, before: Life | None) -> Iterator[Text]:
 
 
 def _others(life: Life) -> Iterator[Text]:
-    """Engines that do not serve."""
+    """Yield lines about engines that do not serve."""
     for engine in life.engines:
         if engine.state in ("rejected", "failed"):
             yield _line("not used", Text(outcome(engine), "red"))
@@ -221,7 +221,7 @@ _TILE_WIDTH = 640
 
 
 def paint_snapshot(seen: Iterable[tuple[Picture, Result]]) -> bytes:
-    """A JPEG with the annotated pictures side by side, each at most 640 pixels wide if there are several."""
+    """Return a JPEG with the annotated pictures side by side. Several pictures are at most 640 pixels wide each."""
     tiles = [_tile(picture, result) for picture, result in seen]
     return encode_jpeg(tiles[0] if len(tiles) == 1 else _mosaic(tiles))
 
@@ -231,7 +231,8 @@ def _tile(picture: Picture, result: Result) -> Image:
 
 
 def _mosaic(tiles: Sequence[Image]) -> Image:
-    """Row by row, as square as possible; every tile has the size of the first, the rest stays dark."""
+    """Arrange the tiles row by row, as square as possible. Every tile gets the first one's size; the rest stays
+    dark."""
     columns = math.ceil(math.sqrt(len(tiles)))
     rows = math.ceil(len(tiles) / columns)
     width = min(_TILE_WIDTH, tiles[0].shape[1])

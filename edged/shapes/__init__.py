@@ -1,4 +1,4 @@
-"""The detector that comes with edged, and the drawn scenes that it is trained on (by `tools/shapes/`)."""
+"""The embedded detector, and the drawn scenes on which `tools/shapes/` trains it."""
 
 from __future__ import annotations
 

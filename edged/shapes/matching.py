@@ -1,4 +1,4 @@
-"""Precision and recall of detections, matched greedily to the ground truth, best score first."""
+"""Precision and recall of detections, which are matched greedily to the ground truth, best score first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Counts:
-    """True positives, false positives and false negatives; `+` joins the counts of two pictures."""
+    """True positives, false positives and false negatives; `+` adds the counts of two pictures."""
 
     tp: int = 0
     fp: int = 0
@@ -33,19 +33,19 @@ class Counts:
 
     @property
     def precision(self) -> float:
-        """Fraction of the predictions that are right; 1 if there are no predictions."""
+        """The share of predictions that are right; 1 without predictions."""
         predicted = self.tp + self.fp
         return self.tp / predicted if predicted else 1.0
 
     @property
     def recall(self) -> float:
-        """Fraction of the truths that were found; 1 if there are no truths."""
+        """The share of truths that were found; 1 without truths."""
         actual = self.tp + self.fn
         return self.tp / actual if actual else 1.0
 
 
 def iou(a: Prediction | Truth, b: Prediction | Truth) -> float:
-    """Intersection over union of two boxes, 0..1."""
+    """Return the intersection over union of two boxes, 0..1."""
     wide = min(a.x2, b.x2) - max(a.x1, b.x1)
     high = min(a.y2, b.y2) - max(a.y1, b.y1)
     if wide <= 0 or high <= 0:
@@ -55,9 +55,10 @@ def iou(a: Prediction | Truth, b: Prediction | Truth) -> float:
 
 
 def match(predictions: Sequence[Prediction], truths: Sequence[Truth], threshold: float = 0.5) -> Counts:
-    """Pair each prediction, best score first, with the unmatched truth of its class that it overlaps most.
+    """Pair each prediction, best score first, with the unmatched truth of its class that it overlaps most; return the
+    counts.
 
-    A pair needs an IoU of at least `threshold`; a truth is matched once, so a second box on it is a false positive.
+    A pair needs an IoU of at least `threshold`. A truth is matched once, so a second box on it is a false positive.
     """
     free = list(truths)
     tp = 0

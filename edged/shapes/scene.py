@@ -1,6 +1,6 @@
 """A drawn camera: coloured figures that move and bounce over a moving, noisy background, with ground truth.
 
-Everything follows from the seed: pictures need no files, and the demo and tests know the right answers.
+The seed determines everything: pictures need no files, and the demo and tests know the right answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Pixels = NDArray[np.uint8]
 
 
 _MARGIN = 0.25  # how far the window moves, as a fraction of the picture's size
-_GRAINS = 96  # the noise sheet is this much larger than the picture: enough to hide the repetition
+_GRAINS = 96  # pixels by which the noise sheet is larger than the picture: enough to hide the repetition
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Background:
     phases: tuple[float, float]
 
     def window(self, frame: int, width: int, height: int) -> Pixels:
-        """A new uint8 [height, width, 3] BGR picture of the background at a frame."""
+        """Return a new picture of the background at a frame, BGR uint8 [height, width, 3]."""
         room = (self.sheet.shape[1] - width, self.sheet.shape[0] - height)
         x, y = (
             round(free * (0.5 + 0.5 * math.sin(2 * math.pi * frame / period + phase)))
@@ -41,7 +41,7 @@ class Background:
         return picture
 
     def add_grain(self, picture: Pixels, frame: int) -> None:
-        """Add this frame's noise in place; it is never below zero, because a saturating add is cheapest."""
+        """Add this frame's noise in place. The noise is never negative, since a saturating add is cheapest."""
         height, width = picture.shape[:2]
         # Two co-prime strides visit every offset before repeating.
         x, y = frame * 37 % _GRAINS, frame * 53 % _GRAINS
@@ -68,19 +68,19 @@ def paint_background(rng: np.random.Generator, width: int, height: int) -> Backg
 
 
 def _texture(rng: np.random.Generator, width: int, height: int) -> NDArray[np.float32]:
-    """Smooth noise at several scales, float32 [height, width, 3] around zero."""
+    """Return smooth noise at several scales, float32 [height, width, 3], around zero."""
     total = np.zeros((height, width, 3), np.float32)
     for cells, strength in ((3, 22.0), (9, 14.0), (40, 9.0)):
         rows = max(2, cells * height // max(width, height))
         columns = max(2, cells * width // max(width, height))
-        tint = rng.uniform(0.5, 1.0, 3)  # different strength in each channel: not just grey clouds
+        tint = rng.uniform(0.5, 1.0, 3)  # a different strength in each channel, so that clouds are not only grey
         coarse = (rng.normal(0, strength, (rows, columns, 1)) * tint).astype(np.float32)
         cv2.add(total, cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR), dst=total)
     return total
 
 
 def _draw_clutter(rng: np.random.Generator, sheet: Pixels, colour: NDArray[np.float64]) -> None:
-    """Lines, bars and arcs: edges and corners everywhere, none of them a figure."""
+    """Draw lines, bars and arcs: edges and corners that are not figures."""
     height, width = sheet.shape[:2]
     unit = min(width, height)
     for _ in range(int(rng.integers(0, 30))):
@@ -99,12 +99,12 @@ def _draw_clutter(rng: np.random.Generator, sheet: Pixels, colour: NDArray[np.fl
 
 
 PERIOD = 1024
-"""Frames until a track runs backwards, which bounds the memory and the time to reach any frame."""
+"""The number of frames after which a track runs backwards. This limits the memory and the time to compute any frame."""
 
 
 @dataclass(frozen=True)
 class Disc:
-    """A disc in pixels, its velocity in pixels per frame."""
+    """A disc: position and radius in pixels, velocity in pixels per frame."""
 
     x: float
     y: float
@@ -115,8 +115,8 @@ class Disc:
 
 @dataclass(frozen=True)
 class Track:
-    """The discs of a scene at each frame, which move and bounce off the walls and each other: computed on demand,
-    cached, and deterministic."""
+    """The discs of a scene at each frame. They move and bounce off the walls and each other. Frames are computed on
+    demand and cached; they are deterministic."""
 
     start: tuple[Disc, ...]
     width: float
@@ -124,7 +124,7 @@ class Track:
     _known: list[tuple[Disc, ...]] = field(default_factory=list, repr=False, compare=False)
 
     def at(self, frame: int) -> tuple[Disc, ...]:
-        """The discs at a frame (any integer)."""
+        """Return the discs at a frame, which may be any integer."""
         step = fold(frame)
         if not self._known:
             self._known.append(self.start)
@@ -140,7 +140,7 @@ def fold(frame: int) -> int:
 
 
 def advance(discs: tuple[Disc, ...], width: float, height: float) -> tuple[Disc, ...]:
-    """One frame later: every disc is inside the walls, and those that met have bounced."""
+    """Return the discs one frame later: all are inside the walls, and discs that met have bounced."""
     moved = [Disc(d.x + d.vx, d.y + d.vy, d.vx, d.vy, d.radius) for d in discs]
     for i in range(len(moved)):
         for j in range(i + 1, len(moved)):
@@ -156,7 +156,7 @@ def _bounce(a: Disc, b: Disc) -> tuple[Disc, Disc]:
         return a, b
     nx, ny = (dx / distance, dy / distance) if distance else (1.0, 0.0)
     push = (reach - distance) / 2
-    # Equal masses exchange the velocity along the line between them; discs already parting keep theirs.
+    # Equal masses exchange the velocity along the line between them, unless they already move apart.
     closing = max((a.vx - b.vx) * nx + (a.vy - b.vy) * ny, 0.0)
     return (
         Disc(a.x - nx * push, a.y - ny * push, a.vx - closing * nx, a.vy - closing * ny, a.radius),
@@ -181,7 +181,7 @@ def _wall(at: float, speed: float, low: float, high: float) -> tuple[float, floa
 CLASSES: tuple[str, ...] = ("circle", "square", "triangle", "star", "cross")
 """Class names; the index is the class id, in the pictures and in the detector's output."""
 
-_CROSS_ARM = 0.36  # half the width of an arm: wide enough to survive a letterbox from 720p to 320
+_CROSS_ARM = 0.36  # half the width of an arm: still visible after a letterbox from 720p to 320
 _STAR_INNER = 0.45
 
 
@@ -213,9 +213,9 @@ _OUTLINES = {
 
 
 def outline(class_id: int, x: float, y: float, radius: float, angle: float) -> NDArray[np.float64]:
-    """Corners of one figure, float64 [corners, 2], in pixels where the first pixel's middle is (0, 0).
+    """Return the corners of a figure, float64 [corners, 2], in pixels; the middle of the first pixel is (0, 0).
 
-    `radius` (pixels) is that of the circle around the figure, `angle` is in radians.
+    `radius` (pixels) is the radius of the circle around the figure, `angle` is in radians.
     """
     sine, cosine = math.sin(angle), math.cos(angle)
     turned: NDArray[np.float64] = _OUTLINES[CLASSES[class_id]] @ np.array([[cosine, sine], [-sine, cosine]])
@@ -227,20 +227,20 @@ MAX_SHAPES = 12
 
 _Colour = tuple[float, float, float]
 
-_SUBPIXEL = 4  # fractional bits of a corner given to OpenCV: figures glide instead of stepping
+_SUBPIXEL = 4  # fractional bits of corners for OpenCV, so that figures move smoothly
 _RADIUS = (0.075, 0.18)  # of the smaller side: 27 to 65 pixels across when 1280x720 becomes 320x180
-_COVERED = 0.28  # the discs' share of the picture at most: there is room to place and to move them
-_RIM = 0.84  # size of the fill inside its rim
+_COVERED = 0.28  # the discs' largest share of the picture, so that they can be placed and can move
+_RIM = 0.84  # size of the fill relative to the rim
 _CONTRAST = 95.0  # least distance in BGR between a figure's fill and the background's mean
-_RIM_CONTRAST = 70.0  # the same for its rim, whose tips would vanish otherwise
-_BLEED = 0.5  # pixels by which OpenCV's smooth edges reach beyond the corners they are given
+_RIM_CONTRAST = 70.0  # the same for the rim, whose tips would vanish otherwise
+_BLEED = 0.5  # pixels by which OpenCV's smooth edges extend beyond the given corners
 
 
 @dataclass(frozen=True)
 class Truth:
     """One figure in a picture: its class and its tight box.
 
-    Edges in (fractional) pixels: a figure that covers the whole picture has 0, 0, width, height.
+    Edges are in (fractional) pixels: a figure that covers the whole picture has 0, 0, width, height.
     """
 
     class_id: int
@@ -261,9 +261,9 @@ class _Figure:
 
 @dataclass(frozen=True)
 class Scene:
-    """One drawn camera: `shapes` figures in pictures of width x height pixels. ValueError outside the limits.
+    """One drawn camera: `shapes` figures in pictures of width x height pixels. Raises ValueError outside the limits.
 
-    A scene caches its background and the motion of its figures: use it from one thread at a time.
+    A scene caches its background and the motion of its figures, so use it from one thread at a time.
     """
 
     seed: int
@@ -275,10 +275,10 @@ class Scene:
         if min(self.width, self.height) < MIN_SIDE:
             raise ValueError(f"scene of {self.width}x{self.height} is too small: each side needs {MIN_SIDE} pixels")
         if not 0 <= self.shapes <= MAX_SHAPES:
-            raise ValueError(f"scene of {self.shapes} shapes cannot be drawn: 0 to {MAX_SHAPES} fit")
+            raise ValueError(f"scene of {self.shapes} shapes cannot be drawn: give 0 to {MAX_SHAPES}")
 
     def frame(self, index: int) -> tuple[NDArray[np.uint8], list[Truth]]:
-        """Picture `index`, a new array uint8 [height, width, 3] BGR, and its ground truth."""
+        """Return picture `index`, a new array BGR uint8 [height, width, 3], and its ground truth."""
         picture = self._background.window(index, self.width, self.height)
         truths = [
             _draw(picture, figure, disc, figure.angle + figure.spin * fold(index))
@@ -299,13 +299,13 @@ class Scene:
     @cached_property
     def _figures(self) -> tuple[_Figure, ...]:
         rng = np.random.default_rng((self.seed, 2))
-        # A shuffled round of the classes, so that five figures show five classes.
+        # Shuffled rounds of all classes, so that five figures show five classes.
         order = [int(c) for _ in range(0, MAX_SHAPES, len(CLASSES)) for c in rng.permutation(len(CLASSES))]
         return tuple(_dress(rng, class_id, self._background.colour) for class_id in order[: self.shapes])
 
 
 def _place(rng: np.random.Generator, width: int, height: int, count: int) -> tuple[Disc, ...]:
-    """Random discs that do not touch; all shrink together if they would cover too much."""
+    """Return random discs that do not touch. All are made smaller if they would cover too much."""
     unit = min(width, height)
     radii = rng.uniform(*_RADIUS, count) * unit
     covered = float(np.sum(math.pi * radii**2)) / (width * height)
@@ -329,7 +329,7 @@ def _dress(rng: np.random.Generator, class_id: int, behind: _Colour) -> _Figure:
     dark, light = fill * 0.45, fill * 0.4 + 153
     rim, other = (dark, light) if rng.random() < 0.6 else (light, dark)
     if float(np.linalg.norm(rim - np.array(behind))) < _RIM_CONTRAST:
-        rim = other  # the two are far apart, so this one is seen
+        rim = other  # both differ strongly, so this one is visible
     return _Figure(
         class_id=class_id,
         fill=(float(fill[0]), float(fill[1]), float(fill[2])),

@@ -164,7 +164,7 @@ def test_demo_daemon_that_dies_is_reported_with_its_frames(tmp_path: Path, tempo
     os.kill(daemon, signal.SIGKILL)
     _, err = demo.communicate(timeout=100)
     assert demo.returncode == 1
-    assert "the daemon ended by itself" in err
+    assert "the daemon ended unexpectedly" in err
     assert len(err.splitlines()) == 1
     read = msgspec.json.decode(figures.read_bytes())
     parts = read["frames_answered"], read["frames_skipped"], read["frames_failed"]

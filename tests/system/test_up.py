@@ -84,14 +84,14 @@ def test_up_again_uses_the_model_and_the_camera_that_it_kept(home: Home) -> None
             terminal.shows("frames a second answered", 90)
             terminal.process.send_signal(signal.SIGINT)
             assert terminal.ended(60) == 0
-    assert "model    shapes, which this box has already" in terminal.text
+    assert "model    shapes, which this box already has" in terminal.text
 
 
 def test_up_with_a_running_daemon_uses_it_and_leaves_it(home: Home) -> None:
     with home.terminal("up") as first:
         first.shows("frames a second answered", 90)
         with home.terminal("up", "shapes", "scene:9", "--name", "second") as second:
-            second.shows("one runs already", 60)
+            second.shows("already running; it is used", 60)
             second.shows("frames a second answered", 60)
             second.process.send_signal(signal.SIGINT)
             assert second.ended() == 0

@@ -104,7 +104,7 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
     ("text", "output"),
     [
         (b'{"scor": 1}', "unknown name 'scor'; did you mean 'score'?"),
-        (b'{"zzz": 1}', "unknown name 'zzz'; there are inputs, score, most, parameters"),
+        (b'{"zzz": 1}', "unknown name 'zzz'; known names: inputs, score, most, parameters"),
         (b'{"score": "abc"}', "score: expected a number, got a text"),
         (b'{"most": -1}', "most: expected a whole number >= 0"),
         (b'{"inputs": [{"name": "x"}]}', "inputs[0]: 'shape' is missing"),

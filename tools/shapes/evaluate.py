@@ -1,4 +1,4 @@
-"""How good a detector is on drawn scenes it never saw: precision and recall at IoU 0.5, in plain numpy."""
+"""Evaluates a detector on drawn scenes that training does not use: precision and recall at IoU 0.5, in plain numpy."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _FRAME_STEP = 61  # far enough apart that figures have moved and turned
 
 
 def unseen(count: int, size: tuple[int, int], first_seed: int = VALIDATION_SEED) -> Iterator[Scene]:
-    """Scenes of one size whose seeds training never draws, with 1 to 10 figures."""
+    """Yield scenes of one size with 1 to 10 figures, with seeds that training never uses."""
     for number in range(count):
         yield Scene(first_seed + number, *size, shapes=1 + number % 10)
 
 
 def judge(run: Run, scenes: Iterable[Scene], threshold: float, frames: int = 3, quality: int = 0) -> Counts:
-    """Joined counts over some frames of each scene, through JPEG of this quality if it is not 0."""
+    """Return the summed counts over some frames of each scene, encoded as JPEG of `quality` if that is not 0."""
     total = Counts()
     for scene in scenes:
         for index in range(frames):
@@ -39,20 +39,20 @@ def judge(run: Run, scenes: Iterable[Scene], threshold: float, frames: int = 3, 
 
 
 def through_jpeg(picture: NDArray[np.uint8], quality: int) -> NDArray[np.uint8]:
-    """The same picture after a camera's codec."""
+    """Return the picture after JPEG encoding and decoding."""
     packed = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, quality])[1]
     return np.asarray(cv2.imdecode(packed, cv2.IMREAD_COLOR), np.uint8)
 
 
 def detect(run: Run, picture: NDArray[np.uint8], threshold: float) -> list[Prediction]:
-    """Detections in the pixels of a BGR picture."""
+    """Return the detections in a BGR picture, in its pixels."""
     square, box = letterbox(picture)
     tensor = square[:, :, ::-1].transpose(2, 0, 1)[None].astype(np.float32) / np.float32(255)
     return decode(run(tensor)[0], box, threshold)
 
 
 def decode(output: Floats, box: Letterbox, threshold: float, overlap: float = 0.5) -> list[Prediction]:
-    """Boxes of one raw output [4 + classes, cells] above a score, after suppression across all classes."""
+    """Return the boxes of one raw output [4 + classes, cells] above a score, after suppression across all classes."""
     scores = output[4:].max(axis=0)
     keep = scores >= threshold
     centre, size = output[:2, keep].T, output[2:4, keep].T
@@ -66,7 +66,7 @@ def decode(output: Floats, box: Letterbox, threshold: float, overlap: float = 0.
 
 
 def suppress(edges: NDArray[np.floating], scores: NDArray[np.floating], overlap: float) -> list[int]:
-    """Indexes of xyxy boxes [n, 4] that no better box overlaps more than this IoU, best first."""
+    """Return the indexes of xyxy boxes [n, 4] that no better box overlaps by more than IoU `overlap`, best first."""
     areas = (edges[:, 2] - edges[:, 0]) * (edges[:, 3] - edges[:, 1])
     order = np.argsort(-scores)
     kept: list[int] = []

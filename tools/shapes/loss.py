@@ -1,7 +1,7 @@
-"""The detector's loss: which cells answer for which figure, and how wrong they are.
+"""The detector's loss: assigns cells to figures and measures their errors.
 
-Cells are chosen by how well they already do (score and overlap together), so that score and box learn to
-agree; the target of a score is then the overlap reached, which makes the score a measure of the box too.
+Cells are chosen by their current score and overlap together, so that score and box learn to agree. The target of a
+score is the current overlap, so the score also measures the quality of the box.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _BOX_WEIGHT = 5.0
 
 
 def pair_iou(a: Any, b: Any) -> Any:
-    """IoU of xyxy boxes whose leading dimensions broadcast."""
+    """Return the IoU of xyxy boxes; leading dimensions broadcast."""
     wide_high = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0)
     both = wide_high.prod(-1)
     return both / ((a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1) - both + 1e-6)
 
 
 def assign(scores: Any, boxes: Any, centres: Any, truth: Any) -> tuple[Any, Any, Any]:
-    """Chooses cells for figures.
+    """Assign cells to figures.
 
-    `scores` [B, A, C] in 0..1, `boxes` [B, A, 4], `centres` [A, 2], `truth` [B, M, 5] (class -1: none).
-    Returns target scores [B, A, C], target boxes [B, A, 4], weights [B, A] (0: the cell answers for nothing).
+    `scores` [B, A, C] in 0..1, `boxes` [B, A, 4], `centres` [A, 2], `truth` [B, M, 5] (class -1: none). Returns target
+    scores [B, A, C], target boxes [B, A, 4], weights [B, A] (0: the cell has no figure).
     """
     classes, real = truth[..., 0].long().clamp(min=0), truth[..., 0] >= 0
     wanted = truth[..., 1:]
@@ -37,7 +37,7 @@ def assign(scores: Any, boxes: Any, centres: Any, truth: Any) -> tuple[Any, Any,
     merit = said**_SCORE_POWER * overlap**_OVERLAP_POWER
     best, where = merit.topk(_CANDIDATES, dim=-1)
     chosen = torch.zeros_like(merit).scatter_(-1, where, (best > 1e-9).float())
-    # A cell wanted by two figures serves the one it overlaps most.
+    # A cell that two figures chose gets the figure that it overlaps most.
     owner = (overlap * chosen).argmax(1)
     chosen = chosen * F.one_hot(owner, chosen.shape[1]).transpose(1, 2)
     merit = merit * chosen
@@ -49,14 +49,14 @@ def assign(scores: Any, boxes: Any, centres: Any, truth: Any) -> tuple[Any, Any,
 
 
 def detection_loss(logits: Any, boxes: Any, centres: Any, truth: Any) -> Any:
-    """Scalar loss of logits [B, A, C] and xyxy boxes [B, A, 4] (input pixels) against `truth` [B, M, 5]."""
+    """Return the scalar loss of logits [B, A, C] and xyxy boxes [B, A, 4] (input pixels) against `truth` [B, M, 5]."""
     with torch.no_grad():
         target_scores, target_boxes, weight = assign(logits.sigmoid(), boxes, centres, truth)
     total = weight.sum().clamp(min=1.0)
     score_loss = F.binary_cross_entropy_with_logits(logits, target_scores, reduction="sum")
     picked = weight > 0
     got, want = boxes[picked], target_boxes[picked]
-    # The distance between centres, relative to the box around both, pulls even where boxes hardly overlap.
+    # The distance between centres, relative to the box around both, gives a gradient even if boxes hardly overlap.
     span = torch.maximum(got[:, 2:], want[:, 2:]) - torch.minimum(got[:, :2], want[:, :2])
     apart = (got[:, :2] + got[:, 2:] - want[:, :2] - want[:, 2:]) / 2
     far = (apart**2).sum(-1) / ((span**2).sum(-1) + 1e-6)

@@ -1,7 +1,7 @@
-"""The detector: a small convolutional network without anchors, seeing at strides of 8, 16 and 32 pixels.
+"""The detector: a small anchor-free convolutional network with strides of 8, 16 and 32 pixels.
 
-Plain convolutions and ReLU only, since every runtime fuses those; distances come from Softplus, which unlike
-Exp cannot overflow in half precision.
+It has only plain convolutions and ReLU, since every runtime fuses these. Distances are computed with Softplus, which
+unlike Exp cannot overflow in half precision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NECK = 48
 
 
 def conv(inside: int, outside: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> Any:
-    """Convolution, normalisation, ReLU."""
+    """Return a block of convolution, normalisation and ReLU."""
     return nn.Sequential(
         nn.Conv2d(inside, outside, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outside),
@@ -26,7 +26,7 @@ def conv(inside: int, outside: int, kernel: int = 3, stride: int = 1, groups: in
 
 
 def light(inside: int, outside: int, kernel: int = 3, stride: int = 1) -> Any:
-    """A depthwise and a pointwise convolution: a wide view for few weights."""
+    """Return a depthwise and a pointwise convolution: a large receptive field with few weights."""
     return nn.Sequential(conv(inside, inside, kernel, stride, inside), conv(inside, outside, 1))
 
 
@@ -49,15 +49,15 @@ class Head(nn.Module):  # type: ignore[misc] # torch is not there when types are
         self.classes, self.cells = classes, cells
         self.score = nn.Sequential(light(_NECK, _NECK), nn.Conv2d(_NECK, classes, 1))
         self.reach = nn.Sequential(light(_NECK, _NECK), nn.Conv2d(_NECK, 4, 1))
-        nn.init.constant_(self.score[-1].bias, -4.6)  # most cells see nothing: start by saying so
+        nn.init.constant_(self.score[-1].bias, -4.6)  # most cells contain no figure: begin with low scores
         nn.init.constant_(self.reach[-1].bias, 2.0)
 
     def forward(self, x: Any) -> tuple[Any, Any]:
-        # Training runs in bfloat16, whose eight bits are too coarse for the edge of a box.
+        # Training uses bfloat16, whose eight bits are too few for the edge of a box.
         with torch.autocast("cpu", enabled=False):
             x = x if x.dtype == torch.float32 else x.float()
             score, reach = self.score(x), F.softplus(self.reach(x))
-        # Sizes as plain numbers: those read from a tensor would become a dozen nodes of the exported graph.
+        # Sizes are plain numbers: sizes read from a tensor would add a dozen nodes to the exported graph.
         return score.reshape(-1, self.classes, self.cells), reach.reshape(-1, 4, self.cells)
 
 
@@ -78,7 +78,7 @@ class Detector(nn.Module):  # type: ignore[misc] # torch is not there when types
         self.register_buffer("strides", torch.cat([s for _, s in cells]), persistent=False)
 
     def raw(self, x: Any) -> tuple[Any, Any]:
-        """Logits [B, C, A] and distances left, top, right, bottom [B, 4, A] in pixels."""
+        """Return logits [B, C, A] and distances left, top, right, bottom [B, 4, A] in pixels."""
         c8 = self.eighth(self.stem(x))
         c16 = self.sixteenth(c8)
         p32 = self.from32(self.thirtysecond(c16))
@@ -88,7 +88,7 @@ class Detector(nn.Module):  # type: ignore[misc] # torch is not there when types
         return torch.cat([a for a, _ in answers], 2), torch.cat([b for _, b in answers], 2) * self.strides
 
     def corners(self, reach: Any) -> Any:
-        """Boxes x1, y1, x2, y2 as [B, A, 4] from distances [B, 4, A]."""
+        """Convert distances [B, 4, A] to boxes x1, y1, x2, y2 as [B, A, 4]."""
         reach = reach.transpose(1, 2)
         return torch.cat([self.centres - reach[..., :2], self.centres + reach[..., 2:]], -1)
 
@@ -100,7 +100,7 @@ class Detector(nn.Module):  # type: ignore[misc] # torch is not there when types
 
 
 def _grid(side: int, stride: int) -> tuple[Any, Any]:
-    """Centres [side * side, 2] as x, y in pixels, and the stride of each cell."""
+    """Return the centres [side * side, 2] of cells as x, y in pixels, and the stride of each cell."""
     at = (torch.arange(side) + 0.5) * stride
     y, x = torch.meshgrid(at, at, indexing="ij")
     return torch.stack([x.flatten(), y.flatten()], 1), torch.full((side * side,), float(stride))

@@ -1,6 +1,6 @@
-"""Pictures to train the detector on: drawn scenes, spoiled as cameras and codecs do it, then letterboxed.
+"""Training pictures: drawn scenes, degraded as by cameras and codecs, then letterboxed.
 
-Seeds of training scenes are below `VALIDATION_SEED`, those that judge the detector are not.
+Seeds of training scenes are below `VALIDATION_SEED`; seeds for the evaluation are not.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ SIZE = 320
 """Side of the detector's square input, pixels."""
 VALIDATION_SEED = 1_000_000_000
 
-_FRAMES_A_SCENE = 6  # painting a background costs as much as many frames
+_FRAMES_A_SCENE = 6  # painting a background takes as long as many frames
 _SIZES = ((320, 240), (640, 480), (640, 360), (480, 640), (512, 512), (424, 240), (800, 600), (1280, 720))
-_SHARES = (0.15, 0.2, 0.18, 0.07, 0.08, 0.1, 0.04, 0.18)  # the smallest figures, those of 16:9, are hardest
+_SHARES = (0.15, 0.2, 0.18, 0.07, 0.08, 0.1, 0.04, 0.18)  # the smallest figures, in 16:9 pictures, are the hardest
 
 Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Letterbox:
-    """How a picture was put into the square: scaled, then moved by the left and top padding, pixels."""
+    """The placement of a picture in the square: its scale, and the left and top padding in pixels."""
 
     scale: float
     left: int
@@ -36,7 +36,7 @@ class Letterbox:
 
 
 def letterbox(picture: Pixels, shrink: float = 1.0, interpolation: int = cv2.INTER_LINEAR) -> tuple[Pixels, Letterbox]:
-    """Fits a picture into the middle of a grey (114) uint8 [SIZE, SIZE, 3] square, proportions kept."""
+    """Fit a picture into the middle of a grey (114) uint8 [SIZE, SIZE, 3] square; keep its aspect ratio."""
     height, width = picture.shape[:2]
     scale = min(SIZE / width, SIZE / height) * shrink
     wide, high = max(1, round(width * scale)), max(1, round(height * scale))
@@ -47,7 +47,7 @@ def letterbox(picture: Pixels, shrink: float = 1.0, interpolation: int = cv2.INT
 
 
 def pictures(worker_seed: int) -> Iterator[tuple[Pixels, NDArray[np.float32]]]:
-    """Endless examples: uint8 [SIZE, SIZE, 3] RGB, and float32 [figures, 5] rows of class, x1, y1, x2, y2."""
+    """Yield endless examples: uint8 [SIZE, SIZE, 3] RGB, and float32 [figures, 5] rows of class, x1, y1, x2, y2."""
     rng = np.random.default_rng(worker_seed)
     while True:
         width, height = _SIZES[int(rng.choice(len(_SIZES), p=_SHARES))]
@@ -61,15 +61,15 @@ def pictures(worker_seed: int) -> Iterator[tuple[Pixels, NDArray[np.float32]]]:
 
 
 def rows(truths: list[Truth], box: Letterbox) -> NDArray[np.float32]:
-    """Truths as float32 [n, 5] rows of class, x1, y1, x2, y2 in the letterboxed square."""
+    """Return truths as float32 [n, 5] rows of class, x1, y1, x2, y2 in the letterboxed square."""
     table = np.array([(t.class_id, t.x1, t.y1, t.x2, t.y2) for t in truths], np.float32).reshape(-1, 5)
     table[:, 1:] = table[:, 1:] * box.scale + np.array([box.left, box.top] * 2, np.float32)
     return table
 
 
 def spoil(rng: np.random.Generator, picture: Pixels) -> Pixels:
-    """What real cameras do to a picture, each with some chance: light, blur, colour loss, noise, JPEG."""
-    out: Any = picture  # the types that cv2 states for its results are wider than what it gives
+    """Degrade a picture as cameras do, each effect with some probability: light, blur, colour loss, noise, JPEG."""
+    out: Any = picture  # cv2's declared result types are wider than the actual ones
     if rng.random() < 0.5:
         out = cv2.convertScaleAbs(out, alpha=float(rng.uniform(0.55, 1.35)), beta=float(rng.uniform(0, 30)))
     if rng.random() < 0.05:

@@ -1,4 +1,4 @@
-"""Trains the detector that comes with edged, on pictures drawn while it trains, and exports it as ONNX.
+"""Trains the embedded detector on pictures that are drawn during the training, and exports it as ONNX.
 
 From the root of the repository:
 
@@ -35,7 +35,7 @@ except ImportError as missing:
     raise SystemExit(f"training needs {missing.name}: pip install torch onnx onnxruntime") from None
 
 OPSET = 17
-IR_VERSION = 8  # the one of opset 17; newer ones are refused by the runtimes of older boxes
+IR_VERSION = 8  # of opset 17; runtimes of older boxes refuse newer versions
 MODEL_VERSION = "1"
 
 _BATCH = 16
@@ -54,7 +54,7 @@ class Batches(torch.utils.data.IterableDataset):  # type: ignore[misc]
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         info = torch.utils.data.get_worker_info()
         source = pictures(self.seed * 1000 + (info.id if info else 0))
-        # Frames of one scene follow each other; a pool of older pictures mixes scenes within a batch.
+        # Frames of one scene follow each other. Drawing from a pool of pictures mixes scenes within a batch.
         pool = list(islice(source, 4 * _BATCH))
         rng = np.random.default_rng(self.seed)
         while True:
@@ -72,13 +72,14 @@ def _collate(examples: list[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 
 def learning_rate(step: int, done: float) -> float:
-    """Linear warm-up, then a cosine down to nearly nothing; `done` is the part of the time used, 0..1."""
+    """Return the learning rate: a linear warm-up, then a cosine decay to 1 %. `done` is the used share of the time,
+    0..1."""
     warm = min(1.0, (step + 1) / _WARM_STEPS)
     return _RATE * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 def train(minutes: float, seed: int, start: Path | None) -> Any:
-    """Trains for this long and returns the averaged network."""
+    """Train for some minutes and return the averaged network."""
     torch.manual_seed(seed)
     net = Detector(len(CLASSES), SIZE).to(memory_format=torch.channels_last)
     if start is not None:
@@ -123,7 +124,7 @@ def _follow(average: Any, net: Any, keep: float) -> None:
 
 
 def export(net: Any, out: Path) -> None:
-    """Writes the network as one ONNX file with the metadata that readers of Ultralytics exports expect."""
+    """Write the network as one ONNX file with the metadata that readers of Ultralytics exports expect."""
     net = net.eval().to(memory_format=torch.contiguous_format)
     staged = out.with_suffix(".partial")
     torch.onnx.export(
@@ -140,7 +141,7 @@ def export(net: Any, out: Path) -> None:
 
 
 def metadata() -> dict[str, str]:
-    """Metadata in the Ultralytics manner: every value is Python's str() of it."""
+    """Return metadata in Ultralytics' format: every value is a text made with Python's str()."""
     facts = {
         "description": "edged shapes: drawn figures",
         "author": "edged",
@@ -158,7 +159,7 @@ def metadata() -> dict[str, str]:
 
 
 def report(path: Path, scenes: int) -> None:
-    """Prints size, latency, precision and recall of the exported file on scenes that training never drew."""
+    """Print size, latency, precision and recall of the exported file on scenes that training does not use."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 2
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
