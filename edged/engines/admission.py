@@ -2,7 +2,7 @@
 
     file -> parse -> graph -> opset -> operators -> external data -> memory -> session -> inference
 
-The file is read in one child (`jobs/inspect.py`), every runtime is tried in another (`jobs/trial.py`), two at a time.
+One child reads the file (`jobs/inspect.py`). Each runtime is tried in its own child (`jobs/trial.py`), two at a time.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ if TYPE_CHECKING:
     from edged.engines.builder import Builder
 
 _SAMPLES = Limits(seconds=120.0, memory_mb=4096)
-_EVERY_TIME = sys.maxsize  # a command is carried out, however often the model exceeded the limits
-_AT_ONCE = 2  # children that try runtimes
+_EVERY_TIME = sys.maxsize  # a command tries the model even if it exceeded the limits many times
+_AT_ONCE = 2  # the most children that try runtimes at the same time
 _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after a finding of these stages no runtime is tried
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """The outcome: the inspection, the model if it can be one, for each backend why it does not take it (empty if it
-    does), why the model is refused, and warnings about one that is served."""
+    """The outcome of admission.
+
+    model: None if the file cannot be served. backends: for each backend why it cannot run the model, empty if it can.
+    finding: why the model is refused. warnings: findings about a model that can be served.
+    """
 
     inspection: Inspection
     model: Model | None
@@ -50,7 +53,7 @@ class Admission(msgspec.Struct, frozen=True):
 
     @property
     def refusal(self) -> str:
-        """Why the model cannot be served, in a line; empty when it can."""
+        """Why the model cannot be served, in one line; empty if it can."""
         return self.finding.line() if self.finding is not None else ""
 
 
@@ -61,10 +64,10 @@ async def examine(
     installed: Iterable[str],
     samples: Sequence[Path] = (),
 ) -> Admission:
-    """Inspect a model and try it on every installed backend, with the user's `samples` first.
+    """Inspect a model and try it on every installed backend. The user's `samples` are the first inputs.
 
-    ModelRefused, with its finding, if it cannot even be read; ConfigError if the settings do not fit it; InvalidInput
-    for samples that cannot be used with a model that can be served. Other errors are edged's or the box's.
+    Raises ModelRefused with its finding if the file cannot be read, ConfigError if the settings do not fit the model,
+    and InvalidInput if the model can be served but the samples cannot be used. Other errors are edged's or the box's.
     """
     model_settings.validate(settings)
     inspection, names = await builder.inspect(path, _EVERY_TIME), tuple(installed)
@@ -100,9 +103,9 @@ async def admit(
     installed: Iterable[str],
     samples: Sequence[Path] = (),
 ) -> Admission:
-    """As `examine`, on the reference's backend alone, which decides; other backends are seen when engines are built.
+    """Examine a model on the reference's backend only, which decides. Other backends are tried by building engines.
 
-    ModelRefused if the model cannot be served here, InvalidInput for samples that cannot be used.
+    Raises ModelRefused if the model cannot be served here, otherwise the errors of `examine`.
     """
     backends = [name for name in installed if name == REFERENCE.backend]
     admission = await examine(builder, path, settings, backends, samples)
@@ -112,9 +115,9 @@ async def admit(
 
 
 async def ask_picture(builder: Builder, admission: Admission, path: Path, picture: Path | None) -> jobs.AskedPicture:
-    """Run a model that was examined, and is of a known family, on a picture; None for one that edged draws.
+    """Run an examined model of a known family on a picture; None means a picture that edged draws.
 
-    InvalidInput for a picture that cannot be read, BuildFailed if the child is lost.
+    Raises InvalidInput if the picture cannot be read, and BuildFailed if the child ends without an answer.
     """
     assert admission.model is not None
     job = _job(path, admission.inspection, admission.model, REFERENCE.backend, is_whole=True)
@@ -123,16 +126,16 @@ async def ask_picture(builder: Builder, admission: Admission, path: Path, pictur
 
 
 class Proven(msgspec.Struct, frozen=True):
-    """What a trial of a model found: warnings, and what batches gain, as `Model.batch_gain`."""
+    """The outcome of a successful trial: warnings, and the gain of batches as in `Model.batch_gain`."""
 
     warnings: tuple[Finding, ...] = ()
     batch_gain: float = 0.0
 
 
 async def prove(builder: Builder, model: Model, tries: int = 1) -> Proven:
-    """Try an inspected model on the reference, unless the outcome is known.
+    """Try an inspected model on the reference, unless the outcome is cached.
 
-    A model that exceeds the limits is tried at most `tries` times in a row. ModelRefused if it must not reach a host.
+    A model that exceeds the limits is tried at most `tries` times in a row. Raises ModelRefused if no host may open it.
     """
     inspection = model.inspection
     size_mb = _size_mb(inspection)
@@ -168,7 +171,7 @@ def _job(path: Path, inspection: Inspection, model: Model | None, backend: str, 
 def _judged(
     inspection: Inspection, model: Model | None, answers: Mapping[str, jobs.Checked | str], held: Finding | None
 ) -> Admission:
-    """Combine findings; `held` is about the file itself, of a stage after those that runtimes decide first."""
+    """Combine the findings of runtimes with `held`, the finding about the file, if any. The earliest stage wins."""
     backends = {}
     for name, answer in answers.items():
         found = answer if isinstance(answer, str) else trials.first(answer.finding, held)
@@ -191,9 +194,9 @@ def _size_mb(inspection: Inspection) -> float:
 
 
 async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
-    """Decode samples in a child: decoders are written in C, and pictures may be malicious."""
+    """Check samples in a child, because decoders are written in C and pictures may be malicious."""
     recognition = model.recognition
     if recognition.preprocess is None and not all(model_samples.is_tensors(sample.name) for sample in samples):
-        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without them")
+        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without picture samples")
     paths = tuple(str(sample.absolute()) for sample in samples)
     await run(jobs.CheckSamples(paths, model.inspection.signature), jobs.Done, _SAMPLES)

@@ -1,4 +1,4 @@
-"""Build, verify and try engines, each step in a child, and commit the outcome to the store."""
+"""Builds, verifies and tries engines, each step in a child, and commits the outcome to the store."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ from edged.version import __version__
 
 _LOG = logging.getLogger("edged.engines")
 _DEFAULT_ADMISSION = AdmissionLimits()
-_LEAST = 1 << 20  # free bytes below which a disk counts as full
-_READ_FORMAT = 8  # of cached inspections; raise it when `edged.jobs.inspect`, or a check that it calls, changes
-_KEPT = 1000  # cached inspections; the oldest belong to models that were refused and removed
+_LEAST = 1 << 20  # a disk with fewer free bytes counts as full
+_READ_FORMAT = 8  # version of cached inspections; raise it if `edged.jobs.inspect`, or a check that it calls, changes
+_KEPT = 1000  # the most cached inspections; the oldest belong to models that were refused and removed
 
 OnProgress: TypeAlias = Callable[[jobs.Progress], None]
-# Waits until so many bytes may be written; returns how many may be written at most, 0 for any number. OutOfSpace.
+# Frees disk space until the given number of bytes may be written. Returns the most bytes that may be written, 0 for no
+# limit. Raises OutOfSpace.
 Reserve: TypeAlias = Callable[[int], Awaitable[int]]
 
 
@@ -97,21 +98,21 @@ class Builder:
         # A command may use the daemon's cache at the same time, so unfinished golden answers have an owner.
         self._unfinished = atomic.Staging(cache.absolute() / "unfinished")
         for folder in (self._golden, self._inspections, self._timings, self._unfinished.root):
-            with contextlib.suppress(OSError):  # on an unwritable disk reading models takes longer
+            with contextlib.suppress(OSError):  # without the cache, models are inspected at every start
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.sweep(folder)
         with contextlib.suppress(OSError):
             self._unfinished.sweep()
 
     def reconfigure(self, limits: Limits, admission: AdmissionLimits | None = None) -> None:
-        """Apply other limits to children that start from now on."""
+        """Apply new limits to children that start from now on."""
         self._limits, self.admission = limits, admission or self.admission
 
     async def inspect(self, path: Path, tries: int = 1) -> Inspection:
-        """Inspect a model file; the result's `finding` says why it cannot be served.
+        """Inspect a model file. The result's `finding` says why it cannot be served.
 
-        ModelRefused, with its finding, if the file is not a model or crashes its reader. A file that takes its reader
-        beyond the limits is read at most `tries` times in a row, also across restarts.
+        Raises ModelRefused with a finding if the file is not a model, or if its reader crashes or exceeds the limits. A
+        file whose reader exceeds the limits is read at most `tries` times in a row, also across restarts.
         """
         path = path.absolute()
         graph, known = await asyncio.to_thread(self._known, path)
@@ -129,15 +130,16 @@ class Builder:
                 await asyncio.to_thread(self._outcomes.keep_unread, graph, self.admission, now)
             raise
         if not inspection.external:  # external data is read each time, see `_known`
-            with contextlib.suppress(OSError):  # a full disk only costs time at the next start
+            with contextlib.suppress(OSError):  # if the disk is full, the next start only takes longer
                 await asyncio.to_thread(self._keep, inspection)
         return inspection
 
     async def check(self, job: jobs.Check, size_mb: float, tries: int = 1) -> jobs.Checked | str:
-        """Try a model of `size_mb` MiB on a runtime, unless the outcome is known; a text says why the runtime cannot be
-        loaded.
+        """Try a model of `size_mb` MiB on a runtime, unless the outcome is cached. Return the outcome, or a text that
+        says why the runtime cannot be loaded.
 
-        A model that exceeds the limits is tried at most `tries` times in a row. EdgedError if the trial has no outcome.
+        A model that exceeds the limits is tried at most `tries` times in a row. Raises EdgedError if the trial has no
+        outcome.
         """
         known = await asyncio.to_thread(self._outcomes.known, job, self.admission)
         before = known.tries if known is not None and not trials.is_lasting(known.finding) else 0
@@ -164,10 +166,10 @@ class Builder:
             await self._reference(model, REFERENCE, lambda progress: None)
 
     async def make(self, task: Task, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
-        """Build and verify an engine and commit the outcome, accepted or rejected. Returns its record.
+        """Build, verify and time an engine, and commit the outcome, accepted or rejected. Returns its record.
 
-        An accepted engine of this key that the store already holds stays if the new one is rejected. An error means
-        that the engine has no outcome; nothing is left behind.
+        If the new engine is rejected, an accepted engine with this key in the store stays. If an error is raised, there
+        is no outcome, and the temporary files are removed.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
@@ -190,10 +192,10 @@ class Builder:
     async def make_ahead(
         self, task: Task, device: str, capability: str, on_progress: OnProgress, reserve: Reserve
     ) -> EngineRecord:
-        """Build an engine for a device of that compute capability, which this box does not have, and commit it.
+        """Build an engine for a GPU of that compute capability, which this box need not have, and commit it.
 
-        It may not serve, since its answers cannot be compared here; on its device it is tried first. Refused if the
-        store already holds an accepted engine of that key.
+        Its answers cannot be compared here, so it cannot serve before a trial on its device. Raises Refused if the
+        store already has an accepted engine with this key.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             await asyncio.to_thread(self._require_none, task.key.digest)
@@ -213,9 +215,9 @@ class Builder:
             return record
 
     async def verify(self, task: Task, on_progress: OnProgress) -> EngineRecord:
-        """Verify and time a stored engine again and amend its record; one that is rejected now loses its files.
+        """Verify and time a stored engine again and update its record. If it is rejected, its files are removed.
 
-        KeyError if the store has no such engine.
+        Raises KeyError if the store does not have the engine.
         """
         async with self._storing():
             digest = task.key.digest
@@ -230,8 +232,8 @@ class Builder:
     async def adopt(self, task: Task, source: str, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         """Try the files of the engine `source`, built ahead or for another driver, as the engine of this task.
 
-        If its answers are right the files are committed under the new key as well. Otherwise the engine has to be
-        built: WrongAnswers or another error says why. KeyError if the store has no engine `source`.
+        If its answers are right, the files are committed under the new key as well. Otherwise it raises WrongAnswers or
+        another error, and the engine has to be built. Raises KeyError if the store has no engine `source`.
         """
         async with self._storing(), in_thread(self._store.stage) as out, self._storing():
             old, artefact = self._store.records()[source], self._store.artefact(source)
@@ -245,7 +247,7 @@ class Builder:
             return record
 
     def forget(self, digest: str) -> None:
-        """Remove what is cached of a model that has gone: its inspection, golden answers and admission."""
+        """Remove the cached inspection, golden answers and admission outcomes of a removed model, in the background."""
         self._later(partial(self._forget, digest))
 
     def _forget(self, digest: str) -> None:
@@ -256,8 +258,8 @@ class Builder:
                 place.unlink()
 
     def forget_others(self, needed: Set[str]) -> None:
-        """Remove golden answers of models that went while no daemon ran: those whose digest is not `needed` and that
-        have no engine in the store. The other caches are small and bounded."""
+        """Remove the caches of models that were removed while no daemon ran: models with golden answers whose digest is
+        not in `needed` and that have no engine in the store. The other caches are small and bounded."""
         self._later(partial(self._forget_others, frozenset(needed)))
 
     def _forget_others(self, needed: Set[str]) -> None:
@@ -267,15 +269,15 @@ class Builder:
             self._forget(digest)
 
     def recorded(self, model: Model) -> list[Sample]:
-        """Read a model's golden questions with the reference's answers from disk; empty if there are none yet."""
+        """Read a model's golden questions with the reference's answers from disk; empty if the file does not exist."""
         place = self._golden / f"{Standard.of(model, REFERENCE.precision).golden}.golden"
         try:
             return load_golden(place).samples if place.exists() else []
-        except BuildFailed:  # they are made again at the next verification
+        except BuildFailed:  # damaged: the next verification makes the file again
             return []
 
     def expected_seconds(self, task: Task) -> float | None:
-        """Estimate the seconds of making an engine: as last time for this model, otherwise the mean of its backend."""
+        """Estimate the seconds of making an engine: as for this model's last engine, otherwise the backend's mean."""
         kin = [
             record
             for record in self._store.records().values()
@@ -306,7 +308,7 @@ class Builder:
     def _require_none(self, digest: str) -> None:
         stored = self._store.read(digest)  # another process may have built it meanwhile
         if stored is not None and stored.is_usable:
-            raise Refused(f"{self._store.root} holds engine {digest[:12]} already, proven; give another --cache")
+            raise Refused(f"{self._store.root} already has an accepted engine {digest[:12]}; give another --cache")
 
     async def _judge(
         self,
@@ -316,7 +318,7 @@ class Builder:
         reference: tuple[Path, Standard],
         on_progress: OnProgress,
     ) -> EngineRecord:
-        """Verify an engine, time it if it is accepted, and return the record with the outcome."""
+        """Verify an engine, and time it if its answers are accepted. Return the record with the outcome."""
         golden, standard = reference
         on_progress(jobs.Progress("verifying"))
         model = task.model
@@ -339,7 +341,8 @@ class Builder:
         return msgspec.structs.replace(record, speeds=timed.speeds, load=timed.load)
 
     async def _commit(self, out: Path, record: EngineRecord, reserve: Reserve) -> None:
-        """Commit an engine. A rejected one leaves a record, so that it is not built again, and replaces no good one."""
+        """Commit an engine. A rejected engine leaves only a record, so that it is not built again, and does not replace
+        an accepted engine."""
         key = EngineKey(record.parts).digest
         if not record.verdict.accepted:
             stored = self._store.records().get(key)
@@ -351,7 +354,7 @@ class Builder:
         await asyncio.to_thread(self._store.commit, out, record)
 
     async def _reference(self, model: Model, recipe: Recipe, on_progress: OnProgress) -> tuple[Path, Standard]:
-        """Return the file of golden answers, made first if the model has none, and the engine's standard."""
+        """Return the file of golden answers, which is made if it does not exist, and the engine's standard."""
         now = await asyncio.to_thread(model.with_contents)  # its samples may have changed since it was planned
         standard = Standard.of(now, recipe.precision)
         place = self._golden / f"{standard.golden}.golden"
@@ -370,16 +373,16 @@ class Builder:
         return place, standard
 
     def _making(self) -> contextlib.AbstractContextManager[Path]:
-        """Create a folder for unfinished golden answers, and its parents, for which the disk may have been too full
-        when the daemon started."""
+        """Return a context that creates a folder for unfinished golden answers. Creates the parents too: the disk may
+        have been full when the daemon started."""
         for folder in (self._golden, self._unfinished.root, self._timings):
             folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         return self._unfinished.stage()
 
     @contextlib.asynccontextmanager
     async def _storing(self) -> AsyncIterator[None]:
-        """Turn errors into OutOfSpace if the disk is full: runtimes rarely name the cause. Also used within a stage,
-        whose removal frees what filled the disk."""
+        """Turn errors into OutOfSpace if the disk is full, because runtimes rarely name that cause. Also used inside a
+        stage, because removing the stage frees the space before an outer check."""
         try:
             yield
         except OSError as error:
@@ -399,7 +402,7 @@ class Builder:
         return disk.f_bavail * disk.f_frsize < _LEAST or bool(unwritable(self._store.root))
 
     def _estimate(self, model: Model, recipe: Recipe) -> int:
-        """Estimate the bytes of an engine: as before for this model, otherwise half again the size of the model."""
+        """Estimate the bytes of an engine: 1.5 times the size of the model, or more if an earlier engine was larger."""
         kin = [
             record.size
             for record in self._store.records().values()
@@ -416,20 +419,20 @@ class Builder:
         atomic.prune(self._inspections, _KEPT)
 
     def _known(self, path: Path) -> tuple[str, Inspection | None]:
-        """Return a file's digest (empty if it cannot be read) and its cached inspection, if it has one and no external
-        data."""
+        """Return a file's digest (empty if it cannot be read) and its cached inspection (None if there is none, or if
+        the model has external data)."""
         try:
             is_readable = path.is_file() and too_large(path.name, path.stat().st_size) is None
             graph = file_digest(path) if is_readable else ""
         except (OSError, EdgedError):
             return "", None
         known = sealed.read(self._read_place(graph), Inspection, "inspections")
-        # With external data those files decide, too, and they are read and checked by the child.
+        # With external data the outcome also depends on those files, which only the child reads.
         is_same = known is not None and not known.external and known.graph_digest == graph
         return graph, known if is_same else None
 
     def _read_place(self, graph_digest: str) -> Path:
-        """Return the path of a cached inspection; another version of edged may inspect more."""
+        """Return the path of a cached inspection. It includes edged's version, since another one may inspect more."""
         return self._inspections / f"{graph_digest}-{__version__}-{_READ_FORMAT}.json"
 
 
@@ -448,6 +451,6 @@ def _share(artefact: Artefact, out: Path) -> None:
 
 
 def _take(made: Path, place: Path) -> None:
-    """Move golden answers into place and remove those that they replace."""
+    """Move golden answers into place, and remove old ones."""
     os.replace(made, place)
     prune(place)

@@ -1,4 +1,4 @@
-"""The models that the repository and the configuration name, inspected by children and planned for the device."""
+"""The models of the repository and of the configuration. Children inspect them, and they are planned for the device."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from edged.serving.slot import Slot
 from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
-_DRAIN_SECONDS = 10.0  # for requests that wait for a removed model
+_DRAIN_SECONDS = 10.0  # the longest wait for the answers of requests for a removed model
 _DRAIN_STEP = 0.02
 _READERS = 2  # children that inspect models at the same time
-# Pauses before another attempt after failures that the box may have caused: exceeded limits, kills, missing files.
+# Delays before the next attempts after failures that may be temporary: exceeded limits, kills, missing files.
 _AGAIN_SECONDS = (60.0, 600.0, 3600.0)
 _PASSING = ("timed_out", "too_much_memory", "missing")
-_BACK_SECONDS = 1.0  # until a missing file is looked for again
+_BACK_SECONDS = 1.0  # delay before the first attempt after a missing file
 
 
-# Tries a model, at most so many times in a row while it exceeds the limits; returns findings worth a warning.
+# Tries a model. The number is the most attempts in a row that may exceed the limits.
 Prove: TypeAlias = Callable[[Model, int], Awaitable[Proven]]
 
 
 class Scan(NamedTuple):
-    """A scan of the disk: every version to be served, by name, and the stamps of models' external data."""
+    """A scan of the disk: the versions to be served, and the stamps of their external data, both by name."""
 
     entries: dict[str, ModelEntry]
     weights: dict[str, str]
@@ -65,9 +65,9 @@ class ModelSource(Protocol):
 
 
 class Catalogue:
-    """Keeps the plans in `models` equal to the models to be served. `retire` closes the session of a removed model.
+    """Keeps in `models` a plan for each model to be served. `retire` closes the session of a removed model.
 
-    A version that replaces another is read and opened in the same slot while the previous one answers.
+    A version that replaces another is read and opened in the same slot while the previous version answers.
     """
 
     def __init__(
@@ -81,19 +81,19 @@ class Catalogue:
         retire: Callable[[ServingSession | None], None],
         prove: Prove | None = None,
     ) -> None:
-        """`prove` raises ModelRefused for a model that must not reach a host."""
+        """`prove` raises ModelRefused if no host may open the model."""
         self.models: dict[str, PlannedModel] = {}
         self._selection, self._named, self._builder = selection, dict(named), builder
         self._planner, self._events, self._tasks, self._retire = planner, events, tasks, retire
         self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
         self._logged_notes: dict[str, tuple[str, ...]] = {}  # notes that were logged, by model
         self._prove = prove
-        self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after failures that may pass, by model
-        self._known: set[str] = set()  # digests of models that something is cached for
-        self._is_tidy = False  # whether caches of models that went before this start were removed
+        self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after temporary failures, by model
+        self._known: set[str] = set()  # digests of models that may have cached files
+        self._is_tidy = False  # whether caches of models that were removed before the start are deleted
 
     def name(self, named: Mapping[str, Path]) -> None:
-        """Set the models that the configuration names; the next scan sees them."""
+        """Set the models of the configuration. The next scan applies them."""
         self._named = dict(named)
 
     def is_configured(self, name: str) -> bool:
@@ -101,10 +101,11 @@ class Catalogue:
         return name in self._named
 
     def find(self, name: str, version: str = "") -> PlannedModel:
-        """Return the plan of a model, or of one version of it, also given as NAME:VERSION.
+        """Return the plan of a model, or of one version of it; `name` may also be NAME:VERSION.
 
-        A model on disk is known after the next scan, one second later at most: a scan for every unknown name would let
-        any client keep the daemon busy. NotFound, or NotReady for a version that is still being loaded.
+        A new model on disk is found by the next scan, about a second later. An unknown name starts no scan, so that
+        clients cannot keep the daemon busy with it. Raises NotFound, NotReady if the version is still being loaded, and
+        InvalidInput if the version is invalid.
         """
         planned = self.models.get(name)
         if planned is None and not version:
@@ -117,14 +118,14 @@ class Catalogue:
         return self._of_version(name, planned, version) if version else planned
 
     def versions(self, name: str) -> list[PlannedModel]:
-        """Return every version of a model that is served or about to be, the default version first."""
+        """Return the plans of all versions of a model, the default version first."""
         others = (planned for planned in self.models.values() if planned.entry.model == name != planned.entry.name)
         first = [self.models[name]] if name in self.models else []
         return [*first, *sorted(others, key=lambda planned: -int(planned.entry.version))]
 
     def _of_version(self, name: str, planned: PlannedModel, version: str) -> PlannedModel:
         if not (version.isascii() and version.isdecimal() and len(version) <= 18):
-            raise InvalidInput(f"{version[:40]!r} is not a version of a model; versions are whole numbers")
+            raise InvalidInput(f"invalid model version {version[:40]!r}; versions are whole numbers")
         wanted = str(int(version))
         if wanted == planned.version:
             return planned
@@ -135,19 +136,19 @@ class Catalogue:
             why = planned.problem or "it is being loaded"
             raise NotReady(f"version {wanted} of model {name!r} does not answer yet: {why}")
         there = ", ".join(each.version for each in self.versions(name))
-        raise ModelNotFound(f"model {name!r} has no version {wanted} that is served; there are: {there}")
+        raise ModelNotFound(f"version {wanted} of model {name!r} is not served; served versions: {there}")
 
     async def look_aside(self) -> bool:
-        """As `look`, with the disk read in a thread. Concurrent calls run one after the other."""
+        """Scan the disk in a thread and apply the scan as `look` does. Concurrent calls run one after the other."""
         async with self._looking:
             return self.take(await asyncio.to_thread(self.scan, self._weights()))
 
     def look(self) -> bool:
-        """Scan the disk and plan what it has; return whether that changed."""
+        """Scan the disk and apply the scan. Return whether a model is new, changed or removed."""
         return self.take(self.scan(self._weights()))
 
     def scan(self, weights: Mapping[str, tuple[Path, ...]]) -> Scan:
-        """Read the disk. `weights` are the files with models' external data, by name."""
+        """Return a scan of the disk. `weights`: the files with external data of the known models, by name."""
         shelved = {k: e for k, e in self._selection.entries().items() if e.model not in self._named}
         named = {name: plain_entry(name, path, {}) for name, path in self._named.items()}
         return Scan({**shelved, **named}, {name: stamp(files) for name, files in weights.items()})
@@ -156,7 +157,7 @@ class Catalogue:
         return {name: planned.weights for name, planned in self.models.items()}
 
     def take(self, scan: Scan) -> bool:
-        """Plan the models of a scan; return whether any is new, changed or gone."""
+        """Apply a scan: read new and changed models, drop removed ones. Return whether there were any."""
         entries, weights, is_changed = scan.entries, scan.weights, False
         for name in [name for name in self.models if name not in entries]:
             if not self._is_awaited(name, entries):
@@ -176,7 +177,7 @@ class Catalogue:
         return is_changed
 
     def _forget(self) -> None:
-        """Remove what is cached of models that no longer serve and are no longer planned."""
+        """Remove the cached files of models that no longer serve and are no longer planned."""
         needed = {
             digest
             for planned in self.models.values()
@@ -191,8 +192,8 @@ class Catalogue:
             self._builder.forget_others(needed)
 
     def _is_awaited(self, name: str, entries: Mapping[str, ModelEntry]) -> bool:
-        """Whether a further version is becoming the default version and is not loaded as such yet; until then its
-        own slot answers."""
+        """Whether version NAME:VERSION must stay because it is about to become the default version. Its own slot
+        answers until the default slot has loaded it."""
         model, version = split_name(name)
         planned, entry = self.models.get(model), entries.get(model)
         if not version or planned is None or entry is None or entry.version != version:
@@ -207,7 +208,7 @@ class Catalogue:
             self._read(planned)
 
     def plan_all(self) -> None:
-        """Plan every model again because the device changed; read those again that no runtime took."""
+        """Plan every model again because the device changed. Refused models are read again."""
         for planned in self.models.values():
             if planned.model is not None and planned.problem is None:
                 self._plan(planned, planned.model)
@@ -253,22 +254,22 @@ class Catalogue:
             weights = await asyncio.to_thread(stamp, external) if external else ""
             self._plan(planned, model)
             planned.weights = external
-            planned.weights_changed(weights)  # from here on, changes of the external data count
+            planned.weights_changed(weights)  # later changes are compared with this stamp
             planned.refuse_or_accept()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
             self._events.emit(ModelRead(inspection.digest), entry.name)
             self._log_notes(planned)
         except EdgedError as error:
             planned.weights = external
-            planned.weights_changed(before)  # a change since then may bring what was missing
+            planned.weights_changed(before)  # a change since then makes the next scan read the model again
             self._refuse(planned, error)
             self._tasks.start(self._once_more(planned, entry, error))
-        except Exception as error:  # a bug, or a box in trouble: refused, so that no client waits for ever
+        except Exception as error:  # unexpected: refuse the model, so that no client waits forever
             _LOG.exception("model %s could not be read", entry.name)
             self._refuse(planned, EngineUnusable(f"it could not be read ({type(error).__name__}); see the log"))
 
     async def _once_more(self, planned: PlannedModel, entry: ModelEntry, error: EdgedError) -> None:
-        """Read a model again later if the failure may pass."""
+        """Read a model again later if its failure may be temporary."""
         before, times = self._late.get(entry.name, (entry, 0))
         times = times if before == entry else 0
         category = error.finding.get("category") if isinstance(error, ModelRefusal) else None
@@ -281,7 +282,7 @@ class Catalogue:
             self._read(planned, 1 + len(_AGAIN_SECONDS))  # attempts are counted across restarts
 
     def _log_notes(self, planned: PlannedModel) -> None:
-        """Log once which of its settings have no effect."""
+        """Log the notes of a model once, for example settings without effect."""
         notes, name = planned.model.notes if planned.model is not None else (), planned.entry.model
         if notes and self._logged_notes.get(name) != notes:
             self._logged_notes[name] = notes
@@ -295,22 +296,22 @@ class Catalogue:
         self._events.emit(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), model, engine.digest)
 
     def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
-        """Refuse a model as it is on disk now. What served before its change goes on serving."""
-        # The alarm that this raises is logged, but not another reason while it lasts.
+        """Refuse the model on disk. If an engine of its previous content serves, it continues to serve."""
+        # The alarm that this raises is logged once; a new reason during the alarm is logged here.
         level = logging.DEBUG if planned.problem is None else logging.WARNING
         planned.problem, planned.engines = error, {}
         name = planned.entry.name
         found = Reason.of(error)
         self._events.emit(ModelRefused(str(error), found.category, found.stage), name)
         if planned.serving:
-            _LOG.log(level, "model %s was changed and cannot be served: %s; the one before it goes on", name, error)
+            _LOG.log(level, "model %s: new content cannot be served: %s; the previous one still serves", name, error)
             return
         _LOG.log(level, "model %s cannot be served: %s", name, error)
         planned.model = planned.served = None
         planned.refuse_or_accept()
 
     def _drop(self, name: str) -> None:
-        """Remove a model: requests that wait are still answered, new ones are refused."""
+        """Remove a model. Waiting requests are answered if an engine serves; new requests are refused."""
         planned = self.models.pop(name)
         if planned.reading is not None:
             planned.reading.cancel()
@@ -328,7 +329,7 @@ class Catalogue:
         self._events.emit(ModelRemoved(), name)
 
     async def _drain(self, planned: PlannedModel, gone: NotFound) -> None:
-        """Wait until waiting requests are answered, the host is lost, or it takes too long."""
+        """Wait until the waiting requests are answered, the host is lost, or 10 s have passed; then refuse the rest."""
         end = time.monotonic() + _DRAIN_SECONDS
         while planned.slot.waiting and planned.slot.current is not None and time.monotonic() < end:
             if planned.slot.current.link.lost:
@@ -339,4 +340,4 @@ class Catalogue:
 
 
 def _which(known: str) -> str:
-    return f"the request names no model, which only works if exactly one is served; available: {known}"
+    return f"the request names no model, which is allowed only if exactly one model is served; available: {known}"

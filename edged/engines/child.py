@@ -1,8 +1,8 @@
-"""The parent's end of a one-shot child: start it, read its messages, enforce its limits, and find out how it ended.
+"""The parent's end of a one-shot child: starts it, reads its messages, enforces its limits, and finds how it ended.
 
-A child leads its own session: Ctrl-C in a terminal reaches only the parent, which then stops the child. What the child
-started is found and killed with it. Only this module waits for the child, and only after it was stopped, so that its
-process number cannot be reused in between.
+A child leads its own session: Ctrl-C in a terminal reaches only the parent, which then stops the child. Processes that
+the child started are found and killed with it. Only this module reaps the child, and only after stopping it, so that
+its process number cannot be reused before.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from edged.logs.child_output import ChildLogForwarder
 
 _POLL_SECONDS = 0.25
 _LONGEST_PAUSE = 4 * _POLL_SECONDS
-_CLOSED_SECONDS = 2.0  # for a child that closed its channel to end
-_GONE_SECONDS = 10.0  # for a killed child to give back its memory
-_REST_SECONDS = 1.0  # for reading what a dead child left in its pipes, if another process holds them open
-_MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # of progress; `channel.JobReporter` sends far fewer
-_NOISE_BYTES = 1 << 16  # of standard error are remembered; its end says why the child failed
-_CRASH = "Fatal Python error: "  # begins the traceback of a crash, which is for the log
+_CLOSED_SECONDS = 2.0  # the longest wait for the end of a child that closed its channel
+_GONE_SECONDS = 10.0  # the longest wait for a killed child to free its memory
+_REST_SECONDS = 1.0  # the longest read from a dead child's pipes, if another process holds them open
+_MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # limits of progress messages; `channel.JobReporter` sends fewer
+_NOISE_BYTES = 1 << 16  # the last bytes of standard error that are kept; they say why the child failed
+_CRASH = "Fatal Python error: "  # begins the traceback of a crash, which goes only to the log
 _WORKER = (sys.executable, "-m", "edged.jobs.main")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _T = TypeVar("_T")
 OnProgress = Callable[[jobs.Progress], None]
-# Crashed by itself; exceeded its time or its memory; was killed from outside.
+# How a child was lost: it crashed, exceeded its time limit or its memory limit, or was killed from outside.
 How: TypeAlias = Literal["crashed", "late", "too large", "killed"]
 
 
 class ChildLost(BuildFailed):
-    """A child that ended without an answer or had to be killed; `how` is the machine-readable reason."""
+    """The child ended without an answer or had to be killed; `how` is the machine-readable reason."""
 
     def __init__(self, message: str, how: How) -> None:
         super().__init__(message)
@@ -74,8 +74,8 @@ async def run(
 ) -> Answer:
     """Run a job in a new child. `on_progress` is called in the event loop with each progress message.
 
-    Raises the error that the child reports, ChildLost if it crashes or exceeds a limit, or BuildFailed. Cancelling
-    kills it.
+    Raises the error that the child reports, ChildLost if it crashes or exceeds a limit, and BuildFailed if it cannot be
+    started or its answer cannot be read. If the caller is cancelled, the child is killed.
     """
     what = f"{type(job).__name__.lower()} child"
     async with contextlib.AsyncExitStack() as stack:
@@ -83,9 +83,10 @@ async def run(
             reach = await stack.enter_async_context(in_thread(partial(_reach, job)))
             child = OneShotChild(command, job, limits, on_progress, patience, reach)
         except OSError as error:
-            raise BuildFailed(f"{what} could not be started: {error.strerror or error}; is the box full?") from error
+            why = f"{error.strerror or error}; check the limits of processes and descriptors, and the temporary folder"
+            raise BuildFailed(f"{what} could not be started: {why}") from error
         try:
-            last = await child.last_word()
+            last = await child.final_message()
         finally:
             child.stop()
             await despite_cancelling(child.gone())
@@ -96,14 +97,14 @@ async def run(
             return msgspec.json.decode(last.payload, type=ready(answer))
         failure = msgspec.json.decode(last.payload, type=ready(jobs.Failure))
     except channel.UNREADABLE as error:
-        raise BuildFailed(f"{what} gave an answer that cannot be read: {error}") from error
+        raise BuildFailed(f"the answer of the {what} cannot be read: {error}") from error
     raise _error(failure)
 
 
 @contextlib.contextmanager
 def _reach(job: jobs.Job) -> Iterator[Reach]:
-    """Yield what the child may access, with a temporary folder that goes with the block. Reads the model's folder."""
-    scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
+    """Yield what the child may access, including a temporary folder that is removed afterwards. Reads the disk."""
+    scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` finds it by this name
     try:
         yield reach_of(job, scratch)
     finally:
@@ -111,7 +112,7 @@ def _reach(job: jobs.Job) -> Iterator[Reach]:
 
 
 def sweep_scratch() -> None:
-    """Remove temporary folders of children whose daemon was killed."""
+    """Remove temporary folders of children whose parent has ended."""
     for folder in Path(tempfile.gettempdir()).glob("edged-*-*"):
         owner = folder.name.split("-")[1]
         if owner.isdecimal() and not os.path.exists(f"/proc/{owner}") and folder.lstat().st_uid == os.getuid():
@@ -119,7 +120,7 @@ def sweep_scratch() -> None:
 
 
 class OneShotChild:
-    """One running child. Create it in the event loop; OSError if no process or descriptor is left."""
+    """One running child. Create it in the event loop. Raises OSError if the process cannot be started."""
 
     def __init__(
         self,
@@ -134,14 +135,14 @@ class OneShotChild:
         self._what = type(job).__name__.lower()
         self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds, patience.quiet_seconds)
         self._frames, self._noise = channel.Frames(), bytearray()
-        # Below warning: whether anything was wrong is judged by how the child ends.
+        # Logged below warning, because only the child's end shows whether a line matters.
         self._log = ChildLogForwarder(f"child {self._what}", logging.INFO)
         self._last: channel.Frame | None = None
         self._messages_left, self._counted_at = _MESSAGE_BURST, time.monotonic()
-        self._family: set[int] = set()  # killed with it
+        self._family: set[int] = set()  # processes that were killed with the child
         self._starved = 0.0  # seconds spent waiting for a processor
-        self._granted = 0.0  # extra seconds for phases that it began
-        self._extra_seconds = 0.0  # for reporting a fraction
+        self._granted = 0.0  # extra seconds for the phases that the child began
+        self._extra_seconds = 0.0  # extra seconds because the child reports a fraction
         niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check, jobs.AskPicture)) else process.BUILD
         if isinstance(job, jobs.Time):
             niceness = process.MEASURE
@@ -156,8 +157,9 @@ class OneShotChild:
     def _stopped(self, why: str, how: How) -> ChildLost:
         return ChildLost(f"{self._what} child {why} and was stopped", how)
 
-    async def last_word(self) -> channel.Frame | None:
-        """Wait for the child's answer or failure; None if it ends without one. ChildLost if it exceeds a limit."""
+    async def final_message(self) -> channel.Frame | None:
+        """Wait for the child's answer or failure. Return None if it ends without one. Raises ChildLost if it exceeds a
+        limit."""
         ends = {self._channel.ended, self._watching}
         began = time.monotonic()
         done: set[asyncio.Future[BaseException | None]] = set()
@@ -179,12 +181,12 @@ class OneShotChild:
         return self._last
 
     def _seconds(self) -> float:
-        """Return how long it may take, by what is known so far."""
+        """Return the child's time limit, including the extra time granted so far."""
         starved = min(self._starved, self._patience.starved_seconds)
         return self._limits.seconds + starved + self._granted + self._extra_seconds
 
     def stop(self) -> None:
-        """Kill the rest of the child and its family. After its answer nothing more is needed of it."""
+        """Kill the child and its family, whether or not it has answered."""
         self._family |= watch.kill(self._process.pid)
         self._watching.cancel()
         self._channel.close()
@@ -192,7 +194,7 @@ class OneShotChild:
     async def gone(self) -> None:
         """Wait until a stopped child and its family are gone, and close everything."""
         try:
-            # A process that hangs in a driver cannot be killed: it is left to the kernel.
+            # A process that hangs in a driver cannot be killed, so the wait is limited.
             await _happens(self._is_gone, _GONE_SECONDS)
             await asyncio.wait({self._stderr.ended}, timeout=_REST_SECONDS)
             await asyncio.wait({self._watching})
@@ -201,7 +203,7 @@ class OneShotChild:
             self._log.close()
 
     def how(self) -> How:
-        """Distinguish a crash, for which the model may be to blame, from a kill from outside."""
+        """Return "killed" if SIGKILL or SIGTERM ended the child, otherwise "crashed": the model may be the cause."""
         return "killed" if self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM) else "crashed"
 
     def how_it_ended(self) -> str:
@@ -244,7 +246,7 @@ class OneShotChild:
         del self._noise[:-_NOISE_BYTES]
 
     async def _watch_over(self) -> BaseException | None:
-        """Return why the child must be stopped, or None once it has ended."""
+        """Watch the child. Return why it must be stopped, or None once it has ended."""
         family = watch.Family(self._process.pid, self._limits.memory_mb)
         then, cpu_seconds = time.monotonic(), 0.0
         while not self._has_ended():
@@ -254,14 +256,14 @@ class OneShotChild:
             if usage.wants:
                 self._starved += max(0.0, now - then - max(0.0, usage.cpu_seconds - cpu_seconds))
             cpu_seconds = usage.cpu_seconds
-            # A long pause is this process's own (frozen, or starved) and says nothing about the child.
+            # A long pause says nothing about the child: this process itself was frozen or starved.
             if reason := self._watch.judge(usage, min(now - then, _LONGEST_PAUSE)):
                 return self._stopped(reason, "too large" if usage.memory_mb > self._limits.memory_mb else "late")
             then = now
         return None
 
     def _has_ended(self) -> bool:
-        """Whether the child has ended. It is not reaped here, so that its process number stays its own."""
+        """Whether the child has ended. Does not reap it, so that its process number is not reused."""
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
@@ -289,7 +291,7 @@ def _start(command: list[str], job: jobs.Job) -> subprocess.Popen[bytes]:
 
 
 async def _happens(condition: Callable[[], bool], seconds: float) -> bool:
-    """Poll until a condition is true; False if it is not in time."""
+    """Poll until a condition is true. Return whether it was true within `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -300,7 +302,7 @@ async def _happens(condition: Callable[[], bool], seconds: float) -> bool:
 
 @contextlib.asynccontextmanager
 async def in_thread(make: Callable[[], contextlib.AbstractContextManager[_T]]) -> AsyncIterator[_T]:
-    """Enter and leave a context that waits for the disk in another thread, also if this task is cancelled."""
+    """Enter and leave, in a thread, a context that waits for the disk; leave it even if this task is cancelled."""
     entered, given = contextlib.ExitStack(), list[_T]()
     try:
         await despite_cancelling(asyncio.to_thread(lambda: given.append(entered.enter_context(make()))))
@@ -310,7 +312,7 @@ async def in_thread(make: Callable[[], contextlib.AbstractContextManager[_T]]) -
 
 
 async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
-    """Wait for short work even if cancelled meanwhile; the cancellation is raised afterwards."""
+    """Wait for short work even if this task is cancelled, and raise the cancellation afterwards."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -330,21 +332,21 @@ def _error(failure: jobs.Failure) -> EdgedError:
 
 def _ending(code: int | None) -> str:
     if code == -signal.SIGKILL:
-        return "was killed by SIGKILL, perhaps by the kernel for want of memory"
+        return "was killed by SIGKILL, perhaps by the kernel because memory ran out"
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"
     return f"ended with status {code}"
 
 
-_CHUNK = 1 << 16  # bytes read at once, so that other work of the loop gets its turn
+_CHUNK = 1 << 16  # the most bytes that one read takes, so that other tasks of the loop run between reads
 
 
 class PipeReader:
     """Reads a pipe in the event loop and passes each piece to `receive`, so that the writer never blocks.
 
-    It owns the pipe. `ended` is done once the pipe is closed at either end; its result is what `receive` raised, if
-    anything.
+    It owns the pipe. `ended` is done once either end of the pipe is closed; its result is the exception that `receive`
+    raised, or None.
     """
 
     def __init__(self, pipe: IO[bytes], receive: Callable[[bytes], None]) -> None:
@@ -368,9 +370,9 @@ class PipeReader:
                 self._receive(piece)
             else:
                 self.close()
-        except BlockingIOError:  # another reader's wake-up, or none at all
+        except BlockingIOError:  # the wake-up was spurious
             pass
-        except Exception as error:  # raised where `ended` is awaited instead of being lost in the loop
+        except Exception as error:  # the task that awaits `ended` raises it; the loop would only log it
             self.close(error)
 
 
@@ -399,7 +401,7 @@ def _reads(job: jobs.Job) -> Iterator[str]:
 def _writes(job: jobs.Job) -> Iterator[str]:
     if isinstance(job, jobs.Build):
         yield job.out
-        if job.order.timings:  # of one device, for all of its builds
+        if job.order.timings:  # the kernel timings that all builds for a device share
             yield str(Path(job.order.timings).parent)
     if isinstance(job, (jobs.MakeGolden, Lower, FreeDims, Simplify)):
         yield str(Path(job.out).parent)

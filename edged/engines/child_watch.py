@@ -1,10 +1,10 @@
-"""Whether a child may go on: its memory and signs of life, measured from outside, with all processes it started.
+"""Decides whether a child must be stopped, from the memory and activity of the child and all processes it started.
 
-A child shows life by sending a message or using the processor. A little use is not enough: a thread that polls a flag
-ten times a second also uses some while the working thread waits for ever on a lock.
+A child is active if it sends a message or uses enough processor time. A little time is not enough: a thread that polls
+a flag also uses some, while the working thread waits forever on a lock.
 
 OpenVINO and ONNX Runtime report no progress while they compile, which takes seconds unless the compiler hangs. TensorRT
-may take most of an hour and reports progress from version 10 on.
+may take most of an hour, and reports progress from version 10 on.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from edged.models.model import Model
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of processor time in /proc
-_SHARE = 0.005  # of one processor; the slowest build gets, while the box serves, several times this
-_LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc, a look at known ones a file each
+_SHARE = 0.005  # of one processor, counts as activity; a build on a box that serves gets several times this
+_LOOKS_PER_SEARCH = 4  # every fourth measurement searches all of /proc for new processes of the child
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """Additions to a child's time: up to `starved_seconds` spent waiting for a processor, and the seconds granted
-    for each phase that it reports.
+    """Extensions of a child's time limit, and limits of the time between two messages.
 
-    It may go `quiet_seconds` without a message, even while it computes; `step_seconds` once it has reported a fraction
-    (0: no such limit). A child that reports a fraction may take `progress_seconds` longer.
+    starved_seconds: time spent waiting for a processor extends the limit by up to this. granted: the extension for
+    each phase; the largest of the reported phases applies. progress_seconds: the extension for a child that reports a
+    fraction. quiet_seconds: the most seconds without a message, even while it computes; step_seconds: the same once it
+    has reported a fraction. 0: no such limit.
     """
 
     starved_seconds: float = 0.0
@@ -45,9 +46,9 @@ NO_PATIENCE = Patience()
 
 
 class Reading(NamedTuple):
-    """One process by /proc/PID/stat: its parent and session, seconds of processor time, MiB resident.
+    """One process as in /proc/PID/stat: its parent and session, seconds of processor time, resident MiB.
 
-    The time includes that of reaped children. `lives` is false for a zombie; `wants` means running or runnable.
+    The processor time includes that of reaped children. `lives` is false for a zombie; `wants`: running or runnable.
     """
 
     lives: bool
@@ -59,7 +60,7 @@ class Reading(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a child and its family use together, how many they are, and whether the child is running or runnable."""
+    """Processor time, memory and number of a child and its family; `wants`: the child is running or runnable."""
 
     cpu_seconds: float
     memory_mb: float
@@ -68,7 +69,7 @@ class Usage(NamedTuple):
 
 
 def read(pid: int) -> Reading | None:
-    """Read a process; None once it is gone."""
+    """Read the state of a process; None if it has ended."""
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -77,7 +78,7 @@ def read(pid: int) -> Reading | None:
             os.close(descriptor)
     except OSError:
         return None
-    # After the name, which may hold spaces and brackets: proc(5) counts the state as field 3.
+    # The name may contain spaces and brackets, so split after it. proc(5) counts the state as field 3.
     fields = stat.rpartition(b")")[2].split()
     cpu_seconds = sum(map(int, fields[11:15])) * _TICK
     return Reading(
@@ -104,13 +105,13 @@ def family(pid: int) -> set[int]:
 
 
 def kill(pid: int) -> set[int]:
-    """Kill a session's leader, which must not be reaped yet, and its family. Returns the family without it."""
+    """Kill a session's leader, which must not be reaped yet, and its family. Returns the family without the leader."""
     try:
         members = family(pid) - {pid}
-    except OSError:  # no descriptor is left to look; its group ends all the same
+    except OSError:  # no descriptor is left for the search; the process group is still killed
         members = set()
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)  # at once, so that none of the group can start another
+        os.killpg(pid, signal.SIGKILL)  # all at once, so that no process of the group can start another one
     for member in members:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(member, signal.SIGKILL)
@@ -122,7 +123,7 @@ def any_lives(pids: set[int]) -> bool:
 
 
 class Family:
-    """Measures a child with its family. Reads files; call it in a thread."""
+    """Measures a child with its family. `measure` reads files: call it in a thread."""
 
     def __init__(self, pid: int, limit_mb: int) -> None:
         self._pid, self._limit_mb = pid, limit_mb
@@ -131,13 +132,13 @@ class Family:
 
     def measure(self) -> Usage:
         if self._looks % _LOOKS_PER_SEARCH == 0:
-            with contextlib.suppress(OSError):  # no descriptor is left to look for new ones
+            with contextlib.suppress(OSError):  # no descriptor is left for the search
                 self._members = family(self._pid)
         self._looks += 1
         readings = {pid: reading for pid in self._members if (reading := read(pid))}
         memory_mb = sum(reading.resident_mb for reading in readings.values())
         if memory_mb > self._limit_mb and len(readings) > 1:
-            # Pages that processes share are resident in each of them: a forked one is not twice its parent's size.
+            # Shared pages count as resident in each process, so the sum after a fork would be too large.
             memory_mb = sum(_own_share_mb(pid, reading) for pid, reading in readings.items())
         leader = readings.get(self._pid)
         cpu_seconds = sum(reading.cpu_seconds for reading in readings.values())
@@ -145,7 +146,7 @@ class Family:
 
 
 def _own_share_mb(pid: int, reading: Reading) -> float:
-    """Return the proportional set size (PSS) in MiB, which takes the kernel milliseconds."""
+    """Return the proportional set size (PSS) in MiB. The kernel needs milliseconds to compute it."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             return next(int(line.split()[1]) / 1024 for line in file if line.startswith(b"Pss:"))
@@ -154,31 +155,31 @@ def _own_share_mb(pid: int, reading: Reading) -> float:
 
 
 class Watch:
-    """Decides from successive measurements whether a child must be stopped, by MiB and seconds of silence."""
+    """Decides from successive measurements whether a child exceeds its memory limit or has been inactive too long."""
 
     def __init__(self, memory_mb: float, stall_seconds: float, quiet_seconds: float = 0.0) -> None:
-        """`quiet_seconds`: how long it may compute without a message, 0 for no limit."""
+        """`quiet_seconds`: how long the child may compute without a message; 0 for no limit."""
         self._memory_mb, self._stall_seconds, self.quiet_seconds = memory_mb, stall_seconds, quiet_seconds
-        self._quiet = 0.0  # seconds since the last message, without those spent waiting for a processor
+        self._quiet = 0.0  # seconds since the last message, without the time spent waiting for a processor
         self._enough = max(_SHARE * stall_seconds, _TICK)
         self._silent = 0.0  # seconds since the last sign of life
-        self._used = 0.0  # seconds of processor time meanwhile
+        self._used = 0.0  # seconds of processor time since then
         self._last_cpu = 0.0
         self._was_large = False
 
     def received(self) -> None:
-        """The child sent a message."""
+        """Record that the child sent a message, and reset the silence timers."""
         self._quiet = 0.0
         self._lives()
 
     def judge(self, usage: Usage, elapsed: float) -> str:
-        """Return why the child must be stopped; empty if it may go on. `elapsed`: seconds since the previous one."""
-        # A process that was just forked shares all memory with its parent, which for an instant counts twice.
+        """Return why the child must be stopped; empty if it may continue. `elapsed`: seconds since the last call."""
+        # A process that was just forked shares its memory with its parent, so that memory is briefly counted twice.
         was_large, self._was_large = self._was_large, usage.memory_mb > self._memory_mb
         if self._was_large and (was_large or usage.processes == 1):
             return f"used more than {self._memory_mb:g} MiB of memory"
         self._silent += elapsed
-        # The sum falls when a process ends that is not reaped within the family.
+        # The sum decreases if a process ends that no member of the family reaps.
         used = max(usage.cpu_seconds - self._last_cpu, 0.0)
         self._last_cpu = usage.cpu_seconds
         self._used += used
@@ -186,9 +187,9 @@ class Watch:
         if self._used >= self._enough:
             self._lives()
         if 0 < self.quiet_seconds <= self._quiet:
-            return f"got no further for {self.quiet_seconds:.0f} s"
+            return f"reported no progress for {self.quiet_seconds:.0f} s"
         if self._silent >= self._stall_seconds:
-            return f"showed no sign of life for {self._stall_seconds:g} s"
+            return f"neither sent a message nor computed for {self._stall_seconds:g} s"
         return ""
 
     def _lives(self) -> None:
@@ -197,12 +198,12 @@ class Watch:
 
 _LEAST_SECONDS = 120.0
 _PER_MB, _PER_NODE = 1.0, 0.1  # seconds
-_TRIALS = 100.0  # times the trial at admission, which shows how fast the box is
-_TIMES_LIMIT = 4.0  # times its limit that a builder may take if it reports a fraction
+_TRIALS = 100.0  # multiple of the duration of the trial at admission, which shows how fast the box is
+_TIMES_LIMIT = 4.0  # a builder that reports a fraction may take this many times its limit
 
 
 def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -> Patience:
-    """Return the patience for building, verifying or asking the reference. `trial_seconds`: 0 if unknown."""
+    """Return the patience for a child that builds, verifies or asks the reference. `trial_seconds`: 0 if unknown."""
     if backend in TIMING_KERNELS:
         longer = (_TIMES_LIMIT - 1) * limits.seconds
         return Patience(quiet_seconds=limits.seconds, step_seconds=limits.stall_seconds, progress_seconds=longer)
@@ -211,7 +212,7 @@ def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -
 
 
 def quiet_seconds(model: Model, trial_seconds: float) -> float:
-    """Return the allowed seconds between two messages of a child, without those spent waiting for a processor."""
+    """Return the most seconds between two messages of a child, without the time spent waiting for a processor."""
     inspection = model.inspection
     size_mb = (inspection.size + sum(file.size for file in inspection.external)) / (1 << 20)
     nodes = sum(inspection.operators.values())

@@ -18,7 +18,7 @@ from edged.errors import InvalidInput, NotFound, Refused
 from edged.events import Commanded, EventLog
 from edged.store.store import Store
 
-_SHORTEST = 6  # characters of a key prefix
+_SHORTEST = 6  # the least characters of a key prefix
 _FOLLOW_SECONDS = 0.5
 _TRIABLE = frozenset(
     {EngineState.ABSENT, EngineState.FAILED, EngineState.QUARANTINED, EngineState.EVICTED, EngineState.UNSUITABLE}
@@ -29,7 +29,7 @@ _Planned: TypeAlias = tuple[PlannedModel, PlannedEngine]
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """The engines that a command is about: a model's, one by its key or key prefix, or all."""
+    """The engines that a command selects: those of a model, one engine by its key or key prefix, or all."""
 
     model: str = ""
     engine: str = ""
@@ -37,8 +37,8 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Ordered(msgspec.Struct, frozen=True):
-    """One engine of a model that a command is about. Models of the same content share engines: `by` is the model whose
-    plan has it made."""
+    """One engine that a command selected, for one model. Models of the same content share engines; `by` is the model
+    for which the engine is made."""
 
     model: str
     key: str
@@ -46,7 +46,8 @@ class Ordered(msgspec.Struct, frozen=True):
 
 
 class Commands:
-    """Carries out operators' commands; every method raises NotFound or InvalidInput if a selection fits nothing."""
+    """Carries out operators' commands. Every method raises NotFound if a selection matches no engine, and InvalidInput
+    if a selection is invalid."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Commands:
         self._events, self._wake, self._forgive = events, wake, forgive
 
     def rebuild(self, selection: Selection, force: bool) -> tuple[Ordered, ...]:
-        """Build engines: with `force` all that are selected, otherwise those that are missing for whatever reason.
+        """Build engines: with `force` all selected engines, otherwise only the missing ones.
         Stored engines that are quarantined for killing their hosts are opened again.
 
         What serves goes on until its successor is verified. Returns the engines that will be built.
@@ -95,10 +96,10 @@ class Commands:
         return self._commanded("rebuild", chosen, made)
 
     def verify(self, selection: Selection) -> tuple[Ordered, ...]:
-        """Verify and time engines again. Returns them; Refused if none of the selected ones is in the store."""
+        """Verify and time the selected stored engines again, and return them. Raises Refused if none is stored."""
         chosen = [(p, e) for p, e in self._planned(selection) if e.is_usable]
         if not chosen:
-            raise Refused("none of the selected engines is in the store to be verified; see: edged engines list")
+            raise Refused("cannot verify: the store has none of the selected engines; see: edged engines list")
         made = _once(chosen)
         for _, engine in made.values():
             if engine.state not in MAKING:
@@ -106,7 +107,7 @@ class Commands:
         return self._commanded("verify", chosen, made)
 
     def cancel(self, selection: Selection) -> tuple[str, ...]:
-        """Stop making engines, or waiting to; only `rebuild` starts again. Returns their keys."""
+        """Stop making engines, or waiting to; only `rebuild` starts again. Return the keys of the engines."""
         waiting = frozenset({EngineState.ABSENT, EngineState.FAILED}) | MAKING
         chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.request is not Request.NONE]
         for _, engine in chosen:
@@ -123,15 +124,15 @@ class Commands:
         return await self._each("unpin", selection, self._store.unpin)
 
     async def evict(self, selection: Selection) -> tuple[str, ...]:
-        """Remove the files of engines; of everything, those that are not needed. Returns their keys.
+        """Remove the files of the selected engines that are neither needed nor pinned, and return their keys.
 
-        Refused if all that are named serve or are pinned.
+        Raises Refused if a model or an engine was named, and all its engines are needed or pinned.
         """
         self._require_writable()
         keys = [key for key in self._stored(selection) if self._store.records()[key].files]
         needed = [key for key in keys if self._maker.eviction.eviction_class(key) is EvictionClass.NEEDED]
         if needed and not selection.everything and len(needed) == len(keys):
-            why = "pinned; unpin it first" if self._store.is_pinned(needed[0]) else "needed: it serves or soon will"
+            why = "pinned; unpin it first" if self._store.is_pinned(needed[0]) else "needed: it serves, or soon will"
             raise Refused(f"engine {needed[0][:12]} is {why}; nothing was evicted")
         chosen = [key for key in keys if key not in needed]
         for key in chosen:
@@ -141,7 +142,7 @@ class Commands:
         return tuple(chosen)
 
     async def follow(self, ordered: tuple[Ordered, ...]) -> AsyncGenerator[EngineProgress, None]:
-        """Yield the status of engines that a command has made: all at once, then every change until all are done."""
+        """Yield the status of each engine of a command, then each change, until all engines are done."""
         sent: dict[tuple[str, str], EngineProgress] = {}
         while True:
             for status in self.statuses(ordered):
@@ -153,7 +154,7 @@ class Commands:
             await asyncio.sleep(_FOLLOW_SECONDS)
 
     def statuses(self, ordered: Iterable[Ordered]) -> list[EngineProgress]:
-        """Return the current status of engines. One that is no longer planned is done."""
+        """Return the current status of engines. An engine that is no longer planned counts as done."""
         models = self._catalogue.models
         found = []
         for each in ordered:
@@ -163,7 +164,7 @@ class Commands:
         return found
 
     def making(self) -> list[EngineProgress]:
-        """Return what is being made now."""
+        """Return the status of each engine that is being made now."""
         engines = [(name, e) for name, p in self._catalogue.models.items() for e in p.engines.values()]
         return [self._status(name, engine) for name, engine in engines if self._maker.is_making(engine)]
 
@@ -192,7 +193,7 @@ class Commands:
     # -- which engines ----------------------------------------------------------------------------------------------
 
     def _planned(self, selection: Selection) -> list[_Planned]:
-        """Return the selected engines among those that models should have; NotFound."""
+        """Return the selected planned engines. Raises NotFound."""
         _check(selection)
         models = [self._catalogue.find(selection.model)] if selection.model else self._catalogue.models.values()
         found = [
@@ -205,7 +206,7 @@ class Commands:
         return found
 
     def _stored(self, selection: Selection) -> list[str]:
-        """Return the keys of the selected engines in the store; NotFound."""
+        """Return the keys of the selected stored engines. Raises NotFound."""
         _check(selection)
         model = selection.model
         wanted = set(self._catalogue.find(model).engines) if model else set[str]()
@@ -228,7 +229,7 @@ class Commands:
 
     def _require_writable(self) -> None:
         if self._maker.eviction.problem:
-            raise Refused(f"nothing can be changed in the store: {self._maker.eviction.problem}")
+            raise Refused(f"the store cannot be changed: {self._maker.eviction.problem}")
 
     @staticmethod
     def _require_one(keys: set[str], selection: Selection) -> None:
@@ -236,7 +237,7 @@ class Commands:
         if not keys and not selection.everything:
             raise NotFound(f"no engine {what}; see: edged engines list")
         if selection.engine and len(keys) > 1:
-            raise InvalidInput(f"{len(keys)} keys begin with {selection.engine!r}; give more of it")
+            raise InvalidInput(f"{len(keys)} keys begin with {selection.engine!r}; give more characters")
 
     def _commanded(self, verb: str, chosen: list[_Planned], made: dict[str, _Planned]) -> tuple[Ordered, ...]:
         for planned, engine in chosen:
@@ -247,7 +248,7 @@ class Commands:
 
 
 def _once(engines: Iterable[_Planned]) -> dict[str, _Planned]:
-    """Return by key one of the models that share an engine: the one that it is being made for, or the first."""
+    """Return, by key, one model for each engine: the one for which the engine is being made, or the first."""
     chosen: dict[str, _Planned] = {}
     for planned, engine in engines:
         known = chosen.setdefault(engine.digest, (planned, engine))
@@ -264,7 +265,7 @@ def _check(selection: Selection) -> None:
     if selection.everything == bool(selection.model or selection.engine):
         raise InvalidInput("name a model or an engine, or select all")
     if selection.engine and len(selection.engine) < _SHORTEST:
-        raise InvalidInput(f"{selection.engine!r} is too short for the beginning of a key; give {_SHORTEST} characters")
+        raise InvalidInput(f"key prefix {selection.engine!r} is too short; give at least {_SHORTEST} characters")
 
 
 def _gone(ordered: Ordered) -> EngineProgress:

@@ -1,4 +1,4 @@
-"""The control loop: compare the actual with the desired state, decide with `reconcile`, and have it done."""
+"""The control loop: compares the actual with the desired state, and carries out what `reconcile` decides."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ from edged.store.store import Store
 from edged.tasks import TaskGroup, keep, until_set
 
 _LOG = logging.getLogger("edged.engines")
-_LOOK_SECONDS = 1.0  # between two turns if nothing happens
+_LOOK_SECONDS = 1.0  # between two turns if nothing wakes the loop
 _IDLE_SECONDS = 4.0  # the same on an idle box where every model is served
-_START_SECONDS = 120.0  # in which nothing is made until the first models are examined
-_FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
+_START_SECONDS = 120.0  # the longest wait for the first models to be examined, before engines are built
+_FLUSH_SECONDS = 5.0  # the longest wait for pending writes when the daemon ends
 
 
 class Liveness(msgspec.Struct, frozen=True):
-    """What the watchdog judges progress by.
+    """Whether the control loop and the hosts make progress, for the watchdog.
 
-    idle_s: seconds since the control loop last turned; it turns every second, also during long builds.
-    overdue_s: by backend, for how many seconds its host has been hanging beyond its limits; 0 for one within.
+    idle_s: seconds since the last turn of the control loop. It turns at least every 4 s, also during long builds.
+    overdue_s: by backend, for how many seconds a host has exceeded its time limit; 0 if it has not.
     """
 
     idle_s: float
@@ -81,17 +81,17 @@ class Liveness(msgspec.Struct, frozen=True):
 
 
 class Start:
-    """The time in which the first models are examined: what is made meanwhile would take processors from them.
+    """The time in which the first models are examined. Builds wait, so that they do not take processors from it.
 
-    It ends for good once all models are examined, at the latest after two minutes: a model that keeps changing must not
-    stop builds of others.
+    It ends once all models are examined, or after two minutes, so that a model that keeps changing does not stop the
+    builds of other models.
     """
 
     def __init__(self, began: float) -> None:
         self._began, self._is_over = began, False
 
     def is_going_on(self, models: Collection[PlannedModel], now: float) -> bool:
-        """Whether it has not ended by `now`, in seconds of the clock of `began`."""
+        """Whether the start still lasts at `now`, in seconds of the same clock as `began`."""
         are_read = bool(models) and not any(planned.is_being_read for planned in models)
         self._is_over = self._is_over or are_read or now - self._began >= _START_SECONDS
         return not self._is_over
@@ -113,7 +113,7 @@ class Controller:
         health_settings: Health | None = None,
         disk: Background | None = None,
     ) -> None:
-        """`selection` says which of the repository's models are served; all of them if it is None."""
+        """`selection` says which of the repository's models are served; None means all."""
         self.repository, self.store, self.builder, self.settings = repository, store, builder, settings
         self.events = EventLog()
         self.alarms = Alarms(self.events)
@@ -178,7 +178,7 @@ class Controller:
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _watch_disk(self) -> None:
-        """Read the disk periodically, at whatever speed it has."""
+        """Scan the disk periodically. A slow disk delays only this task, not the control loop."""
         while True:
             try:
                 if await self.catalogue.look_aside():
@@ -202,14 +202,14 @@ class Controller:
             await until_set(self._wake, self._pause(time.monotonic()))
 
     def _pause(self, now: float) -> float:
-        """Seconds until the next turn: fewer if an engine of a model that nothing serves may be opened before."""
+        """Return the seconds until the next turn: fewer if an engine of an unserved model may be opened earlier."""
         waiting = [planned for planned in self.models.values() if planned.slot.current is None]
         is_idle = not waiting and not self.maker.busy and self.load.is_low(now)
         due = (engine.open_at - now for planned in waiting for engine in planned.engines.values())
         return min((_IDLE_SECONDS if is_idle else _LOOK_SECONDS, *(seconds for seconds in due if seconds > 0)))
 
     async def watch(self) -> None:
-        """Refresh whenever drivers or libraries may have changed on disk; until cancelled."""
+        """Call `refresh` whenever drivers or libraries may have changed on disk. Runs until cancelled."""
         await self.surveyor.watch()
 
     async def refresh(self) -> tuple[Change, ...]:
@@ -231,18 +231,18 @@ class Controller:
 
     @property
     def misses(self) -> Mapping[str, int]:
-        """Planned engines that the store did not have, by how the nearest stored one differs."""
+        """Counts of planned engines that the store did not have, by what differs in the nearest stored engine."""
         return self._planner.misses
 
     def liveness(self) -> Liveness:
-        """Whether the control loop and the hosts make progress, for the watchdog."""
+        """Return what the watchdog judges progress by."""
         hosts: dict[str, float] = {}
-        for link in self._hosts.links():  # of one backend there may be several
+        for link in self._hosts.links():  # one backend may have several hosts
             hosts[link.backend] = max(link.overdue, hosts.get(link.backend, 0.0))
         return Liveness(time.monotonic() - self._turned, hosts)
 
     def reconfigure(self, engines: Engines, hosts: HostLimits, health: Health) -> None:
-        """Apply other settings; running hosts keep their limits."""
+        """Apply new settings. Running hosts keep their limits."""
         self.settings = engines
         self._planner.reconfigure(engines)
         self.opener.reconfigure(engines.attempts)
@@ -253,12 +253,12 @@ class Controller:
         self.wake()
 
     def accept_foreign(self, accepted: bool) -> None:
-        """Set whether files that other users may have placed are used: models, and engines found from now on."""
+        """Set whether files that other users may have written are used: all models, and engines found from now on."""
         self.repository.accepts_foreign = self.store.accepts_foreign = accepted
         self.wake()
 
     async def stop(self) -> None:
-        """Stop builds and hosts."""
+        """Stop builds, hosts and the tracker, and write pending state to disk."""
         self._stopping = True
         await self.loader.stop()
         await self.learning.stop()
@@ -267,7 +267,7 @@ class Controller:
         await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
 
     def find(self, name: str, version: str = "") -> PlannedModel:
-        """Return the plan of a model, or of one version of it; NotFound."""
+        """Return the plan of a model, or of one version of it. Raises NotFound."""
         return self.catalogue.find(name, version)
 
     async def added(self, name: str) -> PlannedModel:
@@ -277,8 +277,7 @@ class Controller:
         return self.catalogue.find(name)
 
     async def removed(self, name: str) -> None:
-        """Stop planning a model that a command just removed, also if a scan of the disk that began before still saw
-        it."""
+        """Stop planning a model that a command just removed, even if a scan that began earlier still found it."""
         loaded = self.selection.held(name)
         self.selection.drop(name)
         self._disk.put(partial(self.overrides.discard, loaded))
@@ -291,7 +290,7 @@ class Controller:
         return self.catalogue.is_configured(name)
 
     def slot(self, name: str) -> Slot:
-        """Return the slot of a model, or of the only model if the name is empty; NotFound."""
+        """Return the slot of a model, or of the only model if the name is empty. Raises NotFound."""
         if not name:
             named = {planned.entry.model for planned in self.models.values()}
             name = named.pop() if len(named) == 1 else name
@@ -360,7 +359,7 @@ class Controller:
 
 
 def carry_out(action: Action, now: float, catalogue: Catalogue, opener: Opener, maker: Maker) -> bool:
-    """Carry out what `reconcile` decided; return whether the next turn can start at once."""
+    """Carry out an action of `reconcile`. Return whether the next turn should start at once."""
     planned = catalogue.models[action.model]
     match action:
         case Open():
@@ -381,7 +380,7 @@ def carry_out(action: Action, now: float, catalogue: Catalogue, opener: Opener, 
             return planned.engines.keys() != before.keys()
         case Review():
             planned.engines[action.key].request = Request.REVIEW
-            for other in catalogue.models.values():  # of the same content: one review is enough for all
+            for other in catalogue.models.values():  # models of the same content share engines: one review is enough
                 if action.key in other.engines:
                     other.engines[action.key].reviewed_at = now
             return True

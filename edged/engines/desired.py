@@ -1,4 +1,4 @@
-"""Which engines the box should have, decided only by its facts, its models and their settings. Pure."""
+"""Decides which engines the box should have, from its facts, its models and their settings. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edged.store.key import EngineKey
 from edged.verification import user_samples
 from edged.verification.standard import Standard
 
-# Whether a precision is tried without being requested, by the device and the CPU's instructions.
+# Whether a precision is tried without being requested, given the device and the CPU's instructions.
 _Suits: TypeAlias = Callable[[Device, frozenset[str]], bool]
 
 
@@ -41,9 +41,9 @@ def _on_request(device: Device, known: frozenset[str]) -> bool:
     return False
 
 
-# The precisions that a backend can build for a kind of device, the most promising first if builds take long. If the
-# hardware lacks one, a runtime emulates it or silently uses fp32. int8 must be requested: its answers are only as good
-# as its calibration pictures.
+# The precisions that a backend can build for a kind of device; if builds take long, the most promising first. A runtime
+# emulates a precision that the hardware lacks, or silently uses fp32. int8 must be requested: its accuracy depends on
+# the calibration pictures.
 _CUDA: dict[str, _Suits] = {"fp16": _from(5, 3), "tf32": _from(8, 0), "fp32": _by_itself, "int8": _on_request}
 _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
     ("null", "cpu"): {"fp32": _by_itself},
@@ -56,20 +56,20 @@ _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
         "int8": _on_request,
     },
     ("openvino", "intel-gpu"): {"fp16": _by_itself, "fp32": _by_itself, "int8": _on_request},
-    ("openvino", "intel-npu"): {"fp16": _by_itself, "int8": _on_request},  # it computes in nothing wider
+    ("openvino", "intel-npu"): {"fp16": _by_itself, "int8": _on_request},  # the NPU does not compute in fp32
     ("tensorrt", "cuda"): _CUDA,
     ("tensorrt_rtx", "cuda"): _CUDA,
 }
 
 
 def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_decoded: bool = True) -> tuple[Recipe, ...]:
-    """Return the recipes of all engines to make, the reference first: it answers before anything is built.
+    """Return the recipes of all engines to make: devices x backends x precisions x threads.
 
-    Devices x backends x precisions x threads. The setting `backends` narrows the choice, also to backends that are
-    never chosen automatically (`null`); `precisions` narrows or widens it within what a backend supports on a device;
-    `threads` lists the numbers to try on the CPU. If the model's outputs are not decoded (`is_decoded`), the effect of
-    lower precision on its user is unknown, so only precisions that the settings name are tried. The reference is
-    always among them, since engines are verified against it.
+    The reference is always the first: it answers before an engine is built, and engines are verified against it. The
+    setting `backends` selects backends, including those that are never chosen automatically (`null`). `precisions`
+    selects precisions that the backend supports on the device. `threads` lists the thread counts to try on the CPU. If
+    edged does not decode the outputs (`is_decoded` is false), the effect of a lower precision is unknown, so lower
+    precisions are tried only if the settings name them.
     """
     counts = model_settings.threads(settings)
     wanted = model_settings.backends(settings) or registry.usable(facts)
@@ -86,8 +86,8 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
 
 
 def precisions(backend: str, device: Device, settings: Mapping[str, str], facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the precisions to try with a backend on a device: those of the settings that it supports, otherwise what
-    suits the hardware; none if the backend cannot use the device."""
+    """Return the precisions to try with a backend on a device: the supported ones of the settings, or, without the
+    setting, those that suit the hardware. Empty if the backend cannot use the device."""
     known = _PRECISIONS.get((backend, device.kind), {})
     if not _is_usable(backend, device, facts):
         return ()
@@ -99,9 +99,9 @@ def precisions(backend: str, device: Device, settings: Mapping[str, str], facts:
 
 
 def lanes(facts: Mapping[str, str]) -> dict[str, str]:
-    """Return for every device the lane in which its engines are made, one after the other.
+    """Return the lane of each device. Engines of one lane are made one after the other.
 
-    Devices that share the system's memory share a lane: two builders at once may exhaust a small box.
+    Devices that use the system's memory share a lane, because two parallel builds may exhaust a small box.
     """
     return {d.name: "cpu" if d.is_integrated else d.name for d in devices(Fingerprint(dict(facts)))}
 
@@ -124,14 +124,14 @@ def _capability(device: Device) -> tuple[int, int] | None:
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
 
 
-# Takes any shape, and keeps to a range if one is set: ranges are tested with it.
+# The backend for tests of ranges: it accepts any shape, but only shapes within the range if one is set.
 _NULL = "null"
-# Backends that build for a range of shapes.
+# Backends that build engines for a range of shapes.
 RANGED = registry.TIMING_KERNELS | {_NULL}
 
 
 def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Recipe, str]:
-    """Return the recipe of a model's engine on a box with those facts, and why it cannot be made; empty if it can."""
+    """Return the complete recipe for a model on a box with these facts, and why it cannot be made (empty if it can)."""
     try:
         return _complete(recipe, model, facts), ""
     except (ConfigError, Unsuitable) as error:
@@ -142,7 +142,7 @@ def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
     if recipe.precision == "int8":
         digest = user_samples.calibration_digest(model.recognition, model.samples, model.content)
         if not digest:
-            raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {model.recognition.picture}")
+            raise Unsuitable(f"int8 needs calibration pictures, but the model takes none: {model.recognition.picture}")
         recipe = msgspec.structs.replace(recipe, calibration=digest)
     if recipe.backend in registry.TIMING_KERNELS:
         settings = model.entry.settings
@@ -156,13 +156,13 @@ def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
 
 
 def _asked_for(model: Model) -> Profile:
-    """Return the range that settings or traffic give a model; empty if they give none."""
+    """Return the range that the settings or the learnt shapes of a model define; empty if neither defines one."""
     is_configured = any(name.startswith(PREFIX) for name in model.entry.settings)
     return model.profile if model.learnt.ranges or is_configured else Profile()
 
 
 def _memory_mb(recipe: Recipe, facts: Mapping[str, str]) -> int | None:
-    """Return the GPU's memory in MiB. A limit set on this process is not part of a key."""
+    """Return the GPU's total memory in MiB, without limits of this process, which must not affect keys."""
     _, _, index = recipe.device.partition(":")
     text = facts.get(f"gpu.{index or 0}.memory_mb", "")
     return int(text) if text.isdecimal() else None
@@ -193,14 +193,15 @@ def desired(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]
     return tuple(engines)
 
 
-_BACKEND, _PRECISION = "onnxruntime", "fp32"  # a lower precision is rejected for its precision
+_BACKEND, _PRECISION = "onnxruntime", "fp32"  # at a lower precision the precision is the likely cause of a rejection
 _BELOW = {"all": "extended", "extended": "basic"}
 
 
 def below(recipe: Recipe) -> Recipe | None:
-    """Return the same engine optimised less; None if there is none.
+    """Return the recipe with the next lower optimisation level; None if there is no lower level.
 
-    Each optimisation level of ONNX Runtime does all that the one below does; a wrong fusion leaves lower levels right.
+    Each optimisation level of ONNX Runtime includes the level below. If a fusion of one level is wrong, the levels
+    below it may still be right.
     """
     if (recipe.backend, recipe.precision) != (_BACKEND, _PRECISION) or recipe.optimization not in _BELOW:
         return None
@@ -208,7 +209,7 @@ def below(recipe: Recipe) -> Recipe | None:
 
 
 def lowered(wanted: Iterable[DesiredEngine], is_rejected: Callable[[DesiredEngine], bool]) -> tuple[DesiredEngine, ...]:
-    """Return the desired engines, and after each rejected one those that are optimised less, until one is right."""
+    """Return the desired engines. Each rejected one is followed by less optimised ones, up to one not rejected."""
     found: list[DesiredEngine] = []
     for each in wanted:
         engine: DesiredEngine | None = each

@@ -1,4 +1,4 @@
-"""One engine that a model should have: its states, the allowed transitions, and everything remembered of it."""
+"""One engine that a model should have: its states, the allowed transitions, and what the daemon remembers about it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from edged.store.record import EngineRecord
 
 
 class EngineState(str, enum.Enum):
-    """A state of an engine. Serving is not one of them: a ready engine serves while a slot holds it."""
+    """A state of an engine. Serving is not a state: a ready engine serves while a slot holds it."""
 
     ABSENT = "absent"
     QUEUED = "queued"
     BUILDING = "building"
     VERIFYING = "verifying"
     READY = "ready"
-    FAILED = "failed"  # no outcome; tried again later
-    REJECTED = "rejected"  # a wrong answer; not tried again with the same key
-    UNSUITABLE = "unsuitable"  # the backend reports that it cannot do what this model needs
+    FAILED = "failed"  # making it failed; tried again later
+    REJECTED = "rejected"  # wrong answers; not tried again with the same key
+    UNSUITABLE = "unsuitable"  # the backend reports that it cannot run this model
     QUARANTINED = "quarantined"  # failed too often, or cancelled: only a command tries it again
-    EVICTED = "evicted"  # accepted; its files were removed to make room
-    STALE = "stale"  # in the store, but no model wants it on this device as it is now
+    EVICTED = "evicted"  # accepted; its files were removed to free disk space
+    STALE = "stale"  # in the store, but in no model's plan for the current device
 
 
 _S = EngineState
 
-# Outcomes that another model of the same content may have found.
+# States that an engine may enter because another model of the same content made it.
 _FOUND = frozenset({_S.READY, _S.REJECTED, _S.EVICTED})
 
-# A ready engine that is rebuilt or verified again goes through making and returns to ready even if that fails, since
-# the engine from before stays.
+# A ready engine that is rebuilt or verified again passes through the states of making. It returns to ready even if that
+# fails, because the previous engine stays.
 TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     _S.ABSENT: _FOUND | {_S.QUEUED, _S.UNSUITABLE, _S.QUARANTINED},
     _S.QUEUED: frozenset({_S.BUILDING, _S.VERIFYING, _S.READY, _S.FAILED, _S.QUARANTINED, _S.ABSENT}),
@@ -53,12 +53,12 @@ TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     _S.STALE: frozenset({_S.READY, _S.REJECTED, _S.EVICTED, _S.ABSENT}),
 }
 
-# On the way to an outcome.
+# The states in which an engine is being made.
 MAKING = frozenset({_S.QUEUED, _S.BUILDING, _S.VERIFYING})
 
 
 def check(old: EngineState, new: EngineState) -> EngineState:
-    """Return the new state; ValueError for a transition that the table does not allow."""
+    """Return the new state. Raises ValueError if the table does not allow the transition."""
     if new not in TRANSITIONS[old]:
         raise ValueError(f"an engine cannot go from {old.value} to {new.value}")
     return new
@@ -68,17 +68,17 @@ _RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
 
 
 class Request(str, enum.Enum):
-    """A request for an engine beyond what it lacks."""
+    """A job that was requested for an engine, although its state does not require one."""
 
     NONE = ""
     BUILD = "build"  # an operator's command
     VERIFY = "verify"  # an operator's command
-    REVIEW = "review"  # as VERIFY, by the daemon: it was judged by another standard, or its figures may be off
+    REVIEW = "review"  # as VERIFY, but the daemon's: the verdict is by another standard, or timings may be wrong
 
 
 @dataclass
 class Making:
-    """Progress of making an engine. `started` in monotonic seconds, the estimate of the whole in seconds."""
+    """Progress of making an engine. `started` is in monotonic seconds; `estimate_s` is for the whole job."""
 
     started: float
     estimate_s: float | None = None
@@ -92,13 +92,13 @@ class Making:
 
     @property
     def fraction(self) -> float | None:
-        """Share that is done, 0 to 1: as the runtime reports, otherwise by the estimate; None without either."""
+        """The share that is done, 0 to 1, as the runtime reports it, or by the estimate; None if neither is known."""
         if self.reported is not None or not self.estimate_s:
             return self.reported
         return min(0.99, self.elapsed_s / self.estimate_s)
 
     def update(self, progress: Progress) -> None:
-        """Take a progress message of the child."""
+        """Apply a progress message of the child."""
         self.phase, self.reported = progress.phase, progress.fraction
 
 
@@ -110,27 +110,27 @@ class PlannedEngine:
     recipe: Recipe
     standard: str = ""
     lane: str = "cpu"  # engines of one lane are made one after the other
-    problem: str = ""  # why it cannot be made with the settings that the model has
+    problem: str = ""  # why it cannot be made with the model's settings
     state: EngineState = EngineState.ABSENT
     record: EngineRecord | None = None
     reason: str = ""
-    is_held: bool = False  # quarantined by an operator's command, which raises no alarm
-    last_attempt_failed: str = ""  # why the last attempt failed, while the engine from before stays
-    failures: int = 0
-    failure: str = ""  # message of the last one
+    is_held: bool = False  # an operator cancelled it: quarantined without an alarm
+    last_attempt_failed: str = ""  # why the last attempt failed, while the previous engine stays
+    failures: int = 0  # failed attempts in a row
+    failure: str = ""  # message of the last failure
     retry_at: float = 0.0
-    open_at: float = 0.0  # infinite if its runtime refuses it for good
+    open_at: float = 0.0  # when opening may be tried; infinite if its runtime will never open it
     refusals: int = 0  # times in a row that its host refused to open it
-    quarantined: str = ""  # why it is no longer opened: its work killed its host again and again
-    apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
+    quarantined: str = ""  # why it is no longer opened: it killed its host repeatedly
+    apart: str = ""  # the separate host that it belongs in; empty for the shared host
     request: Request = Request.NONE
     reviewed_at: float = -math.inf  # when the daemon last asked for a review
-    trial: str = ""  # key of an engine for another driver whose files may do
-    nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, if its runtime reports it
-    misplaced: tuple[str, ...] = ()  # nodes that did not run where they ran when it was verified, a line each
+    trial: str = ""  # key of a stored engine that may be usable instead: built ahead, or for another driver
+    nodes: Nodes = field(default_factory=dict)  # where its nodes ran when it was last opened, if the runtime says so
+    misplaced: tuple[str, ...] = ()  # nodes that run elsewhere than when it was verified, one line each
     mismatch: str = ""  # how the stored engine's answers differed from the reference's, until it is built again
-    disk: str = ""  # how the disk failed when it was last made or opened
-    disk_failures: int = 0  # in a row
+    disk: str = ""  # the disk error when it was last made or opened
+    disk_failures: int = 0  # disk errors in a row
     making: Making | None = None
     served_ms: dict[str, float] = field(
         default_factory=dict
@@ -143,37 +143,37 @@ class PlannedEngine:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the store holds it, accepted and whole."""
+        """Whether the store has it accepted and complete."""
         return self.record is not None and self.record.is_usable
 
     @property
     def may_open(self) -> bool:
-        """Whether it can be opened, now or later: it is in the store or needs no build, and nothing rules it out."""
+        """Whether it can be opened now or later: usable or the reference, not quarantined, not refused for good."""
         return (self.is_usable or self.recipe.is_reference) and self.open_at < math.inf and not self.quarantined
 
     @property
     def edition(self) -> str:
-        """Tells one build of the same key from another."""
+        """Distinguishes builds of the same key."""
         return self.record.edition if self.record is not None else ""
 
     @property
     def usual_ms(self) -> float | None:
-        """Lowest median of inference while it served, since the daemon started; None before."""
+        """The lowest median inference time while it served, in ms, since the daemon started; None if unknown."""
         return self.served_ms.get(self.edition)
 
     def paced(self, milliseconds: float) -> None:
-        """Take a median of inference while it serves."""
+        """Record a median inference time while it serves."""
         self.served_ms = {self.edition: min(milliseconds, self.served_ms.get(self.edition, milliseconds))}
 
     def move(self, state: EngineState, reason: str = "") -> None:
-        """Change the state as the table of states allows."""
+        """Change the state. Raises ValueError if the table does not allow the transition."""
         self.state = check(self.state, state)
         self.reason = reason
         if self.on_change is not None:
             self.on_change(self)
 
     def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
-        """Take the outcome of making it and what the store holds now: a rejected build replaces no good one."""
+        """Apply the outcome of making it. `stored` is what the store has now; a rejected build does not replace it."""
         self.request, self.last_attempt_failed, self.refusals, self.misplaced, self.mismatch = (
             Request.NONE,
             "",
@@ -183,7 +183,7 @@ class PlannedEngine:
         )
         self.disk, self.disk_failures = "", 0
         if self._is_outdated(record) and not record.verdict.accepted:
-            self.lose()  # by the current standard it may pass: it is built again
+            self.lose()  # build it again: it may pass by the current standard
         elif record.verdict.accepted:
             self.record = record
             self.request = Request.REVIEW if self._is_outdated(record) else Request.NONE
@@ -191,19 +191,19 @@ class PlannedEngine:
         elif stored is not None and stored.is_usable and (not self._is_outdated(stored) or stored == self.record):
             self.record = stored
             self.request = Request.REVIEW if self._is_outdated(stored) else Request.NONE
-            self._stay(f"built again and rejected: {record.verdict.reason}; the one before stays")
+            self._stay(f"built again and rejected: {record.verdict.reason}; the previous engine stays")
         else:
             self.record = record
             self.move(EngineState.REJECTED, record.verdict.reason)
 
     def fail(self, error: EdgedError, most: int = 0, hopeless: str = "") -> None:
-        """Take a failure of making it. It is tried again, later each time, up to `most` times in a row (0: no limit),
-        or not at all if `hopeless` says why another attempt would fail."""
+        """Record that making it failed. It is tried again after a growing delay, until `most` failures in a row (0: no
+        limit). It is not tried again if `hopeless` says why another attempt would fail."""
         self.request = Request.NONE
         self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures, self.failure = self.failures + 1, str(error)
         if self.is_usable:
-            self._stay(f"making it again failed: {error}; the one before stays")
+            self._stay(f"making it again failed: {error}; the previous engine stays")
         elif hopeless:
             self.quarantine(f"failed {hopeless}, the last time: {error}")
         elif most and self.failures >= most:
@@ -212,7 +212,7 @@ class PlannedEngine:
             self.move(EngineState.FAILED, str(error))
 
     def unsuited(self, error: EdgedError) -> None:
-        """The backend cannot do what the model needs; another attempt would fail again."""
+        """Record that the backend cannot run the model, so that another attempt would fail again."""
         self.request = Request.NONE
         if self.is_usable:
             self._stay(str(error))
@@ -220,7 +220,7 @@ class PlannedEngine:
             self.move(EngineState.UNSUITABLE, str(error))
 
     def cancel(self, reason: str) -> None:
-        """Stop making it by command. The engine from before stays, without a reason to show."""
+        """Record that a command stopped its making. The previous engine stays ready, without a reason."""
         if self.is_usable:
             self._stay(reason)
             self.reason = ""
@@ -229,51 +229,51 @@ class PlannedEngine:
             self.quarantine(f"not timed: {reason}" if self.recipe.is_reference else reason, held=True)
 
     def _stay(self, reason: str) -> None:
-        """Keep the engine from before: the attempt failed."""
+        """Keep the previous engine after a failed attempt."""
         self.last_attempt_failed = reason
         self.move(EngineState.READY, reason)
 
     def postpone(self, reason: str, seconds: float) -> None:
-        """Try again later without counting a failure: the attempt could not be made."""
+        """Try again after `seconds` without counting a failure, because the attempt said nothing about the engine."""
         self.retry_at = time.monotonic() + seconds
         self.move(EngineState.READY if self.is_usable else EngineState.FAILED, reason)
 
     def quarantine(self, reason: str, *, held: bool = False) -> None:
-        """Stop trying it until a command asks for it."""
+        """Stop making it until a command requests it. `held`: an operator's command is the reason."""
         self.request, self.is_held = Request.NONE, held
         self.move(EngineState.QUARANTINED, reason)
 
     def adopt(self, record: EngineRecord) -> None:
-        """Take an engine that the store already holds."""
+        """Take over the record of an engine that the store already has."""
         if record.is_unproven:
-            return  # it is tried first, as an engine for another driver is
+            return  # a trial comes first, as for an engine for another driver
         self.record = record
         if record.evicted:
-            self._settle(EngineState.EVICTED, "its files gave way to others")
+            self._settle(EngineState.EVICTED, "its files were removed to free disk space")
         elif record.is_usable:
             self._settle(EngineState.READY)
             if self.request is Request.NONE and self._is_outdated(record):
                 self.request = Request.REVIEW
         elif self._is_outdated(record):
-            self.record = None  # by the current standard it may pass: it is built again
+            self.record = None  # build it again: it may pass by the current standard
             self._settle(EngineState.ABSENT)
         else:
             self._settle(EngineState.REJECTED, record.verdict.reason)
 
     def opened(self) -> None:
-        """It serves now: reset failures and refusals."""
+        """Record that it serves now: reset failures and refusals."""
         if self.refusals:
             self.reason = ""
         self.failures, self.refusals, self.open_at = 0, 0, 0.0
         self.disk, self.disk_failures = "", 0
 
     def met_disk(self, error: EdgedError) -> None:
-        """Count a failure of making or opening it if the disk caused it."""
+        """Count a failure of making or opening it if the disk caused it; otherwise reset the count."""
         failing = isinstance(error, DiskFailing)
         self.disk, self.disk_failures = (str(error), self.disk_failures + 1) if failing else ("", 0)
 
     def _settle(self, state: EngineState, reason: str = "") -> None:
-        """As `move`, but allow the current state."""
+        """Change the state as `move` does; do nothing if it is the current state."""
         if self.state is not state:
             self.move(state, reason)
 
@@ -287,6 +287,6 @@ class PlannedEngine:
         return record.standard != self.standard and not self.recipe.is_reference
 
     def lose(self) -> None:
-        """Its files are gone or damaged: it has to be made again."""
+        """Record that its files are missing or damaged, so that it is made again."""
         self.record, self.nodes, self.misplaced = None, {}, ()
         self.move(EngineState.ABSENT)

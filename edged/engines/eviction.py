@@ -1,4 +1,4 @@
-"""Disk space for engines: what the budget and the disk leave, and which engines are evicted when it is not enough."""
+"""Disk space for engines: the space that the budget and the disk leave, and the engines to evict if it is too small."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class EvictionManager:
         self.look()
 
     def reconfigure(self, settings: Engines) -> None:
-        """Apply other settings."""
+        """Apply new settings."""
         self._settings = settings
 
     def look(self) -> None:
-        """Read the state of the disk, which may take long; everything else uses what was read last."""
+        """Read the state of the disk, which may take long. All other methods use the last result."""
         self.problem = self._store.problem
         try:
             status = os.statvfs(self._store.root)
@@ -56,34 +56,34 @@ class EvictionManager:
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes that all engines together may take; 0 for no limit."""
+        """The most bytes that all engines together may take; 0 for no limit."""
         return self._settings.budget_mb * _MB
 
     @property
     def paused(self) -> str:
-        """Why nothing is made, in one line; empty otherwise."""
+        """Why no engine can be made, in one line; empty if engines can be made."""
         if self.problem:
             return f"builds stopped: {self.problem}; existing engines continue to serve"
         least = max(1, self._settings.keep_free_mb) * _MB
         if self.free_bytes < least and not self._evictable():
             return (
-                f"builds stopped: {self.free_bytes // _MB} MiB are free in {self._store.root}, and "
-                f"{least // _MB} MiB are to stay free; free some space or lower engines.keep_free_mb"
+                f"builds stopped: {self._store.root} has {self.free_bytes // _MB} MiB free, and "
+                f"{least // _MB} MiB must stay free; free some space or lower engines.keep_free_mb"
             )
         return ""
 
     async def wait_for_capacity(self, need: int, replacing: str = "") -> int:
-        """Evict engines until `need` bytes fit. Returns how many bytes may be written at most.
+        """Evict engines until `need` bytes fit. Return the most bytes that may be written.
 
-        An engine that is being replaced counts against the disk but not against the budget. OutOfSpace if the bytes
-        would not fit even so; then nothing is evicted.
+        An engine that is being replaced counts for the disk but not for the budget. Raises OutOfSpace, and evicts
+        nothing, if the bytes cannot fit.
         """
         await asyncio.to_thread(self.look)
         choice = choose(self._held(), need, self._left(replacing))
         if choice.short:
             raise OutOfSpace(
-                f"an engine of about {_mb(need)} does not fit: {_mb(choice.short)} are missing, and everything else "
-                "serves or is pinned; free some space, unpin an engine or raise engines.budget_mb"
+                f"an engine of about {_mb(need)} does not fit: {_mb(choice.short)} are missing, and the stored engines "
+                "are needed or pinned; free some space, unpin an engine or raise engines.budget_mb"
             )
         for key in choice.evict:
             await self.evict(key, "to make room")
@@ -91,16 +91,16 @@ class EvictionManager:
         return max(need, self._left(replacing))
 
     async def evict(self, key: str, reason: str) -> None:
-        """Remove an engine's files. Its record stays if a model wants it, so that it is not built again at once only to
-        be evicted again."""
+        """Remove an engine's files. Its record stays if a model's plan has the engine; otherwise the engine would be
+        built at once and evicted again."""
         record = self._store.records().get(key)
-        if record is None:  # it was just removed by something else
+        if record is None:  # removed meanwhile
             return
         wanting = [planned.engines[key] for planned in self._models.values() if key in planned.engines]
         message, about = "engine %s of model %s is evicted %s: %d bytes", {"event": "engine_evicted"}
         _LOG.info(message, key[:12], record.model, reason, record.size, extra=about)
         for engine in (engine for engine in wanting if engine.state is EngineState.READY):
-            # Before its files go, so that it is not opened meanwhile.
+            # Changed before the files are removed, so that the engine is not opened meanwhile.
             engine.record = _evicted(record)
             engine.request = Request.BUILD if engine.request is Request.BUILD else Request.NONE
             engine.move(EngineState.EVICTED, f"its files were removed {reason}")
@@ -135,7 +135,7 @@ class EvictionManager:
         return any(held.size and held.eviction_class is not EvictionClass.NEEDED for held in self._held())
 
     def _left(self, replacing: str) -> int:
-        """Return the bytes that may still be written; negative if there are too many already."""
+        """Return the bytes that may still be written; negative if a limit is exceeded already."""
         left = self.free_bytes - self._settings.keep_free_mb * _MB
         if not self.budget_bytes:
             return left
@@ -148,7 +148,7 @@ def _evicted(record: EngineRecord) -> EngineRecord:
 
 
 def _best(planned: PlannedModel) -> str:
-    """Return the engine that would be opened if nothing served, as right after a start."""
+    """Return the key of the engine that would be opened if none served, as after a start; empty if there is none."""
     engines = planned.engines.values()
     usable = [engine for engine in engines if engine.is_usable and not views.is_doubted(engine, engines)]
     costs = {engine.digest: views.cost(planned, engine) for engine in usable}
@@ -160,11 +160,11 @@ def _mb(size: int) -> str:
 
 
 class EvictionClass(enum.IntEnum):
-    """How readily an engine is evicted; the lowest goes first."""
+    """The order of eviction; the lowest class is evicted first."""
 
-    STALE = 0  # no model wants it on the current device
-    SPARE = 1  # a model wants it, and has a better one
-    NEEDED = 2  # it serves, is about to, or an operator pinned it: never evicted
+    STALE = 0  # in no model's plan for the current device
+    SPARE = 1  # in a model's plan, but the model has a better engine
+    NEEDED = 2  # never evicted: serves, will serve, is used by a job, or is pinned by an operator
 
 
 class StoredEngine(msgspec.Struct, frozen=True):
@@ -177,16 +177,16 @@ class StoredEngine(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The engines to evict, in order; none if `short` bytes would be missing even then."""
+    """The keys of the engines to evict, in order; empty if even then `short` bytes would be missing."""
 
     evict: tuple[str, ...]
     short: int = 0
 
 
 def choose(held: Iterable[StoredEngine], need: int, free: int) -> Choice:
-    """Choose what to evict so that `need` bytes fit into `free` ones (negative if there are too many already).
+    """Choose the engines to evict so that `need` bytes fit. `free`: the free bytes, negative if a limit is exceeded.
 
-    By class, then least recently used first. Engines without files free nothing and stay.
+    Engines are ordered by class, then the least recently used first. Engines without files free no space and stay.
     """
     chosen: list[str] = []
     able = [h for h in held if h.eviction_class is not EvictionClass.NEEDED and h.size > 0]

@@ -1,13 +1,13 @@
-"""Learn the range of shapes that requests have, and have engines built for it: `shapes.policy = learn`.
+"""Learns the range of shapes of the requests, and plans engines for it: `shapes.policy = learn`.
 
-Level-triggered. A wider range is targeted once requests have not called for a still wider one for a while and no engine
-of the previous range is being made. What serves goes on serving; engines of the new range are built, verified in its
-shapes and timed like others. When one is ready the range is proven and stored on disk. If none can be made it is given
-up, and the engines of the previous range, which are still in the store, go on.
+Level-triggered. A wider range becomes the target once requests have not needed a still wider one for a while, and no
+engine of the previous range is being made. Engines of the new range are built, verified and timed like others, while
+the current engine serves. Once one of them is ready, the range is proven and stored on disk. If none can be made, the
+target is dropped, and the engines of the previous range continue to serve.
 
-A range never shrinks, and sizes are rounded outwards so that few new ones need another build: to powers of two below
-16, to quarters of an octave above, which is at most a quarter more. A power of two that divides a size divides the
-rounded one as well, as models with strides require.
+A range never shrinks. Sizes are rounded outwards, so that few new sizes need another build: below 16 to powers of two,
+above to quarters of an octave, which adds at most a quarter. A power of two that divides a size also divides the
+rounded size, as models with strides require.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from edged.tensors import ANY_SHAPE, TensorSpec
 
 _LOG = logging.getLogger("edged.engines")
 _WRITE_SECONDS = 60.0  # between two writes of the observed shapes
-_FORGIVE_SECONDS = 3600.0  # until a range that no engine could be made for is tried again
+_FORGIVE_SECONDS = 3600.0  # until a range is tried again after no engine could be made for it
 _OVER = (EngineState.FAILED, EngineState.REJECTED, EngineState.UNSUITABLE, EngineState.QUARANTINED)
 
 
 @dataclass
 class _Learning:
-    """The state of learning for one model of one content."""
+    """The state of learning for one content of one model."""
 
     model: Model
     traffic: Traffic
     demand: Demand | None = None
-    target: Profile | None = None  # being built, not proven yet
-    refused: dict[Profile, float] = field(default_factory=dict)  # could not be built; when to try each again
-    looked: int = -1  # version of the traffic that the demand follows from
+    target: Profile | None = None  # the range whose engines are being built
+    refused: dict[Profile, float] = field(default_factory=dict)  # ranges that failed, and when to try each again
+    looked: int = -1  # version of the traffic for which `demand` was computed
     written: float = 0.0
-    noted: int = 0  # requests that were written
+    noted: int = 0  # number of requests in the book
     state: str = ""
 
 
 class Learning:
-    """Learns for all models."""
+    """Learns the ranges of all models."""
 
     def __init__(self, book: ShapeBook, tasks: TaskGroup) -> None:
         self._book, self._tasks = book, tasks
@@ -63,8 +63,8 @@ class Learning:
         self._models: dict[str, _Learning] = {}
 
     def look(self, models: Iterable[PlannedModel], now: float) -> list[Replan]:
-        """Update every model, before `reconcile` decides; return those to be planned again, since the book has another
-        range for them. `now` in monotonic seconds."""
+        """Update the ranges of all models before `reconcile` decides. Return a Replan for each model whose range
+        changed. `now` is in monotonic seconds."""
         known, self._models, self._replans = self._models, {}, []
         for planned in models:
             if planned.model is None or planned.model.is_static or planned.is_being_read:
@@ -79,7 +79,7 @@ class Learning:
         return self._replans
 
     def state(self, name: str) -> str:
-        """Return a line on what is being learnt of a model's shapes; empty if nothing is."""
+        """Return one line on the state of learning for a model; empty if there is nothing to report."""
         learning = self._models.get(name)
         return learning.state if learning is not None else ""
 
@@ -106,7 +106,7 @@ class Learning:
             self._check_target(planned, learning, learning.target, now)
             return
         if not any(engine.recipe.backend in RANGED for engine in planned.engines.values()):
-            learning.state = "no installed backend builds for a range of shapes: learning has no effect"
+            learning.state = "learning has no effect: no installed backend builds engines for a range of shapes"
             return
         self._update_demand(learning, now)
         demand, policy = learning.demand, learning.model.shape_policy
@@ -116,15 +116,16 @@ class Learning:
         page, clock = self._book.page(learning.model), time.time()
         times = recent(page.widened, clock)
         if not demand.is_due(now, policy.quiet_s):
-            learning.state = f"requests call for engines of {_words(demand.profile)}; built once shapes stop changing"
+            learning.state = f"requests need engines for {_words(demand.profile)}; built once shapes stop changing"
         elif len(times) >= policy.per_hour:
-            learning.state = f"requests call for engines of {_words(demand.profile)}; {len(times)} begun in this hour"
+            limit = f"built later, as {len(times)} ranges were begun in the last hour"
+            learning.state = f"requests need engines for {_words(demand.profile)}; {limit}"
         elif not _is_busy(planned):
             self._begin(planned, learning, demand.profile, (*times, clock))
 
     @staticmethod
     def _update_demand(learning: _Learning, now: float) -> None:
-        """Update what requests call for if they had new shapes."""
+        """Update the demand if requests had new shapes, or if a refused range may be tried again."""
         version = learning.traffic.look()
         forgiven = [profile for profile, again in learning.refused.items() if again <= now]
         if version == learning.looked and not forgiven:
@@ -144,13 +145,13 @@ class Learning:
         page = msgspec.structs.replace(self._book.page(learning.model), widened=times)
         self._book.change(learning.model, page)
         learning.target, learning.demand = profile, None
-        learning.state = f"engines of {_words(profile)} are being built"
-        _LOG.info("model %s: its requests call for engines of %s", planned.entry.name, _words(profile))
+        learning.state = f"engines for {_words(profile)} are being built"
+        _LOG.info("model %s: requests need engines for %s", planned.entry.name, _words(profile))
         self._book.aim(learning.model, profile)
         self._replans.append(Replan(planned.entry.name))
 
     def _check_target(self, planned: PlannedModel, learning: _Learning, target: Profile, now: float) -> None:
-        """Check whether the targeted range is proven or cannot be built."""
+        """Store the target range once an engine for it is ready, or drop it if none can be made."""
         engines = _of(planned, target)
         if any(engine.state is EngineState.READY for engine in engines):
             page = msgspec.structs.replace(
@@ -161,15 +162,15 @@ class Learning:
             self._book.unaim(learning.model)
             learning.target, learning.state, learning.looked = None, "", -1
         elif all(engine.state in _OVER for engine in engines):
-            why = engines[0].reason if engines else "no backend here builds for a range of shapes any more"
-            _LOG.warning("model %s: no engine of %s can be made: %s", planned.entry.name, _words(target), why)
+            why = engines[0].reason if engines else "no installed backend builds for a range of shapes any more"
+            _LOG.warning("model %s: no engine for %s can be made: %s", planned.entry.name, _words(target), why)
             learning.refused[target] = now + _FORGIVE_SECONDS
             learning.target, learning.looked = None, -1
-            learning.state = f"no engine of {_words(target)} can be made: {why}"
+            learning.state = f"no engine for {_words(target)} can be made: {why}"
             self._book.unaim(learning.model)
             self._replans.append(Replan(planned.entry.name))
 
-    # -- what came --------------------------------------------------------------------------------------------------
+    # -- observed shapes --------------------------------------------------------------------------------------------
 
     def _note(self, learning: _Learning, now: float) -> None:
         if now - learning.written < _WRITE_SECONDS:
@@ -179,7 +180,7 @@ class Learning:
             self._save(learning)
 
     def _take(self, learning: _Learning) -> bool:
-        """Put observed shapes into the book; whether there were any."""
+        """Copy newly observed shapes into the book. Return whether there were any."""
         seen = learning.traffic.seen()
         if seen.requests == learning.noted:
             return False
@@ -192,14 +193,14 @@ class Learning:
 
 
 def _wanted(learning: _Learning) -> Profile | None:
-    """Return the range that requests call for; None if the current one is enough."""
+    """Return the range that requests need; None if the current range is wide enough."""
     model = learning.model
     try:
         profile = model.profile
     except Unsuitable:
         profile = Profile()
     signature, most = model.inspection.signature, model.shape_policy.most_bytes
-    # For models of pictures those shapes matter most, whatever tensors are sent too.
+    # A model that takes pictures stays optimised for their shape, even if most requests have other shapes.
     wider = widened(profile, signature, learning.traffic.seen(), most, usual=model.picture is None)
     return None if wider == profile else wider
 
@@ -210,7 +211,7 @@ def _of(planned: PlannedModel, profile: Profile) -> list[PlannedEngine]:
 
 
 def _is_busy(planned: PlannedModel) -> bool:
-    """Whether an engine of a range is being made, which a new range would make obsolete."""
+    """Whether an engine for a range is being made. A new range would make it obsolete."""
     return any(engine.recipe.profile and engine.state in MAKING for engine in planned.engines.values())
 
 
@@ -223,16 +224,16 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 _HOUR = 3600.0
-_PATIENCE = 10  # times the quiet time, after which a demand is due although it still grows
-_MOST_DIMENSIONS = 8  # of a tensor in TensorRT
+_PATIENCE = 10  # a demand that still grows is due after this many times the quiet time
+_MOST_DIMENSIONS = 8  # TensorRT's limit for a tensor
 
 
 def widened(now: Profile, signature: Signature, seen: Seen, most_bytes: int, *, usual: bool) -> Profile:
-    """Return the range that takes the observed shapes, or `now` if that is enough or cannot be widened.
+    """Return the range `now` widened to the observed shapes; unchanged if it contains them or cannot be widened.
 
-    The most frequent kinds of requests come first; one whose range would let the inputs take more than `most_bytes` is
-    left out, as is one without elements. `now` is empty if no range is set so far. `usual`: optimise for the shapes of
-    the most frequent kind; otherwise the optimum stays.
+    Kinds of requests are added in order of frequency. A kind is left out if the inputs of the wider range could take
+    more than `most_bytes`, or if a tensor has no elements. `now` is empty if no range is set yet. `usual`: optimise for
+    the shapes of the most frequent kind; otherwise the optimum stays.
     """
     specs = [spec for spec in signature.inputs if not spec.is_static]
     if not specs or any(spec.shape == ANY_SHAPE or len(spec.shape) > _MOST_DIMENSIONS for spec in specs):
@@ -276,30 +277,31 @@ def _fast_at(range_: Range, shape: Shape) -> Range:
 
 
 def up(n: int) -> int:
-    """The next size to round up to."""
+    """Return the size rounded up."""
     step = _step(n)
     return 1 << (n - 1).bit_length() if 0 < n < 16 else -(-n // step) * step
 
 
 def down(n: int) -> int:
-    """The next size to round down to."""
+    """Return the size rounded down."""
     return 1 << (n.bit_length() - 1) if 0 < n < 16 else n // _step(n) * _step(n)
 
 
 def _step(n: int) -> int:
-    """A quarter of the octave that a size lies in."""
+    """Return a quarter of the octave of a size."""
     return 1 << max(0, n.bit_length() - 3)
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """A wider range that requests call for: since when at all, and since when exactly this one. Seconds."""
+    """A wider range that requests need. `since`: when a wider range was first needed; `settled`: when the range last
+    changed. Both in monotonic seconds."""
 
     profile: Profile
     since: float
     settled: float
 
     def updated(self, wanted: Profile, now: float) -> Demand:
-        """Return the demand with the range that is called for now."""
+        """Return the demand for the range that requests need now."""
         return self if wanted == self.profile else Demand(wanted, self.since, now)
 
     def is_due(self, now: float, quiet: float) -> bool:
@@ -308,5 +310,5 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 def recent(times: tuple[float, ...], now: float) -> tuple[float, ...]:
-    """Return the times within the last hour. A clock that was set back drops later ones."""
+    """Return the times within the last hour. Times in the future are dropped: the clock was set back."""
     return tuple(time for time in times if now - _HOUR < time <= now)

@@ -26,15 +26,15 @@ from edged.models.repository import Overrides, Repository
 
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 0.02
-_LOAD_SECONDS = 900.0  # a box that is busy may take minutes to read and open a model
-_MOST_REASONS = 1000  # models that are not loaded for a known reason
-_PATIENCE = 2  # refusals to open the reference before loading fails
-_DRAIN_SECONDS = 30.0  # until a command to unload is answered, at most
+_LOAD_SECONDS = 900.0  # a busy box may take minutes to read and open a model
+_MOST_REASONS = 1000  # the most models whose reason for not being loaded is remembered
+_PATIENCE = 2  # loading fails if the host refuses to open the reference more often
+_DRAIN_SECONDS = 30.0  # the longest time that an unload command waits for earlier requests
 READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One version of a model and whether it answers, as last found. `version` is empty if the model is not loaded."""
+    """One version of a model, and whether it answers. `version` is empty if the model is not loaded."""
 
     name: str
     version: str
@@ -46,8 +46,8 @@ _Rows: TypeAlias = tuple[Listed | None, Listed | None]  # the version that serve
 
 
 class Loader:
-    """Carries out load and unload commands, one at a time for each model. `installed` returns this box's backends,
-    `readiness` whether a model answers."""
+    """Carries out load and unload commands, one at a time for each model. `installed` returns this box's backends;
+    `readiness` says whether a model answers."""
 
     def __init__(
         self,
@@ -66,19 +66,19 @@ class Loader:
         self._why: dict[str, str] = {}  # reasons why models are not loaded
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model, or reload it as the disk has it now; returns once it answers.
+        """Load a model, or reload it from disk, and return once it answers.
 
-        `config` is a configuration in JSON that replaces its config.pbtxt; with `files`, by path inside the model's
-        folder, the model consists of these alone. What was loaded before answers until then, and goes on if this fails:
-        NotFound, InvalidInput for what cannot be served, Refused in another mode of control. A caller that hangs up
-        does not cancel the work.
+        `config` is a configuration in JSON that replaces config.pbtxt. `files`, by path inside the model's folder,
+        replace all files of the model. A version that was loaded before answers until then, and stays loaded if this
+        fails. Raises NotFound, InvalidInput or NotReady if the model cannot be served, and Refused unless the mode is
+        explicit. The work continues if the caller is cancelled.
         """
         self._require_command(name)
         await self._finish(self._load(name, config, dict(files or {})))
 
     async def unload(self, name: str) -> None:
-        """Unload a model; returns once earlier requests are answered. A model that is not loaded is ignored. Refused in
-        another mode of control."""
+        """Unload a model, and return once earlier requests are answered, after 30 s at the latest. Do nothing if the
+        model is not loaded. Raises Refused unless the mode is explicit."""
         self._require_command(name)
         await self._finish(self._unload(name))
 
@@ -114,7 +114,7 @@ class Loader:
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work to its end, also if the caller hangs up."""
+        """Run work to its end, even if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -123,7 +123,7 @@ class Loader:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller got it, if there still was one
+            task.exception()  # marks it as retrieved: a cancelled caller does not retrieve it
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         async with self._turn(name):
@@ -147,14 +147,14 @@ class Loader:
             _LOG.info("model %s: loaded by command, version %s", name, ", ".join(e.version for e in entries.values()))
 
     async def _admit(self, entry: ModelEntry) -> None:
-        """Check that a model can be served, before anything changes."""
+        """Check that a model can be served, before the loaded version changes. Raises the reason if it cannot."""
         if entry.problem:
             raise NotReady(f"model {entry.name!r} cannot be served: {entry.problem}")
         admission = await admit(self._builder, Path(entry.path), entry.settings, self._installed())
         await asyncio.to_thread(require_data, Model.of(entry, admission.inspection))
 
     def _try_again(self, names: Iterable[str]) -> None:
-        """Read models again that could not be served before: the box may have changed, although the disk has not."""
+        """Read refused models again: the box may have changed, although the model on disk has not."""
         for name in names:
             planned = self._catalogue.models.get(name)
             if planned is not None and planned.problem is not None:
@@ -181,7 +181,7 @@ class Loader:
     async def _restore(
         self, name: str, before: Mapping[str, ModelEntry], entries: Mapping[str, ModelEntry], error: BaseException
     ) -> None:
-        """Return to what was loaded before."""
+        """Load the previous version again after loading failed."""
         if self._selection.held(name) != before:
             if before:
                 self._selection.hold(name, before)
@@ -228,15 +228,15 @@ class Loader:
     def _require_command(self, name: str) -> None:
         if self._selection.mode != "explicit":
             mode = self._selection.mode
-            every = "every model on disk" if mode == "poll" else "every model that was there at the start"
+            every = "every model on disk" if mode == "poll" else "every model that was on disk at the start"
             raise Refused(f'models are loaded by command only with model_control = "explicit"; "{mode}" serves {every}')
         check_name(name)
         if self._catalogue.is_configured(name):
-            raise Refused(f"model {name!r} is named by the daemon's configuration and always served; remove it there")
+            raise Refused(f"model {name!r} is in the daemon's configuration, so it is always served; remove it there")
 
 
 def _once(places: Sequence[_Rows]) -> list[Listed]:
-    """Drop versions that are about to serve in one slot and serve in another already."""
+    """Return the rows of all slots, without a version that is loading in one slot if it serves in another already."""
     versions = {there.version for there, _ in places if there is not None}
     found: list[Listed] = []
     for there, coming in places:
@@ -253,14 +253,13 @@ EVERY = "*"
 class ModelSelection:
     """The models to be served, by mode of model control.
 
-    poll: all models, as the disk has them at the moment; nothing is held
-    none: all models, as the disk had them at the start
-    explicit: models that were loaded by command, as the disk had them then; at the start those that the configuration
-    names
+    poll: all models, as they are on disk now
+    none: all models, as they were on disk at the start
+    explicit: the models loaded by command, as they were on disk then, and the configured startup models
     """
 
     def __init__(self, repository: Repository, mode: ModelControl = "poll", startup: Iterable[str] = ()) -> None:
-        """`startup`: the models that mode `explicit` begins with, `EVERY` for all."""
+        """`startup`: the models that mode `explicit` loads at the start; `EVERY` means all."""
         self.mode = mode
         self._repository, self._startup = repository, frozenset(startup)
         self._held: dict[str, dict[str, ModelEntry]] | None = (
@@ -275,11 +274,11 @@ class ModelSelection:
         return {name: entry for entries in self._models().values() for name, entry in entries.items()}
 
     def on_disk(self) -> dict[str, dict[str, ModelEntry]]:
-        """Return what the repository has now, by model and then by version name."""
+        """Return the versions that the repository has now, by model and then by version name."""
         return _by_model(self._repository.entries())
 
     def held(self, model: str) -> dict[str, ModelEntry]:
-        """Return the held versions of a model; none if it was not loaded. Reads the disk the first time."""
+        """Return the held versions of a model; empty if the model is not loaded. The first call reads the disk."""
         return dict(self._models().get(model, {}))
 
     def hold(self, model: str, entries: Mapping[str, ModelEntry]) -> None:
@@ -288,7 +287,7 @@ class ModelSelection:
             self._held = {**self._models(), model: dict(entries)}
 
     def take(self, model: str) -> None:
-        """Hold a model as the disk has it now."""
+        """Hold the versions of a model that are on disk now. Does nothing in mode poll."""
         if self.mode == "poll":
             return
         entries = self.on_disk().get(model)
@@ -298,7 +297,7 @@ class ModelSelection:
             self.drop(model)
 
     def drop(self, model: str) -> None:
-        """Serve nothing of a model."""
+        """Hold no version of a model, so that it is not served."""
         with self._changing:
             self._held = {name: entries for name, entries in self._models().items() if name != model}
 

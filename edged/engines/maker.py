@@ -1,4 +1,4 @@
-"""Make engines: builds, trials and verifications, one at a time in each lane."""
+"""Makes engines: builds, trials and verifications, usually one at a time in each lane."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from edged.store.store import Store
 from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
-_EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
-_AGAIN_SECONDS = 0.2  # after the model on disk turned out to be another
-_SPACE_SECONDS = 30.0  # after the disk was full
-_LONG_SECONDS = 60.0  # after which another engine may be made at the same time
-_SPARE_MB = 1024  # free memory for a second child in a lane
+_EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # by number of failed attempts
+_AGAIN_SECONDS = 0.2  # delay of the next attempt if the model on disk was replaced
+_SPACE_SECONDS = 30.0  # delay of the next attempt if the disk was full
+_LONG_SECONDS = 60.0  # a job that takes longer allows a second one in its lane
+_SPARE_MB = 1024  # free memory that a second job in a lane needs
 _EVENT_STEP = 0.1  # share of a phase between two progress events
 
 
 @dataclass
 class _Job:
-    """An engine that is being made."""
+    """An engine that is being made. `source`: key of the engine that a trial reads."""
 
     engine: PlannedEngine
     source: str
@@ -77,7 +77,7 @@ class Maker:
         self._work: list[_Job] = []
 
     def reconfigure(self, settings: Engines) -> None:
-        """Apply other settings to jobs that end from now on."""
+        """Apply new settings to jobs that end from now on."""
         self._settings = settings
         self.eviction.reconfigure(settings)
 
@@ -87,14 +87,14 @@ class Maker:
         return frozenset(work.engine.lane for work in self._work)
 
     def slow(self, available_mb: Callable[[], int]) -> frozenset[str]:
-        """Lanes with a single job that has taken long: another may run at the same time, if enough memory is free."""
+        """Return lanes with a single job that takes long, in which a second job may run; none if memory is scarce."""
         lanes = Counter(work.engine.lane for work in self._work)
         alone = [work.engine for work in self._work if lanes[work.engine.lane] == 1]
         long = frozenset(e.lane for e in alone if e.making is not None and e.making.elapsed_s >= _LONG_SECONDS)
         return long if long and available_mb() >= _SPARE_MB else frozenset()
 
     def start(self, planned: PlannedModel, action: Work) -> None:
-        """Start a job that `reconcile` decided."""
+        """Start a job that `reconcile` decided on."""
         assert planned.model is not None  # nothing is decided for a model that could not be read
         engine = planned.engines[action.key]
         engine.move(EngineState.QUEUED)
@@ -105,7 +105,7 @@ class Maker:
         task.add_done_callback(partial(self._over, engine))
 
     def cancel(self, engine: PlannedEngine, reason: str) -> None:
-        """Stop making an engine, or waiting to; only a command starts it again."""
+        """Stop making an engine, or waiting to make it. Only a command starts it again."""
         work = self._work_on(engine)
         if work is not None:
             work.is_cancelled, work.why = True, reason
@@ -120,7 +120,7 @@ class Maker:
         engine.request = Request.NONE
 
     def _keep_cancelled(self, engine: PlannedEngine, reason: str) -> None:
-        """Remember a cancellation across restarts; in a thread, since it waits for the disk."""
+        """Store a cancellation for the next start, in a thread, because it waits for the disk."""
         self._tasks.start(asyncio.to_thread(self._attempts.cancelled, engine.digest, reason))
 
     def abandon(self) -> None:
@@ -128,8 +128,8 @@ class Maker:
         wanted = {id(engine) for planned in self._models.values() for engine in planned.engines.values()}
         for work in self._work:
             if id(work.engine) not in wanted and not work.is_cancelled:
-                work.is_cancelled = True  # only once: its child is being stopped
-                work.engine.on_change = None  # its end is of no interest
+                work.is_cancelled = True  # so that it is cancelled only once
+                work.engine.on_change = None  # emit no more events for an engine that is not planned
                 work.task.cancel()
 
     def is_making(self, engine: PlannedEngine) -> bool:
@@ -137,7 +137,7 @@ class Maker:
         return self._work_on(engine) is not None
 
     def forgive(self, engine: PlannedEngine) -> None:
-        """Forget earlier failures, by command."""
+        """Forget the earlier failures of an engine, because a command requests it."""
         self._attempts.forget(engine.digest)
         engine.failures, engine.failure, engine.retry_at = 0, "", 0.0
 
@@ -151,7 +151,7 @@ class Maker:
             work = self._work_on(engine)
             engine.cancel(work.why if work is not None else _Job.why)
             raise
-        except Exception as error:  # unexpected: counts as a failure; the task group logs it
+        except Exception as error:  # unexpected: counted as a failure here, logged by the task group
             why = EngineUnusable(f"{type(error).__name__}; see the log")
             self._attempts.failed(engine.digest, str(why))
             engine.fail(why, self._settings.attempts)
@@ -176,7 +176,7 @@ class Maker:
             engine.met_disk(error)
             engine.postpone(str(error), _SPACE_SECONDS)
             _LOG.warning("model %s: engine %s: %s", name, short, error)
-        except KeyError:  # it was evicted or found damaged meanwhile
+        except KeyError:  # the engine was evicted or found damaged meanwhile
             engine.lose()
         else:
             cost = engine.record.cost if engine.record else None
@@ -225,7 +225,7 @@ class Maker:
         found = self._store.records().get(source)
         is_unproven = found is not None and found.is_unproven
         try:
-            # A trial that takes the whole box down must not be repeated at every start.
+            # Counted before it starts, so that a trial that crashes the whole box is not repeated at every start.
             await asyncio.to_thread(self._attempts.begin, engine.digest)
             on_progress = partial(self._report_progress, task, engine)
             record = await self._builder.adopt(task, source, on_progress, self.eviction.wait_for_capacity)
@@ -237,16 +237,16 @@ class Maker:
             self._give_up_trial(engine, task, f"{error}")
         except (WrongAnswers, Unsuitable) as error:
             if is_unproven:
-                # Nothing else would find out that it is of no use.
+                # Remove it here, because no other check finds that it is unusable.
                 await asyncio.to_thread(self._store.remove, source, keep_pin=True)
-            self._give_up_trial(engine, task, f"is not right with this device: {error}")
+            self._give_up_trial(engine, task, f"does not answer correctly on this device: {error}")
         except EdgedError as error:
             if is_unproven and engine.failures + 1 < self._settings.attempts:
-                engine.fail(error)  # it says nothing about the engine, which took an hour to build
+                engine.fail(error)  # try again: the error says nothing about the engine, whose build took long
             else:
                 self._give_up_trial(engine, task, f"could not be tried: {error}")
         except KeyError:
-            self._give_up_trial(engine, task, "is not in the store any more")
+            self._give_up_trial(engine, task, "is no longer in the store")
         else:
             engine.trial = ""
             engine.finish(record, record, f"taken over from {source[:12]} after a trial")
@@ -255,7 +255,7 @@ class Maker:
 
     @staticmethod
     def _give_up_trial(engine: PlannedEngine, task: Task, why: str) -> None:
-        """Have the engine built instead."""
+        """Give up a trial, so that the engine is built instead."""
         reason = f"engine {engine.trial[:12]} {why}; it is built again"
         _LOG.warning("model %s: %s", task.model.name, reason)
         engine.trial, engine.failures = "", 0
@@ -272,7 +272,7 @@ class Maker:
         self._work = [work for work in self._work if work.engine is not engine]
 
     def _report_progress(self, task: Task, engine: PlannedEngine, progress: Progress) -> None:
-        """Take a progress message of a child or of the builder."""
+        """Apply a progress message of a child or of the builder."""
         making = engine.making
         if making is None:
             return
@@ -290,19 +290,19 @@ class Maker:
         return next((work for work in self._work if work.engine is engine), None)
 
     def _keys(self) -> set[str]:
-        """Keys of stored engines that jobs depend on."""
+        """Return the keys of stored engines that running jobs depend on."""
         return {work.engine.digest for work in self._work} | {work.source for work in self._work}
 
 
 def _given_up(planned: PlannedModel, engine: PlannedEngine) -> Iterator[str]:
-    """Yield the last failures of given-up engines that differ from this one only in precision or threads."""
+    """Yield the last failures of given-up engines of the same backend and device."""
     for other in planned.engines.values():
         is_kin = (other.recipe.backend, other.recipe.device) == (engine.recipe.backend, engine.recipe.device)
         if is_kin and other is not engine and other.state is EngineState.QUARANTINED and not other.is_held:
             yield other.failure
 
 
-# What differs between two failures of one kind: names, paths and numbers.
+# Names, paths and numbers, which differ between two failures of one kind.
 _PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|/\S+|\b[0-9a-f]{8,}\b|\d+(\.\d+)?")
 _COMPARED = 200  # characters
 
@@ -310,20 +310,20 @@ _COMPARED = 200  # characters
 def reason_to_give_up(error: EdgedError, backend: str, before: str, kin: Iterable[str]) -> str:
     """Return why another attempt would fail in the same way; empty if it may succeed.
 
-    `before`: the message of its previous failure. `kin`: those of given-up engines that differ only in precision or
-    threads.
+    `before`: the message of the engine's previous failure. `kin`: messages of given-up engines of the same backend and
+    device.
     """
     if not _is_of_model(error):
         return ""
     own = _kind(str(error))
     if own in map(_kind, kin):
         return "as in another precision"
-    # The next attempt demands less of a builder that times kernels.
+    # For a builder that times kernels the next attempt has a lower effort, so it may succeed.
     return "alike" if own == _kind(before) and backend not in TIMING_KERNELS else ""
 
 
 def _is_of_model(error: EdgedError) -> bool:
-    """Whether model and runtime alone cause it: kills from outside and lack of memory are temporary."""
+    """Whether only the model and the runtime cause the error. Kills from outside and lack of memory are temporary."""
     if isinstance(error, ChildLost):
         return error.how in ("crashed", "late")
     return isinstance(error, EngineUnusable) and not isinstance(error, OutOfMemory)

@@ -1,4 +1,4 @@
-"""Plans made without a daemon: of the models and the store on disk, and of engines for another box's device."""
+"""Plans for commands that run without a daemon: for the models and the store on disk, or for another box's device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edged.store.store import Store
 
 
 async def plans(repository: Repository, store: Store, builder: Builder, planner: Planner) -> dict[str, PlannedModel]:
-    """Plan every model of the repository for this box. Nothing is built or opened."""
+    """Plan every model of the repository for this box, without building or opening an engine."""
     planned: dict[str, PlannedModel] = {}
     for name, entry in repository.entries().items():
         planned[name] = PlannedModel(entry, Slot(name))
@@ -32,7 +32,7 @@ async def plans(repository: Repository, store: Store, builder: Builder, planner:
     return planned
 
 
-# The only backend whose builder builds for another device. The fact that names its version is this box's.
+# The only backend that can build for another device.
 BACKEND = "tensorrt_rtx"
 _RUNTIME = "runtime.tensorrt_rtx"
 _HOST = "cpu.arch"
@@ -40,9 +40,9 @@ _CAPABILITY = re.compile(r"(?:sm_?)?([0-9]{1,2})\.?([0-9])", re.IGNORECASE)
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A device to build for: its name, its compute capability ("8.6"), and the facts that its keys are made of.
+    """A device to build for: its name, its compute capability ("8.6"), and the facts for its engine keys.
 
-    Unknown facts are absent; the device may have any value for them.
+    Unknown facts are absent: they match any value.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def target(text: str, own: Fingerprint) -> Target:
-    """Return the device that a compute capability (`sm_86`, `8.6`) names; InvalidInput for other text."""
+    """Return the target with a compute capability (`sm_86`, `8.6`). Raises InvalidInput for any other text."""
     match = _CAPABILITY.fullmatch(text)
     if match is None:
         raise InvalidInput(f"{text[:40]!r} is neither a compute capability such as sm_86 nor a file of facts")
@@ -62,9 +62,10 @@ def target(text: str, own: Fingerprint) -> Target:
 
 
 def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Target:
-    """Return the first GPU of a box whose facts were recorded there; engines get exactly the keys that it looks for.
+    """Return the first GPU of another box as the target, from the recorded facts of that box.
 
-    InvalidInput if the box has no GPU, another processor or another TensorRT-RTX than this one.
+    Engines for it get exactly the keys that the other box plans. Raises InvalidInput if that box has no GPU, or has
+    another CPU architecture or TensorRT-RTX version than this box.
     """
     theirs = Fingerprint(dict(facts))
     capability = theirs.facts.get("gpu.0.compute_capability")
@@ -72,22 +73,20 @@ def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Ta
         raise InvalidInput(f"{name} has no NVIDIA GPU of a known compute capability")
     if theirs.facts.get(_HOST) != own.facts.get(_HOST):
         here, there = own.facts.get(_HOST), theirs.facts.get(_HOST)
-        raise InvalidInput(f"{name} is of a box with {there}, and engines built here are for {here}; build them there")
+        raise InvalidInput(f"{name}: its box is {there}, but engines built here are for {here}; build them there")
     here, there = own.facts.get(_RUNTIME), theirs.facts.get(_RUNTIME)
     if there is None:
-        raise InvalidInput(
-            f"{name} is of a box without TensorRT-RTX, which the engines are for; install it there first"
-        )
+        raise InvalidInput(f"{name}: its box has no TensorRT-RTX, which the engines need; install it there first")
     if here != there:
-        raise InvalidInput(f"{name} is of a box with TensorRT-RTX {there}, here is {here}; install the same version")
+        raise InvalidInput(f"{name}: its box has TensorRT-RTX {there}, this box {here}; install the same version")
     gpu = theirs.facts.get("gpu.0.name", f"sm_{capability.replace('.', '')}")
     return Target(gpu, capability, theirs)
 
 
 def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[DesiredEngine, ...]:
-    """Return the engines of a model for the device, in the named precisions or in all that suit it.
+    """Return the engines to build for a model on the target, in the named precisions or all that suit the device.
 
-    InvalidInput if there is nothing to build.
+    Raises InvalidInput if there is no engine to build.
     """
     chosen = {"precisions": ",".join(precisions)} if precisions else {}
     entry = msgspec.structs.replace(model.entry, settings={**model.entry.settings, **chosen, "backends": BACKEND})
@@ -95,5 +94,5 @@ def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[Desi
     found = tuple(engine for engine in wanted if engine.recipe.device == "cuda:0")
     if not found:
         asked = f" in {', '.join(precisions)}" if precisions else ""
-        raise InvalidInput(f"TensorRT-RTX builds nothing for {on.name}{asked}")
+        raise InvalidInput(f"TensorRT-RTX has no engine to build for {on.name}{asked}")
     return found

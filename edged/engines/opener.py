@@ -1,4 +1,4 @@
-"""Open engines in their hosts and install them in the slots."""
+"""Opens engines in their hosts and installs them in the slots."""
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ from edged.store.store import Store
 from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
+# Delays before an engine may be opened again, in seconds:
 _REOPEN_SECONDS = 0.2  # after its host was lost
 _REPLACED_SECONDS = 1.0  # after the model was replaced while it was opened
-_PATIENCE = 2  # refusals until an engine is given up; lack of memory or space does not count
 _REFUSED_SECONDS = (2.0, 10.0, 60.0)  # after the first, the second and every further refusal
 _RETRY_SECONDS = 10.0  # after an unexpected error
 _FALLBACK_AGAIN_SECONDS = 1.0  # after a temporary failure to open a fallback engine
-_FALLBACK_REFUSED_SECONDS = 30.0  # after the runtime refused it
+_FALLBACK_REFUSED_SECONDS = 30.0  # after the runtime refused a fallback engine
+_PATIENCE = 2  # refusals before an engine is given up; refusals for lack of memory or space do not count
 
 
 class Opener:
-    """Opens and closes what slots and fallback slots serve. `attempts`: failures in a row before one is given up."""
+    """Opens and closes the engines of slots and fallback slots. `attempts`: failures before an engine is given up."""
 
     def __init__(
         self,
@@ -65,16 +66,16 @@ class Opener:
         tasks: TaskGroup,
         probe: SessionProbe | None = None,
     ) -> None:
-        """`probe` asks every engine one question before it serves; without one none is asked."""
+        """`probe` tests every engine before it serves; None skips the test."""
         self._hosts, self._store, self._attempts = hosts, store, attempts
         self._proven: set[tuple[str, str]] = (
             set()
-        )  # engines that answered a golden question rightly, by key and edition
+        )  # key and edition of engines that answered a golden question correctly
         self._events, self._tasks = events, tasks
         self._probe = probe
 
     def reconfigure(self, attempts: int) -> None:
-        """Apply another number of attempts."""
+        """Apply a new number of attempts."""
         self._attempts = attempts
 
     def start(self, planned: PlannedModel, key: str, parallelism: Parallelism = ONE_INSTANCE) -> None:
@@ -95,12 +96,12 @@ class Opener:
         self.retire(session)
 
     def retire(self, session: ServingSession | None) -> None:
-        """Close a session once its work is done."""
+        """Close a session once its requests are answered. None is ignored."""
         if session is not None:
             self._tasks.start(session.retire())
 
     def tidy(self, models: Mapping[str, PlannedModel]) -> None:
-        """Stop empty hosts that no planned engine would be opened in."""
+        """Stop empty hosts that no planned engine needs."""
         wanted = {_kind(engine) for planned in models.values() for engine in planned.engines.values()}
         for link in self._hosts.empty(wanted):
             self._tasks.start(link.stop())
@@ -114,13 +115,13 @@ class Opener:
     async def _install(
         self, planned: PlannedModel, model: Model, engine: PlannedEngine, parallelism: Parallelism
     ) -> None:
-        # Until the outcome is known: after an unexpected error it must not be tried again at once.
+        # Set before the outcome is known, so that an unexpected error does not lead to an immediate retry.
         engine.open_at = time.monotonic() + _RETRY_SECONDS
         try:
             session = await self._open_session(planned, model, engine, parallelism)
         except EngineDamaged as error:
             _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
-            if engine.state is EngineState.READY:  # otherwise it is being made again, and the outcome decides
+            if engine.state is EngineState.READY:  # otherwise it is being made again already
                 engine.lose()
                 engine.reason, engine.open_at = str(error), 0.0
         except (HostLost, NotReady, Superseded) as error:
@@ -130,13 +131,13 @@ class Opener:
                 planned.is_superseded = True
             _LOG.warning("engine %s of model %s cannot be opened now: %s", engine.digest[:12], model.name, error)
         except EdgedError as error:
-            if planned.is_being_read:  # its file may be gone by now
+            if planned.is_being_read:  # the cause may be that its file was replaced or removed
                 engine.open_at = time.monotonic() + _REPLACED_SECONDS
             else:
                 await self._cannot_open(model, engine, error)
         else:
             engine.opened()
-            # Meanwhile the model may have changed, or the engine may have been rejected.
+            # The model may have changed meanwhile, or the engine may have been rejected.
             if planned.engines.get(engine.digest) is not engine or not _may_serve(engine):
                 await session.retire()
                 return
@@ -152,7 +153,7 @@ class Opener:
             self.retire(previous)
 
     async def _open_fallback(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
-        # Until the outcome is known.
+        # Set before the outcome is known, as in `_install`.
         planned.fallback_open_at = time.monotonic() + _FALLBACK_REFUSED_SECONDS
         planned.fallback_why = "the engine for other shapes could not be opened"
         try:
@@ -202,7 +203,7 @@ class Opener:
                 await asyncio.to_thread(self._store.damaged, artefact)
             raise
         except EdgedError:
-            if engine.recipe.is_reference:  # runtimes report missing or partial files badly
+            if engine.recipe.is_reference:  # runtimes report missing or partial files with unclear errors
                 with contextlib.suppress(ModelRefused):
                     await asyncio.to_thread(require_same, order)
             raise
@@ -214,10 +215,10 @@ class Opener:
             verified = engine.record.composition.nodes if engine.record is not None else {}
             engine.nodes, engine.misplaced = nodes, misplaced_nodes(engine.recipe, verified, nodes)
             if engine.misplaced and planned.has_other(engine):
-                raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.misplaced)}")
+                raise EngineUnusable(f"its nodes do not run where they were verified: {'; '.join(engine.misplaced)}")
             await warm_up(model, link, number, ref.profile)
             session.health = await self._prove(planned, model, engine, session)
-            if link.lost:  # the loss was reported before this session was known
+            if link.lost:  # the loss was reported before this session existed
                 raise HostLost(f"engine host {link.backend} {link.lost}")
         except BaseException:  # nothing else refers to the session yet
             self.retire(session)
@@ -227,9 +228,9 @@ class Opener:
     async def _prove(
         self, planned: PlannedModel, model: Model, engine: PlannedEngine, session: ServingSession
     ) -> SessionHealth:
-        """Probe a session before it serves. If even the reference refuses every probe, the model needs other requests
-        than edged can make up: its engines serve, and it is ready once one of them has answered a request."""
-        if self._probe is None or planned.model is not model:  # another model is on disk by now
+        """Probe a session before it serves. If even the reference refuses every probe, edged cannot make a valid
+        request for this model. Then its engines serve, and the model is ready once one has answered a request."""
+        if self._probe is None or planned.model is not model:  # the model on disk was replaced meanwhile
             return SessionHealth()
         known, is_reference = planned.known_answers(), engine.recipe.is_reference
         try:
@@ -239,7 +240,7 @@ class Opener:
             is_proven = bool(model.triton.warmups) or (before is not None and not before.health.unproven)
             return SessionHealth("" if is_proven else str(error))
         if not is_reference and (engine.digest, engine.edition) not in self._proven:
-            # A record may have been replaced together with its files by those of another model.
+            # The record and the files may have been replaced with those of another model.
             wrong = await self._probe.compare(model, engine.recipe.precision, session.link, session.number)
             if wrong:
                 engine.mismatch = wrong
@@ -255,12 +256,13 @@ class Opener:
             raise NotReady("it was evicted or rejected while its host was started")
         try:
             return self._store.artefact(engine.digest)
-        except KeyError:  # another model of the same content found it damaged
+        except KeyError:  # a model of the same content found it damaged
             raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
 
     async def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
-        """Handle an engine that its runtime refuses. A reference stays refused; a built one is built again, but
-        not after the first refusal, since building may take an hour. A failed warm-up would fail again."""
+        """Handle a refusal of the runtime to open an engine. A temporary refusal is tried again. A reference, or an
+        engine whose warm-up failed, stays refused. Another engine is built again, but not after the first refusals,
+        because a build may take an hour."""
         _LOG.warning("engine %s of model %s cannot be opened: %s", engine.digest[:12], model.name, error)
         engine.met_disk(error)
         if _may_pass(engine, error):
@@ -276,8 +278,8 @@ class Opener:
 
 
 def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
-    """Whether opening may succeed later: space is freed, a disk is replaced, a busy box made it exceed its time. For a
-    built engine, not even the runtime's own refusal is final at first."""
+    """Whether opening may succeed later: memory or space may be freed, or a busy box made it exceed its time limit. For
+    a built engine even the first refusals of the runtime count as temporary."""
     if isinstance(error, OutOfMemory | Overloaded | OutOfSpace):
         return engine.recipe.is_reference or engine.state is EngineState.READY
     if engine.recipe.is_reference:
@@ -295,8 +297,8 @@ def _may_serve(engine: PlannedEngine) -> bool:
     return engine.recipe.is_reference or engine.is_usable
 
 
-# The provider that a backend's nodes should run on, by kind of device. Placement is not checked for backends that are
-# not here: add one if its sessions report nodes.
+# The provider that should run the nodes, by backend and kind of device. For backends that are not listed, placement is
+# not checked: add a backend if its sessions report nodes.
 _HOMES: dict[tuple[str, str], str] = {
     ("onnxruntime", "cpu"): "CPUExecutionProvider",
     ("onnxruntime", "cuda"): "CUDAExecutionProvider",
@@ -304,21 +306,21 @@ _HOMES: dict[tuple[str, str], str] = {
     ("openvino", "intel-gpu"): "GPU",
     ("openvino", "intel-npu"): "NPU",
 }
-_MOST_NAMED = 5  # operators
+_MOST_NAMED = 5  # the most operators that a message names
 
 
 def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str, ...]:
-    """Describe, a line each, which nodes of an opened engine do not run where they ran when it was verified.
+    """Return one line for each kind of nodes that do not run where they ran when the engine was verified.
 
-    A provider that has vanished since then need not keep an engine from opening: its nodes fall back to another one,
-    slower, and with answers that were never verified. The nodes of a reference are all for the CPU. Empty if the
-    runtime does not report placement.
+    If a provider no longer works, the engine may still open: its nodes fall back to another provider, which is slower,
+    and whose answers were never verified. All nodes of a reference belong on the CPU. Empty if the runtime does not
+    report placement.
     """
     home = _HOMES.get((recipe.backend, recipe.device.partition(":")[0]))
     if home is None or not opened:
         return ()
     if not any(_is(provider, home) for provider in opened):
-        return (f"nothing runs on {home}: its nodes are on {', '.join(sorted(opened))}",)
+        return (f"no node runs on {home}: the nodes run on {', '.join(sorted(opened))}",)
     is_recorded = bool(verified) and not recipe.is_reference
     lines = []
     for provider in sorted(opened):
@@ -336,15 +338,14 @@ def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str
 
 
 def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
-    """Report nodes that are gone from the device without turning up elsewhere; unknown without operators."""
+    """Return a line on nodes that no longer run on the device, nor elsewhere; empty if there are none or if operators
+    are unknown."""
     gone = Counter(before) - Counter(now) if before and now else Counter[str]()
-    return (
-        [f"{gone.total()} of {sum(before.values())} nodes are not on {home} any more: {_words(gone)}"] if gone else []
-    )
+    return [f"{gone.total()} of {sum(before.values())} nodes no longer run on {home}: {_words(gone)}"] if gone else []
 
 
 def _is(provider: str, home: str) -> bool:
-    """Whether a provider is the home one; OpenVINO names the second GPU `GPU.1`."""
+    """Whether a provider is `home`. OpenVINO names the second GPU `GPU.1`."""
     return provider.partition(".")[0] == home
 
 

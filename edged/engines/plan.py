@@ -1,5 +1,5 @@
-"""One model as the control loop knows it: the engines it should have, and the slot that serves it. The planner adds
-what the store and earlier attempts say of each engine."""
+"""One model as the control loop knows it: the engines that it should have, and the slot that serves it. The planner
+reads the state of each engine from the store and from the log of earlier attempts."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from edged.store.store import Store
 
 @dataclass
 class PlannedModel:
-    """One model: `model` is what the disk has now, `served` what the slot answers with."""
+    """One model: `model` is the content on disk now, `served` the content that the slot answers with."""
 
     entry: ModelEntry
     slot: Slot
     model: Model | None = None
     served: Model | None = None
     problem: EdgedError | None = None
-    warnings: tuple[Finding, ...] = ()  # findings about a model that serves all the same
+    warnings: tuple[Finding, ...] = ()  # findings that do not prevent serving
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     fallback: Slot = field(init=False)  # answers requests outside the range of the engine in `slot`
@@ -54,14 +54,14 @@ class PlannedModel:
     fallback_open_at: float = 0.0  # when opening may be tried again, in monotonic seconds
     fallback_why: str = ""  # why it was not opened the last time
     reading: asyncio.Task[None] | None = None
-    is_superseded: bool = False  # its file was found to be another one while an engine was made or opened
-    examined: str = ""  # digest of what was read last, with whatever outcome
+    is_superseded: bool = False  # its file was found to be replaced while an engine was made or opened
+    examined: str = ""  # digest of the content that was read last, accepted or not
     weights: tuple[Path, ...] = ()  # external data files, as the model was last read
     _weights: str = ""
     _known: KnownAnswers | None = None
 
     def known_answers(self) -> KnownAnswers:
-        """Return the known answers of the model as the disk has it, which must have been read."""
+        """Return the known answers of `model`, which must not be None."""
         assert self.model is not None
         if self._known is None or not self._known.is_of(self.model):
             self._known = KnownAnswers(self.model)
@@ -78,7 +78,7 @@ class PlannedModel:
 
     @property
     def answering(self) -> Model | None:
-        """The model that answers requests, now or once it is loaded; during a change, the previous one."""
+        """The model that answers requests, now or once it is loaded. During a change it is the previous content."""
         return self.served if self.served is not None and self.slot.current is not None else self.model
 
     @property
@@ -89,7 +89,7 @@ class PlannedModel:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether what answers is what the disk was last seen to have."""
+        """Whether the model that answers is the one that the last scan found on disk."""
         return self.slot.current is not None and self.served is not None and self.served.entry == self.entry
 
     @property
@@ -97,17 +97,17 @@ class PlannedModel:
         return self.reading is not None and not self.reading.done()
 
     def is_busy(self, now: float) -> bool:
-        """Whether the engine is chosen for the number of inferences in a second, not for the time of one."""
+        """Whether the engine is chosen for throughput instead of latency."""
         wanted = performance(self.entry.settings)
         return self.slot.demand.is_high(now) if wanted == "auto" else wanted == "throughput"
 
     @property
     def reference(self) -> PlannedEngine | None:
-        """The engine that needs no build; None while nothing is planned."""
+        """The reference engine; None if no engine is planned yet."""
         return next((engine for engine in self.engines.values() if engine.recipe.is_reference), None)
 
     def plan(self, model: Model, wanted: tuple[DesiredEngine, ...]) -> list[PlannedEngine]:
-        """Take a model and the engines that it should have. Returns those that are new in the plan, all absent."""
+        """Set the model and the engines that it should have. Returns the engines that are new, all absent."""
         self.model, self.problem = model, None
         engines = {
             each.key.digest: self.engines.get(each.key.digest)
@@ -123,7 +123,7 @@ class PlannedModel:
         return added
 
     def serve(self, model: Model) -> None:
-        """Make this the model that the slot answers with, or waits for."""
+        """Set the model that the slot answers with, now or once an engine is open."""
         if self.served is not None and self.served.entry != model.entry:
             self.slot.reset_counts()
         self.served = model
@@ -132,7 +132,7 @@ class PlannedModel:
 
     @staticmethod
     def _hold_to(engine: PlannedEngine, standard: str) -> None:
-        """Take another standard for an engine whose key stays."""
+        """Judge an engine by a new standard: request a review, or build it again if the old standard rejected it."""
         if engine.standard == standard or engine.recipe.is_reference:
             return
         engine.standard = standard
@@ -142,13 +142,13 @@ class PlannedModel:
             engine.lose()
 
     def weights_changed(self, now: str) -> bool:
-        """Take the stamp of the model's external data; whether it differs from the previous one."""
+        """Store the stamp of the model's external data. Return whether it differs from the previous stamp."""
         before, self._weights = self._weights, now
         return now != before
 
     @property
     def quarantine(self) -> str:
-        """Why no engine is opened any more: all are quarantined or ruled out. Empty while one serves or may."""
+        """Why no engine is opened any more: all are quarantined or refused. Empty if an engine serves or may open."""
         reasons = [engine.quarantined for engine in self.engines.values() if engine.quarantined]
         if not reasons or self.slot.current is not None or self.opening is not None:
             return ""
@@ -156,7 +156,7 @@ class PlannedModel:
 
     @property
     def refusal(self) -> EdgedError | None:
-        """The error that requests get because nothing can answer them; None if something can, or will."""
+        """The error for requests if no engine can answer them; None if an engine can, now or later."""
         name = self.entry.name
         if self.problem is not None and not self.serving:
             return NotReady(f"model {name!r} cannot be served: {self.problem}")
@@ -166,29 +166,29 @@ class PlannedModel:
         return None
 
     def refuse_or_accept(self) -> None:
-        """Make the slots refuse requests if nothing can answer them, and accept them otherwise."""
+        """Make the slots refuse requests if no engine can answer them, and accept requests otherwise."""
         refusal = self.refusal
         for slot in (self.slot, self.fallback):
             slot.hold(refusal)
 
     def refuse_fallback(self, why: str) -> None:
-        """Refuse the requests that wait for the fallback slot; later ones are accepted and judged again."""
+        """Refuse the requests that wait for the fallback slot. Later requests are accepted, and decided again."""
         self.fallback.refuse(NotReady(f"model {self.entry.name!r}: {why}"))
         self.fallback.hold(None)
 
     def fits(self) -> bool:
-        """Whether what serves is this model with these settings, and not the one before a change."""
+        """Whether the serving engine is of the current model and settings, not of those before a change."""
         current = self.slot.current
         return current is not None and self.model is not None and is_of(current.engine, self.model)
 
     def has_other(self, engine: PlannedEngine) -> bool:
-        """Whether another engine, placed as it was verified, can serve the model."""
+        """Whether another engine can serve the model, with its nodes on the same devices as when it was verified."""
         others = (other for other in self.engines.values() if other is not engine and not other.misplaced)
         return any(other.may_open for other in others)
 
     def is_hopeless(self) -> bool:
-        """Whether nothing serves and nothing ever can: the runtime refused even the reference, or the model on disk
-        cannot be served and the host of the one before it is gone."""
+        """Whether no engine serves or ever can: the runtime refused even the reference, or the model on disk cannot be
+        served and the host of the previous content has ended."""
         if self.problem is not None and not self.serving and self.model is not None:
             return True
         reference = self.reference
@@ -200,7 +200,7 @@ class PlannedModel:
 
 
 def external_files(entry: ModelEntry, inspection: Inspection) -> tuple[Path, ...]:
-    """The files that hold a model's external weights, also those that are missing."""
+    """Return the files with a model's external weights, including missing files."""
     folder = Path(entry.path).parent
     return tuple(folder / file.path for file in inspection.external if not leads_outside(file.path))
 
@@ -211,24 +211,24 @@ def is_of(engine: EngineRef, model: Model) -> bool:
 
 
 def batching(model: Model, recipe: Recipe) -> Batching:
-    """Return the batching of frames: as the model fixes or the engine's range of shapes allows, otherwise the
-    configured one, or 1.
+    """Return how frames are batched: up to the model's fixed batch or the engine's range of shapes, if there is one;
+    otherwise up to the configured size, or one by one.
 
-    A CPU gains little from batches, and every frame of one waits for the others, so only engines with a range of
-    shapes, as on a GPU, batch without being configured.
+    Only engines with a range of shapes (as on a GPU) batch without configuration: on a CPU a batch gains little, and
+    each of its frames waits for the others.
     """
     settings = model.entry.settings
     limit = _limit(model, recipe, max_batch(settings))
     return Batching(limit, batch_wait_seconds(settings) if limit > 1 else 0.0)
 
 
-_LEAST_GAIN = 1.25  # times as fast as single requests that a batch must be
+_LEAST_GAIN = 1.25  # a batch must be this many times as fast as single requests
 
 
 def tensor_batching(model: Model) -> TensorBatching:
-    """Return the batching of tensor requests: by `dynamic_batching` of config.pbtxt, or by `batch.max` and
-    `batch.wait_ms`, or because a batch of a model with independent rows is faster; otherwise requests run one by
-    one."""
+    """Return how tensor requests are batched: by `dynamic_batching` of config.pbtxt; by `batch.max` and
+    `batch.wait_ms`; or because the rows of the model are independent and batches are faster. Otherwise requests run
+    one by one."""
     settings, dynamic, most = model.entry.settings, model.triton.dynamic, model.max_batch_size
     if dynamic is None:
         pays = model.is_batch_completed and model.batch_gain >= _LEAST_GAIN
@@ -245,7 +245,7 @@ def tensor_batching(model: Model) -> TensorBatching:
 
 
 def rows(recipe: Recipe) -> int:
-    """Return the most rows of a tensor request that an engine's range of shapes allows."""
+    """Return the most rows that an engine's range of shapes allows in a tensor request."""
     return min((each.maximum[0] for each in parsed(recipe.profile).ranges if each.maximum), default=ANY_NUMBER)
 
 
@@ -258,7 +258,7 @@ def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
     if isinstance(batch, int):
         return min(batch, wanted or batch)
     if any(output.shape and output.shape[0] == 1 for output in signature.outputs):
-        return 1  # whatever the input says, only one picture comes out
+        return 1  # the output has one picture, so the batch of the input does not matter
     allowed = parsed(recipe.profile).range(spec.name)
     if allowed is None:
         return wanted or 1
@@ -266,7 +266,7 @@ def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
 
 
 class Planner:
-    """Plans models by what the store holds and what `log` knows of earlier attempts; by default it is read."""
+    """Plans models with the records of the store and with `log`, the earlier attempts (None: read from the store)."""
 
     def __init__(
         self, store: Store, fingerprint: Fingerprint, settings: Engines, log: AttemptLog | None = None
@@ -277,7 +277,7 @@ class Planner:
         self._store, self._log, self._settings = store, log or AttemptLog(store.root), settings
 
     def reconfigure(self, settings: Engines) -> None:
-        """Apply other settings from the next plan on."""
+        """Use new settings from the next plan on."""
         self._settings = settings
 
     def plan(
@@ -299,7 +299,7 @@ class Planner:
                 self._recall(engine, stored)
 
     def _recall(self, engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> None:
-        """Apply earlier failures to an engine that is not in the store, and find another that may do instead."""
+        """Apply earlier failures to an engine that is not in the store, and find a stored engine to try instead."""
         before = self._log.of(engine.digest)
         engine.failures, engine.failure = before.failures, before.reason
         if before.stopped == "cancelled":
@@ -308,16 +308,16 @@ class Planner:
         if before.stopped or before.failures >= self._settings.attempts:
             engine.quarantine(f"failed {many(before.failures, 'time')}, the last time: {before.reason}")
             return
-        if before.failures:  # a trial may have taken the box down
+        if before.failures:  # the failure may have been a trial that crashed the box
             return
         engine.trial = trial(engine, stored, self._settings.on_driver_change == "verify")
         if engine.trial:
             how = "was built ahead" if stored[engine.trial].ahead else "differs only by the driver"
-            engine.reason = f"engine {engine.trial[:12]} {how} and is tried first"
+            engine.reason = f"engine {engine.trial[:12]} {how}, and is tried first"
 
 
 def is_lowering_due(planned: PlannedModel) -> bool:
-    """Whether an engine was rejected and the one that is optimised less is not planned yet."""
+    """Whether an engine was rejected, and the less optimised one is not planned yet."""
     return any(
         key_below(engine.key, lower).digest not in planned.engines
         for engine in planned.engines.values()
@@ -326,7 +326,7 @@ def is_lowering_due(planned: PlannedModel) -> bool:
 
 
 def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str, EngineRecord]) -> bool:
-    """Whether an engine's answers were found wrong by its current standard, now or before."""
+    """Whether an engine's answers were found wrong by its current standard."""
     known = planned.engines.get(each.key.digest)
     if known is not None and known.standard == each.standard and known.state is EngineState.REJECTED:
         return True
@@ -337,8 +337,8 @@ def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str
 
 
 def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> str:
-    """Return in a word why the store has no such engine: the kind of key parts in which the nearest one of the model
-    differs (`recipe`, `runtime`, `cpu`, ...), `several` for more than one kind, `new` if the model has none."""
+    """Return in one word why the store does not have an engine: the kind of key parts (`recipe`, `runtime`, `cpu`, ...)
+    in which the model's nearest engine differs; `several` if more than one kind; `new` if the model has no engine."""
     kin = {key: record.parts for key, record in stored.items() if record.parts.get("model") == wanted["model"]}
     near = nearest(wanted, kin.items())
     if near is None:
@@ -348,11 +348,11 @@ def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> st
 
 
 def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:
-    """Return the key of the newest stored engine that may do: built ahead, or, if `drivers`, for another driver.
+    """Return the key of the newest stored engine to try: built ahead, or, if `drivers`, built for another driver.
 
-    Empty if the store has none.
+    Empty if the store has no such engine.
     """
-    model = engine.key.parts["model"]  # compared first: the store may hold thousands of others
+    model = engine.key.parts["model"]  # compared first: the store may have thousands of engines of other models
     kin = {
         key: record
         for key, record in stored.items()

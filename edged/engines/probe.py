@@ -1,7 +1,7 @@
-"""Probe an open engine with one request of the kind that verification uses, past its slot's queue.
+"""Probes an open engine with one request like those of verification. The request bypasses the slot's queue.
 
-Probes are made in the daemon, which needs no runtime for that. Which shapes a model takes is found by trying: the first
-engine that answers settles it, and from then on one probe is enough.
+The daemon itself makes the probes, which needs no runtime. The shapes that a model accepts are found by trying: once an
+engine has answered a probe, only that probe is sent from then on.
 
 Warm-up requests of a model's config.pbtxt are sent before its engine serves.
 """
@@ -54,9 +54,9 @@ from edged.verification.verify import Pair, judge
 
 @contextlib.asynccontextmanager
 async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session: int) -> AsyncIterator[m.Answer]:
-    """Send one request to a session; the answer's outputs lie in the host's arena until the block ends.
+    """Send one request to a session and yield the answer. Its outputs stay in the host's arena until the block ends.
 
-    Overloaded if the arena has no room; whatever the session raises.
+    Raises Overloaded if the arena has no room, and the errors of the session.
     """
     refused: list[EdgedError] = []
 
@@ -68,14 +68,14 @@ async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session
         raise refused[0]
     try:
         reply = await batch.send(session, 0)
-        assert isinstance(reply, m.Answer)  # tensors are answered so
+        assert isinstance(reply, m.Answer)  # the reply to a tensor request
         yield reply
     finally:
         batch.release()
 
 
-_COMPARED = 3  # golden questions; one right answer suffices
-_MOST_BYTES = 64 << 20  # of one probe: it takes arena space from requests
+_COMPARED = 3  # golden questions to try; one right answer is enough
+_MOST_BYTES = 64 << 20  # limit of one probe, because it takes arena space from requests
 
 
 class OutputForm(msgspec.Struct, frozen=True):
@@ -94,13 +94,13 @@ OutputForms = Mapping[str, OutputForm]
 
 
 class NoUsableProbe(EngineUnusable):
-    """An engine that refuses every probe, as the reference does: the model needs other requests."""
+    """The engine refuses every probe, as the reference does: edged cannot make a valid request for this model."""
 
 
 @dataclass
 class KnownAnswers:
-    """The known answers of a model: which probe it takes and, once it was probed, the form of the reference's
-    outputs. Valid for one content and one inspection of it."""
+    """What probes found about a model: which probe it answers, and the form of the reference's outputs once the
+    reference was probed. Valid for one content and one inspection of it."""
 
     model: Model
     place: int | None = None  # index of the probe that was answered
@@ -108,7 +108,7 @@ class KnownAnswers:
 
     def is_of(self, model: Model) -> bool:
         same = self.model.digest == model.digest and self.model.recognition == model.recognition
-        same = same and self.model.learnt == model.learnt  # then other shapes are probed first
+        same = same and self.model.learnt == model.learnt  # another range has other probes
         return same and (not model.samples or self.model.entry.stamp == model.entry.stamp)
 
 
@@ -121,9 +121,9 @@ class SessionProbe:
     async def ask(self, known: KnownAnswers, link: HostLink, session: int, *, is_reference: bool) -> None:
         """Probe a session that does not serve yet or is idle.
 
-        WrongAnswers if an answer has neither the declared form nor the reference's; EngineUnusable if it refuses what
-        the reference answers, NoUsableProbe if the reference refuses it, too; HostLost;
-        NotReady if the arena has no room for a question now.
+        Raises WrongAnswers if the answer has neither the declared form nor the reference's, EngineUnusable if the
+        session refuses all probes although the reference answers some, NoUsableProbe if the reference refuses them too
+        (or a probe would be too large), NotReady if the arena has no room now, and HostLost.
         """
         first: EdgedError | None = None
         for place, question in await asyncio.to_thread(_questions, known):
@@ -142,12 +142,12 @@ class SessionProbe:
             return
         why = first or "a probe would be too large"
         if first is not None and not is_reference and await self._is_answered(known):
-            raise EngineUnusable(f"it refuses what the reference answers: {first}")
+            raise EngineUnusable(f"it refuses requests that the reference answers: {first}")
         raise NoUsableProbe(f"it answers no probe: {why}")
 
     async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
-        """Return why an engine cannot be this model's; empty if it answers one of a few golden questions as the
-        reference did, within the tolerance of its precision, or if none are recorded."""
+        """Return why an engine cannot be of this model. Empty if it answers one of up to three golden questions as the
+        reference did, within the tolerance of its precision, or if no golden questions are recorded."""
         recorded = await asyncio.to_thread(self._recorded, model)
         signature = model.inspection.signature
         held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
@@ -157,7 +157,7 @@ class SessionProbe:
             try:
                 async with probe_session(tuple(_inputs(signature, sample)), link, session) as reply:
                     verdict = await asyncio.to_thread(_verdict, sample, reply, link.arena, model, held)
-            except (EngineUnusable, InvalidInput):  # whether it answers was probed before
+            except (EngineUnusable, InvalidInput):  # `ask` has already tested whether it answers
                 continue
             except Overloaded as error:
                 raise NotReady(f"no probe could be sent: {error}") from error
@@ -167,7 +167,7 @@ class SessionProbe:
         return first
 
     async def _fault(self, known: KnownAnswers, question: Callable[[], Probe], forms: OutputForms) -> str:
-        """Return the fault of an answer; empty if it has none. Reads the reference's answer only if needed."""
+        """Return what is wrong with an answer; empty if nothing is. Reads the reference's answer only if needed."""
         signature = known.model.inspection.signature
         found = fault(signature, forms, known.reference)
         if not found or known.reference:
@@ -187,25 +187,25 @@ class SessionProbe:
 
 
 def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> str:
-    """Return what of an answer is neither as the model declares nor as the reference has it; empty if nothing is.
+    """Return the first output whose form differs from the declared and from the reference's; empty if there is none.
 
-    Declared shapes are often wrong, and NaN may be right: the reference decides.
+    Declared shapes are often wrong, and NaN may be right, so the reference decides.
     """
     for spec in signature.outputs:
         form, right = forms.get(spec.name), reference.get(spec.name)
         if form is None:
-            return f"it answers without output {spec.name!r}"
+            return f"its answer lacks output {spec.name!r}"
         if form.datatype != spec.datatype:
-            return f"its output {spec.name!r} is {form.datatype}, the model declares {spec.datatype}"
+            return f"its output {spec.name!r} is {form.datatype}, but the model declares {spec.datatype}"
         if not spec.admits(form.shape) and not (right is not None and right.shape == form.shape):
-            return f"its output {spec.name!r} is {list(form.shape)}, the model declares {list(spec.dims)}"
+            return f"its output {spec.name!r} has shape {list(form.shape)}, but the model declares {list(spec.dims)}"
         if not form.is_finite and (right is None or right.is_finite):
-            return f"its output {spec.name!r} holds NaN or infinity"
+            return f"its output {spec.name!r} contains NaN or infinity"
     return ""
 
 
 def _questions(known: KnownAnswers) -> list[tuple[int, Callable[[], Probe]]]:
-    """Return the probes to try, each made when its turn comes: the one that was answered before, or all."""
+    """Return functions that make the probes to try, with their index: the probe that was answered before, or all."""
     model = known.model
     signature = model.inspection.signature
     made_up = one_by_one(signature, model.recognition, ShapeRange.of(model), _MOST_BYTES)
@@ -257,13 +257,14 @@ def _is_finite(datatype: str, array: Array) -> bool:
 
 
 _ANY = Profile()
-_PASSING = (OutOfMemory, Overloaded, NotReady, DeadlineExceeded)  # caused by the box and its load, not by the request
+# Temporary errors: the box or its load causes them, not the request.
+_PASSING = (OutOfMemory, Overloaded, NotReady, DeadlineExceeded)
 
 
 async def warm_up(model: Model, link: HostLink, session: int, profile: Profile = _ANY) -> None:
-    """Send the warm-up requests within the session's range of shapes, before it serves.
+    """Send the warm-up requests that are within the session's range of shapes, before it serves.
 
-    WarmupFailed, naming the request, if one fails and would fail again; temporary errors as they are.
+    Raises WarmupFailed with the name of the request if it would fail again. Temporary errors keep their class.
     """
     for warmup in model.triton.warmups:
         try:
@@ -281,13 +282,13 @@ async def warm_up(model: Model, link: HostLink, session: int, profile: Profile =
 
 
 def require_data(model: Model) -> None:
-    """Raise ConfigError if a request cannot be made: a file is missing or has the wrong size."""
+    """Raise ConfigError if a warm-up request cannot be made: a file is missing or has the wrong size."""
     for warmup in model.triton.warmups:
         inputs_of(warmup, model)
 
 
 def inputs_of(warmup: Warmup, model: Model) -> tuple[InputTensor, ...]:
-    """Return the tensors of one request. ConfigError for a missing file or one of the wrong size."""
+    """Return the tensors of a warm-up request. Raises ConfigError if a file is missing or has the wrong size."""
     given = {each.name: each for each in warmup.inputs}
     made_up, batch = made_up_inputs(model.triton), warmup.batch_size
     tensors = []
@@ -317,7 +318,7 @@ def _file(what: str, folder: Path, path: PurePosixPath, spec: TensorSpec, shape:
         raise ConfigError(f"{what}: {path.name} cannot be read: {error.strerror or error}") from error
     if spec.datatype != "BYTES" and len(data) != byte_size(spec.datatype, shape):
         wanted = byte_size(spec.datatype, shape)
-        raise ConfigError(f"{what}: {path.name} has {len(data)} bytes, {spec.datatype}{list(shape)} takes {wanted}")
+        raise ConfigError(f"{what}: {path.name} has {len(data)} bytes, {spec.datatype}{list(shape)} needs {wanted}")
     return data
 
 
@@ -327,7 +328,7 @@ def _zeros(datatype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _random(datatype: str, shape: tuple[int, ...]) -> bytes:
-    """Return reproducible random data. Integers are 0 or 1, since they may be an index; UINT8 is 0 to 255."""
+    """Return reproducible random data. Integers are 0 or 1, because they may be indices; UINT8 is 0 to 255."""
     if datatype == "BYTES":
         return _zeros(datatype, shape)
     random, dtype = np.random.default_rng(0), numpy_dtype(datatype)

@@ -1,7 +1,7 @@
-"""Engines that are not opened because their work killed its host again and again, and those that get a separate host.
+"""Engines that are not opened because they killed their host repeatedly, and engines that get a separate host.
 
-`serving/crash_attribution.py` decides; this module keeps it across restarts. A model whose file changes has
-engines of other keys and a clean record.
+`serving/crash_attribution.py` decides; this module keeps the records across restarts. If the file of a model changes,
+its engines get new keys, so they start without a record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Quarantine:
-    """Keeps the records in one small file; if the disk cannot be written they are lost at the next restart."""
+    """Keeps the records in one small file. If the file cannot be written, the records are lost at the next restart."""
 
     def __init__(self, folder: Path, later: Later = at_once) -> None:
         """`later` writes the file in the background."""
@@ -59,7 +59,7 @@ class Quarantine:
         self._write()
 
     def apart(self, suspect: EngineId) -> str:
-        """Return the host for suspects that an engine belongs in; empty for the shared one."""
+        """Return the number of the separate host that an engine belongs in; empty for the shared host."""
         return str(crash_attribution.host_of(self._records, suspect, time.time()) or "")
 
     def forgive(self, model: str, engine: str = "") -> None:
@@ -70,7 +70,7 @@ class Quarantine:
             self._write()
 
     def mark(self, models: Iterable[PlannedModel]) -> None:
-        """Note on every engine whether it is quarantined, and which host for suspects it belongs in."""
+        """Set on every engine why it is quarantined, and which separate host it belongs in."""
         for planned in models:
             for engine in planned.engines.values():
                 suspect = EngineId(planned.entry.name, engine.digest)
@@ -87,7 +87,7 @@ class Quarantine:
         if record is None or not record.is_quarantined:
             return ""
         deaths = many(len(record.deaths), "time")
-        return f"its work ended its engine host {deaths}, which at last {record.deaths[-1].why}"
+        return f"it ended its engine host {deaths}; the last time the host {record.deaths[-1].why}"
 
     def _write(self) -> None:
         self._records = crash_attribution.live(self._records, time.time())
@@ -96,7 +96,7 @@ class Quarantine:
 
 
 def _has_room_for(pid: int) -> bool:
-    """Whether another host of the same size fits into memory: an engine that moves is open in both for a moment."""
+    """Whether another host of the same size fits into memory. An engine that moves is briefly open in both hosts."""
     return memory.available_mb() > memory.used_mb(pid)
 
 

@@ -1,4 +1,4 @@
-"""Whether models answer, found by probing idle engines."""
+"""Readiness of models, found by probing idle engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReadyState(str, enum.Enum):
     LOADING = "loading"  # requests wait until an engine answers
     UNPROVEN = "unproven"  # an engine is open but refuses every probe; requests may be answered
     FAILING = "failing"  # an engine is open and no longer answers
-    REFUSED = "refused"  # it cannot be served
+    REFUSED = "refused"  # the model cannot be served
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ _READY = Readiness(ReadyState.READY)
 
 
 def readiness(planned: PlannedModel, settings: Health) -> Readiness:
-    """Return the readiness of a model; after a bad change it is ready while the previous one answers."""
+    """Return the readiness of a model. After an invalid change it is ready while the previous content answers."""
     current = planned.slot.current
     if current is None:
         if planned.problem is not None:
@@ -67,22 +67,22 @@ def readiness(planned: PlannedModel, settings: Health) -> Readiness:
 
 
 def held_up(planned: PlannedModel) -> str:
-    """Return why the reference cannot be opened now and is tried again; empty if it can."""
+    """Return why the last attempt to open the reference was refused; empty if it was not."""
     reference = planned.reference
     return reference.reason if reference is not None and reference.refusals else ""
 
 
 def all_ready(models: Iterable[PlannedModel], settings: Health) -> bool:
-    """Whether every model that can be served is ready; refused models do not count."""
+    """Whether every model except the refused ones is ready. Always true without `strict_readiness`."""
     found = (readiness(planned, settings) for planned in models)
     return not settings.strict_readiness or all(each.is_ready or each.state is ReadyState.REFUSED for each in found)
 
 
 def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> PlannedModel | None:
-    """Return the model to probe now: the one that has been silent for longest. `now` in monotonic seconds.
+    """Return the model to probe now: the due one without an answer for the longest time. `now` in monotonic seconds.
 
-    Only idle engines are probed: requests prove more and must not wait for a probe. Engines that are about to be
-    replaced are left alone, so that what their host has paged out stays there.
+    Only idle engines are probed: requests prove more, and must not wait for a probe. Engines that are about to be
+    replaced are not probed, so that their host's swapped memory is not read back.
     """
     due = [planned for planned in models if _is_due(planned, settings, now)]
     return min(due, key=_last, default=None)
@@ -112,7 +112,7 @@ class Prober:
         self._is_asking = False
 
     def reconfigure(self, settings: Health) -> None:
-        """Apply other settings."""
+        """Apply new settings."""
         self._settings = settings
 
     def look(self, models: Iterable[PlannedModel], now: float) -> None:
@@ -143,6 +143,6 @@ class Prober:
     async def _ask(self, planned: PlannedModel, session: ServingSession) -> None:
         engine = planned.engines.get(session.engine.key)
         if engine is None or planned.model is None:
-            raise NotReady("the model was planned again since: another engine is about to serve")
+            raise NotReady("the model was planned again meanwhile: another engine is about to serve")
         known = planned.known_answers()
         await self._session_probe.ask(known, session.link, session.number, is_reference=engine.recipe.is_reference)

@@ -1,4 +1,4 @@
-"""Decide what to do next. Pure and level-triggered: each turn looks at everything, so a lost event costs nothing."""
+"""Decides what to do next. Pure and level-triggered: each turn reads the whole state, so a lost event does no harm."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from edged.backends.contract import ONE_INSTANCE, Parallelism, Recipe
 from edged.backends.registry import TIMING_KERNELS
 from edged.engines.engine import MAKING, EngineState
 
-# A running engine is replaced only by one that is faster by more than the noise of measuring.
+# A serving engine is replaced only if the gain exceeds the noise of the timings.
 _GAIN = 0.95
 _REVIEW_SECONDS = 600.0  # between two reviews of one engine
-_FALLBACK_SECONDS = 120.0  # without requests until a fallback engine is closed
+_FALLBACK_SECONDS = 120.0  # a fallback engine without requests for this long is closed
 
 
 class EngineView(msgspec.Struct, frozen=True):
     """One engine that a model should have. Times are monotonic seconds.
 
-    `cost` is the time of one inference as a share of the reference's, timed in turns with it, so that costs timed at
-    different moments can be compared: of one alone, or among as many as the engine runs at a time. A coarser precision
-    than requested costs more (`views.cost`), and a doubted engine does not serve.
+    `cost` is the time of one inference divided by the reference's. Both were timed alternately, so costs of different
+    days can be compared. On a busy model it is the time with all instances at work. A precision coarser than requested
+    adds to the cost (`views.cost`). A doubted engine does not serve.
     """
 
     key: str
     recipe: Recipe
     state: EngineState
     lane: str = "cpu"  # engines of one lane are made one after the other
-    usable: bool = False  # in the store, accepted and whole, also while it is being made again
+    usable: bool = False  # the store has it accepted and complete; stays true while it is being made again
     is_doubted: bool = False
-    edition: str = ""  # tells one build of it from another
-    apart: str = ""  # the host for suspects that it belongs in
+    edition: str = ""  # distinguishes builds of the same key
+    apart: str = ""  # the separate host that it belongs in
     cost: float | None = None
-    parallelism: Parallelism = ONE_INSTANCE  # the form that `cost` is of, the best for the model's demand
-    retry_at: float = 0.0  # of a failed build
-    open_at: float = 0.0  # when opening it may be tried (again)
+    parallelism: Parallelism = ONE_INSTANCE  # the form with the lowest `cost` for the model's demand
+    retry_at: float = 0.0  # when a failed build may be tried again
+    open_at: float = 0.0  # when opening may be tried (again)
     request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
-    was_loaded: bool = False  # other work used much of the box while it was timed
+    was_loaded: bool = False  # other programs used much of the box while it was timed
     reviewed_at: float = -math.inf  # when the daemon last asked for a review
-    trial: str = ""  # key of an engine for another driver whose files may do
-    failures: int = 0  # in a row, of making it
+    trial: str = ""  # key of a stored engine that may be usable instead: built ahead, or for another driver
+    failures: int = 0  # failed attempts to make it in a row
 
 
 class FallbackView(msgspec.Struct, frozen=True):
-    """The slot for requests that the serving engine does not take: shapes outside its range, or an input that it has
-    built in."""
+    """The slot for requests that the serving engine cannot run: a shape is outside its range, or the request gives an
+    input that the engine has built in as a constant."""
 
     is_open: bool = False
-    is_stale: bool = False  # it was opened for another model than the one that serves
-    answered_at: float = 0.0  # when it was opened or gave its last answer
-    waits: bool = False  # requests wait for it
+    is_stale: bool = False  # its engine was opened for another model than the one that serves
+    answered_at: float = 0.0  # when its engine was opened or gave its last answer
+    waits: bool = False  # requests wait for this slot
     opening: bool = False
     open_at: float = 0.0  # when opening may be tried again
-    why: str = ""  # it was not opened the last time
+    why: str = ""  # why the last attempt to open an engine failed
     problem: str = ""  # why the model on disk cannot be opened
-    is_settled: bool = True  # what serves is the model on disk
-    has_defaults: bool = False  # requests may give inputs that all engines but the reference have built in
-    outside: str = ""  # the message for a request that the serving engine does not take
+    is_settled: bool = True  # the serving engine is of the model on disk
+    has_defaults: bool = False  # requests may give inputs that all engines except the reference have built in
+    outside: str = ""  # the error for a request that the serving engine cannot run
 
 
 class ModelView(msgspec.Struct, frozen=True):
@@ -67,17 +67,17 @@ class ModelView(msgspec.Struct, frozen=True):
     name: str
     engines: tuple[EngineView, ...]
     serving: str | None = None  # key
-    edition: str = ""  # of what serves
-    apart: str = ""  # the host for suspects that it is in
-    parallelism: Parallelism = ONE_INSTANCE  # the form in which it is open
-    cost: float | None = None  # of what serves in that form, if another one is better
+    edition: str = ""  # of the serving engine
+    apart: str = ""  # the separate host that the serving engine is in
+    parallelism: Parallelism = ONE_INSTANCE  # the form in which the serving engine is open
+    cost: float | None = None  # of the serving engine in that form, if another form is better
     opening: bool = False
-    reading: bool = False  # it may become another model
-    holds: bool = False  # it serves while it is being read: nothing but its fallback slot changes
-    superseded: bool = False  # its file is another one by now
-    outdated: bool = False  # what serves is the right model, but was built for the device before a change
-    is_slow: bool = False  # what serves has been much slower than usual for a while
-    lowering: bool = False  # an optimised engine was rejected, and the one optimised less is not planned yet
+    reading: bool = False  # the file is being read, and may be another model
+    holds: bool = False  # it serves while the file is being read: only its fallback slot may change
+    superseded: bool = False  # the file was replaced
+    outdated: bool = False  # the serving engine is of this model, but was built before the device changed
+    is_slow: bool = False  # the serving engine has been much slower than usual for a while
+    lowering: bool = False  # an engine was rejected, and the less optimised one is not planned yet
     is_hopeless: bool = False  # nothing serves, and no engine can ever be opened
     fallback: FallbackView = FallbackView()
 
@@ -101,13 +101,13 @@ class Make(_OfEngine, frozen=True):
 
 
 class Try(_OfEngine, frozen=True):
-    """Verify the files of an engine for another driver, and adopt them if the answers are right."""
+    """Verify another stored engine (built ahead, or for another driver), and adopt it if its answers are right."""
 
     source: str
 
 
 class Verify(_OfEngine, frozen=True):
-    """Verify and time an engine of the store again."""
+    """Verify and time a stored engine again."""
 
 
 class Review(_OfEngine, frozen=True):
@@ -115,7 +115,7 @@ class Review(_OfEngine, frozen=True):
 
 
 class Replan(_OfModel, frozen=True):
-    """Plan a model again: the engines that it should have are others now."""
+    """Plan a model again, because it should have other engines now."""
 
 
 class Read(_OfModel, frozen=True):
@@ -131,8 +131,8 @@ class OpenFallback(_OfEngine, frozen=True):
 
 
 class CloseFallback(_OfModel, frozen=True):
-    """Close the engine in the model's fallback slot: on a small box its memory is worth more than the second for which
-    the next request waits."""
+    """Close the engine in the model's fallback slot, to free its memory. The next request for it waits about a
+    second."""
 
 
 class RefuseFallback(_OfModel, frozen=True):
@@ -159,9 +159,9 @@ def reconcile(
     """Return the actions that bring the box nearer to the desired state.
 
     Each lane makes one engine at a time; `busy` lanes are making one. In a `slow` lane that build takes long, and a
-    second one may run in parallel. While `paused` nothing can be stored, so nothing is made. `by_command`: builds
-    need a command; actions that take seconds do not. `is_idle`: the box has had little to do for a while.
-    `is_starting`: the first models are being examined, and only a command makes anything meanwhile.
+    second one may run in parallel. While `paused`, nothing is made, because nothing can be stored. `by_command`: builds
+    need a command; actions that take seconds do not. `is_idle`: the box has had little load for a while.
+    `is_starting`: the first models are being examined, and engines are made only by command.
     """
     every = list(models)
     models = [model for model in every if not model.holds]
@@ -179,7 +179,7 @@ def reconcile(
 
 
 def _open(model: ModelView, now: float) -> Open | None:
-    """Return the engine to open, if it does not serve already."""
+    """Return the action that opens the best engine; None if it serves already or must wait."""
     if model.opening:
         return None
     able = [e for e in model.engines if _can_open(e) and e.open_at <= now]
@@ -188,7 +188,7 @@ def _open(model: ModelView, now: float) -> Open | None:
     serving = next((e for e in model.engines if e.key == model.serving), None)
     if model.outdated and serving is None:
         return _replace_outdated(model, able)
-    if serving is None or (serving not in able and _is_wrong(serving)):  # wrong answers end at once
+    if serving is None or (serving not in able and _is_wrong(serving)):  # a wrong engine is replaced at once
         return _opened(model, _first_choice(able))
     best = min(able, key=_cost)
     is_in_form = serving.parallelism == model.parallelism
@@ -204,7 +204,7 @@ def _opened(model: ModelView, engine: EngineView) -> Open:
 
 
 def _first_choice(able: list[EngineView]) -> EngineView:
-    """Choose while nothing serves, by the same rule as later, so that a restart ends at the same engine."""
+    """Return the engine to open first. The rule is the same as for replacing, so a restart ends at the same engine."""
     chosen = able[0]
     for engine in able[1:]:
         if _is_better(engine, chosen.cost):
@@ -213,15 +213,15 @@ def _first_choice(able: list[EngineView]) -> EngineView:
 
 
 def _replace_outdated(model: ModelView, able: list[EngineView]) -> Open | None:
-    """Keep an engine of the previous device serving until everything that could replace it has been tried."""
+    """Replace an engine of the previous device, but only after all engines that could replace it have been tried."""
     if any(e.state is EngineState.ABSENT or (e.state in MAKING and not e.usable) for e in model.engines):
         return None
     return _opened(model, _first_choice(able))
 
 
 def _can_open(engine: EngineView) -> bool:
-    # A reference needs no build; trying shows whether it opens, and `open_at` says when to try again. Its verdict does
-    # not matter: its answers are right by definition, even if they differ from run to run.
+    # A reference needs no build. Only an attempt shows whether it opens; `open_at` says when to try again. Its verdict
+    # does not matter: its answers are right by definition, even if they differ from run to run.
     return (engine.usable and not engine.is_doubted) or engine.recipe.is_reference
 
 
@@ -240,8 +240,8 @@ def _is_better(candidate: EngineView, cost: float | None) -> bool:
 
 
 def _reviews(model: ModelView, now: float, is_idle: bool) -> Iterator[Review]:
-    """Engines whose figures may be off: once the box is idle, those that were timed under load; at once, one that has
-    become slow, since another may be faster by now."""
+    """Yield reviews of engines whose timings may be wrong: once the box is idle, engines that were timed under load; at
+    once, a serving engine that became slow, because another engine may be faster now."""
     for engine in model.engines:
         is_due = engine.usable and not engine.request and now - engine.reviewed_at >= _REVIEW_SECONDS
         is_slow = model.is_slow and engine.key == model.serving
@@ -268,14 +268,14 @@ def _fallback(model: ModelView, now: float) -> OpenFallback | CloseFallback | Re
     if able:
         return OpenFallback(model.name, min(able, key=_cost).key)
     if any(e.recipe.is_reference and e.open_at < math.inf for e in model.engines):
-        return None  # until it may be tried again
+        return None  # the requests wait until the reference may be opened again
     return _refuse(model, slot.outside)
 
 
 def _refuse(model: ModelView, why: str) -> RefuseFallback:
     is_widening = any(e.recipe.profile and e.state in MAKING for e in model.engines)
     return RefuseFallback(
-        model.name, why + ("; an engine of a wider range is being built, try again later" if is_widening else "")
+        model.name, why + ("; an engine with a wider range is being built, try again later" if is_widening else "")
     )
 
 
@@ -285,10 +285,10 @@ def _refuse(model: ModelView, why: str) -> RefuseFallback:
 def _make(
     models: list[ModelView], now: float, busy: Set[str], slow: Set[str], by_command: bool, is_starting: bool
 ) -> list[Work]:
-    """Return the next job for every lane that is free, or in which another may run with a slow one.
+    """Return the next job of every lane that is free, or whose slow build allows a second job.
 
-    Order: commands; not failed before; models that nothing serves; verifications and trials, which take seconds, before
-    builds, which take minutes; models with the fewest finished engines.
+    Jobs are ordered by these rules: commands first; engines that never failed; models that no engine serves;
+    verifications and trials (seconds) before builds (minutes); models with the fewest finished engines.
     """
     wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Work]] = []
     for model in models:
@@ -314,11 +314,11 @@ def _make(
 
 
 def _next(model: ModelView, engine: EngineView, now: float) -> Work | None:
-    """Return the job that an engine lacks or that is requested of it."""
+    """Return the job that an engine needs, or that was requested for it; None if there is no such job now."""
     if engine.state in MAKING:
         return None
     if engine.request == "build" or (engine.request and engine.usable):
-        if engine.retry_at > now:  # a full disk stays full for a while
+        if engine.retry_at > now:  # for example, the disk is full
             return None
         return _obtain(model, engine) if engine.request == "build" else Verify(model.name, engine.key)
     if engine.state is EngineState.ABSENT or (engine.state is EngineState.FAILED and engine.retry_at <= now):
@@ -329,26 +329,26 @@ def _next(model: ModelView, engine: EngineView, now: float) -> Work | None:
 
 
 def _obtain(model: ModelView, engine: EngineView) -> Work:
-    """Prefer a trial: it takes seconds, a build perhaps an hour."""
+    """Return a trial if possible, otherwise a build: a trial takes seconds, a build up to an hour."""
     if engine.trial and not engine.usable:
         return Try(model.name, engine.key, engine.trial)
     return Make(model.name, engine.key)
 
 
 def _is_build(engine: EngineView, action: Work | None) -> bool:
-    """Whether a job builds; the reference is only verified and timed."""
+    """Whether a job builds an engine. The reference is only verified and timed."""
     return isinstance(action, Make) and not engine.recipe.is_reference
 
 
 def _may_overtake(engine: EngineView, action: Work | None) -> bool:
-    """Whether a job may run at the same time as another: builders that measure the device would disturb each other."""
+    """Whether a job may run in parallel with a build. A builder that times kernels must run alone."""
     return not isinstance(action, Make) or engine.recipe.backend not in TIMING_KERNELS
 
 
 def _is_missed(model: ModelView, engine: EngineView) -> bool:
-    """Whether an evicted engine is the best that the model could have: no other one is there or may still come.
+    """Whether an evicted engine is to be built again: no other optimised engine exists, will exist, or was better.
 
-    One that is no better than the reference would be evicted first again.
+    An engine that is not faster than the reference is not built again: it would be the first to be evicted.
     """
     if engine.cost is not None and engine.cost >= _GAIN:
         return False

@@ -1,7 +1,7 @@
-"""Repair a model step by step, each in a child and proven before the next. No step runs in this process.
+"""Repair a model step by step. Each step runs in a child, and is proven before the next one starts.
 
-The model lies with its external data in a folder that belongs to the caller; every step writes a new graph there, and
-the last one takes the model's name. After an error the caller removes the folder.
+The model and its external data lie in a folder that belongs to the caller. Each step writes a new graph there. The
+last graph gets the model's name. After an error the caller removes the folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edged.vision.family import Recognition, recognise
 
 _READ = Limits(seconds=120.0, memory_mb=4096)
 _WORK = Limits(seconds=300.0, memory_mb=8192)
-_EVALUATE_SECONDS = 45.0  # for the reference implementation, beyond its first answer
+_EVALUATE_SECONDS = 45.0  # limit for answers of the reference implementation after its first answer
 _DEFINITIONS = "definitions"
 _SIZE = ("preprocess.width", "preprocess.height")
 
@@ -36,8 +36,8 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class Repaired(msgspec.Struct, frozen=True):
-    """A repaired model: its file, its external data by relative path, and the record of what was done. A record without
-    steps means that nothing was needed and the model is unchanged."""
+    """A repaired model: its file, the relative paths of its external data, and the record of the steps. A record
+    without steps means that the model is unchanged because it needed no repair."""
 
     path: Path
     external: tuple[str, ...]
@@ -60,7 +60,7 @@ async def repair(
 ) -> Repaired:
     """Repair the model file `path` in place. `source` is its name for the user.
 
-    ModelRefused if it cannot be repaired, or not be proven to answer as before.
+    Raises ModelRefused if a step fails, or if the repaired model cannot be proven to answer as the original does.
     """
     inspection = await _inspect(path)
     if inspection.finding is not None:
@@ -106,7 +106,7 @@ class _Work:
         self._scratch: list[Path] = []
 
     def settle(self) -> Path:
-        """Give the newest graph the model's name and remove what the steps left behind."""
+        """Give the newest graph the model's name, and remove the temporary files of the steps."""
         if self.path != self._given:
             os.replace(self.path, self._given)
         for place in self._scratch:
@@ -116,7 +116,7 @@ class _Work:
     # -- opset and IR version ----------------------------------------------------------------------------------------
 
     async def versions(self) -> None:
-        """Lower opset and IR version to what the runtimes here support, preferably to what all of them do."""
+        """Lower opset and IR version to versions that ONNX Runtime supports, and if possible all installed runtimes."""
         if not (self._options.wants(Step.OPSET) or self._options.wants(Step.IR)):
             return
         opset, ir = self.inspection.opsets.get("ai.onnx", 0), self.inspection.ir_version
@@ -143,7 +143,7 @@ class _Work:
             except (Unsuitable, EngineUnusable, BuildFailed) as error:
                 if place == len(attempts) - 1:
                     raise
-                self.left_out.append(f"{_versions(to_opset, to_ir)}, which every runtime here takes: {error}")
+                self.left_out.append(f"{_versions(to_opset, to_ir)}, which every runtime here supports: {error}")
             else:
                 return
 
@@ -156,16 +156,16 @@ class _Work:
         return found if found.opset and found.ir_version else None
 
     def _targets(self, step: Step, version: int, reference: int, all_newest: Sequence[int]) -> list[int]:
-        """Return the versions to try, in order; 0 for none. If it must be older, what every runtime supports comes
-        first; a step that is named goes there even if ONNX Runtime, the reference, takes the model as it is.
+        """Return the versions to try, in order; [0] if the version stays.
 
-        Unsuitable for a version newer than the model's.
+        The oldest limit of the installed runtimes is first. A step that the user named lowers the version even if ONNX
+        Runtime supports the model's version. Raises Unsuitable if the requested version is newer than the model's.
         """
         if not self._options.wants(step):
             return [0]
         if target := self._options.version(step):
             if target > version:
-                raise Unsuitable(f"{step.value}={target}: it is {version}, and repairs lead to older versions only")
+                raise Unsuitable(f"{step.value}={target}: the model has {version}, and a repair can only lower it")
             return [target] if target < version else [0]
         older = sorted({newest for newest in (*all_newest, reference) if newest <= reference and newest < version})
         return older if older and (version > reference or self._options.insists(step)) else [0]
@@ -173,8 +173,8 @@ class _Work:
     def _note_named(self, opsets: list[int], irs: list[int], opset: int, ir: int) -> None:
         for step, targets, is_at in ((Step.OPSET, opsets, opset), (Step.IR, irs, ir)):
             if self._options.insists(step) and targets == [0]:
-                taken = "" if self._options.version(step) else ", which every runtime here takes"
-                self.left_out.append(f"{step.value}: it is {is_at} already{taken}")
+                supported = "" if self._options.version(step) else ", which every runtime here supports"
+                self.left_out.append(f"{step.value}: the model has {is_at} already{supported}")
 
     async def _lower(self, opset: int, ir: int, is_run_here: bool) -> None:
         before, out = self.inspection, self._beside("lowered")
@@ -183,14 +183,14 @@ class _Work:
         proof = await self._proof(out, after, evaluate=not is_run_here, lowered=lowered)
         if opset:
             was, became = before.opsets.get("ai.onnx", 0), after.opsets.get("ai.onnx", 0)
-            details = lowered.details or ("every operator that it uses is the same in both",)
+            details = lowered.details or ("every operator that the model uses is the same in both versions",)
             self.done.append(Done(Step.OPSET.value, str(was), str(became), proof, details))
         if ir:
             self.done.append(Done(Step.IR.value, str(before.ir_version), str(after.ir_version), proof))
         self.path, self.inspection = out, after
 
     async def _proof(self, out: Path, after: Inspection, *, evaluate: bool, lowered: Lowered | None = None) -> Proof:
-        """Prove that the graph in `out` answers as the newest one; Unsuitable unless that is certain."""
+        """Prove that the graph in `out` answers as the current graph does. Raises Unsuitable if this fails."""
         job = Prove(
             self._order(self.path, self.inspection),
             self._order(out, after),
@@ -204,11 +204,11 @@ class _Work:
             proven = await run(job, Proven, _WORK)
         except (Unsuitable, EngineUnusable, BuildFailed) as error:
             if lowered is not None and lowered.by_definition:
-                detail = f"every operator means the same in both by ONNX's definitions; comparing failed: {error}"
+                detail = f"by ONNX's definitions every operator means the same; answers were not compared: {error}"
                 return Proof(_DEFINITIONS, detail)
-            raise Unsuitable(f"nothing here can tell whether it answers as before: {error}") from error
+            raise Unsuitable(f"cannot compare the repaired model's answers with the original's: {error}") from error
         if not proven.verdict.accepted:
-            raise Unsuitable(f"what came out does not answer as the original does: {proven.verdict.reason}")
+            raise Unsuitable(f"the repaired model does not answer as the original does: {proven.verdict.reason}")
         asked = f"{proven.questions} question{'s' if proven.questions != 1 else ''}"
         detail = f"answers {asked} as the original does, by {proven.by}"
         return Proof(proven.by, detail, proven.questions, proven.verdict.figures)
@@ -216,7 +216,7 @@ class _Work:
     # -- dimensions ---------------------------------------------------------------------------------------------------
 
     async def dims(self) -> None:
-        """Declare inputs with the dimensions that they accept."""
+        """Declare each input with the dimensions that the graph accepts."""
         wants_dims = self._options.wants(Step.DIMS)
         wants_sizes = self._options.wants(Step.SIZES) or (self._options.needed and self._asks_for_another_size())
         if not (wants_dims or wants_sizes):
@@ -238,7 +238,7 @@ class _Work:
                 raise Unsuitable(freed.refused)
             self.left_out.append(freed.refused)
         elif self._options.insists(Step.DIMS) and not freed.details:
-            self.left_out.append("dims: its inputs take what they are declared as, as far as was tried")
+            self.left_out.append("dims: in all trials the inputs accepted the declared dimensions only")
         if freed.details:
             proof = Proof("onnxruntime", "; ".join(freed.details), freed.questions, freed.figures)
             step = Step.SIZES if freed.sized and len(freed.details) == 1 else Step.DIMS
@@ -254,7 +254,7 @@ class _Work:
     # -- simplification -----------------------------------------------------------------------------------------------
 
     async def simplify(self) -> None:
-        """Fold constants. Never required: a failure is only reported."""
+        """Fold constants and remove unneeded nodes. A failure is only reported, because the step is optional."""
         if not self._options.wants(Step.SIMPLIFY):
             return
         out = self._beside("simplified")
@@ -263,7 +263,7 @@ class _Work:
             job = Simplify(str(self.path), str(out), str(weights))
             made = await run(job, Simplified, _WORK)
             if made.after == made.before:
-                raise Unsuitable(f"{made.by} finds nothing to leave out of its {made.before} nodes")
+                raise Unsuitable(f"{made.by} can remove none of the {made.before} nodes")
             after = await _inspect(out)
             proof = await self._proof(out, after, evaluate=False)
         except EdgedError as error:
@@ -279,7 +279,7 @@ class _Work:
     # -- what the steps share -----------------------------------------------------------------------------------------
 
     async def _optional(self, step: Step, work: Callable[[], Awaitable[Answer]]) -> Answer | None:
-        """Run a step that is not required; if it fails it is left out, unless it was requested by name."""
+        """Run an optional step. A failed step is left out (None), or raises if the user requested it by name."""
         try:
             return await work()
         except (Unsuitable, EngineUnusable, BuildFailed) as error:
@@ -308,7 +308,7 @@ class _Work:
         return ShapeRange.read(inspection.signature, self._settings, None)
 
     def _recognition(self, inspection: Inspection) -> Recognition:
-        """Recognise the model's family; settings may fit only the repaired model."""
+        """Recognise the model's family, without the settings if they fit only the repaired model."""
         signature = inspection.signature
         for settings in (self._settings, {}):
             try:
@@ -322,7 +322,7 @@ class _Work:
                 )
             except ConfigError:
                 continue
-        raise Unsuitable("nothing is known of its inputs")
+        raise Unsuitable("the model's family and inputs are not recognised")
 
 
 def _versions(opset: int, ir: int) -> str:
@@ -330,5 +330,5 @@ def _versions(opset: int, ir: int) -> str:
 
 
 async def _inspect(path: Path) -> Inspection:
-    """Inspect a graph without the builder's cache: intermediate graphs are not seen again."""
+    """Inspect a graph without the builder's cache, because an intermediate graph is inspected only once."""
     return await run(jobs.Inspect(str(path.absolute())), Inspection, _READ)

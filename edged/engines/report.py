@@ -1,4 +1,4 @@
-"""What the controller reports of models, engines and itself, in the types of `edged.api_types`."""
+"""Reports of the controller on models, engines and itself, in the types of `edged.api_types`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SERVING = "serving"
 
 
 def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shapes: Shapes | None) -> ModelInfo:
-    """Report a model, with those of the alarms that are about it."""
+    """Report a model, with the alarms that concern it."""
     read, slot, state = planned.model, planned.slot, public_readiness(planned, asking)
     refused, serving = Reason.of(planned.problem), planned.engines.get(planned.serving or "")
     return ModelInfo(
@@ -70,8 +70,11 @@ def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shap
 
 
 def public_readiness(planned: PlannedModel, asking: Health) -> Readiness:
-    """Whether a model answers, as operators see it: refused if its newest content cannot be served, even while the
-    content before that answers. A model that is loading has a reason only if something is in its way."""
+    """Return whether a model answers, as operators see it.
+
+    A model is refused if its newest content cannot be served, even while its earlier content answers. A loading model
+    has a reason only if something prevents it from being opened.
+    """
     if planned.problem:
         return Readiness(ReadyState.REFUSED, str(planned.problem))
     ready = readiness(planned, asking)
@@ -79,7 +82,7 @@ def public_readiness(planned: PlannedModel, asking: Health) -> Readiness:
 
 
 def tensors(specs: tuple[TensorSpec, ...]) -> tuple[TensorInfo, ...]:
-    """Return inputs or outputs as operators read them."""
+    """Return the reports of inputs or outputs."""
     return tuple(TensorInfo(spec.name, spec.datatype, spec.dims) for spec in specs)
 
 
@@ -88,8 +91,8 @@ def _alarm(raised: Alarm) -> AlarmInfo:
 
 
 def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_command: bool = False) -> list[EngineInfo]:
-    """Report every engine that a model should have, then those in the store that no model wants any more. `by_command`:
-    the configuration allows builds by command only."""
+    """Report every engine that a model should have, then stored engines that no model should have. `by_command`: the
+    configuration allows builds by command only."""
     reports = [
         _as_opened(
             planned,
@@ -119,10 +122,10 @@ def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_comm
 
 
 def _awaited(engine: PlannedEngine, model: str) -> str:
-    """The reason of its state if engines are built by command only."""
+    """Return the reason for the engine's state if engines are built by command only."""
     if engine.state is not EngineState.ABSENT or engine.request is not Request.NONE or engine.recipe.is_reference:
         return engine.reason
-    return engine.reason or f"built by command alone (engines.build): edged engines rebuild {model}"
+    return engine.reason or f'not built, because engines.build = "command"; run: edged engines rebuild {model}'
 
 
 def status(controller: Controller) -> StatusInfo:
@@ -145,7 +148,7 @@ def status(controller: Controller) -> StatusInfo:
 
 
 def explain(planned: PlannedModel, store: Store) -> list[Explanation]:
-    """For every engine that the model should have: whether it exists, and what differs from the nearest stored one."""
+    """Return for each engine that the model should have whether it exists, and how the nearest stored one differs."""
     name = planned.entry.name
     digest = planned.model.digest if planned.model else ""
     # Only engines of this model, by content or by name.
@@ -154,17 +157,17 @@ def explain(planned: PlannedModel, store: Store) -> list[Explanation]:
 
 
 def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], trials: set[str]) -> tuple[str, str]:
-    """State and reason of an engine that is in the store and in no plan."""
+    """Return the state and reason of an engine that is in the store and in no plan."""
     if key in serving:
-        return SERVING, f"model {serving[key]} is served by it until its successor for the device as it is now is ready"
+        return SERVING, f"serves model {serving[key]} until the engine for the changed device is ready"
     if key in trials:
         origin = f"built ahead for {record.ahead}" if record.is_unproven else "built for another driver"
-        return EngineState.QUARANTINED.value, f"{origin}; it is tried before it is used here"
+        return EngineState.QUARANTINED.value, f"{origin}; it is verified before it is used here"
     return EngineState.STALE.value, record.verdict.reason
 
 
 def _as_opened(planned: PlannedModel, engine: PlannedEngine, found: EngineInfo) -> EngineInfo:
-    """Replace where nodes ran when it was built by where they run since it was last opened; add its instances."""
+    """Return the report with the number of instances, and where nodes have run since the engine was last opened."""
     current = planned.slot.current
     if current is not None and current.engine.key == engine.digest:
         found = msgspec.structs.replace(found, instances=current.parallelism.instances)
@@ -222,10 +225,10 @@ def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, Engi
     differing: tuple[keys.PartChange, ...] = ()
     if engine.digest in records and records[engine.digest].is_unproven:
         near = engine.digest
-        summary = f"{state}: in the store, built ahead for {records[near].ahead}; it is tried before it is used"
+        summary = f"{state}: in the store, built ahead for {records[near].ahead}; it is verified before it is used"
     elif engine.digest in records:
         near = engine.digest
-        unusable = f"{state}: {engine.reason}; its key is the same as when it was built"
+        unusable = f"{state}: {engine.reason}; its key has not changed since it was built"
         summary = unusable if engine.reason and not engine.is_usable else "in the store: nothing changed"
     elif engine.problem:
         near, summary = "", f"{state}: {engine.problem}"
@@ -240,7 +243,7 @@ def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, Engi
 
 def _summary(state: str, differing: tuple[keys.PartChange, ...], near: str) -> str:
     if not near:
-        return f"{state}: the store holds none of this model and backend yet"
+        return f"{state}: the store has no engine of this model and backend yet"
     text = "; ".join(str(change) for change in differing if change.part not in ("model",))
     if any(change.part == "model" for change in differing):
         text = f"the model's content changed{'; ' if text else ''}{text}"
@@ -248,7 +251,7 @@ def _summary(state: str, differing: tuple[keys.PartChange, ...], near: str) -> s
 
 
 def shape_report(planned: PlannedModel, learning: str = "") -> Shapes | None:
-    """The report of a model; None if every input has one shape, or it could not be read."""
+    """Report the shapes of a model. Return None if each input has one shape, or if the model could not be read."""
     model = planned.model
     if model is None or model.is_static:
         return None

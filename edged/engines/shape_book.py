@@ -1,7 +1,7 @@
 """The shapes of each model's requests, stored with the engines: the observed shapes, and the range learnt from them.
 
-A learnt range is stored once an engine of it is ready. A range that is only a target stays in memory, so that a daemon
-starts with the engines that it has. A damaged file, or one that does not fit its model, is counted and removed.
+A learnt range is stored once an engine for it is ready. A target range stays in memory, so that a daemon starts with
+the engines that exist. A file that is damaged or does not fit its model is counted and removed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from edged.store import atomic, sealed
 from edged.tensors import numpy_dtype
 
 _FORMAT = 1
-_KEPT = 1000  # models; the least recently written are removed
+_KEPT = 1000  # the most files; the least recently written are removed
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One model's page: `configured` is the range of its settings and pictures when `learnt` was learnt, both as text;
-    `widened` are the times, seconds since the epoch, at which wider ranges were begun."""
+    """The stored shapes of one model.
+
+    learnt: the learnt range as text. configured: the range of settings and pictures at that time, as text. widened:
+    when builds for wider ranges began, in seconds since the epoch.
+    """
 
     format: int = _FORMAT
     seen: Seen = Seen()
@@ -37,7 +40,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class ShapeBook:
-    """One small file for each model and content. If the disk cannot be written they are lost at the next restart."""
+    """Keeps a small file for each model and content. If a file cannot be written, it is lost at the next restart."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute() / "shapes"
@@ -46,37 +49,37 @@ class ShapeBook:
         self._writing = threading.Lock()
 
     def applied(self, model: Model) -> Model:
-        """Return the model with its range: the targeted one, otherwise the proven one."""
+        """Return the model with its learnt range: the target if there is one, otherwise the proven range."""
         learnt = Profile()
         if model.shape_policy.kind == "learn" and not model.is_static:
             learnt = self._aims.get(self._place(model)) or self._proved(model)
         return model if learnt == model.learnt else msgspec.structs.replace(model, learnt=learnt)
 
     def aim(self, model: Model, profile: Profile) -> None:
-        """Target a range for engines from now on."""
+        """Set the target range of a model, for which engines are planned from now on."""
         self._aims[self._place(model)] = profile
 
     def unaim(self, model: Model) -> None:
-        """Return to the proven range."""
+        """Remove the target, so that the proven range applies."""
         self._aims.pop(self._place(model), None)
 
     def page(self, model: Model) -> Page:
-        """Return what is known of a model; nothing if its file is missing or damaged."""
+        """Return the page of a model; an empty one if the file is missing or damaged."""
         place = self._place(model)
         if place not in self._pages:
             self._pages[place] = self._read(place, model)
         return self._pages[place]
 
     def is_open(self, model: Model) -> bool:
-        """Whether `page` needs no disk."""
+        """Whether the page is in memory, or not needed because all shapes of the model are fixed."""
         return model.is_static or self._place(model) in self._pages
 
     def change(self, model: Model, page: Page) -> None:
-        """Replace a page in memory; `write` puts it on disk."""
+        """Replace a page in memory. `write` writes it to disk."""
         self._pages[self._place(model)] = page
 
     def write(self, model: Model) -> None:
-        """Write a model's page to disk, one at a time, so that the newest one stays."""
+        """Write a model's newest page to disk. Threads write one after the other, so that no older page remains."""
         place = self._place(model)
         with self._writing, contextlib.suppress(OSError):
             page = self._pages.get(place)
@@ -109,7 +112,7 @@ class ShapeBook:
 
 
 def configured_range(model: Model) -> str:
-    """Return the range that settings and pictures give, as text; empty if they give none."""
+    """Return the range of the model's settings and pictures as text; empty if they define no range."""
     try:
         return str(model.configured_profile)
     except Unsuitable:
@@ -117,7 +120,7 @@ def configured_range(model: Model) -> str:
 
 
 def largest_bytes(profile: Profile, signature: Signature) -> int:
-    """Return the bytes of all inputs in the largest shapes of a range; a string element counts as eight."""
+    """Return the bytes of all inputs at the largest shapes of a range. An element of a string counts as 8 bytes."""
     total = 0
     for spec in signature.inputs:
         found = profile.range(spec.name)
@@ -127,16 +130,16 @@ def largest_bytes(profile: Profile, signature: Signature) -> int:
 
 
 def _require_sound(page: Page, model: Model) -> None:
-    """Raise ValueError or ConfigError for a page that does not fit the model."""
+    """Raise ValueError or ConfigError if a page does not fit the model."""
     if page.format != _FORMAT:
         raise ValueError(f"its format is {page.format}")
     seen, inputs = page.seen, {spec.name: spec for spec in model.inspection.signature.inputs}
     named = [seen.smallest, seen.largest, *(kind.shapes for kind in seen.kinds)]
     shapes = [(name, shape) for each in named for name, shape in each.items()]
     if len(seen.kinds) > MOST_KINDS or any(kind.count < 1 for kind in seen.kinds) or seen.requests < 0:
-        raise ValueError("its counts make no sense")
+        raise ValueError("its counts are invalid")
     if any(name not in inputs or not inputs[name].admits(shape) or min(shape, default=0) < 0 for name, shape in shapes):
-        raise ValueError("it has shapes that the model does not take")
+        raise ValueError("the model does not accept its shapes")
     learnt = Profile.parse(page.learnt)
     for each in learnt.ranges:
         fits = each.name in inputs and all(
@@ -147,6 +150,6 @@ def _require_sound(page: Page, model: Model) -> None:
     if learnt.ranges:
         open_inputs = {spec.name for spec in inputs.values() if not spec.is_static}
         if {each.name for each in learnt.ranges} != open_inputs:
-            raise ValueError("its range is not of the model's inputs")
+            raise ValueError("its range does not cover exactly the model's open inputs")
         if largest_bytes(learnt, model.inspection.signature) > 1 << 40:
-            raise ValueError("its range is beyond all bounds")
+            raise ValueError("the inputs of its range take more than 1 TiB")

@@ -1,7 +1,7 @@
-"""Watch the device: read its facts again when drivers or libraries may have changed on disk, and report what did.
+"""Watches the device: reads its facts again when drivers or libraries may have changed on disk, and reports changes.
 
-Folders are watched, not files: a package manager renames a new file over the old one, which a watch on the file itself
-misses. A slow poll complements the watch, since a kernel module or a power mode changes without a file.
+Folders are watched instead of files: a package manager renames a new file over the old one, and a watch on the file
+would miss that. A slow poll complements the watch, because a kernel module or a power mode changes without a file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from edged.events import DeviceChanged, EventLog, FactChange
 
 _LOG = logging.getLogger("edged.engines")
 _STATE = "nvidia.state"
-logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every file
+logging.getLogger("watchfiles").setLevel(logging.WARNING)  # below warning it logs each changed file
 _TICK_MS = 500
-_STEP_MS = 500  # a change is complete if nothing more came for so long; each step wakes a thread
-_SETTLE_SECONDS = 2.0  # an installation is finished when facts are stable for so long
-_GONE_SECONDS = 15.0  # a package that is being replaced is missing for a while
+_STEP_MS = 500  # a batch of changes ends after this time without a change; each step wakes a thread
+_SETTLE_SECONDS = 2.0  # an installation is complete once the facts have been stable for this time
+_GONE_SECONDS = 15.0  # the same if a runtime is missing: its package may be about to be replaced
 SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -41,7 +41,7 @@ SYSTEM_FOLDERS = (
 
 
 class Surveyor:
-    """Keeps the device's facts. `changed` is called with new facts that engines must be planned for."""
+    """Keeps the device's facts. `changed` is called with the new facts if engines must be planned again."""
 
     def __init__(self, fingerprint: Fingerprint, events: EventLog, changed: Callable[[Fingerprint], None]) -> None:
         self._planned_for = self._seen = fingerprint
@@ -55,11 +55,12 @@ class Surveyor:
 
     @property
     def is_reboot_pending(self) -> bool:
-        """Whether the driver's libraries are new and its kernel module is old: nothing that is built now would last."""
+        """Whether the driver's libraries are new and its kernel module is old: an engine built now would become invalid
+        at the reboot."""
         return self._seen.facts.get(_STATE) == REBOOT_PENDING
 
     async def watch(self) -> None:
-        """Refresh whenever drivers or libraries may have changed on disk; until cancelled."""
+        """Call `refresh` whenever drivers or libraries may have changed on disk. Runs until cancelled."""
         async with contextlib.aclosing(changes(library_folders())) as notifications:
             async for _ in notifications:
                 await self.refresh(patient=True)
@@ -67,8 +68,8 @@ class Surveyor:
     async def refresh(self, patient: bool = False) -> tuple[Change, ...]:
         """Read the device's facts again and, if they changed, plan engines again. Returns the changes.
 
-        What serves goes on serving. A patient refresh waits until an installation seems complete: while it runs,
-        packages vanish and come back.
+        Engines that serve continue to serve. A patient refresh waits until an installation seems complete, because
+        packages are missing for a while during an installation.
         """
         async with self._refreshing:
             facts = await settled(self._seen) if patient else await asyncio.to_thread(probe)
@@ -86,7 +87,7 @@ class Surveyor:
 
 
 def library_folders() -> tuple[Path, ...]:
-    """Return the folders of this box that hold its runtimes and drivers."""
+    """Return the folders of this box that contain its runtimes and drivers."""
     wanted = [Path(entry) for entry in sys.path if entry] + [Path(folder) for folder in SYSTEM_FOLDERS]
     return tuple(dict.fromkeys(folder.resolve() for folder in wanted if folder.is_dir()))
 
@@ -94,7 +95,7 @@ def library_folders() -> tuple[Path, ...]:
 async def changes(
     folders: Iterable[Path], quiet_seconds: float = 2.0, poll_seconds: float = 60.0
 ) -> AsyncGenerator[None, None]:
-    """Yield when a change in the folders is followed by `quiet_seconds` without one, and every `poll_seconds` anyway.
+    """Yield after changes in the folders, once none occurred for `quiet_seconds`, and at least every `poll_seconds`.
 
     If the kernel's inotify watches are exhausted, only the poll remains, and a warning is logged.
     """
@@ -113,7 +114,7 @@ async def changes(
 
 
 async def settled(before: Fingerprint) -> Fingerprint:
-    """Return the device's facts when they have been stable for a while, longer if a runtime is missing."""
+    """Return the device's facts once they have been stable for 2 s, or for 15 s if a runtime is missing."""
     now, since, waited = await asyncio.to_thread(probe), time.monotonic(), 0.0
     while before.diff(now) and waited < (_GONE_SECONDS if _lacks_a_runtime(before, now) else _SETTLE_SECONDS):
         await asyncio.sleep(_TICK_MS / 1000)
@@ -129,7 +130,7 @@ def _lacks_a_runtime(before: Fingerprint, now: Fingerprint) -> bool:
 
 
 async def _ticks(folders: tuple[Path, ...]) -> AsyncGenerator[bool, None]:
-    """Yield at least every half second whether something changed since the last tick."""
+    """Yield, at least every half second, whether a file changed since the last tick."""
     try:
         watch = awatch(
             *folders, watch_filter=None, recursive=False, step=_STEP_MS, rust_timeout=_TICK_MS, yield_on_timeout=True

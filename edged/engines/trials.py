@@ -1,13 +1,12 @@
-"""Trials of a model before it is served: children read it and run it on a runtime; what their ends mean, and the
-outcomes on disk, so that a restart examines nothing again.
+"""Trials of a model before it is served: children read the model and run it on a runtime. This module interprets how
+the children end, and caches the outcomes on disk, so that a restart does not repeat trials.
 
-A child may crash, hang or grow: that is a finding at the stage that it had begun. Failures that say nothing about the
-model (no process left, a full disk, a kill from outside) are raised as errors.
+If a child crashes, hangs or takes too much memory, that is a finding at the stage that it had reached. Failures that
+say nothing about the model (no process left, a full disk, a kill from outside) are raised as errors.
 
-CACHE/admissions/DIGEST-KEY.json holds an outcome: the key is a digest of everything that it depends on besides the
-model: the version of edged and of the runtime, the limits, and the inputs. CACHE/runtimes/BACKEND.json holds what a
-runtime supports. A model that exceeded the limits is stored with the number of attempts; the caller says how many it
-allows.
+CACHE/admissions/DIGEST-KEY.json contains one outcome. KEY is a digest of everything else that the outcome depends on:
+the versions of edged and of the runtime, the limits, and the inputs. CACHE/runtimes/BACKEND.json contains what a
+runtime supports. If a model exceeded the limits, the number of attempts is stored; the caller says how many it allows.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ from edged.store import atomic, sealed
 from edged.version import __version__
 
 _ORDER = list(Stage)
-# A runtime's vague refusals; a suspicion explains better what is wrong.
+# Categories of vague refusals by a runtime. A suspicion explains the cause better.
 _VAGUE = (Category.REFUSED, Category.FAILED)
 
 
 def first(*findings: Finding | None) -> Finding | None:
-    """Return the finding of the earliest stage."""
+    """Return the finding of the earliest stage; None if there is no finding."""
     found = [finding for finding in findings if finding is not None]
     return min(found, key=lambda finding: _ORDER.index(finding.stage), default=None)
 
 
 def decided(reference: Checked, suspicion: Finding | None) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Return why the reference does not take a model, and warnings about one that it takes.
+    """Return why the reference refuses a model (None if it accepts it), and the warnings.
 
-    A suspicion about operators, types or shapes explains a refusal; without a refusal it is a warning.
+    A suspicion about operators, types or shapes replaces a vague refusal. If the model is accepted, it is a warning.
     """
     finding = reference.finding
     if suspicion is None:
@@ -60,7 +59,7 @@ def decided(reference: Checked, suspicion: Finding | None) -> tuple[Finding | No
 
 
 def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: int) -> Finding | None:
-    """Return a finding if a model cannot fit into memory, by its own declarations."""
+    """Return a finding if the tensors that a model declares cannot fit into memory; otherwise None."""
     least_mb = needs.least / (1 << 20)
     what = f"tensor {needs.tensor[:100]!r} alone takes {_size(needs.largest)}"
     if needs.weights > needs.largest:
@@ -72,7 +71,7 @@ def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: in
         remedy = "export it with smaller dimensions"
     elif least_mb > limits.most_mb(size_mb):
         most = limits.most_mb(size_mb)
-        allowed = f"examining it may use {_size(most << 20)}"
+        allowed = f"an examination may use {_size(most << 20)}"
         message = f"the model needs at least {_size(needs.least)} of memory, and {allowed}: {what}"
         remedy = _raise_memory(limits)
     else:
@@ -82,7 +81,7 @@ def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: in
 
 
 def lost(error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float, runtime: str) -> Finding:
-    """Return the finding for a child that was lost at a stage; `runtime` is what it tried, empty for the reader."""
+    """Return the finding for a child that was lost at a stage. `runtime`: its name, empty for the child that reads."""
     where = _WHERE[stage].format(runtime=runtime or "edged")
     if error.how == "late":
         message = f"{where} did not end within {seconds:.3g} s"
@@ -90,13 +89,13 @@ def lost(error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float
             stage, Category.TIMED_OUT, message, f"if it is only slow, raise {_named('seconds')}, now {limits.seconds:g}"
         )
     if error.how == "too large":
-        return Finding(stage, Category.TOO_MUCH_MEMORY, f"{where} took more memory than it may", _raise_memory(limits))
-    remedy = "see whether an update of the runtime takes it" if runtime else "export the model again"
+        return Finding(stage, Category.TOO_MUCH_MEMORY, f"{where} exceeded its memory limit", _raise_memory(limits))
+    remedy = "try a newer version of the runtime" if runtime else "export the model again"
     return Finding(stage, Category.CRASHED, f"{where} crashed: {error}", remedy)
 
 
 def completed(finding: Finding | None, limits: AdmissionLimits) -> Finding | None:
-    """Add the remedy that depends on the limits."""
+    """Return the finding with a remedy that names the memory limit, if it is about memory and has no own remedy."""
     if finding is None or finding.category is not Category.TOO_MUCH_MEMORY or finding.has_own_remedy:
         return finding
     return msgspec.structs.replace(finding, remedy=_raise_memory(limits))
@@ -108,12 +107,12 @@ def stage_of(phase: str) -> Stage | None:
 
 
 def is_lasting(finding: Finding | None) -> bool:
-    """Whether it would be found again: timeouts and lack of memory depend on the box's load."""
+    """Whether another trial would find the same. Timeouts and lack of memory depend on the box's load."""
     return finding is None or finding.category not in (Category.TIMED_OUT, Category.TOO_MUCH_MEMORY)
 
 
 def is_of_reader(finding: Finding) -> bool:
-    """Whether a file itself, not its external data, took its reader beyond the limits."""
+    """Whether the reader exceeded its limits because of the model file itself, not its external data."""
     return not is_lasting(finding) and finding.stage is not Stage.EXTERNAL_DATA
 
 
@@ -122,7 +121,7 @@ _WHERE: Mapping[Stage, str] = {
     Stage.FILE: "opening the file",
     Stage.PARSE: "parsing the model",
     Stage.GRAPH: "checking the graph",
-    Stage.OPSET: "asking {runtime} for what it takes",
+    Stage.OPSET: "asking {runtime} which versions it supports",
     Stage.OPERATORS: "asking {runtime} for its operators",
     Stage.EXTERNAL_DATA: "reading the external data",
     Stage.MEMORY: "estimating the memory",
@@ -132,7 +131,7 @@ _WHERE: Mapping[Stage, str] = {
 
 
 def _raise_memory(limits: AdmissionLimits) -> str:
-    return f"if it really needs so much, raise {_named('memory_mb')}, now {limits.memory_mb}"
+    return f"if the model really needs this memory, raise {_named('memory_mb')}, now {limits.memory_mb}"
 
 
 def _named(field: str) -> str:
@@ -147,13 +146,13 @@ def _size(size: int) -> str:
     return f"{amount:.3g} {units[0]}"
 
 
-_UNKNOWN = RuntimeSupport("", 0, 0, 0)  # of a runtime that ended before it reported anything
-_STARVED = 8.0  # times as long again, for a child that others on the box do not let run
-_HASHING_SECONDS = 3600.0  # the external data of a model are regular files of a known size, and disks are slow
+_UNKNOWN = RuntimeSupport("", 0, 0, 0)  # support of a runtime whose child ended before it reported it
+_STARVED = 8.0  # waiting for a processor extends the time limit by up to this many times the limit
+_HASHING_SECONDS = 3600.0  # extension for hashing external data: the work is bounded, but disks are slow
 
 
 class _Stages:
-    """The stage that a child reports to be at."""
+    """The stage that a child last reported. Call it with progress messages."""
 
     def __init__(self, first: Stage) -> None:
         self.now = first
@@ -163,7 +162,8 @@ class _Stages:
 
 
 async def read(path: Path, limits: AdmissionLimits) -> Inspection:
-    """Inspect a model file. ModelRefused, with its finding, if it is not a model or crashes its reader."""
+    """Inspect a model file. Raises ModelRefused with a finding if it is not a model, or if its reader crashes or
+    exceeds a limit."""
     stages, granted = _Stages(Stage.FILE), limits.of_reader(await asyncio.to_thread(_size_mb, path))
     try:
         job = jobs.Inspect(str(path))
@@ -177,7 +177,7 @@ async def read(path: Path, limits: AdmissionLimits) -> Inspection:
 async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> jobs.Checked:
     """Try a model on a runtime.
 
-    EdgedError if the model is not the cause; Unsupported if the runtime cannot be loaded.
+    Raises Unsupported if the runtime cannot be loaded, and another EdgedError if the model is not the cause.
     """
     stages, granted = _Stages(Stage.OPSET), limits.of_runtime(size_mb)
     backend = job.order.recipe.backend
@@ -192,7 +192,7 @@ async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> j
 
 
 def _patience(limits: Limits) -> Patience:
-    """More time for a child that waits for a processor, and for hashing external data."""
+    """Return extra time for waiting for a processor and for hashing external data."""
     return Patience(limits.seconds * _STARVED, {Stage.EXTERNAL_DATA.value: _HASHING_SECONDS})
 
 
@@ -203,19 +203,19 @@ def _size_mb(path: Path) -> float:
         return 0.0
 
 
-_FORMAT = 7  # of these files and of the checks in the stages
-_MOST = 1000  # outcomes; the oldest belong to models that were refused and removed
+_FORMAT = 7  # version of these files and of the checks in the stages
+_MOST = 1000  # the most outcomes; the oldest belong to models that were refused and removed
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """A file that took its reader beyond the limits, and how many times in a row."""
+    """A model file whose reader exceeded its limits: the finding, and the number of attempts in a row."""
 
     finding: Finding
     tries: int
 
 
 class Outcomes:
-    """Reads and writes the files; an outcome that cannot be read or written is found out again."""
+    """Reads and writes the cached outcomes. If a file cannot be read or written, the trial is repeated later."""
 
     def __init__(self, cache: Path) -> None:
         self._outcomes, self._runtimes = cache / "admissions", cache / "runtimes"
@@ -225,36 +225,36 @@ class Outcomes:
                 atomic.sweep(folder)
 
     def known(self, job: Check, limits: AdmissionLimits) -> Checked | None:
-        """Return the known outcome for this model and job."""
+        """Return the cached outcome for this model and job; None if there is none."""
         place = self._place(job, limits)
         if place is None:
             return None
         return sealed.read(place, Checked, "admissions")
 
     def keep(self, job: Check, limits: AdmissionLimits, found: Checked) -> None:
-        """Keep an outcome, and what the runtime supports."""
+        """Store an outcome, and what the runtime supports."""
         backend = job.order.recipe.backend
         if found.support.version:
             self._write(self._runtimes / f"{backend}.json", sealed.seal(found.support))
         place = self._place(job, limits)
         if place is None:
             return
-        # A child that was killed did not report which version it had loaded.
+        # A killed child did not report the loaded version; its outcome is stored all the same.
         if not is_lasting(found.finding) or registry.agree(found.support.version, _version(backend) or ""):
             self._write(place, sealed.seal(found))
             atomic.prune(self._outcomes, _MOST)
 
     def unread(self, graph: str, limits: AdmissionLimits) -> Unread | None:
-        """Return how the reader of a file of that digest failed; None if it did not."""
+        """Return how the reader of the file with digest `graph` exceeded its limits; None if it did not."""
         return sealed.read(self._unread_place(graph, limits), Unread, "admissions")
 
     def keep_unread(self, graph: str, limits: AdmissionLimits, unread: Unread) -> None:
-        """Keep how the reader of a file failed."""
+        """Store how the reader of the file with digest `graph` exceeded its limits."""
         self._write(self._unread_place(graph, limits), sealed.seal(unread))
         atomic.prune(self._outcomes, _MOST)
 
     def support(self, backend: str) -> RuntimeSupport | None:
-        """Return what some version of a runtime supports, if known."""
+        """Return what the runtime supports, as stored last (perhaps by another version); None if unknown."""
         return sealed.read(self._runtimes / f"{backend}.json", RuntimeSupport, "runtimes")
 
     def forget(self, digest: str) -> None:
@@ -280,7 +280,7 @@ class Outcomes:
 
     @staticmethod
     def _write(place: Path, content: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
+        with contextlib.suppress(OSError):  # if the disk is full, the next start only takes longer
             if not _holds(place, content):
                 place.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.write_file(place, content)

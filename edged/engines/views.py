@@ -1,4 +1,4 @@
-"""The actual state, as views for `reconcile`: engines in the store and in the making, and what the slots serve."""
+"""The actual state as views for `reconcile`: the planned engines, and the engines that the slots serve."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _DEFAULT = Engines()
 def actual(
     store: Store, models: Iterable[PlannedModel], settings: Engines = _DEFAULT, now: float = 0.0
 ) -> list[ModelView]:
-    """Return a view of every model, after taking in engines that others brought into the store.
+    """Return a view of every model, after adopting engines that other models or processes stored.
 
-    For a model that is being read nothing is made, and nothing is opened while it serves. If its host was lost, the
-    previous model answers again, from files that have not changed.
+    For a model that is being read no engine is made, and none is opened while one serves. If its host was lost, an
+    engine of the previous content may be opened if its files have not changed.
     """
     stored = store.records()
     views = []
@@ -40,11 +40,11 @@ def actual(
 
 
 def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
-    """Take in what the store holds: models of the same content share engines, made for any of them.
+    """Apply a stored record to an engine. Models of the same content share engines, and any of them may have made one.
 
-    An engine judged by the model's own standard ignores verdicts by another model's, otherwise the two would have it
-    made again in turns; but without files it has to be made again. An engine that is given up takes only a usable
-    record, one that waits for its next attempt also a rejection.
+    An engine that was judged by its model's standard ignores verdicts by the standard of another model, otherwise each
+    of the two would have it made again forever; but if its files are gone it is made again. An engine that was given up
+    accepts only a usable record. An engine that waits for its next attempt also accepts a rejection.
     """
     same_standard = record.standard == engine.standard or engine.recipe.is_reference
     if engine.is_judged and not same_standard:
@@ -105,8 +105,8 @@ def _fallback(planned: PlannedModel, fits: bool) -> FallbackView:
 
 
 def _has_its_files(planned: PlannedModel, engine: PlannedEngine) -> bool:
-    """Whether an engine can be opened while another model is being read: it is in the store, or another version, in
-    another file, is being read."""
+    """Whether an engine can be opened while the model is being read: it is in the store, or the version that is being
+    read is in another file."""
     return engine.is_usable or (planned.model is not None and planned.model.entry.path != planned.entry.path)
 
 
@@ -133,7 +133,7 @@ def _engine(planned: PlannedModel, engine: PlannedEngine, is_busy: bool) -> Engi
     )
 
 
-# Times as fast as the fastest float32 engine that one of lower precision has to be.
+# An engine of lower precision must be this many times as fast as the fastest float32 engine.
 LEAST_GAIN = 1.3
 EXACT = "fp32"
 
@@ -141,8 +141,8 @@ EXACT = "fp32"
 def cost(
     planned: PlannedModel, engine: PlannedEngine, is_busy: bool = False, parallelism: Parallelism | None = None
 ) -> float | None:
-    """Return the time of one inference as a share of the reference's, raised for a precision that the settings do not
-    name; in its fastest form for the demand, or in the given one. None if it was not timed."""
+    """Return the time of one inference divided by the reference's, times `LEAST_GAIN` for a lower precision that the
+    settings do not name. Uses the given form, or the fastest one for the demand. None if it was not timed."""
     speeds = engine.record.speeds if engine.record is not None else ()
     costs = [each.cost(is_busy=is_busy) for each in speeds if parallelism in (None, each.parallelism)]
     if not costs:
@@ -151,7 +151,7 @@ def cost(
 
 
 def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> bool:
-    """Whether it must not serve although its answers pass, since the float32 engine of its backend was rejected."""
+    """Whether an engine must not serve although its answers passed: its backend's float32 engine was rejected."""
     if engine.recipe.precision == EXACT:
         return False
     place = engine.recipe.backend, engine.recipe.device
@@ -160,7 +160,7 @@ def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> boo
 
 
 def precision_reason(planned: PlannedModel) -> str:
-    """Return in a few words why the serving engine has its precision; empty while nothing serves."""
+    """Return in a few words why the serving engine has its precision; empty if no engine serves."""
     serving = planned.engines.get(planned.serving or "")
     if serving is None:
         return ""
@@ -178,13 +178,13 @@ def _against(engine: PlannedEngine, planned: PlannedModel) -> str:
     if engine.state is EngineState.REJECTED:
         return "answers differ"
     if is_doubted(engine, planned.engines.values()):
-        return f"not trusted, {engine.recipe.backend} in fp32 answers wrongly"
+        return f"not trusted, {engine.recipe.backend} in fp32 gives wrong answers"
     gain = _gain(engine, planned) if engine.is_usable else None
     return f"{gain:.1f}x as fast" if gain is not None else ""
 
 
 def _gain(engine: PlannedEngine, planned: PlannedModel) -> float | None:
-    """Return how many times as fast as the fastest float32 engine it is; both were timed against the reference."""
+    """Return the speed of an engine as a multiple of the fastest float32 engine's; None if one was not timed."""
     own = engine.record.cost if engine.record is not None else None
     exact = [
         e.record.cost for e in planned.engines.values() if e.recipe.precision == EXACT and e.record and e.is_usable

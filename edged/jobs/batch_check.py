@@ -1,4 +1,4 @@
-"""Whether the rows of a model are independent, so that requests can be batched, and what batching gains."""
+"""Checks whether the rows of a model are independent, so that requests can be batched, and how much batching gains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edged.errors import EngineUnusable, InvalidInput
 from edged.tensors import Array
 
 _ROWS = 4
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # of the largest value: a batch is summed in another order
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # tolerances (absolute: times the largest value), as a batch may be summed otherwise
 _SECONDS = 1.0  # an inference that takes longer is not repeated
 _RUNS = 5
 
@@ -20,10 +20,11 @@ Tensors = Mapping[str, Array]
 
 
 def batch_gain(session: Session, inputs: Tensors) -> float:
-    """Return how many times as fast a batch of four rows is as four single ones; 0 if the rows are not independent.
+    """Return how many times faster a batch of four rows is than four single requests; 0 if rows are not independent.
 
-    `inputs` are answered inputs by name, whose first dimension may be a batch dimension; only their first rows count.
-    Independent: the rows of the batch's answer equal the answers of the single rows, within rounding.
+    `inputs`: inputs by name that the session answered; their first dimension is tried as the batch dimension, and only
+    their first rows are used. Independent: the rows of the batch's answer equal those of single requests within
+    rounding.
     """
     rows = [_row(inputs, number) for number in range(_ROWS)]
     try:
@@ -39,13 +40,13 @@ def batch_gain(session: Session, inputs: Tensors) -> float:
         if single_seconds < _SECONDS:
             single_seconds = min(_seconds(session, rows) for _ in range(_RUNS))
             batch_seconds = min(_seconds(session, [batch]) for _ in range(_RUNS))
-    except (EngineUnusable, InvalidInput, MemoryError):  # it takes no batches, which is no fault
+    except (EngineUnusable, InvalidInput, MemoryError):  # the session does not accept batches
         return 0.0
     return round(single_seconds / batch_seconds, 3)
 
 
 def _row(inputs: Tensors, number: int) -> dict[str, Array]:
-    """Return a row whose values are drawn from the first row's: rows differ, and every value is one that it takes."""
+    """Return a row whose values are drawn from the first row, so that rows differ and contain only accepted values."""
     found, random = {}, np.random.default_rng(number)
     for name, array in inputs.items():
         row = array[:1]
@@ -54,8 +55,8 @@ def _row(inputs: Tensors, number: int) -> dict[str, Array]:
 
 
 def _is_same(singles: Iterable[Tensors], together: Tensors) -> bool:
-    """Whether row i of each output of a batch equals the output of the i-th single row. Answers that are all the same
-    prove nothing."""
+    """Whether row i of each output of a batch equals the output of the i-th single row. False if all rows have the same
+    answer, because that proves nothing."""
     singles = [{name: np.array(array) for name, array in single.items()} for single in singles]
     for name, batch in together.items():
         expected = [single[name] for single in singles]

@@ -12,25 +12,25 @@ from edged.jobs.onnx_walk import bodies
 
 _Graph: TypeAlias = Any  # onnx.GraphProto; the package has no types
 _Node: TypeAlias = Any  # onnx.NodeProto
-# The only operators that make a host's number out of a device's tensor without looking at its values.
+# The only operators that compute a number on the host from a device's tensor without reading its values.
 _SHAPES = frozenset({"Shape", "Size"})
-# What nearly all of a network's time is spent in, also fused or quantised: FusedConv, QLinearMatMul, QGemm, ...
+# The operators that take nearly all of a network's time, also in fused or quantised form: FusedConv, QLinearMatMul, ...
 _LAYERS = ("Conv", "Gemm", "MatMul")
-# Precisions of those by an element type (onnx.TensorProto.DataType) that one of their inputs has, the decisive first.
+# The precision of such a node by the element type (onnx.TensorProto.DataType) of an input; the first match decides.
 _PRECISIONS = {2: "int8", 3: "int8", 10: "fp16", 16: "bf16", 1: "fp32", 11: "fp64"}
 
 
 def read(path: Path) -> EngineGraph:
-    """The graph of a model; EngineUnusable or Unsuitable if it cannot be read."""
+    """Read the graph of a model. Raises EngineUnusable or Unsuitable if it cannot be read."""
     return EngineGraph(Model.read(path))
 
 
 def write_named(source: Path, out: Path) -> EngineGraph:
-    """Writes the model as `out`, with weights in one file next to it if it had any outside, every node named, and no
-    initializer among the inputs.
+    """Write the model as `out` with a unique name for every node and no initializer among the inputs. External weights
+    are written into one file next to it.
 
-    Exporters may leave nodes without names or give one name to several; ONNX Runtime tells only by name which node
-    runs where. EngineUnusable or Unsuitable if the model cannot be read.
+    Exporters may leave nodes without a name or give one name to several nodes, but ONNX Runtime reports by name which
+    node runs where. Raises EngineUnusable or Unsuitable if the model cannot be read.
     """
     model = Model.read(source)
     keep_inputs(model.proto, {value.name for value in model.graph.input} - model.constants.keys())
@@ -44,10 +44,11 @@ def write_named(source: Path, out: Path) -> EngineGraph:
 
 
 def with_inputs(source: Path, inputs: Set[str]) -> bytes:
-    """The model without other inputs than these, its weights left where they are; EngineUnusable if it cannot be read.
+    """Return the serialised model with only these inputs. Weights stay where they are. Raises EngineUnusable if the
+    model cannot be read.
 
-    The IR version is raised to one in which constants are not inputs: ONNX Runtime keeps the input of an initializer
-    that it merged with an equal one, and its saved graph, opened again, would want a value for it.
+    The IR version is raised to one in which constants are not inputs. Otherwise ONNX Runtime keeps the input of an
+    initializer that it merged with an equal one, and its saved graph would need a value for that input.
     """
     proto = read_proto(source)
     keep_inputs(proto, inputs)
@@ -66,8 +67,8 @@ class EngineGraph:
         return [(node.name, node.op_type) for node in _nodes(self._model.graph) if node.op_type != "Constant"]
 
     def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
-        """See the contract. A quantised graph is a proposal: a runtime without an int8 kernel computes the layer
-        between DequantizeLinear and QuantizeLinear in floating point."""
+        """Return the counts of layers by precision, and notes (see the contract). Counts the precision that the runtime
+        chose: without an int8 kernel it computes a layer of a quantised graph in floating point."""
         counts: Counter[str] = Counter()
         for node in _nodes(self._model.graph):
             if any(kind in node.op_type for kind in _LAYERS):
@@ -76,22 +77,21 @@ class EngineGraph:
         if not counts or precision in counts or precision == "tf32":
             return dict(sorted(counts.items())), ()
         mostly = max(counts, key=lambda name: counts[name])
-        return dict(counts), (f"asked for {precision}, ONNX Runtime computes its layers in {mostly}",)
+        return dict(counts), (f"ONNX Runtime computes the layers in {mostly} instead of {precision}",)
 
     def shape_work(self) -> frozenset[str]:
-        """Names of the nodes all of whose inputs were computed from sizes of tensors.
+        """Return the names of nodes whose inputs were all computed from sizes of tensors (or are constants).
 
-        ONNX Runtime puts these on the CPU on purpose even if the device has a kernel: Shape and Size leave their result
-        in the host's memory, and what only continues from there (Gather, Concat, Mul, Cast, ... of a few numbers)
-        costs less there than the two copies to the device and back. A node that reads values of a picture, however
-        small, is not shape work; if it runs on the CPU, the device waits for it. A node that reads nothing but weights
-        is not shape work either.
+        ONNX Runtime intentionally runs these nodes on the CPU even if the device has a kernel. Shape and Size write
+        their result to host memory, and the nodes that follow (Gather, Concat, Mul, Cast, ... of a few numbers) cost
+        less there than copies to the device and back. A node that reads values of a picture is not shape work: if it
+        runs on the CPU, the device waits for it. A node that reads only weights is not shape work either.
         """
         return frozenset(_shape_nodes(self._model.graph, set(), set(self._model.constants)))
 
 
 def _shape_nodes(graph: _Graph, sizes: set[str], constants: set[str]) -> Iterator[str]:
-    """`sizes` and `constants` are values that are known to be such outside and visible here."""
+    """Yield the names of shape nodes. `sizes` and `constants`: such values of the enclosing graphs."""
     sizes, constants = set(sizes), constants | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
@@ -103,7 +103,7 @@ def _shape_nodes(graph: _Graph, sizes: set[str], constants: set[str]) -> Iterato
             sizes.update(node.output)
             yield node.name
         for body in bodies(node):
-            # The number of the turn and whether to go on are the host's to begin with.
+            # The iteration number and the condition of a Loop are on the host anyway.
             turn = {value.name for value in body.input[:2]} if node.op_type == "Loop" else set()
             yield from _shape_nodes(body, sizes | turn, constants)
 

@@ -1,6 +1,6 @@
 """Checks a model's external data: whether the files exist, are complete, and lie inside the model's folder.
 
-They are checked before a runtime sees the model: some runtimes follow an absolute path or a link to anywhere.
+The checks come before a runtime opens the model, because some runtimes follow absolute paths and links anywhere.
 Format: onnx/docs/ExternalData.md.
 """
 
@@ -24,11 +24,11 @@ from edged.models.inspection import ExternalFile
 
 _SHA_1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK = 1 << 20
-_LARGEST = 1 << 62  # beyond it offset and length together do not fit into the 64 bits that runtimes have for them
+_LARGEST = 1 << 62  # the largest offset and length; the sum of larger ones may not fit into 64 bits
 
 
 class _Reference(msgspec.Struct, frozen=True):
-    """What one tensor says of its place: bytes `offset` to `end` of a file by that relative path."""
+    """A tensor's reference to external data: bytes `offset` to `end` of the file `location`, a relative path."""
 
     tensor: str
     location: str
@@ -37,7 +37,7 @@ class _Reference(msgspec.Struct, frozen=True):
 
 
 def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[ExternalFile, ...], Finding | None]:
-    """Return every external file that tensors name, once, with what is wrong with it; and the first finding."""
+    """Return every external file that tensors name, each with its problem if it has one, and the first finding."""
     first: Finding | None = None
     needed: dict[str, _Reference] = {}
     damaged: dict[str, Finding] = {}
@@ -53,7 +53,7 @@ def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[Exte
             needed[reference.location] = reference
     found = []
     for location, reference in sorted(needed.items()):
-        # A file that is not named lies nowhere; of the others, where they lie comes first.
+        # A finding about the file comes before one about the reference. A reference may name no file.
         size, finding = _look(folder, reference) if location else (0, None)
         finding = finding or damaged.get(location)
         first = first or finding
@@ -64,10 +64,11 @@ def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[Exte
 def altered(
     tensors: Iterable[onnx.TensorProto], folder: Path, found: Sequence[ExternalFile]
 ) -> tuple[tuple[ExternalFile, ...], Finding | None]:
-    """Compare complete files with the checksums that the model gives for them; return them and the first finding.
+    """Compare complete files with the checksums in the model. Return the files with their problems, and the first
+    finding.
 
-    Only files with a checksum are read. One that vanishes meanwhile is left to the next reader."""
-    checksums: dict[str, dict[str, str]] = {}  # tensors by checksum by file
+    Only files with a checksum are read. A file that is removed meanwhile has no finding here."""
+    checksums: dict[str, dict[str, str]] = {}  # file -> checksum -> name of a tensor
     for tensor in tensors:
         if tensor.data_location == onnx.TensorProto.EXTERNAL and (entries := _entries(tensor)).get("checksum"):
             name = onnx_walk.text(tensor.name)
@@ -82,7 +83,7 @@ def altered(
 
 
 def _compared(folder: Path, location: str, checksums: Mapping[str, str]) -> Finding | None:
-    """`checksums` has names of tensors by the SHA-1 of the whole file that they give."""
+    """Return a finding if a file has another SHA-1 than the model says. `checksums`: tensor names by SHA-1."""
     if not checksums:
         return None
     for checksum, tensor in checksums.items():
@@ -95,7 +96,7 @@ def _compared(folder: Path, location: str, checksums: Mapping[str, str]) -> Find
         return None
     for checksum, tensor in checksums.items():
         if checksum != held:
-            what = f"external data {location[:200]!r} was altered: its SHA-1 is {held[:12]}..., the model says"
+            what = f"external data {location[:200]!r} was altered: its SHA-1 is {held[:12]}..., but the model says"
             return _finding(Category.EXTERNAL_DAMAGED, f"{what} {checksum[:12]}...", "copy it again", tensor)
     return None
 
@@ -113,11 +114,11 @@ def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
 
 
 def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
-    """The place that a tensor names for its values; or why they cannot be there."""
+    """Return a tensor's reference to external data, or the finding if it is invalid."""
     name, entries = onnx_walk.text(tensor.name), _entries(tensor)
     location = entries.get("location", "")
     if not location:
-        message = f"the weights of {name!r} are said to be in a file that is not named"
+        message = f"tensor {name!r} has external data, but its reference names no file"
         return _finding(Category.EXTERNAL_DAMAGED, message, "export the model again", name)
     numbers = []
     for key in ("offset", "length"):
@@ -129,13 +130,13 @@ def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
     offset, length = numbers
     takes = byte_size(tensor)
     if takes is not None and "length" in entries and length != takes:
-        message = f"tensor {name!r} takes {takes} bytes, but its reference to external data says {length}"
+        message = f"tensor {name!r} has {takes} bytes, but its reference to external data says {length}"
         return _finding(Category.EXTERNAL_DAMAGED, message, "export the model again", name)
     return _Reference(name, location, offset, offset + (takes if takes is not None else length))
 
 
 def _number(text: str) -> int | None:
-    """Parse a number of bytes, 0 if it is empty; None if it is invalid."""
+    """Parse a number of bytes; 0 if the text is empty, None if it is invalid."""
     if not text:
         return 0
     if not (text.isascii() and text.isdecimal() and len(text) <= 20):
@@ -145,26 +146,26 @@ def _number(text: str) -> int | None:
 
 
 def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
-    """Bytes of an external file, 0 if they cannot be known, and why it cannot be used."""
+    """Return the size of an external file in bytes (0 if unknown), and the finding if it cannot be used."""
     location, tensor = reference.location, reference.tensor
     named = f"external data {location[:200]!r}"
     path = PurePosixPath(location)
     if leads_outside(location):
         outside = f"{named} lies outside the model's folder"
-        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "export it beside the model", tensor)
+        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "export it into the model's folder", tensor)
     try:
         status = (folder / location).lstat()
         linked = _linked(folder, path)
     except OSError as error:
         what = "is missing" if isinstance(error, (FileNotFoundError, NotADirectoryError)) else "cannot be read"
         missing = f"{named} {what}" + ("" if what == "is missing" else f": {error.strerror}")
-        return 0, _finding(Category.EXTERNAL_MISSING, missing, "put it beside the model", tensor)
+        return 0, _finding(Category.EXTERNAL_MISSING, missing, "put it into the model's folder", tensor)
     if linked:
         outside = f"{named} is reached by a link, {linked[:100]!r}, which may lead outside the model's folder"
-        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "copy the file itself beside the model", tensor)
+        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "copy the file itself into the model's folder", tensor)
     if not stat.S_ISREG(status.st_mode):
-        message = f"{named} is not a regular file"
-        return 0, _finding(Category.EXTERNAL_NOT_A_FILE, message, "copy the file itself beside the model", tensor)
+        message, remedy = f"{named} is not a regular file", "copy the file itself into the model's folder"
+        return 0, _finding(Category.EXTERNAL_NOT_A_FILE, message, remedy, tensor)
     if not os.access(folder / location, os.R_OK):
         unreadable = f"{named} cannot be read: permission denied"
         return status.st_size, _finding(Category.EXTERNAL_MISSING, unreadable, "make it readable", tensor)
@@ -175,12 +176,12 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
 
 
 def _linked(folder: Path, path: PurePosixPath) -> str:
-    """The first part of a path below the folder that is a symbolic link; empty if there is none."""
+    """Return the first part of a path below the folder that is a symbolic link; empty if there is none."""
     return next((str(part) for part in _parts(path) if (folder / part).is_symlink()), "")
 
 
 def _parts(path: PurePosixPath) -> Iterator[PurePosixPath]:
-    """`a`, `a/b`, `a/b/c` of `a/b/c`."""
+    """Yield `a`, `a/b`, `a/b/c` for the path `a/b/c`."""
     yield from reversed([path, *list(path.parents)[:-1]])
 
 

@@ -1,8 +1,8 @@
-"""Checks whether a graph can be computed at all: every name is produced once, before it is read. Pure.
+"""Checks whether a graph is well-formed: every name is produced once, and no node depends on itself. Pure.
 
-Runtimes are not left to find out: some crash on such graphs, some never end, and none distinguishes an exporter's
-fault from its own. `edged.jobs.inspect` checks types and shapes of inputs and outputs; here `graph.input` may list
-weights.
+These checks come before a runtime opens the model: on an invalid graph some runtimes crash, some never end, and none
+tells an exporter's fault from its own. `edged.jobs.inspect` checks types and shapes of inputs and outputs; here
+`graph.input` may list weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edged.jobs import onnx_walk, weights
 from edged.jobs.onnx_walk import bodies, called, label, text
 from edged.models.finding import Category, Finding, Stage
 
-_MOST_UNFOLDED = 1_000_000  # nodes, when every local function is put in place of its calls
+_MOST_UNFOLDED = 1_000_000  # the most nodes after all local functions are inlined
 
 _Function: TypeAlias = tuple[str, str, str]  # domain, name, overload
 _Names: TypeAlias = Set[str]
@@ -26,18 +26,18 @@ _Indices: TypeAlias = Set[int]
 
 
 def check(walk: onnx_walk.Walk) -> Finding | None:
-    """Return the first problem; None if the graph has none."""
+    """Return the first finding; None if there is none."""
     return next(_model(walk), None)
 
 
 def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
     proto = walk.proto
     if not proto.graph.node:
-        yield _finding(Category.NO_GRAPH, "the model has no nodes: it computes nothing")
+        yield _finding(Category.NO_GRAPH, "the model has no nodes, so it computes nothing")
     if not proto.graph.output:
         yield _finding(Category.NO_GRAPH, "the model has no outputs")
     if not proto.opset_import:
-        yield _finding(Category.NO_GRAPH, "the model does not say which opset it is written in")
+        yield _finding(Category.NO_GRAPH, "the model does not declare its opset")
     yield from _opsets("the model", proto.opset_import)
     yield from _functions(proto)
     yield from _graph(proto.graph, (), ())
@@ -47,19 +47,20 @@ def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
 
 
 def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[Finding]:
-    """Two unequal entries for one domain, of which runtimes silently take one. onnx.compose writes equal ones."""
+    """Yield domains with two different versions, of which runtimes silently use one. Equal entries are allowed:
+    onnx.compose writes them."""
     named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
     for domain in _twice([domain for domain, _ in sorted(named)]):
         versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
-        yield _finding(Category.DUPLICATE, f"{what} names opsets {versions} of domain {domain[:100]!r}")
+        yield _finding(Category.DUPLICATE, f"{what} declares opsets {versions} of domain {domain[:100]!r}")
 
 
 # -- one graph ------------------------------------------------------------------------------------------------------
 
 
 def _graph(graph: onnx.GraphProto, outer: Sequence[_Names], taken: Sequence[_Names]) -> Iterator[Finding]:
-    """`outer` are the names of the graphs around it, all of which can be read here; those of them that are there before
-    the node whose body this is are `taken`, and none of its nodes may make one."""
+    """Yield the findings of one graph. `outer`: the names of the enclosing graphs, which its nodes may read. `taken`:
+    the names that the enclosing graphs define before the node with this body, which its nodes must not produce."""
     inputs = [value.name for value in graph.input]
     constants = [tensor.name for tensor in graph.initializer]
     constants += [sparse.values.name for sparse in graph.sparse_initializer]
@@ -68,7 +69,7 @@ def _graph(graph: onnx.GraphProto, outer: Sequence[_Names], taken: Sequence[_Nam
     known = {*inputs, *constants, *(name for node in graph.node for name in node.output)}
     for output in graph.output:
         if not _is_known(output.name, (known, *outer)):
-            message = f"output {text(output.name)[:100]!r} is made by no node"
+            message = f"no node produces output {text(output.name)[:100]!r}"
             yield _finding(Category.DANGLING, message, text(output.name))
 
 
@@ -84,33 +85,33 @@ def _own_names(graph: onnx.GraphProto, inputs: Sequence[str], constants: Sequenc
 def _nodes(
     nodes: Sequence[onnx.NodeProto], given: _Names, outer: Sequence[_Names], taken: Sequence[_Names]
 ) -> Iterator[Finding]:
-    """The nodes of a graph or a function, to which the names `given` are known from the start."""
+    """Yield the findings of the nodes of a graph or function. `given`: its inputs and initialisers."""
     makers: dict[str, int] = {}
     names: set[str] = set()
-    made = [tuple(node.output) for node in nodes]  # asked for once: what is in a message of protobuf is slow to come by
+    made = [tuple(node.output) for node in nodes]  # read once, because reading a protobuf field is slow
     for index, node in enumerate(nodes):
         own = node.name
         if own and own in names:
-            yield _finding(Category.DUPLICATE, f"two nodes are called {label(node)[:100]!r}", label(node))
+            yield _finding(Category.DUPLICATE, f"two nodes have the name {label(node)[:100]!r}", label(node))
         names.add(own)
         for name in made[index]:
             if not name:
                 continue
             if not _is_text(name):
-                yield from _bad_name(name, f"what {called(node)} makes")
+                yield from _bad_name(name, f"an output of {called(node)}")
             if name in makers or name in given:
-                other = called(nodes[makers[name]]) + " makes" if name in makers else "the inputs or initialisers have"
-                message = f"{called(node)} makes {text(name)[:100]!r}, which {other} already"
+                other = called(nodes[makers[name]]) if name in makers else "an input or initialiser"
+                message = f"{called(node)} produces {text(name)[:100]!r}, which {other} defines already"
                 yield _finding(Category.DUPLICATE, message, label(node))
             if taken and _is_known(name, taken):
-                message = f"{called(node)} makes {text(name)[:100]!r}, which the graph around it has as well"
+                message = f"{called(node)} produces {text(name)[:100]!r}, which an enclosing graph defines already"
                 yield _finding(Category.DUPLICATE, message, label(node))
             makers[name] = index
     here, before = {*given, *makers}, set(given)
     for index, node in enumerate(nodes):
         for name in node.input:
             if name and name not in here and not _is_known(name, outer):
-                message = f"{called(node)} reads {text(name)[:100]!r}, which nothing makes"
+                message = f"{called(node)} reads {text(name)[:100]!r}, which no node produces"
                 yield _finding(Category.DANGLING, message, label(node))
         if node.attribute:
             for body in bodies(node):
@@ -131,7 +132,7 @@ def _bad_name(name: str | bytes, what: str) -> Iterator[Finding]:
     if not name:
         yield _finding(Category.BAD_NAME, f"{what} has no name")
     elif not isinstance(name, str):
-        yield _finding(Category.BAD_NAME, f"{what} has a tensor's name that is not UTF-8: {name!r}", text(name))
+        yield _finding(Category.BAD_NAME, f"{what} has a name that is not UTF-8: {name!r}", text(name))
 
 
 def _twice(names: Sequence[str]) -> list[str]:
@@ -142,10 +143,10 @@ def _twice(names: Sequence[str]) -> list[str]:
 
 
 def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[Finding]:
-    """Find a node that depends on itself. Files may list nodes in any order."""
+    """Yield a finding if a node depends on itself. Files may list nodes in any order."""
     needs = [{makers[name] for name in _read(node) if name in makers} for node in nodes]
     if all(max(needed, default=-1) < index for index, needed in enumerate(needs)):
-        return  # in the order of the file, as exporters write it, every node comes after what it reads
+        return  # the nodes are sorted, as most exporters write them, so there is no cycle
     users: dict[int, list[int]] = {}
     for index, needed in enumerate(needs):
         for need in needed:
@@ -163,12 +164,13 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
         ring = [nodes[index] for index in _ring(needs, missing)]
         shown = " -> ".join(called(node) for node in ring[:3]) + (" -> ..." if len(ring) > 3 else "")
         what = f"the graph has a cycle of {len(ring)} nodes: {shown}"
-        message = what if len(ring) > 1 else f"{shown} reads what it makes, which is a cycle"
+        message = what if len(ring) > 1 else f"{shown} reads its own output, which is a cycle"
         yield _finding(Category.CYCLE, message, label(ring[0]))
 
 
 def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
-    """The nodes of one cycle, each after a node that it depends on. The walk from any waiting node ends in a cycle."""
+    """Return the nodes of one cycle, each after a node that it depends on. `missing`: the number of unmet dependencies
+    of each node. Following them from any waiting node leads into a cycle."""
     at = next(index for index, count in enumerate(missing) if count)
     place: dict[int, int] = {}
     way: list[int] = []
@@ -180,7 +182,7 @@ def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
-    """The values of its own graph that a node reads, itself and in its bodies."""
+    """Return the values of its graph that a node reads, itself and in its bodies."""
     found = set(node.input)
     if not node.attribute:
         return found
@@ -199,7 +201,7 @@ def _functions(proto: onnx.ModelProto) -> Iterator[Finding]:
     for function in proto.functions:
         key = _key(function.domain, function.name, getattr(function, "overload", ""))
         if key in known:
-            yield _finding(Category.DUPLICATE, f"there are two functions {_written(key)!r}", _written(key))
+            yield _finding(Category.DUPLICATE, f"two functions have the name {_written(key)!r}", _written(key))
         known[key] = function
     if not known:
         return
@@ -212,12 +214,12 @@ def _functions(proto: onnx.ModelProto) -> Iterator[Finding]:
         made = {*function.input, *(name for node in function.node for name in node.output)}
         for name in function.output:
             if name not in made:
-                message = f"output {text(name)[:100]!r} is made by no node"
+                message = f"no node produces output {text(name)[:100]!r}"
                 yield _in_function(_finding(Category.DANGLING, message, text(name)), key)
 
 
 def _recursion(proto: onnx.ModelProto, known: dict[_Function, onnx.FunctionProto]) -> Iterator[Finding]:
-    """Functions that call themselves, or each other so often that they cannot be inlined."""
+    """Yield a finding if functions call themselves, or become too many nodes when they are inlined."""
     calls = {key: Counter(_calls(function.node, known)) for key, function in known.items()}
     sizes: dict[_Function, int] = {}
     waiting = list(known)
@@ -227,7 +229,7 @@ def _recursion(proto: onnx.ModelProto, known: dict[_Function, onnx.FunctionProto
         if key in sizes:
             waiting.pop()
             continue
-        if open_ and open_[-1] == key:  # all that it calls is known
+        if open_ and open_[-1] == key:  # the sizes of all functions that it calls are known
             open_.pop()
             waiting.pop()
             sizes[key] = len(known[key].node) + sum(sizes[each] * count for each, count in calls[key].items())
@@ -235,13 +237,13 @@ def _recursion(proto: onnx.ModelProto, known: dict[_Function, onnx.FunctionProto
         open_.append(key)
         for each in calls[key]:
             if each in open_:
-                message = f"function {_written(each)!r} calls itself, directly or through others"
+                message = f"function {_written(each)!r} calls itself, directly or through other functions"
                 yield _finding(Category.CYCLE, message, _written(each))
                 return
         waiting += [each for each in calls[key] if each not in sizes]
     total = sum(sizes[each] for each in _calls(proto.graph.node, known))
     if max(total, *sizes.values()) > _MOST_UNFOLDED:
-        message = f"the model's functions call each other until there are {total} nodes; {_MOST_UNFOLDED} are the most"
+        message = f"the model has {total} nodes after inlining its functions; the limit is {_MOST_UNFOLDED}"
         yield _finding(Category.TOO_LARGE, message)
 
 

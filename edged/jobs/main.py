@@ -1,7 +1,7 @@
-"""The one-shot child: reads one job from standard input, does it, tells its parent about it, ends.
+"""The one-shot child: reads one job from standard input, does it, reports to its parent, and ends.
 
-Runtimes print what they like; so the real standard output is kept aside as the channel to the parent alone, and file
-descriptor 1 is pointed at standard error before any runtime is imported.
+Runtimes print to standard output. So the real standard output is kept as the channel to the parent, and file descriptor
+1 is redirected to standard error before a runtime is imported.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 _ANSWERED, _FAILED = 0, 3
-_LINGER_SECONDS = 10.0  # after the last word; a parent that is alive needs an instant
+_LINGER_SECONDS = 10.0  # the longest wait to be killed after the last message; a live parent does it at once
 
 
 def main() -> int:
-    """`python -m edged.jobs.main PARENT_PID MEMORY_MB DISK_MB NICENESS REACH`, the job on standard input.
+    """Run `python -m edged.jobs.main PARENT_PID MEMORY_MB DISK_MB NICENESS REACH`, with the job on standard input.
 
-    Exit status 0 after an answer on the channel, 3 after a failure; anything else is a crash."""
+    Returns 0 after an answer on the channel, 3 after a failure message. Any other exit status is a crash."""
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
@@ -44,10 +44,9 @@ def main() -> int:
 
 
 def run() -> NoReturn:
-    """Runtimes may crash or hang while their libraries unload; the answer is sent, so exiting at once loses nothing.
+    """Run `main`, and exit without unloading libraries, in which runtimes may crash or hang.
 
-    It lingers for a while after its answer: the parent then ends this process and its children, which it finds by their
-    parent.
+    After the answer this process waits to be killed, because the parent finds its children only while it lives.
     """
     status = 1
     try:
@@ -55,14 +54,15 @@ def run() -> NoReturn:
         if status in (_ANSWERED, _FAILED):
             time.sleep(_LINGER_SECONDS)
     except BaseException:
-        traceback.print_exc()  # its last line is what the parent tells
+        traceback.print_exc()  # the parent reports its last line
     finally:
         sys.stderr.flush()
         os._exit(status)
 
 
 def _work(pipe: BinaryIO, disk_mb: int) -> int:
-    # Not before the restraint: libraries start threads while they are imported, and a thread keeps what it began with.
+    # Imported after the limits are set: libraries start threads while they are imported, and a thread keeps the limits
+    # with which it started.
     import msgspec
 
     from edged.decoding import ready
@@ -82,10 +82,10 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         reporter.answer(answer)
         return _ANSWERED
     except MemoryError:
-        reporter.fail("BuildFailed", "the child ran out of its memory limit; raise build.memory_mb")
+        reporter.fail("BuildFailed", "the child reached its memory limit; raise build.memory_mb")
     except Exception as error:
         if _is_too_large(error) or _was_cut_off(job, disk_mb):
-            reason = f"the child wrote a file beyond its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
+            reason = f"a file reached the child's limit of {disk_mb} MiB; free some space or raise build.disk_mb"
             reporter.fail("BuildFailed", reason)
         elif (fault := tasks.find_disk_fault(job, error)) is not None:
             reporter.fail(type(fault).__name__, str(fault))
@@ -97,7 +97,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
 
 
 def _is_too_large(error: BaseException | None) -> bool:
-    """Whether the kernel refused to let a file grow, whatever was made of that afterwards."""
+    """Whether the error, or one that it was raised from, is EFBIG: the kernel refused to let a file grow."""
     while error is not None:
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             return True
@@ -106,7 +106,7 @@ def _is_too_large(error: BaseException | None) -> bool:
 
 
 def _was_cut_off(job: jobs.Job, disk_mb: int) -> bool:
-    """Whether a file of the engine is as large as it may be: runtimes name another reason then, or none at all."""
+    """Whether an output file has the largest allowed size. Runtimes then report another error, or none."""
     folder = Path(getattr(job, "out", ""))
     if not disk_mb or not folder.is_dir():
         return False

@@ -1,8 +1,8 @@
-"""A model in half precision: layers and what lies between them compute in float16, everything else as it was.
+"""Converts a model to half precision: layers and the nodes between them compute in float16, other nodes as before.
 
-Every value has one producer, which makes it in one form; if it is wanted in the other as well, one Cast follows. So
-casts lie only where precision changes, inputs and outputs stay as declared, and no operator is given what its
-definition in the model's own opset does not allow.
+Every value is produced in one precision. If it is also needed in the other precision, one Cast follows. So there are
+casts only where the precision changes, inputs and outputs stay as declared, and every operator gets only types that
+its definition in the model's opset allows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edged.tensors import Array
 _SUFFIXES = {FLOAT: "fp32", FLOAT16: "fp16"}
 _HALF = "tensor(float16)"
 _LARGEST = float(np.finfo(np.float16).max)
-# Sums and powers: what they compute, or compute with, leaves the range of float16 where values themselves do not.
+# Sums and powers: their results or intermediate values may exceed the range of float16 although the inputs do not.
 _WIDE = frozenset(("CumProd", "CumSum", "Det", "Exp", "Log", "LpNormalization", "MeanVarianceNormalization", "Pow")) | {
     "ReduceL1",
     "ReduceL2",
@@ -34,36 +34,36 @@ _WIDE = frozenset(("CumProd", "CumSum", "Det", "Exp", "Log", "LpNormalization", 
     "ReduceSum",
     "ReduceSumSquare",
 }
-# Positions, counts and choices: float16 has no odd number above 2048, and makes ties of what was in order. Scattering
-# may add, for which ONNX Runtime on the CPU has no float16.
+# Positions, counts and choices: float16 has no odd integer above 2048, and may round different values to equal ones.
+# Scattering may add, which ONNX Runtime's CPU kernels cannot do in float16.
 _EXACT = frozenset(("GridSample", "Mod", "NonMaxSuppression", "OneHot", "Range", "RoiAlign", "TopK")) | {
     "ScatterElements",
     "ScatterND",
 }
-# Where a constant beyond float16 is only a bound, so that infinity does as well.
+# Operators for which a constant beyond float16 is only a bound, so that infinity has the same effect.
 _BOUNDED = frozenset(("Clip", "Max", "Min", "Pad"))
-# What makes something small of anything, infinity included.
+# Operators with a small result for every input, including infinity.
 _SATURATING = frozenset(("Erf", "HardSigmoid", "Sigmoid", "Tanh"))
-# What makes something small of anything that is finite.
+# Operators with a small result for every finite input.
 _LIMITING = _SATURATING | {"InstanceNormalization", "LayerNormalization", "Softmax"}
-# Biases and means, by operator.
+# The input slots of biases and means, by operator.
 _ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization": (2, 3), "LayerNormalization": (2,)}
-# What would lose at once what a node before it was kept in float32 for.
+# Operators that stay float32 after a node that was kept in float32, because a Cast between them would lose its accuracy.
 _FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
-_UNHELD = "it works on what float16 cannot hold"
+_UNHELD = "its input values do not fit float16"
 _TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))
-_SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales, whatever the definition of an opset allows
+_SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales stay float32 even if the definition allows float16
 
 
 def to_half(source: Path, out: Path) -> tuple[bool, tuple[str, ...]]:
-    """Writes the model as `out`; false, and no file, if there is nothing to change.
+    """Write the model in half precision as `out`. Write nothing if no node can be changed.
 
-    With it: what stays in float32 and why, a line for each operator and reason. Unsuitable or EngineUnusable if the
-    model cannot be changed.
+    Returns whether a file was written, and what stays in float32: one line for each operator and reason. Raises
+    Unsuitable or EngineUnusable if the model cannot be converted.
     """
     model = Model.read(source)
     if any(node.op_type in QUANTISED for node in model.graph.node):
-        raise Unsuitable(f"{source.name} is quantised: casts would part its layers from their scales; build it as fp32")
+        raise Unsuitable(f"{source.name} is quantised, and casts would separate layers from scales; build it as fp32")
     choice = Choice.of(model)
     kept = describe_kept((model.graph.node[index].op_type, reason) for index, reason in choice.kept.items())
     if choice.nodes:
@@ -74,7 +74,7 @@ def to_half(source: Path, out: Path) -> tuple[bool, tuple[str, ...]]:
 
 def _halve(tensor: TensorProto) -> None:
     array = numpy_helper.to_array(tensor)
-    with np.errstate(over="ignore"):  # a bound beyond float16 is as good as infinite
+    with np.errstate(over="ignore"):  # a bound beyond float16 may become infinite
         tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float16), tensor.name))
 
 
@@ -87,7 +87,7 @@ class _Rewriter:
         self._names: dict[tuple[str, int], str] = {}
 
     def rewrite(self) -> frozenset[str]:
-        """Changes the graph's nodes and declarations; returns the initialisers that are to become float16."""
+        """Change the graph's nodes and declarations. Return the names of the initialisers to convert to float16."""
         made_by_nodes = {name for node in self._graph.node for name in node.output}
         nodes = [cast for name in self._wanted if name not in made_by_nodes for cast in self._casts(name)]
         for index, node in enumerate(self._graph.node):
@@ -102,7 +102,7 @@ class _Rewriter:
         return frozenset(t.name for t in self._graph.initializer if self._made.get(t.name) == FLOAT16)
 
     def _find_wanted(self) -> dict[str, set[int]]:
-        """In which forms each float32 value is used."""
+        """Return the precisions in which each float32 value is used."""
         wanted: dict[str, set[int]] = {name: {FLOAT} for name in sorted(self._outputs)}
         for index, node in enumerate(self._graph.node):
             for slot, name in enumerate(node.input):
@@ -112,7 +112,8 @@ class _Rewriter:
         return {name: forms for name, forms in wanted.items() if self._model.types.get(name) == FLOAT}
 
     def _find_made(self) -> dict[str, int]:
-        """In which form each float32 value is made. Constants can be made in either, inputs are what they are."""
+        """Return the precision in which each float32 value is produced. A constant may have either; an input keeps
+        its own."""
         made = {name: FLOAT for name, kind in self._model.types.items() if kind == FLOAT}
         for index, slots in self._choice.nodes.items():
             node = self._graph.node[index]
@@ -125,7 +126,8 @@ class _Rewriter:
         return FLOAT16 if slots is not None and slots.inputs[slot] else FLOAT
 
     def _name(self, name: str, form: int) -> str:
-        """What a value is called in a form: its own name in the one it is made in, but for the graph's outputs."""
+        """Return the name of a value in a precision. It keeps its name in the precision in which it is produced; an
+        output of the graph keeps it in float32."""
         if name not in self._made or form == (FLOAT if name in self._outputs else self._made[name]):
             return name
         if (name, form) not in self._names:
@@ -141,7 +143,7 @@ class _Rewriter:
         return helper.make_node("Cast", [self._name(name, self._made[name])], [self._name(name, form)], label, to=form)
 
     def _connect(self, index: int, node: onnx.NodeProto) -> None:
-        """Names a node's inputs and outputs in the forms that it takes and makes."""
+        """Rename a node's inputs and outputs to the values of the right precision."""
         for slot, name in enumerate(node.input):
             node.input[slot] = self._name(name, self._takes(index, slot))
         for slot, name in enumerate(node.output):
@@ -153,7 +155,7 @@ class _Rewriter:
             _rename(body, {old: new for old, new in renamed.items() if old != new})
 
     def _make_half(self, node: onnx.NodeProto) -> None:
-        """Where a node says what it makes, says so."""
+        """Change the type that a Cast or Constant node declares for its output to float16."""
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to":
                 attribute.i = FLOAT16
@@ -164,7 +166,7 @@ class _Rewriter:
 
 
 def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Uses other values of the graph around it, however deep."""
+    """Replace the names of outer values that a graph reads, also in nested graphs."""
     for node in graph.node:
         for slot, name in enumerate(node.input):
             node.input[slot] = names.get(name, name)
@@ -175,14 +177,14 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
 
 
 class Slots(NamedTuple):
-    """Which inputs and which outputs of a node are float32 and may as well be float16."""
+    """Which inputs and outputs of a node are float32 and may become float16."""
 
     inputs: tuple[bool, ...]
     outputs: tuple[bool, ...]
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """By index of the node: what becomes float16 of those that are to change, and why others that use float32 stay."""
+    """By index of the node: `nodes` has the slots that become float16, `kept` why a node stays in float32."""
 
     nodes: dict[int, Slots]
     kept: dict[int, str]
@@ -193,7 +195,7 @@ class Choice(msgspec.Struct, frozen=True):
         chosen: dict[int, Slots] = {}
         kept: dict[int, str] = {}
         delicate: set[str] = set()  # values that float16 cannot hold well
-        vast: set[str] = set()  # values that may be beyond it, since a constant that made them is
+        vast: set[str] = set()  # values that may exceed float16, because a constant from which they are computed does
         for index, node in enumerate(nodes):
             if not _uses_float(node, model):
                 continue
@@ -216,7 +218,7 @@ def _uses_float(node: onnx.NodeProto, model: Model) -> bool:
 
 
 def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
-    """What may be float16 by the operator's definition in the model's opset; or why nothing may."""
+    """Return the slots that may be float16 by the operator's definition in the model's opset; or why none may."""
     if node.domain not in ("", "ai.onnx"):
         return f"domain {node.domain} does not declare its types"
     if next(bodies(node), None) is not None:
@@ -224,24 +226,24 @@ def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
     try:
         schema = defs.get_schema(node.op_type, model.opset, "")
     except defs.SchemaError:
-        return "it is unknown in this opset"
+        return "this opset does not define it"
     if node.op_type != "Cast" and any(attribute.name in _TYPE_ATTRIBUTES for attribute in node.attribute):
-        return "it names its own type"
+        return "an attribute sets its type"
     if any(name and name not in model.types for name in (*node.input, *(set(node.output) & model.used))):
-        return "the types of its values are not known"
+        return "the types of its values are unknown"
     free = {entry.type_param_str for entry in schema.type_constraints if _HALF in entry.allowed_type_strs}
     single = _SINGLE_SLOTS.get(node.op_type, ())
     halves = enumerate(_free(node.input, schema.inputs, free, model))
     inputs = tuple(may and slot not in single for slot, may in halves)
     if not any(inputs):
-        return "it takes no float16 in this opset"
+        return "it does not accept float16 in this opset"
     return Slots(inputs, _free(node.output, schema.outputs, free, model))
 
 
 def _free(
     names: Sequence[str], declared: Sequence[defs.OpSchema.FormalParameter], free: set[str], model: Model
 ) -> tuple[bool, ...]:
-    """For each value whether it is float32 and its parameter, the last of which may be variadic, is of a free type."""
+    """Return for each value whether it is float32 and its parameter has a free type. The last one may be variadic."""
     parameters = [declared[min(slot, len(declared) - 1)] for slot in range(len(names))]
     return tuple(
         model.types.get(name) == FLOAT and parameter.type_str in free
@@ -250,9 +252,9 @@ def _free(
 
 
 def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str], vast: set[str]) -> str:
-    """Why float16 would harm what a node computes; empty if nothing says so."""
+    """Return why float16 would harm the result of a node; empty if no reason is known."""
     if node.op_type in _WIDE:
-        return "what it computes leaves the range of float16"
+        return "its results may exceed float16"
     if node.op_type in _EXACT:
         return "positions and choices must be exact"
     unheld = delicate | vast if node.op_type in _FOLLOWERS else vast if node.op_type not in _SATURATING else set()
@@ -264,12 +266,13 @@ def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str]
         if tensor is not None and slots.inputs[slot]:
             loss = _loss(model.array(tensor), bounds=node.op_type in _BOUNDED, added=slot in added)
             if loss:
-                return f"constant {name!r} holds {loss}"
+                return f"constant {name!r} has {loss}"
     return ""
 
 
 def _makes_vast(node: onnx.NodeProto, model: Model, vast: set[str]) -> bool:
-    """Whether what a node makes may be beyond float16: it takes what is, and neither limits it nor divides by it."""
+    """Whether the result of a node may exceed float16: an input does, and the node neither limits it nor divides by
+    it."""
     if node.op_type in _LIMITING:
         return False
     takes = [name in vast or _is_vast_constant(name, node, model) for name in node.input]
@@ -287,14 +290,14 @@ def _largest(array: Array) -> float:
 
 
 def _loss(array: Array, bounds: bool, added: bool) -> str:
-    """What of a constant float16 cannot hold; empty if all that matters fits.
+    """Return which values of a constant do not fit float16; empty if all important values fit.
 
-    Small values next to large ones become zero without harm, and so do those that are only added to what the node
-    computes. Where all are small, such as an epsilon that guards a division, that is another matter.
+    Small values next to large ones may become zero, and so may values that are only added to the result. If all values
+    are small, as for an epsilon that prevents a division by zero, none may become zero.
     """
     largest = _largest(array)
     if largest > _LARGEST:
-        return "" if bounds else f"{largest:.3g}, beyond float16"
+        return "" if bounds else f"{largest:.3g}, too large for float16"
     if not added and abs(float(np.float16(largest)) - largest) > 0.1 * largest:
-        return f"nothing above {largest:.3g}, too small for float16"
+        return f"no value above {largest:.3g}, too small for float16"
     return ""

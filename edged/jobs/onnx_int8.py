@@ -1,11 +1,11 @@
-"""A model in int8: its layers get their inputs and weights through Q/DQ pairs, everything else stays float32.
+"""Converts a model to int8: inputs and weights of layers pass through Q/DQ pairs, everything else stays float32.
 
-The pairs are where TensorRT wants them: before layers, never behind them, so that what follows a layer can be fused
-with it; symmetric, with zero points of zero; weights in float32 behind a pair of their own, one scale for each channel;
-no pair for a bias. Scales come from the least and greatest value that each input had on the calibration data.
+The pairs are placed as TensorRT requires: before layers, never after them, so that following nodes can be fused;
+symmetric, with zero points of zero; float32 weights with their own pair and one scale for each channel; no pair for a
+bias. Scales are computed from the least and greatest value of each input on the calibration data.
 
-Layers that cost little and lose much stay float32: the last ones, whose outputs become coordinates and scores, and
-depthwise convolutions, whose channels differ in range while their common input has one scale.
+Two kinds of layers stay float32, because int8 gains little and costs accuracy: the last layers, whose outputs become
+coordinates and scores; and depthwise convolutions, whose channels differ in range but share one input scale.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from edged.errors import EngineUnusable, Unsuitable
 from edged.jobs.onnx_graph import FLOAT, LAYERS, QUANTISED, Layers, Model, describe_kept, keep_inputs, replace_nodes
 from edged.tensors import Array
 
-_OPSET, _IR_VERSION = 13, 7  # the first whose QuantizeLinear takes a scale for each channel
+_OPSET, _IR_VERSION = 13, 7  # the first opset whose QuantizeLinear accepts a scale for each channel
 
 
 def to_int8(
     source: Path, out: Path, calibration: Sequence[Mapping[str, Array]]
 ) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-    """Writes the model as `out`; false, and no file, if it is quantised already.
+    """Write the model in int8 as `out`. Write nothing if it is quantised already.
 
-    With it: what stays in float32 and why, and notes. Unsuitable or EngineUnusable if the model cannot be changed.
+    Returns whether a file was written, which layers stay in float32 and why, and notes. Raises Unsuitable or
+    EngineUnusable if the model cannot be converted.
     """
     model = Model.read(source)
     if any(node.op_type in QUANTISED for node in model.graph.node):
@@ -55,7 +56,7 @@ def to_int8(
 
 
 def _check(model: Model, calibration: Sequence[Mapping[str, Array]]) -> None:
-    """Unsuitable if the calibration data is not what the model takes."""
+    """Raise Unsuitable if the calibration data does not fit the model's inputs or is not finite."""
     wanted = {
         value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         for value in model.graph.input
@@ -75,7 +76,7 @@ def _words(inputs: Mapping[str, np.dtype[np.generic]]) -> str:
 
 @contextlib.contextmanager
 def _workplace(folder: Path) -> Iterator[Path]:
-    """A folder that goes again. The library makes temporary files as well, which are to go there too."""
+    """Yield a temporary folder, in which the library also creates its temporary files."""
     with tempfile.TemporaryDirectory(prefix=".quantise-", dir=folder) as work:
         before, tempfile.tempdir = tempfile.tempdir, work
         try:
@@ -85,7 +86,7 @@ def _workplace(folder: Path) -> Iterator[Path]:
 
 
 def _choose(model: Model) -> tuple[list[str], tuple[str, ...]]:
-    """The names of the layers to quantise, and why the others are not."""
+    """Return the names of the layers to quantise, and why the other layers are not quantised."""
     layers, chosen, kept = Layers(model), list[str](), list[tuple[str, str]]()
     for index in sorted(layers.layers):
         node = model.graph.node[index]
@@ -98,19 +99,19 @@ def _choose(model: Model) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _obstacle(node: onnx.NodeProto, model: Model) -> str:
-    """Why a layer cannot be quantised; empty if it can."""
+    """Return why a layer cannot be quantised; empty if it can."""
     if node.op_type not in ort_quantize.FORMS:
-        return "runtimes have no int8 form of it"
+        return "runtimes have no int8 kernel for it"
     weights = model.constants.get(node.input[1])
     if weights is None or weights.data_type != FLOAT or node.input[0] in model.constants:
         return "its weights are not constant"
     if model.types.get(node.input[0]) != FLOAT:
-        return "the type of its input is not known"
+        return "the type of its input is unknown"
     if node.op_type == "MatMul" and len(weights.dims) != 2:
         return "its weights are not a matrix"
     if len(weights.dims) > 2 and weights.dims[1] == 1 and _attribute(node, "group", 1) > 1:
         return "depthwise: its channels differ too much for one scale"
-    # The library forgets the factor of a bias that it leaves alone.
+    # The library drops the factor `beta` of a bias that it does not quantise.
     if node.op_type == "Gemm" and _attribute(node, "beta", 1.0) != 1.0:
         return "its bias has a factor"
     return ""
@@ -122,14 +123,15 @@ def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
 
 
 def check_result(model: Model, chosen: list[str]) -> None:
-    """EngineUnusable unless each chosen layer takes input and weights from Q/DQ pairs with scales that are numbers."""
+    """Raise EngineUnusable unless the input and weights of each chosen layer come from Q/DQ pairs with finite positive
+    scales."""
     producers = {name: node for node in model.graph.node for name in node.output}
     layers = {node.name: node for node in model.graph.node}
     for name in chosen:
         for value in layers[name].input[:2]:
             pair = producers.get(value)
             if pair is None or pair.op_type != "DequantizeLinear":
-                raise EngineUnusable(f"quantising left layer {name} in float32; build it in another precision")
+                raise EngineUnusable(f"layer {name} stayed in float32; build the model in another precision")
             scales = model.array(model.constants[pair.input[1]])
             if not np.all(np.isfinite(scales)) or not np.all(scales > 0):
                 raise EngineUnusable(f"layer {name} has no finite range on the calibration data; give other samples")
@@ -139,18 +141,18 @@ def check_result(model: Model, chosen: list[str]) -> None:
 
 
 def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
-    """Writes the model, ready to be quantised, into the folder `work`; returns its path and notes on what changed.
+    """Write a copy of the model into the folder `work`, prepared for quantising. Return its path and notes on changes.
 
-    Ready means: an opset that knows scales for each channel; batch normalisation and other constant arithmetic folded
-    into the weights; a name for every node; and no output that a layer uses as its input, since such an output would
-    be quantised too. It answers as the model does, which stays as it is.
+    The copy has an opset with scales for each channel; batch normalisation and other constant arithmetic folded into
+    the weights; a name for every node; and no output that is also the input of a layer, because such an output would
+    be quantised too. It answers as the model does. The model itself is not changed.
     """
     notes: tuple[str, ...] = ()
     proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
     ready = Model(proto, model.folder)
     if model.opset < _OPSET:
         ready = _raise_opset(ready, work)
-        notes = (f"opset raised from {model.opset} to {_OPSET}: before that Q/DQ knows no scales for each channel",)
+        notes = (f"opset raised from {model.opset} to {_OPSET}, the first whose Q/DQ has scales for each channel",)
     keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     ready.proto.ir_version = max(ready.proto.ir_version, _IR_VERSION)
     ready = _fold(ready, work)
@@ -165,8 +167,8 @@ def _raise_opset(model: Model, work: Path) -> Model:
     old, new = work / "old.onnx", work / "new.onnx"
     model.write(old)
     try:
-        proto = onnx.version_converter.convert_version(onnx.load(str(old)), _OPSET)  # it wants the weights as well
-    except Exception as error:  # of C++, without a type
+        proto = onnx.version_converter.convert_version(onnx.load(str(old)), _OPSET)  # needs the weights
+    except Exception as error:  # the C++ errors have no common class
         raise Unsuitable(f"the model's opset {model.opset} cannot be raised for int8: {one_line(error)}") from error
     Model(proto, work).write(new)
     return Model.read(new)
@@ -178,11 +180,11 @@ def _fold(model: Model, work: Path) -> Model:
     ort_quantize.fold(plain, folded)
     before, after = Model.read(plain), Model.read(folded)
     is_foreign = {node.domain for node in after.graph.node} - {node.domain for node in before.graph.node}
-    return before if is_foreign else after  # an operator that only ONNX Runtime has is good for it alone
+    return before if is_foreign else after  # other runtimes do not have ONNX Runtime's own operators
 
 
 def _part_outputs(model: Model) -> None:
-    """A layer whose input is an output of the model gets a copy of it: only that is quantised then."""
+    """Insert a copy if the input of a layer is an output of the model, so that only the copy is quantised."""
     copies: dict[str, str] = {}
     outputs = {value.name for value in model.graph.output}
     nodes = []
@@ -198,7 +200,7 @@ def _part_outputs(model: Model) -> None:
 
 
 def _name_nodes(model: Model) -> None:
-    """Nodes are chosen by name, which exporters may leave away or give twice."""
+    """Give every node a unique name, because layers are chosen by name. Exporters may omit or repeat names."""
     seen: set[str] = set()
     for node in model.graph.node:
         if not node.name or node.name in seen:
@@ -207,7 +209,7 @@ def _name_nodes(model: Model) -> None:
 
 
 def _restore_header(proto: onnx.ModelProto, source: onnx.ModelProto) -> None:
-    """Gives a model the declarations, metadata and, as far as its operators allow, the versions of another."""
+    """Copy inputs, outputs, metadata and, as far as the operators allow, versions from `source` to `proto`."""
     opset = max(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
     used = {node.domain for node in proto.graph.node}
     imports = [

@@ -1,4 +1,4 @@
-"""Runs a model once on a picture, as it was written, to show whether edged understands its answers."""
+"""Runs the unoptimised model once on a picture, to show whether edged decodes its answers correctly."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LEAST_SCORE = 0.05  # a user who looks for a threshold sees what lower ones wou
 
 
 def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
-    """Answer with what the model finds, whatever its score from `_LEAST_SCORE` on.
+    """Return the boxes with a score of at least `_LEAST_SCORE`, or the classes, that the model finds in a picture.
 
-    InvalidInput for a picture that cannot be read, or a model that takes none; EngineUnusable if the runtime refuses.
+    Raises InvalidInput if the picture cannot be read or the model takes none, EngineUnusable if the runtime refuses it.
     """
     pixels = read_sample(Path(job.picture)) if job.picture else Scene(SAMPLE_SEED).frame(0)[0]
     height, width = pixels.shape[:2]
@@ -28,7 +28,7 @@ def ask(job: jobs.AskPicture) -> jobs.AskedPicture:
     question = Pictures(job.order.signature, job.recognition).of(Path(job.picture).name, pixels)
     session = registry.load(job.order.recipe.backend).trial(job.order)
     if session is None or question.placement is None:
-        raise EngineUnusable("this runtime runs no model before an engine is built")
+        raise EngineUnusable("this runtime cannot run a model before an engine is built")
     outputs = session.infer(question.inputs)
     names, family = job.recognition.names, open_family(job.recognition)
 

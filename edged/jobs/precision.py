@@ -1,6 +1,6 @@
-"""Writes a model in another precision by its graph: float16 by casts, int8 by Q/DQ pairs.
+"""Converts a model to another precision by changing its graph: float16 with casts, int8 with Q/DQ pairs.
 
-TensorRT 11 has no other way, and every other runtime takes such a graph too.
+TensorRT 11 supports only this way, and all other runtimes accept such a graph too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Precision: TypeAlias = Literal["fp32", "fp16", "int8"]
 Calibration: TypeAlias = Sequence[Mapping[str, Array]]
 
 _GRAPH = "model.onnx"
-_MOST_BYTES = 256 << 20  # of all inputs to calibrate with, which are held in memory meanwhile
+_MOST_BYTES = 256 << 20  # the most bytes of all calibration inputs, which are in memory at the same time
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """A model in a precision. `path` is the given model if nothing had to change and no file was written.
+    """A model in a precision. `path` is the original model if no change was needed, so that no file was written.
 
-    `kept_fp32` has a line for each operator that still computes in float32, with the reason.
+    `kept_fp32` has one line for each operator that still computes in float32, with the reason.
     """
 
     path: str
@@ -39,32 +39,31 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 def convert_order(job: jobs.Build, folder: Path) -> tuple[Order, Composition]:
-    """Return the order for a converted graph, written into the empty `folder`, and what was kept in float32.
+    """Convert a model into the empty `folder`. Return the order for it, and what was kept in float32.
 
-    Superseded if the pictures to calibrate with are not those that the engine's key names; Unsuitable if no other
-    attempt would succeed.
+    Raises Superseded if the calibration pictures are not those of the engine's key, and otherwise as `convert`.
     """
     order, inputs = job.order, list[dict[str, Array]]()
     notes: list[str] = []
     if order.recipe.precision == "int8":
         inputs = _calibration(job, notes)
-    precision = cast(Precision, order.recipe.precision)  # a backend has no others in `in_graph`
+    precision = cast(Precision, order.recipe.precision)  # `in_graph` of a backend has no other precisions
     made = convert(Path(order.model), precision, folder / _GRAPH, inputs)
     if made.path != order.model:
         external = tuple(path.name for path in sorted(folder.iterdir()) if path.name != _GRAPH)
-        # The digest is of the model as it was given, which this file is not.
+        # No digest, because it is of the original model, not of this file.
         order = msgspec.structs.replace(order, model=made.path, external=external, digest="")
     return order, Composition(kept=made.kept_fp32, notes=(*made.notes, *notes))
 
 
 def _calibration(job: jobs.Build, notes: list[str]) -> list[dict[str, Array]]:
-    """Inputs by name, the user's pictures first, since ranges fit what they were measured on.
+    """Return the calibration inputs by name. The user's pictures come first, because ranges fit them best.
 
-    Drawn pictures are added for models with few samples or none. Other drawn ones, and some of the user's, are held out
-    to judge by.
+    Drawn pictures are added, for models with few samples or none. Other drawn pictures, and some of the user's, are
+    reserved for verification.
     """
     if job.recognition.preprocess is None:
-        raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {job.recognition.picture}")
+        raise Unsuitable(f"int8 needs calibration pictures, but the model takes none: {job.recognition.picture}")
     found = user_samples.calibration_pictures(job.samples)
     if user_samples.calibration_name(job.recognition, found) != job.order.recipe.calibration:
         raise Superseded("the sample pictures were changed after the engine was planned")
@@ -73,14 +72,14 @@ def _calibration(job: jobs.Build, notes: list[str]) -> list[dict[str, Array]]:
     for probe in _pictures(Pictures(job.order.signature, job.recognition), found, notes):
         size += sum(array.nbytes for array in probe.inputs.values())
         if chosen and size > _MOST_BYTES:
-            notes.append(f"calibrated on {len(chosen)} pictures: more do not fit into {_MOST_BYTES >> 20} MiB")
+            notes.append(f"calibrated on {len(chosen)} pictures only: more would exceed {_MOST_BYTES >> 20} MiB")
             break
         chosen.append(probe.inputs)
     return chosen
 
 
 def _pictures(pictures: Pictures, samples: Mapping[str, str], notes: list[str]) -> Iterator[Probe]:
-    """The user's pictures, which are paths by the SHA-256 of their content; then drawn ones."""
+    """Yield the user's pictures, then drawn ones. `samples`: paths by the SHA-256 of their content."""
     for digest, path in samples.items():
         try:
             yield pictures.sample(Path(path), digest)
@@ -90,24 +89,24 @@ def _pictures(pictures: Pictures, samples: Mapping[str, str], notes: list[str]) 
 
 
 def convert(model: Path, precision: Precision, out: Path, calibration: Calibration = ()) -> Converted:
-    """Write the model in `precision` as `out`; neither it nor `out`.data may exist yet.
+    """Write the model in `precision` as `out`. Neither `out` nor `out`.data may exist.
 
-    Inputs and outputs keep names, order, types and shapes. Weights go into `out`.data if the model has external data or
-    is very large; nothing is written outside the folder of `out`. `calibration` are inputs by name, of the model's own
-    dtypes and of shapes that it takes; only int8 needs them.
+    Inputs and outputs keep names, order, types and shapes. Weights are written to `out`.data if the model has external
+    data or is very large. No file is written outside the folder of `out`. `calibration`: inputs by name, with dtypes
+    and shapes that the model accepts; only int8 needs them.
 
-    Raises Unsuitable if no other attempt would succeed, EngineUnusable if the model cannot be read or a library fails,
-    OSError if nothing can be written.
+    Raises Unsuitable if another attempt would fail too, EngineUnusable if the model cannot be read or a library fails,
+    and OSError if a file cannot be written.
     """
     if precision == "fp16":
-        from edged.jobs.onnx_half import to_half  # brings the onnx package
+        from edged.jobs.onnx_half import to_half  # imports the onnx package
 
         changed, kept = to_half(model, out)
         return Converted(str(out if changed else model), precision, kept)
     if precision == "int8":
         if not calibration:
-            raise Unsuitable(f"{model.name} cannot become int8 without calibration data; give it sample pictures")
-        from edged.jobs.onnx_int8 import to_int8  # brings the onnx package and ONNX Runtime
+            raise Unsuitable(f"{model.name} cannot be converted to int8 without calibration data; add sample pictures")
+        from edged.jobs.onnx_int8 import to_int8  # imports the onnx package and ONNX Runtime
 
         changed, kept, notes = to_int8(model, out, calibration)
         return Converted(str(out if changed else model), precision, kept, notes)

@@ -33,13 +33,13 @@ from edged.verification.verify import Pair, judge
 
 Report: TypeAlias = Callable[[jobs.Progress], None]
 
-_PROBE = 64 << 10  # bytes written to find out whether a disk takes any
+_PROBE = 64 << 10  # bytes that are written to test whether a disk can be written
 
 
 def do(job: jobs.Job, report: Report) -> msgspec.Struct:
-    """Do one job in this process."""
+    """Do one job in this process, and return its answer."""
     if isinstance(job, jobs.Inspect):
-        from edged.jobs.inspect import inspect  # brings the onnx package, which the other jobs do without
+        from edged.jobs.inspect import inspect  # imports the onnx package, which most other jobs do not need
 
         return inspect(Path(job.path), lambda stage: report(jobs.Progress(stage.value)))
     if isinstance(job, jobs.Check):
@@ -53,7 +53,7 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
                 read_sample(sample)
         return jobs.Done()
     if isinstance(job, jobs.AskPicture):
-        from edged.jobs.picture import ask  # brings the code that draws
+        from edged.jobs.picture import ask  # imports the drawing code, which other jobs do not need
 
         require_same(job.order)
         return ask(job)
@@ -65,7 +65,7 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
         return runtimes.import_package(job)
     if isinstance(job, Lower | Prove | FreeDims | Simplify):
         return _repair(job)
-    # The file is read by its path, now; a key says which content it must have had, before and after.
+    # The file is read by its path, so compare its digest with that in the job before and after.
     require_same(job.order)
     answer = _on_model(job, report)
     try:
@@ -78,7 +78,7 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
 
 
 def _repair(job: Lower | Prove | FreeDims | Simplify) -> msgspec.Struct:
-    from edged.jobs.repair import dims, lowering, proof, simplify  # bring the onnx package
+    from edged.jobs.repair import dims, lowering, proof, simplify  # import the onnx package
 
     if isinstance(job, Prove):
         return proof.prove(job)
@@ -101,7 +101,7 @@ def _build(job: jobs.Build, report: Report) -> jobs.Built:
     started = time.monotonic()
     backend, out = _load(job), Path(job.out)
     if job.order.recipe.precision in backend.in_graph:
-        # Within the stage, so that it goes with it when this process is killed.
+        # Inside the stage, so that it is removed with the stage if this process is killed.
         with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
             report(jobs.Progress("converting"))
             order, converted = convert_order(job, Path(folder))
@@ -120,7 +120,7 @@ def _run(backend: Backend, order: Order, out: Path, report: Report) -> Compositi
 
 
 def load_graphs() -> Graphs:
-    """What builders rewrite graphs with; imports the onnx package."""
+    """Return the module with which builders rewrite graphs. Imports the onnx package."""
     from edged.jobs import engine_graph
 
     return engine_graph
@@ -135,11 +135,12 @@ def _make_golden(job: jobs.MakeGolden, report: Report) -> jobs.MadeGolden:
 
 
 def _compare_levels(job: jobs.CompareLevels, report: Report) -> jobs.ComparedLevels:
-    """Compare each level of ONNX Runtime's graph optimisation with the model as it was written.
+    """Compare each level of ONNX Runtime's graph optimisation with the unoptimised model.
 
-    Optimisers fuse and fold, and some are wrong for a model. EngineUnusable if the reference answers nothing.
+    Optimisers fuse and fold nodes, which is wrong for some models. Raises EngineUnusable if the reference answers no
+    probe.
     """
-    from edged.backends.ort import session as ort_levels  # brings ONNX Runtime
+    from edged.backends.ort import session as ort_levels  # imports ONNX Runtime
 
     session = registry.load(job.order.recipe.backend).open(job.order)
     report(jobs.Progress("asking the reference"))
@@ -154,7 +155,7 @@ def _compare_levels(job: jobs.CompareLevels, report: Report) -> jobs.ComparedLev
             pairs = (Pair.of(sample, session.infer(sample.inputs)) for sample in asked.samples)
             verdict = judge(pairs, job.tolerance, matcher)
         except (EngineUnusable, InvalidInput) as error:
-            verdict = Verdict(False, f"it does not answer what the unoptimised model answers: {error}", {})
+            verdict = Verdict(False, f"it refuses inputs that the unoptimised model answers: {error}", {})
         found.append(jobs.LevelVerdict(level, verdict))
     return jobs.ComparedLevels(tuple(found))
 
@@ -179,11 +180,11 @@ def _time(job: jobs.Time, report: Report) -> jobs.Timed:
     def open_form(form: Parallelism) -> Session:
         report(jobs.Progress("timing"))
         if job.order.recipe.is_reference and form == ONE_INSTANCE:
-            return reference  # a large model fits once
+            return reference  # not opened twice, because a large model may fit into memory only once
         return backend.open(msgspec.structs.replace(job.order, parallelism=form))
 
     def is_right(session: Session) -> bool:
-        """Fewer threads may sum in another order."""
+        """Whether the answer is right. With fewer threads the order of summation, and so the result, may differ."""
         return judge([_pair(sample, session, job.order.signature, report)], job.tolerance, matcher).accepted
 
     reference = registry.load(job.reference.recipe.backend).open(job.reference)
@@ -195,31 +196,31 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, report:
     report(jobs.Progress("verifying"))
     try:
         answer = session.infer(sample.inputs)
-    except InvalidInput as error:  # built again it would be the same
+    except InvalidInput as error:  # another build would refuse the same shapes
         asked = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in sample.inputs.items())
         where = " and ".join(PREFIX + spec.name for spec in signature.inputs if not spec.is_static)
         advice = f"; change {where} to accept them" if where else ""
-        raise Unsuitable(f"the engine refuses shapes that the reference takes, {asked}: {error}{advice}") from error
+        raise Unsuitable(f"the engine refuses shapes that the reference accepts, {asked}: {error}{advice}") from error
     return Pair.of(sample, answer)
 
 
 def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
-    """The sample to time with: one of the user's or else a picture, since some models take longer for some contents."""
+    """Return the sample to time with: the user's or a picture if there is one, because time may depend on content."""
     return next((sample for sample in samples if sample.kind in (GIVEN, PICTURE)), samples[0])
 
 
 def _load(job: jobs.Build | jobs.Verify) -> Backend:
-    """The backend in the version that the engine's key names."""
+    """Load the backend. Raises Superseded if its version is not the one in the engine's key."""
     backend = registry.load(job.order.recipe.backend)
     if job.expects and not registry.agree(backend.version(), job.expects):
-        raise Superseded(f"{backend.name} is {backend.version()} now, not {job.expects}: the libraries changed")
+        raise Superseded(f"{backend.name} is now {backend.version()}, not {job.expects}: the libraries changed")
     return backend
 
 
 def find_disk_fault(job: msgspec.Struct, error: BaseException) -> OutOfSpace | None:
-    """Return the fault of the disk that is behind an error, if there is one.
+    """Return the disk fault that caused an error; None if no disk fault is found.
 
-    Runtimes describe what they could not read or write in words of their own, most of which blame the model.
+    The messages of runtimes about files that they cannot read or write mostly blame the model.
     """
     if (behind := disk_fault_behind(_place(job), error)) is not None:
         return behind
@@ -232,7 +233,7 @@ def find_disk_fault(job: msgspec.Struct, error: BaseException) -> OutOfSpace | N
 
 
 def require_disk(job: msgspec.Struct) -> None:
-    """Raise OutOfSpace if the disk that a job writes to is full or faulty, or its model cannot be read."""
+    """Raise the disk fault if the disk that a job writes to is full or faulty, or if its model cannot be read."""
     try:
         if getattr(job, "out", ""):
             with tempfile.TemporaryFile(dir=_place(job)) as file:
@@ -246,7 +247,7 @@ def require_disk(job: msgspec.Struct) -> None:
 
 
 def _place(job: msgspec.Struct) -> Path:
-    """The folder that a job writes to, or else the folder of its model."""
+    """Return the folder that a job writes to, or, if it writes none, the folder of its model."""
     out = Path(getattr(job, "out", ""))
     if str(out) != ".":
         return out if out.is_dir() else out.parent

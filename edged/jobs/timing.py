@@ -1,10 +1,10 @@
 """Times an engine against the reference: one inference at a time, and several at the same time.
 
-Both run in blocks, in turns, so that the load of the box at the moment affects both. Within a block an engine runs
-warm, as it does while it serves; a single inference after one of another engine finds the caches full of the other's
-weights. One inference at a time is timed with a pause before each, as between two requests of a client: the threads of
-a runtime fall asleep in it, and to wake them may take longer than a small model's inference. Rounds of blocks go on
-until the ratio is known well enough. Cameras share the box, so after each round this process sleeps.
+Both run alternately, in blocks of inferences, so that the load of the box affects both alike. Within a block an engine
+runs warm, as while it serves: otherwise the CPU caches would contain the other engine's weights. Before each single
+inference there is a pause, as between two requests of a client. The runtime's threads fall asleep in it, and waking
+them may take longer than a small model's inference. Blocks are repeated until the ratio is precise enough. After each
+round this process sleeps, because cameras share the box.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from edged.ipc.job_messages import Timed
 from edged.store.record import Speed
 from edged.tensors import Array
 
-_RUNS = 10  # inferences of a block
-_BLOCK_SECONDS = 0.25  # a block of a slow model has fewer
+_RUNS = 10  # inferences in a block
+_BLOCK_SECONDS = 0.25  # a block ends after this time, with fewer inferences if the model is slow
 _LEAST_RUNS, _LEAST_ROUNDS = 2, 3
-_PRECISE = 0.015  # standard error of the ratio, as a share of it, at which it is known well enough
-_PAUSE = 0.0005  # seconds before an inference: the round trip of a request takes as long
+_PRECISE = 0.015  # a relative standard error of the ratio at which it is precise enough
+_PAUSE = 0.0005  # seconds before an inference, as long as the round trip of a request
 _REST = 1 / 3  # seconds of sleep for each second of work
 
 
 def parallelisms(order: Order, cores: int) -> tuple[Parallelism, ...]:
-    """Return the forms to time an engine in: one inference on all of `cores` first, then several that share them."""
+    """Return the forms in which to time an engine: first one instance on all `cores`, then several that share them."""
     if order.recipe.device != "cpu":
         return (ONE_INSTANCE,)
     if threads := order.recipe.threads:
@@ -53,9 +53,9 @@ def measure(
     is_right: Callable[[Session], bool],
     seconds: float = 1.0,
 ) -> Timed:
-    """Time an engine in each form for about so many seconds. `open_form` may return the reference itself.
+    """Time an engine in each form for about `seconds`. `open_form` may return the reference itself.
 
-    Forms with several instances are left out if the runtime cannot run them, or the answers are not `is_right`.
+    A form with several instances is left out if the runtime cannot run it, or if its answer is not `is_right`.
     """
     ticks, used, began = load.read(), time.process_time(), time.perf_counter()
     speeds = []
@@ -93,13 +93,13 @@ def _compare(
     finally:
         for replica in crew[1:]:
             replica.close()
-    # Other work only ever makes a block slower, so the fastest one says most about the engine.
+    # Other work on the box can only make a block slower, so the fastest block is the best measure.
     fastest = (round(min(times) * 1000, 4) for times in (own, intervals, others))
     return Speed(form.instances, form.threads, *fastest)
 
 
 def block(session: Session, inputs: Mapping[str, Array], runs: int) -> float:
-    """Return the median seconds of so many inferences with pauses, after one that warms the caches."""
+    """Return the median seconds of `runs` inferences with pauses, after one that warms the caches."""
     times = []
     for _ in range(runs + 1):
         time.sleep(_PAUSE)
@@ -110,7 +110,7 @@ def block(session: Session, inputs: Mapping[str, Array], runs: int) -> float:
 
 
 def _interval(pool: ThreadPoolExecutor, crew: Sequence[Session], inputs: Mapping[str, Array], runs: int) -> float:
-    """Return the mean seconds between two answers while every session of the crew works."""
+    """Return the mean seconds between two answers while all sessions of the crew work in parallel."""
 
     def work(session: Session) -> None:
         for _ in range(runs):
@@ -123,6 +123,6 @@ def _interval(pool: ThreadPoolExecutor, crew: Sequence[Session], inputs: Mapping
 
 
 def _is_known(own: Sequence[float], others: Sequence[float]) -> bool:
-    """Whether the ratio of two series of times is known well enough, by its standard error."""
+    """Whether the standard error of the ratio of two series of times is small enough."""
     logs = [math.log(mine / other) for mine, other in zip(own, others, strict=True)]
     return statistics.stdev(logs) / math.sqrt(len(logs)) < _PRECISE

@@ -1,8 +1,8 @@
-"""Tries a model on one runtime, stage by stage, in a child, which may crash or never end instead of a host.
+"""Tries a model on one runtime, stage by stage. Runs in a child, so that a crash or hang does not affect a host.
 
     opset -> operators -> session -> inference
 
-The runtime is asked the user's samples; if there are none, the golden inputs (`probes.py`) except wide values.
+The inputs are the user's samples. If there are none, they are the golden inputs (`probes.py`) except wide values.
 """
 
 from __future__ import annotations
@@ -31,22 +31,20 @@ from edged.vision.family import Recognition
 Report: TypeAlias = Callable[[jobs.Progress], None]
 
 _CONVERT = "or convert it: edged models add NAME FILE --convert"
-_EXTENSIONS = (
-    "export it without what onnxruntime-extensions puts before and after it: edged loads no libraries of operators"
-)
+_EXTENSIONS = "export it without the operators of onnxruntime-extensions: edged loads no operator libraries"
 _REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
-_PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
-# For models that answer only some values or sizes.
+_PLUGIN = "_TRT"  # the suffix of TensorRT's plugins; ONNX Runtime knows some of their names
+# Remedy for models that answer only certain values or sizes.
 _GIVE = (
     "if it accepts only certain values, pass some: --samples INPUTS.npz, from numpy.savez with one array per input"
     " by its name; if certain sizes, set preprocess.* or profile.INPUT"
 )
-_MOST_BYTES = 256 << 20  # of one probe
+_MOST_BYTES = 256 << 20  # the most bytes of one probe
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory", "Available memory of")
 
 
 def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
-    """Try the model up to the first stage that it does not pass."""
+    """Try the model, and stop at the first stage that it does not pass."""
     known = (
         job.support if job.support is not None and job.support.version == backend.version() else find_support(backend)
     )
@@ -63,7 +61,7 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
     try:
         session = backend.trial(job.order)
     except MemoryError:
-        return jobs.Checked(known, _no_memory(Stage.SESSION, f"{title} found no memory to open the model"))
+        return jobs.Checked(known, _no_memory(Stage.SESSION, f"{title} ran out of memory while opening the model"))
     except EngineUnusable as error:
         return jobs.Checked(known, refused(job, error, title))
     if session is None or job.through is Stage.SESSION or job.recognition is None:
@@ -80,7 +78,7 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
 
 
 def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: str) -> Finding | None:
-    """Check versions against those that the runtime takes."""
+    """Check the opset and IR versions against those that the runtime supports."""
     if (known.newest_ir and job.ir_version > known.newest_ir) or job.ir_version > MOST_VERSION:
         message = f"IR version {job.ir_version} is newer than {title} supports ({known.newest_ir or 'any real one'})"
         remedy = f"write it with ir_version {known.newest_ir or 10} or older, {_CONVERT}"
@@ -101,7 +99,7 @@ def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: 
 
 
 def _newest_of(backend: Backend, domain: str, version: int) -> int:
-    """0 if the version is taken."""
+    """Return the newest version of a domain that the runtime supports; 0 if unknown."""
     if not 1 <= version <= MOST_VERSION:
         return 0
     return newest_of(backend, domain)
@@ -125,26 +123,26 @@ def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
             return _unknown_operator(operator, node, title)
         version = job.opsets.get(domain)
         if version is not None and domain == "ai.onnx" and since > version:
-            message = f"node {node[:100]!r} uses {name}, which ONNX has from opset {since} on; the model says {version}"
+            message = f"node {node[:100]!r} uses {name}, which needs opset {since}, but the model declares {version}"
             remedy = f"export it with opset {since} or newer"
             return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
     return None
 
 
 def _called(node: str) -> str:
-    """A runtime may not say which node it was, and calls of the model's own functions are not kept."""
+    """Return words for a node; "the model" if its name is unknown."""
     return f"node {node[:100]!r}" if node else "the model"
 
 
 def _unknown_domain(domain: str, name: str, node: str, title: str) -> Finding:
     message = f"{_called(node)} uses {name[:100]} of domain {domain[:100]!r}, which {title} does not have"
-    remedy = _REMEDIES.get(domain, "export it with operators of ONNX's own")
+    remedy = _REMEDIES.get(domain, "export it with standard ONNX operators")
     return Finding(Stage.OPERATORS, Category.UNKNOWN_DOMAIN, message, remedy, node)
 
 
 def _unknown_operator(operator: str, node: str, title: str) -> Finding:
     message = f"{_called(node)} uses {operator[:100]}, an operator that {title} does not have"
-    remedy = "export it with operators of ONNX's own"
+    remedy = "export it with standard ONNX operators"
     return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
 
 
@@ -152,7 +150,7 @@ def _unknown_operator(operator: str, node: str, title: str) -> Finding:
 
 
 def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
-    """The finding for a runtime's refusal to open the model."""
+    """Return the finding for a runtime's refusal to open the model."""
     if not isinstance(error, NotTaken):
         return Finding(Stage.SESSION, Category.REFUSED, str(error))
     node = error.node or job.nodes.get(error.operator, "")
@@ -166,12 +164,12 @@ def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
         message = f"{where}{title} has no {error.operator[:100]} for these types or this opset"
         remedy = "cast to FP32 around it, or export it with another opset"
         if error.operator.endswith(_PLUGIN):
-            remedy = "it is a plugin of TensorRT's: export it without, as edged does what comes after a detector itself"
+            remedy = "export it without this TensorRT plugin: edged does the postprocessing of detectors itself"
         return Finding(Stage.OPERATORS, Category.NOT_IMPLEMENTED, message, remedy, node)
     if error.why == "too_much_memory":
         return _no_memory(Stage.SESSION, str(error), node)
     if error.why == "shape_outside":
-        remedy = "save it again with small tensors in the model's file, as onnx.save does without size_threshold=0"
+        remedy = "save it again with small tensors inside the model's file: onnx.save without size_threshold=0"
         return Finding(Stage.SESSION, Category.REFUSED, str(error), remedy, node)
     return Finding(Stage.SESSION, Category.REFUSED, str(error), "", node)
 
@@ -186,21 +184,21 @@ def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
 def inference(
     job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Ask the user's samples. If none of them is answered, ask until every ordinary kind of input was answered once, in
-    any shapes that the model takes: made-up inputs may keep a valid model busy for ever.
+    """Run the user's samples. If none is answered, run made-up inputs until each kind was answered once, in any shape:
+    more of them could keep a valid model busy for a long time.
 
-    `answers` is called after each answer."""
+    `answers` is called after each answer. Returns the finding (None if an input was answered) and the warnings."""
     answered: set[str] = set()
     warnings: list[Finding] = []
     first: Exception | None = None
-    has_given = False  # whether the user gave something that is answered
+    has_given = False  # whether a sample of the user was answered
     for name, make in _probes(job, recognition, answered):
         if has_given and not name:
             break
         try:
             probe = make()
             if probe.kind in answered - {GIVEN}:
-                break  # the next shapes, where these would do; one picture tells as much as another
+                break  # this kind was answered: other shapes or pictures would show nothing new
             answer = session.infer(probe.inputs)
             answers()
         except (EngineUnusable, InvalidInput, MemoryError) as error:
@@ -220,14 +218,14 @@ def inference(
         remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
         return Finding(Stage.INFERENCE, Category.FAILED, message, remedy), ()
     reason = " ".join(str(first).split()) or type(first).__name__
-    whole = str(first.__cause__ or first)  # the runtime's own words, of which the error has the beginning
+    whole = str(first.__cause__ or first)  # the runtime's whole message; the error has only its beginning
     if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
-        return _no_memory(Stage.INFERENCE, f"running it takes more memory than it may: {reason[:300]}"), ()
+        return _no_memory(Stage.INFERENCE, f"an inference exceeds the memory limit: {reason[:300]}"), ()
     return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {reason[:300]}", _GIVE), ()
 
 
 def _batch_gain(job: jobs.Check, recognition: Recognition, session: Session) -> float:
-    """What batches gain, by the first probe that is answered."""
+    """Return the gain of batches, measured with the first probe that is answered; 0 if none is."""
     for _, make in _probes(job, recognition, frozenset()):
         try:
             inputs = make().inputs
@@ -239,8 +237,8 @@ def _batch_gain(job: jobs.Check, recognition: Recognition, session: Session) -> 
 
 
 def _probes(job: jobs.Check, recognition: Recognition, answered: Set[str]) -> Iterator[tuple[str, Callable[[], Probe]]]:
-    """Probes, made when their turn comes, with the name of the sample if it is one of the user's. `answered`: the
-    kinds that were answered so far."""
+    """Yield functions that make probes, each with the name of the user's sample (empty for a made-up probe).
+    `answered`: the kinds of probes that were answered so far; the caller updates it."""
     signature = job.order.signature
     pictures = Pictures(signature, recognition) if recognition.preprocess is not None else None
     for content, path in sorted(job.given.items(), key=lambda item: not is_tensors(item[1])):
@@ -253,7 +251,7 @@ def _probes(job: jobs.Check, recognition: Recognition, answered: Set[str]) -> It
     if pictures is not None:
         for probe in pictures.drawn():
             yield "", partial(_as_it_is, probe)
-            if PICTURE in answered:  # drawing the next one takes longer than all else here
+            if PICTURE in answered:  # stop, because drawing another picture would take most of the time
                 return
 
 
@@ -262,14 +260,15 @@ def _as_it_is(probe: Probe) -> Probe:
 
 
 def _not_answered(sample: str, error: Exception) -> Finding:
-    """The warning for a model that answers other probes: the sample is of no use when its engines are verified."""
+    """Return the warning that a model does not answer a sample, so that it cannot verify the engines."""
     reason = " ".join(str(error).split())
     message = reason if reason.startswith("sample ") else f"sample {sample[:80]} is not answered: {reason[:300]}"
-    return Finding(Stage.INFERENCE, Category.FAILED, message, "give another one, or none")
+    return Finding(Stage.INFERENCE, Category.FAILED, message, "replace the sample, or remove it")
 
 
 def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Finding, ...]:
-    """The warning for a family that was set by hand: edged recognises families by more than their shapes."""
+    """Return a warning if a family that the settings name does not fit the answer. A recognised family is not
+    checked, because its recognition uses more than shapes."""
     if not recognition.is_set:
         return ()
     try:
@@ -278,7 +277,7 @@ def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Fi
         why = str(error)
     if not why:
         return ()
-    message = f"family={recognition.family} does not fit what the model answers to a picture: {why}"
+    message = f"family={recognition.family} does not fit the model's answer to a picture: {why}"
     return (Finding(Stage.INFERENCE, Category.IMPLAUSIBLE, message, "set another family, or family=raw"),)
 
 
@@ -286,9 +285,7 @@ def _not_finite(answer: dict[str, Array]) -> tuple[Finding, ...]:
     for name, array in answer.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             count = int(array.size - np.isfinite(array).sum())
-            message = (
-                f"output {name[:100]!r} has {count} values of {array.size} that are not finite for ordinary inputs"
-            )
-            remedy = "see whether it is meant to: divisions by zero, logarithms, overflow in FP16"
+            message = f"{count} of {array.size} values of output {name[:100]!r} are not finite for ordinary inputs"
+            remedy = "check whether this is intended; causes are divisions by zero, logarithms, overflow in FP16"
             return (Finding(Stage.INFERENCE, Category.NOT_FINITE, message, remedy, name),)
     return ()

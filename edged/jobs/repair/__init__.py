@@ -1,11 +1,11 @@
-"""Repairs of models that cannot be served as they are: an opset or file format too new, dimensions declared wrongly.
+"""Repairs of models that cannot be served as exported: the opset or IR version is too new, or dimensions are wrong.
 
-    lowering.py   the model in an older opset or IR version, one version at a time
-    nodes.py      a single node in the version before
-    dims.py       what an input really takes, found by trying
-    simplify.py   constants folded by onnxslim
-    proof.py      whether original and repaired model answer alike
+    lowering.py   converts the model to an older opset or IR version, one version at a time
+    nodes.py      converts a single node to the previous version
+    dims.py       finds by trying which dimensions an input really accepts
+    simplify.py   folds constants with onnxslim
+    proof.py      checks whether the original and the repaired model give the same answers
 
-Each is a child's job; `engines/repairer.py` decides which, in which order, and has each proven before the next. Repairs
-are made only on request; `edged.models.repair.Record` says what was done.
+Each step is a job of a child. `engines/repairer.py` decides on the steps and their order, and has each step proven
+before the next. Models are repaired only on request; `edged.models.repair.Record` lists the steps.
 """

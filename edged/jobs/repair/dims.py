@@ -1,8 +1,8 @@
-"""What the inputs of a model really take, found by asking the reference. Runs in the child.
+"""Finds the dimensions that the inputs of a model really accept, by running the reference. Runs in the child.
 
-Exporters write the sizes of their example into the file, which a graph may or may not depend on; or leave open what a
-constant inside fixes. A declaration is changed only on proof: rows of a batch are answered as they were in the batch
-that was declared, and an open size that only one number fits is that number.
+Exporters write the sizes of their example into the file, although the graph may accept other sizes. Or they declare a
+size as open, although a constant in the graph fixes it. A declaration is changed only with proof: rows of a smaller
+batch get the same answers as in the declared batch, and an open size becomes fixed if only one tried size works.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _Answered: TypeAlias = tuple[dict[str, Array], dict[str, Array]]  # inputs and o
 
 
 def free(job: FreeDims) -> Freed:
-    """Writes the model with its inputs declared as what they take. EngineUnusable if the reference cannot open it."""
+    """Write the model with the dimensions that its inputs accept. Raises EngineUnusable if the reference cannot open
+    it."""
     return _Trial(job).run()
 
 
@@ -49,7 +50,7 @@ class _Trial:
         self._backend = registry.load(job.order.recipe.backend)
         self._tolerance = tolerance_for(self._path)
         self._changes: dict[tuple[str, int], Dim] = {}
-        self._observed: dict[str, tuple[Dim, ...]] = {}  # outputs, as far as trials show what they are
+        self._observed: dict[str, tuple[Dim, ...]] = {}  # shapes of outputs that trials showed
         self._details: list[str] = []
         self._figures: dict[str, float] = {}
         self._questions = 0
@@ -73,7 +74,7 @@ class _Trial:
     # -- invalid sizes ---------------------------------------------------------------------------------------------
 
     def _open_nothings(self) -> None:
-        """-1 and 0, as some exporters write what may be of any size."""
+        """Open the dimensions declared as -1 or 0, which some exporters write for any size."""
         constants = {tensor.name for tensor in self._graph().graph.initializer}
         for value in (v for v in self._graph().graph.input if v.name not in constants):
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -83,12 +84,12 @@ class _Trial:
         if self._changes:
             with self._opened() as (session, signature):
                 if self._answered(session, signature) is None:
-                    raise Unsuitable("its inputs have sizes of 0 or less, and it answers nothing with any others")
+                    raise Unsuitable("its inputs declare sizes of 0 or less, and it answers no other size")
 
     # -- a batch that is the exporter's example ---------------------------------------------------------------------
 
     def _batch(self) -> None:
-        """A declared batch of several that is answered row by row can be of any size."""
+        """Open a declared batch of several rows if its rows get the same answers in smaller batches."""
         signature = self._signature()
         rows = {spec.shape[0] for spec in signature.inputs if spec.shape and spec.shape != ANY_SHAPE} - {1}
         if len(rows) != 1 or not isinstance(size := next(iter(rows)), int):
@@ -102,12 +103,12 @@ class _Trial:
         opened: dict[tuple[str, int], Dim] = {(name, 0): _BATCH for name in concerned}
         try:
             verdict = self._by_rows(opened, concerned, inputs, expected, size)
-        except EdgedError:  # it needs that very batch
+        except EdgedError:  # the graph accepts only the declared batch
             return
         if verdict.accepted:
             self._changes |= opened
             self._figures |= verdict.figures
-            self._details.append(f"each row of a batch of {size} is answered alike alone and in a batch of 2")
+            self._details.append(f"rows of a batch of {size} get the same answers alone and in a batch of 2")
 
     def _by_rows(
         self,
@@ -117,7 +118,7 @@ class _Trial:
         expected: Mapping[str, Array],
         size: int,
     ) -> Verdict:
-        """Whether parts of the batch are answered as they were in the whole."""
+        """Compare the answers to parts of a batch with the answer to the whole batch."""
         parts = [slice(0, 1), slice(size - 1, size), slice(0, 2)]
         with self._opened(opened) as (session, _):
             pairs = []
@@ -131,7 +132,7 @@ class _Trial:
     # -- sizes that are open by name only ---------------------------------------------------------------------------
 
     def _close_batch(self) -> None:
-        """A batch that is declared open and takes one size only."""
+        """Fix a batch that is declared open if only one of the tried sizes is answered."""
         signature = self._signature()
         leading = {s.shape[0] for s in signature.inputs if s.shape and isinstance(s.shape[0], str)} - {*ANY_SHAPE}
         if not leading:
@@ -148,14 +149,14 @@ class _Trial:
                 if spec.shape and spec.shape[0] in leading:
                     self._changes[spec.name, 0] = works[0]
             tried = ", ".join(str(size) for size in _BATCHES if size != works[0])
-            self._details.append(f"a batch of {works[0]} is answered, none of {tried}")
+            self._details.append(f"a batch of {works[0]} is answered, but no batch of {tried}")
 
     def _takes_rows(self, session: Session, signature: Signature, leading: AbstractSet[str], size: int) -> bool:
         fixed = _fixed(signature, {(s.name, 0): size for s in signature.inputs if s.shape and s.shape[0] in leading})
         return _keeps_rows(signature, self._answered(session, fixed))
 
     def _close_sizes(self) -> None:
-        """Pictures that are declared to be of any size, and can be of one only."""
+        """Fix the picture size of inputs that are declared open if only one of the tried sizes is answered."""
         for spec in self._signature().inputs:
             axes = _sides(spec)
             if axes is None or not all(isinstance(spec.shape[axis], str) for axis in axes):
@@ -170,18 +171,18 @@ class _Trial:
                         break
             if len(works) == 1:
                 self._changes |= {(spec.name, axis): works[0] for axis in axes}
-                self._details.append(f"pictures of {works[0]}x{works[0]} are answered, and of no other size tried")
+                self._details.append(f"pictures of {works[0]}x{works[0]} are answered, but no other tried size")
 
     # -- a size that is the exporter's example ----------------------------------------------------------------------
 
     def _sizes(self) -> tuple[bool, str]:
-        """Whether pictures may be of other sizes than the declared one; or why not."""
+        """Open the picture size of an input if larger sizes are answered. Return whether it was opened, or why not."""
         signature = self._signature()
         spec = next(
             (s for s in signature.inputs if _sides(s) and all(isinstance(s.shape[a], int) for a in _axes(s))), None
         )
         if spec is None:
-            return False, "sizes: no input takes pictures of one size"
+            return False, "sizes: no input declares pictures of a fixed size"
         axes = _axes(spec)
         height, width = (int(spec.shape[axis]) for axis in axes)
         opened = {(spec.name, axes[0]): _HEIGHT, (spec.name, axes[1]): _WIDTH}
@@ -193,12 +194,12 @@ class _Trial:
                     fixed = _fixed(free, dict(zip(((spec.name, axis) for axis in axes), size, strict=True)))
                     found = self._answered(session, fixed)
                     if found is None or not all(_is_finite(array) for array in found[1].values()):
-                        return False, f"sizes: it takes no pictures of {size[1]}x{size[0]}"
+                        return False, f"sizes: it does not answer pictures of {size[1]}x{size[0]}"
                     shapes.append({name: array.shape for name, array in found[1].items()})
         except EdgedError as error:
             return False, f"sizes: {error}"
         if any(len(each[name]) != len(shapes[0][name]) for each in shapes for name in each):
-            return False, "sizes: its outputs are of another kind then"
+            return False, "sizes: with another size its outputs have another number of dimensions"
         self._changes |= opened
         self._observed = {name: _common([each[name] for each in shapes], name) for name in shapes[0]}
         self._questions += len(tried)
@@ -211,7 +212,7 @@ class _Trial:
         return _Variant(self, {**self._changes, **(more or {})})
 
     def _answered(self, session: Session, signature: Signature) -> _Answered | None:
-        """Inputs that the model answers, with the answer; None if it answers nothing that fits the signature."""
+        """Return inputs that the model answers, and the answer; None if it answers no probe that fits the signature."""
         recognition = msgspec.structs.replace(self._job.recognition, preprocess=None)
         for probes in tensors(signature, recognition, _ANY):
             if sum(array.nbytes for array in probes[0].inputs.values()) > _MOST_BYTES:
@@ -229,13 +230,13 @@ class _Trial:
         return onnx.load(str(self._path), load_external_data=False)
 
     def _signature(self) -> Signature:
-        """As declared, with the changes so far."""
+        """Return the declared signature with the changes so far."""
         return self.signature(self._changes)
 
     def signature(self, places: Places) -> Signature:
         given = self._job.order.signature
         inputs = tuple(_respecified(spec, places) for spec in given.inputs)
-        # A leading size that is the batch of an input is the outputs' as well.
+        # If the leading size of an output is the batch of an input, it changes with that batch.
         batches = {
             spec.shape[0]: new.shape[0]
             for spec, new in zip(given.inputs, inputs, strict=True)
@@ -257,8 +258,8 @@ class _Trial:
         return self._backend.open(self.order(path, signature))
 
     def write(self, path: Path, signature: Signature) -> None:
-        """The model with inputs and outputs declared so. What was worked out of the shapes inside is left out: it was
-        worked out from what is not so."""
+        """Write the model with these inputs and outputs. Removes the inferred shapes of other values, because they
+        follow from the old declarations."""
         model = self._graph()
         specs = {spec.name: spec for spec in (*signature.inputs, *signature.outputs)}
         for value in (*model.graph.input, *model.graph.output):
@@ -281,7 +282,7 @@ class _Trial:
 
 
 class _Variant:
-    """The model as it would be with these sizes declared, opened while it is asked."""
+    """A context that opens the model with other declared sizes, and yields the session and its signature."""
 
     def __init__(self, trial: _Trial, places: Places) -> None:
         self._trial, self._signature = trial, trial.signature(places)
@@ -309,7 +310,7 @@ def _respecified(spec: TensorSpec, places: Places) -> TensorSpec:
 
 
 def _fixed(signature: Signature, places: Places) -> Signature:
-    """The signature with sizes for some dimensions, also where others have the same name."""
+    """Return the signature with fixed sizes for some dimensions, and for all dimensions of the same name."""
     named = {
         spec.shape[axis]: places[spec.name, axis]
         for spec in signature.inputs
@@ -324,7 +325,7 @@ def _fixed(signature: Signature, places: Places) -> Signature:
 
 
 def _keeps_rows(declared: Signature, found: _Answered | None) -> bool:
-    """Whether there is an answer, and it has as many rows as its inputs where both are declared to be one size."""
+    """Whether the model answered, and each output has as many rows as the input that shares its batch dimension."""
     if found is None:
         return False
     given, answer = found
@@ -334,7 +335,7 @@ def _keeps_rows(declared: Signature, found: _Answered | None) -> bool:
 
 
 def _sides(spec: TensorSpec) -> tuple[int, int] | None:
-    """The axes of a picture's height and width; None for what cannot be one."""
+    """Return the axes of a picture's height and width; None if the input cannot be a picture."""
     if len(spec.shape) != 4:
         return None
     if spec.shape[1] in (1, 3, 4):
@@ -349,7 +350,7 @@ def _axes(spec: TensorSpec) -> tuple[int, int]:
 
 
 def _common(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[Dim, ...]:
-    """What all shapes have, and a name for each size that differs."""
+    """Return the common shape, with a name for each size that differs."""
     return tuple(
         sizes[0] if len(set(sizes)) == 1 else f"{name}_{a}" for a, sizes in enumerate(zip(*shapes, strict=True))
     )

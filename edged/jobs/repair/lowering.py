@@ -1,9 +1,14 @@
-"""Writes a model in an older version of ONNX's operators, one version after the other. Runs in the child.
+"""Converts a model to an older version of ONNX's operators, one version after the other. Runs in the child.
 
-A node whose definition did not change stays. One that did is, in this order: kept, where only the types that it takes
-became more; rewritten here, if the converter of the onnx package keeps quiet about a change of meaning or knows no
-way; converted by that; kept, if it does not use what is new; written out as what it is defined to be made of. Which
-of these it was decides how the result has to be proven: see `LoweredGraph.by_definition`.
+A node whose definition did not change stays. For a changed definition the first of these rules that applies is used:
+
+1. keep the node if the new version only allows more types;
+2. rewrite it here if the converter of the onnx package ignores a change of meaning or cannot convert it;
+3. convert it with that converter;
+4. keep it if it uses nothing that is new.
+
+An operator that the older version lacks is replaced with the function that defines it. The rule decides how the
+result has to be proven: see `LoweredGraph.by_definition`.
 """
 
 from __future__ import annotations
@@ -28,11 +33,11 @@ from edged.jobs.onnx_graph import Names, replace_nodes
 from edged.jobs.onnx_walk import ONNX_DOMAINS, Walk, all_graphs, bodies, graphs
 from edged.jobs.repair.nodes import REWRITES, Likeness, Scope, changed, likeness, schema, small_constants
 
-_LARGE = 1 << 16  # bytes of a constant
-_DEEPEST = 50  # graphs inside graphs
-_MOST_NODES = 1_000_000  # an operator that is written out may become many
-_OLDEST_IR = 4  # since which constants need not be inputs as well
-# What a version brought that older readers do not know. Element types by their names in onnx.TensorProto.
+_LARGE = 1 << 16  # a constant of more bytes counts as large
+_DEEPEST = 50  # the deepest nesting of graphs
+_MOST_NODES = 1_000_000  # the limit, because replacing an operator with its function may add many nodes
+_OLDEST_IR = 4  # the first IR version in which constants need not be inputs
+# Features by the IR version that introduced them. Element types have their names in onnx.TensorProto.
 _TYPES = {
     9: ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
     10: ("UINT4", "INT4"),
@@ -44,14 +49,14 @@ _FUNCTIONS, _OVERLOADS, _DEVICES = 8, 10, 11
 
 
 def write_lowered(job: Lower) -> Lowered:
-    """Write a model in an older opset, an older IR version or both; Unsuitable if there is no way."""
+    """Write a model in an older opset, an older IR version or both. Raises Unsuitable if it cannot be converted."""
     try:
         model = onnx.load(job.path, load_external_data=False)
     except Exception as error:  # the parser's errors share no base
         raise ModelRefused(f"{Path(job.path).name} cannot be read: {one_line(error)}") from error
     done, details = LoweredGraph(), list[str]()
     if job.opset:
-        if model.functions:  # each has its own versions
+        if model.functions:  # inlined, because each function declares its own opsets
             model = onnx.inliner.inline_local_functions(model)
             details.append("local functions inlined")
         done = lower(model, job.opset)
@@ -62,8 +67,8 @@ def write_lowered(job: Lower) -> Lowered:
 
 
 class LoweredGraph:
-    """What became of a model. `details` says in a line each what was changed; `by_definition` is whether nothing was
-    but what means the same by ONNX's own definitions."""
+    """The changes to a model. `details` has one line for each kind of change. `by_definition`: all nodes mean the same
+    as before by ONNX's definitions."""
 
     def __init__(self) -> None:
         self.by_definition = True
@@ -75,23 +80,23 @@ class LoweredGraph:
 
 
 def opset_of(model: ModelProto) -> int:
-    """The version of ONNX's own operators that a model is written in; 0 if it names none."""
+    """Return the version of the default opset of a model; 0 if it declares none."""
     return max((entry.version for entry in model.opset_import if entry.domain in ONNX_DOMAINS), default=0)
 
 
 def newest_known() -> int:
-    """The newest version that this box's onnx package has definitions of."""
+    """Return the newest opset that the installed onnx package defines."""
     return int(onnx.defs.onnx_opset_version())
 
 
 def lower(model: ModelProto, target: int) -> LoweredGraph:
-    """Writes a model, which has no functions of its own, in version `target`; Unsuitable, with the operator and its
-    version, if there is no way. The model is of no use then."""
+    """Convert a model without local functions to opset `target`, in place. Raises Unsuitable, with the operator and its
+    version, if it cannot be converted; the model is then invalid."""
     source, lowered = opset_of(model), LoweredGraph()
     if source > newest_known():
         raise Unsuitable(
-            f"opset {source} is newer than the installed onnx package ({newest_known()}): edged cannot know what "
-            f"changed; update it: {packages.install('onnx', option='-U')}"
+            f"opset {source} is newer than the installed onnx package knows ({newest_known()}); "
+            f"update the package: {packages.install('onnx', option='-U')}"
         )
     used = _used(model.graph)
     with _without_weights(model.graph):
@@ -104,7 +109,7 @@ def lower(model: ModelProto, target: int) -> LoweredGraph:
 
 @contextlib.contextmanager
 def _without_weights(graph: GraphProto) -> Iterator[None]:
-    """Meanwhile large constants are declared as external: types are inferred from a copy, in every version."""
+    """A context in which large constants are declared as external, because each version infers types from a copy."""
     large = [tensor for tensor in graph.initializer if len(tensor.raw_data) > _LARGE]
     values = [tensor.raw_data for tensor in large]
     for tensor in large:
@@ -123,7 +128,7 @@ def _stamp(model: ModelProto, version: int) -> None:
 
 
 class _Floor:
-    """One step down: from `version` to the one before."""
+    """One step of the conversion: from `version` to the previous version."""
 
     def __init__(self, model: ModelProto, version: int, lowered: LoweredGraph) -> None:
         self._graph, self._version, self._lowered = model.graph, version, lowered
@@ -143,7 +148,7 @@ class _Floor:
 
     def _graph_down(self, graph: GraphProto, outer: Scope, typed: GraphProto, depth: int) -> None:
         if depth > _DEEPEST:
-            raise Unsuitable(f"its graphs are nested deeper than {_DEEPEST}")
+            raise Unsuitable(f"its graphs are nested more than {_DEEPEST} deep")
         scope = _scope(graph, typed, outer)
         made: list[NodeProto] = []
         for node, twin in zip(graph.node, typed.node, strict=True):
@@ -151,7 +156,7 @@ class _Floor:
                 self._graph_down(body, scope, typed_body, depth + 1)
             made.extend(self._node_down(node, scope))
             if len(made) > _MOST_NODES:
-                raise Unsuitable(f"written out it has more than {_MOST_NODES} nodes")
+                raise Unsuitable(f"the converted graph has more than {_MOST_NODES} nodes")
         replace_nodes(graph, made)
 
     def _node_down(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
@@ -170,16 +175,16 @@ class _Floor:
             self._report(node, "rewritten")
             return rewrite(node, scope, self._new_name)
         failed = ""
-        if not any(True for _ in bodies(node)):  # the converter does not see what a graph inside takes from outside
+        if not any(True for _ in bodies(node)):  # the converter does not see values that a body reads from outside
             try:
                 made = self._converted(node, scope)
-            except Exception as error:  # of C++, without a type
+            except Exception as error:  # the C++ errors have no common class
                 failed = _reason(error)
             else:
                 self._report(node, "converted")
                 return made
         if like is Likeness.ALIKE:
-            self._report(node, "kept as they are")
+            self._report(node, "kept")
             return [node]
         raise Unsuitable(f"{self._called(node)} cannot be converted to opset {self._version - 1}: {why or failed}")
 
@@ -188,15 +193,15 @@ class _Floor:
             return onnx.version_converter.convert_version(alone, self._version - 1)
 
         made = changed(node, scope, self._version, convert, self._new_name)
-        for each in made:  # it leaves attributes where they are that are not there before
+        for each in made:  # the converter may leave attributes that the older version lacks
             old = schema(each.op_type, self._version - 1)
-            like, why = likeness(each, scope, old, old) if old is not None else (Likeness.OTHER, "it is not there")
+            like, why = likeness(each, scope, old, old) if old is not None else (Likeness.OTHER, "it does not exist")
             if like is Likeness.OTHER:
                 raise ValueError(why)
         return made
 
     def _written_out(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
-        """An operator that is not there before, as the function that ONNX defines it by."""
+        """Replace an operator that the older version lacks with the function by which ONNX defines it."""
         self._lowered.by_definition = False
         came = f"{self._called(node)} was added in opset {self._version} and has no older equivalent"
 
@@ -207,11 +212,11 @@ class _Floor:
 
         try:
             made = changed(node, scope, self._version, write_out, self._new_name)
-        except Exception as error:  # of C++, without a type
+        except Exception as error:  # the C++ errors have no common class
             raise Unsuitable(f"{came}: {_reason(error)}") from error
         if any(each.op_type == node.op_type for each in made):
             raise Unsuitable(f"{came}; export it with opset {self._version - 1} or update the runtime")
-        self._report(node, "written out")
+        self._report(node, "replaced with its function")
         typed = _part_types(made, scope, self._version)
         return [each for inner in made for each in self._node_down(inner, typed)]
 
@@ -224,15 +229,15 @@ class _Floor:
 
 
 def _typed(model: ModelProto) -> ModelProto:
-    """The model with the types of its values, as far as they can be worked out."""
+    """Return the model with the inferred types of its values, or unchanged if inference fails."""
     try:
         return onnx.shape_inference.infer_shapes(model)
-    except Exception:  # an aid: where types are not known, answers decide
+    except Exception:  # types only help: without them, comparing answers decides
         return model
 
 
 def _part_types(nodes: list[NodeProto], scope: Scope, opset: int) -> Scope:
-    """The scope with the types of the values between nodes that stand for one."""
+    """Return the scope with the types of the new values between nodes that replace one node."""
     outside = {name for node in nodes for name in node.input} - {name for node in nodes for name in node.output}
     inputs = [scope.types[name] for name in sorted(outside) if name in scope.types]
     tensors = [scope.constants[name] for name in sorted(outside) if name in scope.constants]
@@ -250,7 +255,7 @@ def _scope(graph: GraphProto, typed: GraphProto, outer: Scope) -> Scope:
 
 
 def _reason(error: Exception) -> str:
-    """The converter's own words without the place in its sources: `...: Assertion `x` failed: WORDS`."""
+    """Return the converter's message without its source position: TEXT of `...: Assertion `x` failed: TEXT`."""
     text = " ".join(str(error).split())
     return text.rpartition("failed: ")[2][:200] or type(error).__name__
 
@@ -264,7 +269,7 @@ def _used(graph: GraphProto) -> set[str]:
 
 
 def _drop_unused(graph: GraphProto, before: set[str]) -> None:
-    """Constants that were used and are not any more, such as axes that became an attribute."""
+    """Remove constants that are no longer used, for example axes that became an attribute."""
     gone = before - _used(graph) - {value.name for part in graphs(graph) for value in part.output}
     dropped = {tensor.name for tensor in graph.initializer} & gone
     for values in (graph.initializer, graph.input):  # an old model declares its constants as inputs too
@@ -277,25 +282,25 @@ def _drop_unused(graph: GraphProto, before: set[str]) -> None:
 
 
 def stamp_ir_version(model: ModelProto, target: int) -> None:
-    """Stamps a model with an older version; Unsuitable if it holds what that version does not know."""
+    """Set an older IR version. Raises Unsuitable if the model uses a feature that this version lacks."""
     if model.ir_version > onnx.IR_VERSION:
         raise Unsuitable(
-            f"IR version {model.ir_version} is newer than the installed onnx package ({onnx.IR_VERSION}): it "
-            f"cannot tell what changed; update it: {packages.install('onnx', option='-U')}"
+            f"IR version {model.ir_version} is newer than the installed onnx package knows ({onnx.IR_VERSION}); "
+            f"update the package: {packages.install('onnx', option='-U')}"
         )
     needed, what = max(_ir_needs(model))
     if needed > target:
-        raise Unsuitable(f"it has {what}, which IR version {target} does not know; update the runtime")
+        raise Unsuitable(f"the model has {what}, which IR version {target} lacks; update the runtime")
     model.ir_version = target
 
 
 def _ir_needs(model: ModelProto) -> Iterator[tuple[int, str]]:
-    """The versions that what it holds came with, and what that is."""
+    """Yield the features that a model uses, each with the IR version that introduced it."""
     yield _OLDEST_IR, "nothing"
     if model.functions:
         yield _FUNCTIONS, "local functions"
     if any(getattr(function, "overload", "") for function in model.functions):
-        yield _OVERLOADS, "functions of one name"
+        yield _OVERLOADS, "overloaded functions"
     if len(getattr(model, "configuration", ())):
         yield _DEVICES, "a distribution over devices"
     versions = {
@@ -308,7 +313,7 @@ def _ir_needs(model: ModelProto) -> Iterator[tuple[int, str]]:
 
 
 def _elements(model: ModelProto) -> Iterator[int]:
-    """The types of everything that says its type, here and in the graphs inside."""
+    """Yield the element types of all tensors, values and type attributes, also in nested graphs."""
     walk = Walk.of(model)
     for graph in all_graphs(model):
         yield from (tensor.data_type for tensor in graph.initializer)

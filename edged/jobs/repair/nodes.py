@@ -24,28 +24,28 @@ Change: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto]
 NewName: TypeAlias = Callable[[str], str]
 
 _IR_VERSION = 10
-_SMALL = 4096  # bytes of a constant that goes along: axes, sizes, scales; what is larger decides nothing
+_SMALL = 4096  # the most bytes of a constant that is copied (axes, sizes, scales); larger ones do not matter
 
 
 class Scope:
-    """What nodes of one graph see: the types of values and the constants, here and in the graphs around it."""
+    """The types of values and the constants that the nodes of a graph can read, including the enclosing graphs."""
 
     def __init__(self, types: Mapping[str, ValueInfoProto], constants: Mapping[str, TensorProto]) -> None:
         self.types, self.constants = dict(types), dict(constants)
 
     def inner(self, types: Mapping[str, ValueInfoProto], constants: Mapping[str, TensorProto]) -> Scope:
-        """The scope of a graph inside: its own names come first."""
+        """Return the scope of a nested graph, whose own names hide those of this scope."""
         return Scope({**self.types, **types}, {**self.constants, **constants})
 
     def element(self, name: str) -> int:
-        """The element type of a value (onnx.TensorProto.DataType), 0 if it is not known."""
+        """Return the element type of a value (onnx.TensorProto.DataType); 0 if unknown."""
         if name in self.constants:
             return int(self.constants[name].data_type)
         found = self.types.get(name)
         return int(found.type.tensor_type.elem_type) if found is not None else 0
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
-        """The shape of a value, None for sizes that are not known, and None if not even their number is."""
+        """Return the shape of a value, with None for each unknown size; None if the rank is unknown."""
         if name in self.constants:
             return tuple(self.constants[name].dims)
         found = self.types.get(name)
@@ -56,10 +56,9 @@ class Scope:
 
 
 def changed(node: NodeProto, scope: Scope, opset: int, change: Change, new_name: NewName) -> list[NodeProto]:
-    """The nodes that a node becomes when `change` is applied to the model of it alone.
+    """Apply `change` to a model of a single node, and return the nodes that replace it.
 
-    Whatever is new among their values has a name from `new_name`. The errors of `change`, and ValueError if it lost
-    an output.
+    New values get a name from `new_name`. Raises the errors of `change`, and ValueError if an output is missing.
     """
     result = change(_model(node, scope, opset))
     kept = {name for name in (*node.input, *node.output) if name}
@@ -98,7 +97,7 @@ def _is_small(tensor: TensorProto | None) -> bool:
 
 
 def _named(tensor: TensorProto, name: str) -> TensorProto:
-    """The tensor by the name of its value: one in a Constant node has another name, or none."""
+    """Return a copy of a tensor with the name of its value. The tensor of a Constant node has another name, or none."""
     copy = TensorProto()
     copy.CopyFrom(tensor)
     copy.name = name
@@ -121,14 +120,14 @@ def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
 
 
 def _keep_name_and_notes(old: NodeProto, new: NodeProto) -> None:
-    """Give the name and notes of a node to the last of those that replace it."""
+    """Copy the name and metadata of a node to the last of the nodes that replace it."""
     new.name, new.doc_string = old.name, old.doc_string
     del new.metadata_props[:]
     new.metadata_props.extend(old.metadata_props)
 
 
 def small_constants(nodes: Iterable[NodeProto]) -> dict[str, TensorProto]:
-    """The tensors that Constant nodes hold, by the name of their output."""
+    """Return the tensors of Constant nodes, by the name of their output."""
     return {
         node.output[0]: attribute.t
         for node in nodes
@@ -139,15 +138,15 @@ def small_constants(nodes: Iterable[NodeProto]) -> dict[str, TensorProto]:
 
 
 class Likeness(enum.Enum):
-    """How a node's definition in the older version compares, for the node as it is written."""
+    """How the older definition of a node compares with the newer one, for the inputs and attributes of this node."""
 
-    SAME = enum.auto()  # but for types that the node does not have: it means the same by definition
-    ALIKE = enum.auto()  # in form; its answers show whether it means the same
-    OTHER = enum.auto()  # it cannot stay as it is
+    SAME = enum.auto()  # equal except for types that the node does not use: it means the same by definition
+    ALIKE = enum.auto()  # the node is valid; only its answers show whether it means the same
+    OTHER = enum.auto()  # the node is not valid in the older version
 
 
 def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
-    """An operator of ONNX's own domain in a version; None if it does not exist there."""
+    """Return the schema of an operator of the default domain in an opset; None if it does not exist there."""
     try:
         return onnx.defs.get_schema(operator, opset, "")
     except onnx.defs.SchemaError:
@@ -155,7 +154,7 @@ def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def likeness(node: NodeProto, scope: Scope, new: onnx.defs.OpSchema, old: onnx.defs.OpSchema) -> tuple[Likeness, str]:
-    """Whether a node that is written for `new` can stay for `old`; if it cannot, why."""
+    """Return whether a node that is valid for `new` can stay for `old`; and why not, if it cannot."""
     if len(node.input) > old.max_input or len(node.output) > old.max_output:
         return Likeness.OTHER, "it has inputs or outputs that the older version lacks"
     if len(node.input) < old.min_input:
@@ -167,14 +166,14 @@ def likeness(node: NodeProto, scope: Scope, new: onnx.defs.OpSchema, old: onnx.d
         return Likeness.OTHER, f"input {empty[0]} is required"
     unknown = [attribute.name for attribute in node.attribute if attribute.name not in old.attributes]
     if unknown:
-        return Likeness.OTHER, f"attribute {unknown[0]} does not exist there"
+        return Likeness.OTHER, f"the older version lacks attribute {unknown[0]}"
     given = {attribute.name for attribute in node.attribute}
     needed = [name for name, attribute in old.attributes.items() if attribute.required and name not in given]
     if needed:
         return Likeness.OTHER, f"attribute {needed[0]} is required"
     typed = _types_fit(node, scope, old)
     if typed is False:
-        return Likeness.OTHER, "it does not take these types"
+        return Likeness.OTHER, "the older version does not support these types"
     same_text = new.doc == old.doc and _form(new) == _form(old)
     return (Likeness.SAME if same_text and typed else Likeness.ALIKE), ""
 
@@ -184,7 +183,7 @@ def _is_needed(formal: onnx.defs.OpSchema.FormalParameter) -> bool:
 
 
 def _form(definition: onnx.defs.OpSchema) -> tuple[object, ...]:
-    """All of a definition but the types that it allows and the words about its parts."""
+    """Return a definition without its allowed types and its texts, for comparison."""
     values = [
         [(value.name, value.type_str, value.option, value.is_homogeneous) for value in side]
         for side in (definition.inputs, definition.outputs)
@@ -197,7 +196,7 @@ def _form(definition: onnx.defs.OpSchema) -> tuple[object, ...]:
 
 
 def _types_fit(node: NodeProto, scope: Scope, old: onnx.defs.OpSchema) -> bool | None:
-    """Whether the node's values have types that a definition allows; None if one of them is not known."""
+    """Whether a definition allows the types of the node's values; None if a type is unknown."""
     allowed = {each.type_param_str: set(each.allowed_type_strs) for each in old.type_constraints}
     is_known = True
     for names, formals in ((node.input, old.inputs), (node.output, old.outputs)):
@@ -215,18 +214,18 @@ def _types_fit(node: NodeProto, scope: Scope, old: onnx.defs.OpSchema) -> bool |
 
 
 def _written(element: int) -> str:
-    """An element type as schemas write it."""
+    """Return an element type as schemas write it."""
     return f"tensor({helper.tensor_dtype_to_string(element).removeprefix('TensorProto.').lower()})"
 
 
 def _softmax(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
-    """Before 13 all dimensions from `axis` on were taken together: the same only for the last one. So another is
-    brought there first."""
+    """Convert Softmax to opset 12, where all dimensions from `axis` on are flattened. That is the same only for the
+    last axis, so another axis is transposed to the end."""
     shape = scope.shape(node.input[0]) or scope.shape(node.output[0])
     axis = _number(node, "axis", -1)
     if shape is None and axis != -1:
         raise Unsuitable(
-            f"operator {node.op_type} along axis {axis} cannot be converted to opset 12: its rank is not known"
+            f"operator {node.op_type} along axis {axis} cannot be converted to opset 12: the rank of its input is unknown"
         )
     last = -1 if shape is None else len(shape) - 1
     if shape is None or axis in (-1, last):
@@ -248,7 +247,7 @@ def _like(node: NodeProto, source: str, target: str, axis: int) -> NodeProto:
 
 
 def _split(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
-    """Before 18 there is no `num_outputs`: the sizes are written out, unless all are equal, which needs no word."""
+    """Convert Split to opset 17, which has no `num_outputs`: write the sizes as a constant unless all are equal."""
     kept = [attribute for attribute in node.attribute if attribute.name != "num_outputs"]
     made = NodeProto()
     made.CopyFrom(node)
@@ -271,7 +270,7 @@ def _split(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
 
 
 def _resize(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
-    """Before 13 the region of interest has to be there, be it empty."""
+    """Convert Resize to opset 12, where the input `roi` is required: add an empty one."""
     made = NodeProto()
     made.CopyFrom(node)
     if len(node.input) < 2 or node.input[1]:
@@ -286,7 +285,7 @@ def _number(node: NodeProto, name: str, default: int) -> int:
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
-# By operator and the version that it is written in.
+# Functions that rewrite a node, by operator and its current opset.
 REWRITES: Mapping[tuple[str, int], Callable[[NodeProto, Scope, NewName], list[NodeProto]]] = {
     ("Softmax", 13): _softmax,
     ("LogSoftmax", 13): _softmax,

@@ -1,4 +1,4 @@
-"""Whether a repaired model answers as the original does. Runs in the child."""
+"""Proves that a repaired model answers as the original does. Runs in the child."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from edged.verification.probes import Pictures, Probe, tensors
 from edged.verification.standard import TOLERANCES, Tolerance
 from edged.verification.verify import Pair, judge
 
-_PICTURES = 2  # of those that edged draws, which the reference implementation is asked; it takes seconds for each
+_PICTURES = 2  # drawn pictures for the reference implementation, which needs seconds for each
 NAME = f"onnx.reference {onnx.__version__}"
 
 
 def prove(job: Prove) -> Proven:
-    """The verdict on a repaired model; Unsuitable if nothing here answers for the original."""
+    """Compare the answers of the original and the repaired model. Raises Unsuitable if the original cannot be run."""
     asked, by = _evaluated(job) if job.evaluate else _inferred(job)
     backend = registry.load(job.repaired.recipe.backend)
     repaired = backend.open(job.repaired)
@@ -39,12 +39,12 @@ def prove(job: Prove) -> Proven:
     try:
         verdict = judge(_pairs(asked, repaired), tolerance, compared)
     except (EngineUnusable, InvalidInput) as error:
-        verdict = Verdict(False, f"it refuses what the original answers: {error}", {})
+        verdict = Verdict(False, f"it refuses inputs that the original answers: {error}", {})
     return Proven(verdict, by, len(asked))
 
 
 def tolerance_for(path: Path) -> Tolerance:
-    """How far two runs of one model may be apart: what computes with few digits rounds differently everywhere."""
+    """Return how much the answers of two runs may differ, which depends on the precision of the model."""
     graph = onnx.load(str(path), load_external_data=False).graph
     halves = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
     elements = {tensor.data_type for tensor in graph.initializer}
@@ -65,7 +65,8 @@ def _inferred(job: Prove) -> tuple[list[Sample], str]:
 
 
 def _evaluated(job: Prove) -> tuple[list[Sample], str]:
-    """As many as fit into the time, one at least. A model that is too slow even for that meets the child's limit."""
+    """Answer as many probes as the time allows, but at least one, with the reference implementation. A model that is
+    too slow even for one exceeds the child's time limit."""
     session = Evaluator(Path(job.original.model), job.original.signature)
     end, asked, why = time.monotonic() + job.seconds, list[Sample](), ""
     for probe in _probes(job, asked):
@@ -78,7 +79,7 @@ def _evaluated(job: Prove) -> tuple[list[Sample], str]:
             continue
         asked.append(Sample(probe.inputs, outputs, probe.kind, probe.name, probe.placement))
     if not asked:
-        raise Unsuitable(why or "no probe fits its declared shapes")
+        raise Unsuitable(why or "no probe fits the declared shapes")
     return golden.with_least_noise(asked), NAME
 
 
@@ -86,10 +87,10 @@ def _probes(job: Prove, asked: list[Sample]) -> Iterator[Probe]:
     signature = job.original.signature
     for probes in tensors(signature, job.recognition, job.shape_range):
         yield from probes
-        if asked:  # one way to fill dynamic dimensions in is enough
+        if asked:  # one choice of sizes for the open dimensions is enough
             break
     for make in user_samples.tensor_probes(signature, job.samples):
-        with contextlib.suppress(InvalidInput):  # which was reported when it was added
+        with contextlib.suppress(InvalidInput):  # reported when the sample was added
             yield make()
     if job.recognition.preprocess is not None:
         for _, probe in zip(range(_PICTURES), Pictures(signature, job.recognition).drawn(), strict=False):
@@ -97,16 +98,16 @@ def _probes(job: Prove, asked: list[Sample]) -> Iterator[Probe]:
 
 
 class Evaluator:
-    """A session, as runtimes give one."""
+    """A session of the onnx package's reference implementation."""
 
     def __init__(self, path: Path, signature: Signature) -> None:
-        """Unsuitable if the reference implementation cannot even read the model."""
+        """Raises Unsuitable if the reference implementation cannot read the model."""
         if any(spec.datatype == "BF16" for spec in (*signature.inputs, *signature.outputs)):
-            raise Unsuitable("the reference implementation takes no bfloat16")
+            raise Unsuitable("the reference implementation does not accept bfloat16")
         self._signature = signature
         try:
             self._model = ReferenceEvaluator(onnx.load(str(path)))
-        except Exception as error:  # of the package, of what it imports
+        except Exception as error:  # the package and its imports may raise anything
             raise Unsuitable(f"the reference implementation cannot run it: {one_line(error)}") from error
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
@@ -124,7 +125,7 @@ class Evaluator:
 
 
 def _plain(value: object, datatype: str) -> Array:
-    """The reference implementation answers scalars of numpy here and there, and strings of Python."""
+    """Return an output as an array of its datatype. The reference implementation may return scalars and str."""
     array = np.asarray(value)
     if datatype == "BYTES":
         texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel().tolist()]

@@ -1,7 +1,7 @@
-"""Simplifies a model with onnxslim: constants folded, nodes that do nothing left out. Runs in the child.
+"""Simplifies a model with onnxslim, which folds constants and removes unneeded nodes. Runs in the child.
 
-Of the libraries that do this it is the one that is pure Python: it has no code of its own for each processor and Python
-version, and brings only sympy along. The extra `edged[convert]` installs it.
+onnxslim is pure Python: unlike similar libraries it needs no wheel for each processor and Python version, and it adds
+only sympy. The extra `edged[convert]` installs it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from edged.backends.contract import one_line
 from edged.errors import Unsuitable, Unsupported
 from edged.ipc.job_messages import Simplified, Simplify
 
-# The library holds the model in one message of protobuf, which cannot be of 2 GiB, several times over.
+# The library copies the model several times, each in one protobuf message, which must be smaller than 2 GiB.
 _LARGEST = 1 << 30
-_INLINE = 256 << 20  # bytes of weights above which they are written next to the graph
+_INLINE = 256 << 20  # the weights of a larger model are written next to the graph
 
 
 def simplify(job: Simplify) -> Simplified:
-    """Unsupported without the library, Unsuitable if it fails."""
+    """Write the simplified model. Raises Unsupported without the library, Unsuitable if it fails."""
     path, out = Path(job.path), Path(job.out)
     try:
         import onnxslim
@@ -36,7 +36,7 @@ def simplify(job: Simplify) -> Simplified:
     except Exception as error:  # whatever it raises
         raise Unsuitable(f"onnxslim cannot simplify it: {one_line(error)}") from error
     if slim is None or not slim.graph.node:
-        raise Unsuitable("onnxslim cannot simplify it: nothing is left of the graph")
+        raise Unsuitable("onnxslim cannot simplify it: the simplified graph is empty")
     header = onnx.load(str(path), load_external_data=False)
     for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string", "ir_version"):
         setattr(slim, field, getattr(header, field))
@@ -53,5 +53,5 @@ def _load(path: Path) -> onnx.ModelProto:
     outside = {e.value for t in graph.graph.initializer for e in t.external_data if e.key == "location"}
     size = path.stat().st_size + sum((path.parent / name).stat().st_size for name in outside)
     if size > _LARGEST:
-        raise Unsuitable(f"a model of {size >> 20} MiB is too large to simplify; {_LARGEST >> 20} MiB are the most")
+        raise Unsuitable(f"a model of {size >> 20} MiB is too large to simplify; the limit is {_LARGEST >> 20} MiB")
     return onnx.load(str(path))
