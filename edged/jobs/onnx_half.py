@@ -48,7 +48,7 @@ _SATURATING = frozenset(("Erf", "HardSigmoid", "Sigmoid", "Tanh"))
 _LIMITING = _SATURATING | {"InstanceNormalization", "LayerNormalization", "Softmax"}
 # The input slots of biases and means, by operator.
 _ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization": (2, 3), "LayerNormalization": (2,)}
-# Operators that stay float32 after a node that was kept in float32, because a Cast between them would lose its accuracy.
+# Operators that stay float32 after a node kept in float32, because a Cast between them would lose its accuracy.
 _FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
 _UNHELD = "its input values do not fit float16"
 _TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))

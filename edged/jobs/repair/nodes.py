@@ -225,7 +225,7 @@ def _softmax(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto
     axis = _number(node, "axis", -1)
     if shape is None and axis != -1:
         raise Unsuitable(
-            f"operator {node.op_type} along axis {axis} cannot be converted to opset 12: the rank of its input is unknown"
+            f"operator {node.op_type} along axis {axis} cannot be converted to opset 12: its input has an unknown rank"
         )
     last = -1 if shape is None else len(shape) - 1
     if shape is None or axis in (-1, last):
