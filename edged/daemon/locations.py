@@ -10,6 +10,7 @@ from edged.cameras.definitions import Definitions
 from edged.config import Config
 from edged.models.entries import check_name
 from edged.models.repository import Repository
+from edged.store import state_format
 
 
 def state_dir(config: Config) -> Path:
@@ -43,7 +44,8 @@ def private(config: Config) -> tuple[Path, ...]:
     named = (tls.certificate, tls.key, tls.client_ca, config.access.tokens_file)
     files = (Path(each).expanduser().absolute() for each in named if each)
     state = state_dir(config)
-    return (state / "access", state / "audit", state / "lock", state / "cameras", *files)
+    kept = state.glob(state_format.copy_name("*"))
+    return (state / "access", state / "audit", state / "lock", state / "cameras", *kept, *files)
 
 
 def addresses(config: Config) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from edged.errors import ConfigError
 from edged.process import end_within
 from edged.serving.camera import Cameras
 from edged.serving.trace import Tracing
+from edged.store import state_format
 from edged.store.sealed import Background
 from edged.store.store import Store
 from edged.systemd import Notifier, watchdog_seconds
@@ -63,11 +64,13 @@ async def serve(
     """Run the daemon until a signal ends it.
 
     `ready` is called with the addresses once calls are answered. `read` reads the configuration again; None without a
-    file. `activation` has the sockets that systemd opened. Raises ConfigError for what cannot be used as configured.
+    file. `activation` has the sockets that systemd opened. Raises ConfigError for what cannot be used as configured,
+    and Refused if a newer edged has written the state.
     """
     malloc_trimmer.limit_arenas()  # before threads start
     signals = Signals()
     with _alone(locations.state_dir(config)):
+        state_format.claim(locations.state_dir(config), __version__)
         await _serve(config, signals, ready, read, activation)
 
 
