@@ -1,4 +1,4 @@
-"""dpkg tells the daemon of changed libraries: the package built by `make deb-trigger`, in a system of its own."""
+"""dpkg tells the daemon of changed libraries: triggers and postinst of the package, in a system of its own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.integration.daemon import Daemon
 
 _ROOT = Path(__file__).parents[2]
 _UNITS = _ROOT / "systemd"
+_DEB = _ROOT / "packaging" / "deb"
 _LIBRARY = "usr/lib/x86_64-linux-gnu/libedgedtest.so.1"
 
 
@@ -89,15 +90,23 @@ class Debian:
 
 @pytest.fixture(scope="module")
 def trigger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package under test."""
-    for name in ("dpkg", "dpkg-deb", "dpkg-query", "make"):
+    """The package under test, without its files and without what postinst does to configure it."""
+    for name in ("dpkg", "dpkg-deb", "dpkg-query"):
         if shutil.which(name) is None:
             pytest.skip(f"{name} is not installed")
-    place = tmp_path_factory.mktemp("dist")
-    done = _run("make", "-C", _ROOT, "deb-trigger", f"DIST={place}")
+    home = tmp_path_factory.mktemp("package")
+    about = home / "tree" / "DEBIAN"
+    about.mkdir(parents=True)
+    about.joinpath("control").write_text(
+        "Package: edged\nVersion: 1\nArchitecture: all\nMaintainer: test <test@localhost>\nDescription: test\n"
+    )
+    shutil.copy(_DEB / "triggers", about)
+    script = (_DEB / "postinst").read_text().replace("set -e\n", '[ "$1" = triggered ] || exit 0\nset -e\n', 1)
+    about.joinpath("postinst").write_text(script)
+    about.joinpath("postinst").chmod(0o755)
+    done = _run("dpkg-deb", "--root-owner-group", "--build", about.parent, home / "edged.deb")
     assert done.returncode == 0, done.stderr
-    (built,) = place.glob("*.deb")
-    return built
+    return home / "edged.deb"
 
 
 @pytest.fixture
@@ -149,7 +158,7 @@ def test_failed_refresh_does_not_fail_dpkg(debian: Debian, script: str) -> None:
     done = debian.dpkg("--install", debian.package("library", _LIBRARY))
     assert debian.logged() == ["edged device refresh"]
     assert "noise" not in done.stderr + done.stdout
-    for package in ("library", "edged-refresh"):
+    for package in ("library", "edged"):
         assert debian.state(package) == "install ok installed"
 
 
@@ -159,7 +168,7 @@ def test_refresh_has_a_timeout(debian: Debian) -> None:
     debian.command("edged", "exec sleep 60")
     debian.dpkg("--install", debian.package("library", _LIBRARY))
     assert debian.logged() == ["timeout -k 5 30 edged device refresh"]
-    assert debian.state("edged-refresh") == "install ok installed"
+    assert debian.state("edged") == "install ok installed"
 
 
 def test_without_daemon_or_edged_nothing_is_called(debian: Debian) -> None:
@@ -171,11 +180,11 @@ def test_without_daemon_or_edged_nothing_is_called(debian: Debian) -> None:
     debian.environment["EDGED_TARGET"] = "unix:/nowhere/edged.sock"
     (debian.commands / "edged").unlink()
     debian.dpkg("--remove", "library")
-    assert debian.state("edged-refresh") == "install ok installed"
+    assert debian.state("edged") == "install ok installed"
 
 
 def test_purged_package_leaves_nothing(debian: Debian) -> None:
-    debian.dpkg("--purge", "edged-refresh")
+    debian.dpkg("--purge", "edged")
     debian.dpkg("--install", debian.package("library", _LIBRARY))
     assert debian.logged() == []
 

@@ -44,6 +44,12 @@ class Box:
             raise AssertionError(f"{' '.join(command)}: status {done.returncode}\n{done.stdout}{done.stderr}")
         return done
 
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """Starts a command as the box's root, with pipes to all that it reads and writes."""
+        entered = ("nsenter", "-t", str(self._init), "-a", *_ENVIRONMENT, *command)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(entered, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
     def show(self, unit: str, key: str) -> str:
         """A property of a unit."""
         return self.run("systemctl", "show", "-P", key, unit).stdout.strip()

@@ -1,0 +1,198 @@
+"""The Debian package in real systems: install, upgrade under load, go back, remove, purge."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edged.store import sealed, state_format
+from tests.integration.daemon import wait_for
+from tests.system.packages import Unavailable, debs
+from tests.system.packages.chroot import Chroot
+from tests.system.systemd import Unavailable as NoSystemd
+from tests.system.systemd.box import SHARED, Box
+from tests.system.systemd.service import PYTHON, shared
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+_CONFIG = "etc/edged/edged.toml"
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The package for Debian 12, and the same with a higher version."""
+    out = tmp_path_factory.mktemp("packages")
+    try:
+        return [debs.build(out, "--python", "3.11", "--revision", str(number)) for number in (1, 2)]
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def debian(tmp_path: Path) -> Chroot:
+    try:
+        return Chroot("bookworm", tmp_path / "root")
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def release(debian: Chroot) -> str:
+    """The version that `edged` starts."""
+    return Path(debian.root, "opt/edged/current").readlink().name.rpartition(".")[0]
+
+
+def test_build_twice_gives_equal_bytes(packages: list[Path], tmp_path: Path) -> None:
+    again = debs.build(tmp_path, "--python", "3.11", "--revision", "1")
+    assert again.read_bytes() == packages[0].read_bytes()
+
+
+def test_install_upgrade_downgrade_remove_and_purge(debian: Chroot, packages: list[Path]) -> None:
+    before = debian.files()
+    old, new = packages
+    debian.install(old)
+    assert debian.run("edged", "--version").stdout.startswith("edged ")
+    assert release(debian).endswith("-1")
+    # Enabled, although no systemd runs here.
+    assert (debian.root / "etc/systemd/system/multi-user.target.wants/edged.service").is_symlink()
+    assert debian.run("runuser", "-u", "edged", "--", "edged", "device", "--json").returncode in (0, 1)
+    demo = debian.run("runuser", "-u", "edged", "--", "edged", "demo", "--seconds", "10", check=False)
+    print(demo.stdout[-1500:])
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert debian.run("find", "/opt/edged", "-user", "edged").stdout == "", "the service cannot change its program"
+
+    config = debian.root / _CONFIG
+    config.write_text("stop_seconds = 3.0\n")
+    models = debian.root / "var/lib/edged/models/doors"
+    models.mkdir(parents=True)
+    (models / "model.onnx").write_bytes(b"onnx")
+    debian.install(new)
+    assert release(debian).endswith("-2")
+    assert len(list((debian.root / "opt/edged/releases").iterdir())) == 1
+    assert config.read_text() == "stop_seconds = 3.0\n"
+
+    sealed.write(debian.root / "var/lib/edged" / state_format.FILE, state_format.Mark(state_format.FORMAT + 1, "9.0"))
+    refused = debian.install(old, check=False)
+    assert refused.returncode != 0
+    assert "written by edged 9.0" in refused.stdout + refused.stderr
+    assert release(debian).endswith("-2"), "what was installed stays"
+    (debian.root / "var/lib/edged" / state_format.FILE).unlink()
+    debian.install(old)
+    assert release(debian).endswith("-1")
+
+    debian.run("apt-get", "remove", "-y", "edged")
+    assert not (debian.root / "opt/edged").exists()
+    assert (models / "model.onnx").exists()
+    assert config.read_text() == "stop_seconds = 3.0\n"
+    debian.run("apt-get", "purge", "-y", "edged")
+    left = {name for name in debian.files() - before if not name.startswith("etc/")}
+    assert left == set()
+    assert not (debian.root / "etc/edged").exists()
+    assert list((debian.root / "etc/systemd").rglob("*edged*")) == []
+    for folder in ("var/lib/edged", "var/cache/edged", "run/edged"):
+        assert not (debian.root / folder).exists()
+    assert "edged" not in (debian.root / "etc/passwd").read_text() + (debian.root / "etc/group").read_text()
+
+
+def test_failed_self_check_keeps_the_old_release_serving(debian: Chroot, packages: list[Path], tmp_path: Path) -> None:
+    debian.install(packages[0])
+    broken = _with_launcher(
+        packages[1], tmp_path, '#!/bin/sh\n[ "$2" = --help ] || { echo "no runtime" >&2; exit 1; }\n'
+    )
+    done = debian.install(broken, check=False)
+    assert done.returncode != 0
+    assert "no runtime" in done.stdout + done.stderr
+    assert "keeps serving" in done.stdout + done.stderr
+    assert release(debian).endswith("-1")
+    assert debian.run("edged", "--version").stdout.startswith("edged ")
+    debian.install(packages[0])
+    assert "ok installed" in debian.run("dpkg-query", "-Wf", "${Status}", "edged").stdout
+
+
+def _with_launcher(package: Path, folder: Path, text: str) -> Path:
+    """The package with another command."""
+    tree, changed = folder / "tree", folder / "changed" / package.name
+    changed.parent.mkdir()
+    subprocess.run(["dpkg-deb", "-R", str(package), str(tree)], check=True)
+    (tree / "opt/edged/dist/bin/edged").write_text(text)
+    command = ["dpkg-deb", "--root-owner-group", "-Zzstd", "-z1", "--build", str(tree), str(changed)]
+    subprocess.run(command, check=True, capture_output=True)
+    return changed
+
+
+# Infers with a new channel each 50th time until its input ends. Each call waits for the daemon; none may fail.
+_LOAD = """
+import json, select, sys, time
+import grpc
+from edged.proto import open_inference_pb2 as oip
+failed, calls, gap, last = [], 0, 0.0, time.monotonic()
+address, path = "unix:/run/edged/edged.sock", "/inference.GRPCInferenceService/ModelReady"
+while not select.select([sys.stdin], [], [], 0.01)[0]:
+    if calls % 50 == 0:
+        channel = grpc.insecure_channel(address)
+        ask = channel.unary_unary(path, oip.ModelReadyRequest.SerializeToString, oip.ModelReadyResponse.FromString)
+    try:
+        ask(oip.ModelReadyRequest(name="shapes"), timeout=60, wait_for_ready=True)
+        now = time.monotonic()
+        gap, last, calls = max(gap, now - last), now, calls + 1
+    except grpc.RpcError as error:
+        failed.append(error.code().name + " " + error.details())
+        calls += 1
+print(json.dumps([failed, calls, gap]))
+"""
+
+
+@pytest.fixture
+def box(packages: list[Path], tmp_path: Path) -> Iterator[Box]:
+    try:
+        with Box(shared(tmp_path) | {"packages": packages[0].parent}) as box:
+            yield box
+    except (Unavailable, NoSystemd) as error:
+        pytest.skip(str(error))
+
+
+def test_upgrade_and_downgrade_under_load_fail_no_call(box: Box, packages: list[Path]) -> None:
+    inside = [str(SHARED / "packages" / package.name) for package in packages]
+    box.run("dpkg", "-i", inside[0])
+    assert box.show("edged.service", "ActiveState") == "active"
+    assert box.show("edged.socket", "ActiveState") == "active"
+    box.run("edged", "models", "add", "shapes", str(SHARED / "checkout/edged/shapes/shapes.onnx"))
+    picture = str(SHARED / "checkout/docs/demo.jpg")
+
+    def answers() -> bool:
+        return box.run("edged", "infer", "shapes", picture, check=False).returncode == 0
+
+    wait_for("shapes answers", answers, 90)
+    wait_for("all engines are made", lambda: _settled(box), 300)
+    made = _engines(box)
+    environment = ("env", f"PYTHONPATH={SHARED}/checkout:{SHARED}/libraries", str(PYTHON), "-c", _LOAD)
+    peer, pids = box.start(*environment), []
+    for package in (inside[1], inside[0]):
+        pids.append(box.show("edged.service", "MainPID"))
+        box.run("dpkg", "-i", package, seconds=300)
+        wait_for(
+            "shapes answers", lambda: box.run("edged", "infer", "shapes", picture, check=False).returncode == 0, 90
+        )
+    out, err = peer.communicate("end\n", timeout=90)
+    assert out, err
+    failed, calls, gap = json.loads(out)
+    print(f"{calls} calls, failed: {failed}; longest gap {gap:.2f} s")
+    assert box.show("edged.service", "MainPID") not in pids
+    assert failed == []
+    assert calls > 100
+    assert made.items() <= _engines(box).items(), "engines are kept, not built again"
+    box.run("dpkg", "--purge", "edged")
+    for path in ("/opt/edged", "/var/lib/edged", "/var/cache/edged", "/run/edged", "/etc/edged"):
+        assert box.run("test", "-e", path, check=False).returncode == 1, path
+
+
+def _engines(box: Box) -> dict[str, float]:
+    listed = json.loads(box.run("edged", "engines", "list", "shapes", "--json").stdout)["engines"]
+    return {engine["key"]: engine["created_unix_s"] for engine in listed if engine["state"] in ("serving", "ready")}
+
+
+def _settled(box: Box) -> bool:
+    listed = json.loads(box.run("edged", "engines", "list", "shapes", "--json").stdout)["engines"]
+    return all(engine["state"] in ("serving", "ready", "rejected", "unsuitable") for engine in listed)
