@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-newest test-oldest lock short lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
   test-perf-analyzer test-onnx-backend test-page test-zoo fuzz soak attack kills \
-  resolve-arm64 docs verified reference release-check bench deb-trigger install uninstall test-systemd format clean
+  resolve-arm64 docs verified reference release-check bench deb image test-packages install uninstall test-systemd format clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -199,15 +199,27 @@ release-check: $(VENV)/.dev  ## Build sdist and wheel, and use the wheel in a cl
 bench: $(VENV)/.dev  ## Print how fast edged is, as ratios measured in one run (docs/performance.md).
 	$(BIN)/python -m tests.bench $(ARGS)
 
-# What tells the daemon of changed drivers by a dpkg trigger; systemd/README.md says what for. Needs only dpkg-deb and sed.
+# docs/packages.md tells the settings. EXTRAS=jetson,media,mqtt,tracking is what a Jetson wants.
 DIST ?= dist
-deb-trigger:  ## Build the Debian package that has dpkg announce driver changes to the daemon, in dist/.
-	@rm -rf $(DIST)/edged-refresh && mkdir -p $(DIST)/edged-refresh/DEBIAN
-	@version=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' edged/version.py) \
-	  && sed "s/@VERSION@/$$version/" systemd/dpkg/control > $(DIST)/edged-refresh/DEBIAN/control
-	@install -m 644 systemd/dpkg/triggers $(DIST)/edged-refresh/DEBIAN/triggers
-	@install -m 755 systemd/dpkg/postinst $(DIST)/edged-refresh/DEBIAN/postinst
-	dpkg-deb --root-owner-group --build $(DIST)/edged-refresh $(DIST)
+ARCH ?= $(shell dpkg --print-architecture 2>/dev/null || echo amd64)
+PY ?= 3.11
+EXTRAS ?=
+REVISION ?= 1
+COMPRESS ?= good
+deb: $(VENV)/.run  ## Build the Debian package in dist/ (ARCH=arm64 PY=3.10 EXTRAS=openvino,media).
+	@$(PIP) uv
+	@$(BIN)/python packaging/deb/build.py --arch $(ARCH) --python $(PY) --extras '$(EXTRAS)' --revision $(REVISION) \
+	  --compress $(COMPRESS) --out $(DIST)
+
+# DEB is a package from `make deb`, BASE an image with its Python: debian:bookworm-slim has 3.11.
+DEB ?= $(firstword $(wildcard $(DIST)/edged_*_$(ARCH).deb))
+BASE ?= docker.io/library/debian:bookworm-slim
+image:  ## Build the container image edged:VERSION by buildah or docker (DEB=dist/edged_...deb BASE=image).
+	@DEB='$(DEB)' BASE='$(BASE)' sh packaging/container/build
+
+test-packages: $(VENV)/.dev  ## Install, upgrade under load, go back and purge the package; run the image. As root, ten minutes.
+	@$(PIP) uv
+	$(BIN)/python -m pytest tests/system/test_deb.py tests/system/test_image.py -m long -rsP $(ARGS)
 
 # systemd/README.md tells the settings: PREFIX, APP, DESTDIR, PYTHON, WHEELS, EXTRAS, PURGE.
 install:  ## Install edged as a service of this box, as root (WHEELS=folder for no network, DESTDIR=tree for an image).

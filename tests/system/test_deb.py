@@ -155,6 +155,8 @@ def box(packages: list[Path], tmp_path: Path) -> Iterator[Box]:
 
 def test_upgrade_and_downgrade_under_load_fail_no_call(box: Box, packages: list[Path]) -> None:
     inside = [str(SHARED / "packages" / package.name) for package in packages]
+    # A machine made from a container's image says that packages may start nothing.
+    box.run("rm", "-f", "/usr/sbin/policy-rc.d")
     box.run("dpkg", "-i", inside[0])
     assert box.show("edged.service", "ActiveState") == "active"
     assert box.show("edged.socket", "ActiveState") == "active"

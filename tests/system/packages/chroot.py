@@ -31,7 +31,7 @@ class Chroot:
     def __init__(self, suite: str, folder: Path) -> None:
         self.root = folder
         folder.mkdir()
-        subprocess.run(["tar", "-C", str(folder), "--exclude=./dev/*", "-xf", str(_archive(suite))], check=True)
+        subprocess.run(["tar", "-C", str(folder), "--exclude=./dev/*", "-xf", str(archive(suite))], check=True)
         (folder / "etc/hosts").write_text("127.0.0.1 localhost\n")
 
     def run(self, *command: str, check: bool = True, seconds: float = 300) -> subprocess.CompletedProcess[str]:
@@ -59,7 +59,8 @@ class Chroot:
         }
 
 
-def _archive(suite: str) -> Path:
+def archive(suite: str) -> Path:
+    """Return the system as a tar file; it is made at the first use."""
     if os.geteuid() != 0:
         raise Unavailable("only root can make a system in a folder")
     if shutil.which("mmdebstrap") is None:
