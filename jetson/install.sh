@@ -1,17 +1,15 @@
 #!/usr/bin/env bash
-# Installs edged as a service on a Jetson with JetPack 6 or 7: a virtual environment with access to JetPack's
-# TensorRT, the unit systemd/edged.service and settings for a Jetson. Run it again to upgrade.
+# Installs edged's Debian package on a Jetson with JetPack 6 or 7, the one for JetPack's own Python. Run it again to upgrade.
 #
-#   sudo jetson/install.sh                        from this checkout
-#   sudo jetson/install.sh --from edged-1.0.whl   from a wheel
+#   sudo jetson/install.sh                        the package in dist/, or one that it builds from this checkout
+#   sudo jetson/install.sh --deb edged_1.0.deb    a package from another machine, without network but for apt
 #   jetson/install.sh --dry-run                   print what would be done, and do nothing
 #   jetson/install.sh --dry-run --root TREE       the same for a recorded box
 set -euo pipefail
 
-PREFIX=/opt/edged
-UNITS=/etc/systemd/system
+EXTRAS=jetson,media,mqtt,tracking
 top=$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")
-source=$top
+deb=
 root=
 dry=
 
@@ -23,7 +21,7 @@ fail() {
 while [ $# -gt 0 ]; do
     case $1 in
         --dry-run) dry=yes ;;
-        --from) [ -n "${2-}" ] || fail "--from needs a wheel or a checkout" 2; source=$2 && shift ;;
+        --deb) [ -n "${2-}" ] || fail "--deb needs a package" 2; deb=$2 && shift ;;
         --root) [ -n "${2-}" ] || fail "--root needs a directory" 2; root=${2%/} && shift ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit ;;
         *) fail "unknown option $1; see --help" 2 ;;
@@ -31,8 +29,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ -z "$root" ] || [ -n "$dry" ] || fail "--root is for --dry-run: nothing is installed into a recorded tree" 2
-[ -e "$source" ] || fail "$source does not exist; name a wheel or a checkout with --from"
-source=$(realpath "$source")
+[ -z "$deb" ] || [ -f "$deb" ] || fail "$deb does not exist; name a package with --deb" 2
 
 # A text file of the box without NULs, or nothing.
 read_file() { tr -d '\0' 2>/dev/null <"$root/$1" || true; }
@@ -54,50 +51,36 @@ l4t=$(read_file etc/nv_tegra_release | sed -n '1s/^# R\([0-9]\{1,\}\)\b.*REVISIO
 [ -n "$l4t" ] || fail "this is not a Jetson: neither /etc/nv_tegra_release nor the package nvidia-l4t-core exists"
 
 case ${l4t%%.*} in
-    36) jetpack=6 python=3.10 cuda=">=12.9.1,<13" ;;
-    38 | 39) jetpack=7 python=3.12 cuda=">=13" ;;
+    36) jetpack=6 python=3.10 ;;
+    38 | 39) jetpack=7 python=3.12 ;;
     [0-9] | [12][0-9] | 3[0-5])
         fail "L4T $l4t is too old: JetPack 5 and older have Python 3.8 or less; flash JetPack 6 or 7, then run this again" ;;
     37 | [4-9][0-9])
-        jetpack=newer python=3.12 cuda=">=13"
+        jetpack=newer python=3.12
         echo "note: this script does not know L4T $l4t; it continues as for JetPack 7" ;;
     *) fail "unknown release of Jetson Linux $l4t; see /etc/nv_tegra_release" ;;
 esac
 model=$(read_file proc/device-tree/model)
-# Not the first python3 on the path: only the system's Python has the system's packages.
+# The package is for this Python: only the system's has the system's packages, TensorRT's module among them.
 [ -d "$root/usr/lib/python$python" ] ||
     fail "JetPack $jetpack's own Python $python is not in /usr/lib: sudo apt install python$python, then run this again"
-[ -n "$dry" ] || [ "$(id -u)" = 0 ] || fail "only root can install a service: run it with sudo, or with --dry-run"
+[ -n "$dry" ] || [ "$(id -u)" = 0 ] || fail "only root can install a package: run it with sudo, or with --dry-run"
 
 mode=$(read_file var/lib/nvpmodel/status | sed -n 's/^.*pmode:0*\([0-9]\{1,\}\).*$/\1/p')
 modes=$(read_file etc/nvpmodel.conf |
     sed -n 's/^ *< *POWER_MODEL *ID=\([0-9]\{1,\}\) *NAME=\([^ >]\{1,\}\).*$/\1=\2/p' | paste -sd ' ')
 echo "${model:-Jetson}: JetPack $jetpack (L4T $l4t), Python $python"
 
-[ -e "$root/usr/lib/python$python/ensurepip" ] || run apt-get install -y --no-install-recommends python3-venv
-run "/usr/bin/python$python" -m venv --system-site-packages "$PREFIX"
-run "$PREFIX/bin/python" -m pip install --quiet --upgrade 'pip>=25'
-# TensorRT engines use the GPU through cuda-bindings, in the release for the driver's CUDA.
-run "$PREFIX/bin/python" -m pip install --quiet "$source[cuda,media,mqtt,tracking]" "cuda-bindings$cuda"
-# Its dependencies would bring an OpenCV that needs a display.
-run "$PREFIX/bin/python" -m pip install --quiet --no-deps 'trackers>=2.6,<3'
-run ln -sf "$PREFIX/bin/edged" /usr/local/bin/edged
-# The service's user, a member of the groups of the GPU's device nodes, and the folder of its sockets.
-for kind in sysusers tmpfiles; do
-    run install -D -m 0644 "$top/systemd/$kind.d/edged.conf" "/usr/lib/$kind.d/edged.conf"
-done
-run systemd-sysusers edged.conf
-run systemd-tmpfiles --create edged.conf
-for unit in edged.service edged.socket edged-operate.socket; do
-    run install -D -m 0644 "$top/systemd/$unit" "$UNITS/$unit"
-done
-run install -D -m 0644 "$top/jetson/edged.service.d/jetson.conf" "$UNITS/edged.service.d/jetson.conf"
-run systemctl daemon-reload
-run systemctl enable edged
-run systemctl restart edged
+if [ -z "$deb" ]; then
+    [ -e "$root/usr/lib/python$python/ensurepip" ] || run apt-get install -y --no-install-recommends python3-venv make
+    run make -C "$top" deb ARCH=arm64 "PY=$python" "EXTRAS=$EXTRAS" "PYTHON=/usr/bin/python$python"
+    version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$top/edged/version.py")
+    deb=$top/dist/edged_$version+py${python/./}.${EXTRAS//,/.}-1_arm64.deb
+fi
+run apt-get install -y --allow-downgrades "$(realpath -m "$deb")"
 
 if ! compgen -G "$root/usr/lib/python3*/dist-packages/tensorrt*" >/dev/null; then
-    echo "note: TensorRT is not installed, so the GPU stays unused: sudo apt install nvidia-jetpack, then run this again"
+    echo "note: TensorRT is not installed, so the GPU stays unused: sudo apt install nvidia-jetpack"
 fi
 if [ -n "$mode" ] && [ -n "$modes" ]; then
     name=$(tr ' ' '\n' <<<"$modes" | sed -n "s/^$mode=//p")

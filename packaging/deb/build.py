@@ -117,9 +117,11 @@ def script(name: str, target: Target, state_format: int) -> str:
 def constraints(target: Target) -> str:
     """Return the versions to install. A Jetson's CUDA bindings are those of its JetPack, not the newest."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
+    lines += (HERE / "constraints.txt").read_text().splitlines()
     if target.sees_system:
-        lines = [line for line in lines if not line.startswith("cuda-")]
-    return "\n".join([*lines, *(HERE / "constraints.txt").read_text().splitlines()]) + "\n"
+        lines = [line for line in lines if not line.startswith("cuda-bindings")]
+        lines += (HERE / "jetson.txt").read_text().splitlines()
+    return "\n".join(lines) + "\n"
 
 
 def vendor(target: Target, wheel: Path, site: Path, uv: Sequence[str]) -> None:

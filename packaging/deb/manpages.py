@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,8 +116,11 @@ def _example(epilog: str) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Return text that roff prints as it is: backslashes, hyphens of options, dots at the beginning of a line."""
-    text = text.replace("\\", "\\e").replace("-", "\\-").replace("\b", "")
+    """Return text that roff prints as it is: backslashes, hyphens of options, dots at the beginning of a line.
+
+    Long lists without spaces may break after a comma.
+    """
+    text = re.sub(r",(?=\S)", r",\\:", text.replace("\\", "\\e").replace("-", "\\-").replace("\b", ""))
     return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in text.splitlines())
 
 

@@ -122,24 +122,24 @@ def _with_launcher(package: Path, folder: Path, text: str) -> Path:
     return changed
 
 
-# Infers with a new channel each 50th time until its input ends. Each call waits for the daemon; none may fail.
+# Detects objects, with a new channel each 50th time, until a line comes. Each call waits for the daemon; none may fail.
 _LOAD = """
 import json, select, sys, time
 import grpc
-from edged.proto import open_inference_pb2 as oip
+from edged.proto import cameras_pb2 as pb
 failed, calls, gap, last = [], 0, 0.0, time.monotonic()
-address, path = "unix:/run/edged/edged.sock", "/inference.GRPCInferenceService/ModelReady"
+frame = pb.Frame(model="shapes", camera="gate", encoded=open(sys.argv[1], "rb").read())
 while not select.select([sys.stdin], [], [], 0.01)[0]:
     if calls % 50 == 0:
-        channel = grpc.insecure_channel(address)
-        ask = channel.unary_unary(path, oip.ModelReadyRequest.SerializeToString, oip.ModelReadyResponse.FromString)
+        channel = grpc.insecure_channel("unix:/run/edged/edged.sock")
+        ask = channel.unary_unary("/edged.v1.Cameras/DetectOne", pb.Frame.SerializeToString, pb.Result.FromString)
+    calls += 1
     try:
-        ask(oip.ModelReadyRequest(name="shapes"), timeout=60, wait_for_ready=True)
+        ask(frame, timeout=60, wait_for_ready=True)
         now = time.monotonic()
-        gap, last, calls = max(gap, now - last), now, calls + 1
+        gap, last = max(gap, now - last), now
     except grpc.RpcError as error:
         failed.append(error.code().name + " " + error.details())
-        calls += 1
 print(json.dumps([failed, calls, gap]))
 """
 
@@ -169,7 +169,7 @@ def test_upgrade_and_downgrade_under_load_fail_no_call(box: Box, packages: list[
     wait_for("shapes answers", answers, 90)
     wait_for("all engines are made", lambda: _settled(box), 300)
     made = _engines(box)
-    environment = ("env", f"PYTHONPATH={SHARED}/checkout:{SHARED}/libraries", str(PYTHON), "-c", _LOAD)
+    environment = ("env", f"PYTHONPATH={SHARED}/checkout:{SHARED}/libraries", str(PYTHON), "-c", _LOAD, picture)
     peer, pids = box.start(*environment), []
     for package in (inside[1], inside[0]):
         pids.append(box.show("edged.service", "MainPID"))

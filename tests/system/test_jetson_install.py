@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-EXTRAS = r"\[cuda\,media\,mqtt\,tracking\]"
+from edged.version import __version__
+
 HOUSE = Path(__file__).parents[2]
 SCRIPT = HOUSE / "jetson" / "install.sh"
 BOXES = HOUSE / "tests" / "fixtures" / "devices"
@@ -57,25 +59,12 @@ def release(root: Path, line: str) -> Path:
 def test_install_steps_on_a_jetson(box: str) -> None:
     jetpack, python, modes = JETSONS[box]
     commands, output = plan(BOXES / box)
-    units = "/etc/systemd/system"
-    bindings = r"\>=12.9.1\,\<13" if jetpack.startswith("6") else r"\>=13"
+    extras = "jetson,media,mqtt,tracking"
+    package = f"edged_{__version__}+py{python.replace('.', '')}.{extras.replace(',', '.')}-1_arm64.deb"
+    extras = extras.replace(",", r"\,")
     assert commands == [
-        f"/usr/bin/python{python} -m venv --system-site-packages /opt/edged",
-        r"/opt/edged/bin/python -m pip install --quiet --upgrade pip\>=25",
-        f"/opt/edged/bin/python -m pip install --quiet {HOUSE}{EXTRAS} cuda-bindings{bindings}",
-        r"/opt/edged/bin/python -m pip install --quiet --no-deps trackers\>=2.6\,\<3",
-        "ln -sf /opt/edged/bin/edged /usr/local/bin/edged",
-        f"install -D -m 0644 {HOUSE}/systemd/sysusers.d/edged.conf /usr/lib/sysusers.d/edged.conf",
-        f"install -D -m 0644 {HOUSE}/systemd/tmpfiles.d/edged.conf /usr/lib/tmpfiles.d/edged.conf",
-        "systemd-sysusers edged.conf",
-        "systemd-tmpfiles --create edged.conf",
-        f"install -D -m 0644 {HOUSE}/systemd/edged.service {units}/edged.service",
-        f"install -D -m 0644 {HOUSE}/systemd/edged.socket {units}/edged.socket",
-        f"install -D -m 0644 {HOUSE}/systemd/edged-operate.socket {units}/edged-operate.socket",
-        f"install -D -m 0644 {HOUSE}/jetson/edged.service.d/jetson.conf {units}/edged.service.d/jetson.conf",
-        "systemctl daemon-reload",
-        "systemctl enable edged",
-        "systemctl restart edged",
+        f"make -C {HOUSE} deb ARCH=arm64 PY={python} EXTRAS={extras} PYTHON=/usr/bin/python{python}",
+        f"apt-get install -y --allow-downgrades {HOUSE}/dist/{package}",
     ]
     assert f": JetPack {jetpack}, Python {python}\n" in output
     assert f"power mode {modes}: " in output
@@ -104,7 +93,7 @@ def test_unknown_release_continues_with_a_note_and_invalid_text_fails(tmp_path: 
     box = copy("jetson-agx-thor-jp71", tmp_path)
     commands, output = plan(release(box, "# R40 (release), REVISION: 1.0, GCID: 1\n"))
     assert "does not know L4T 40.1.0" in output
-    assert len(commands) == 16
+    assert len(commands) == 2
     (box / "etc/nv_tegra_release").unlink()
     dpkg = box / "var/lib/dpkg/status"
     dpkg.write_text("Package: nvidia-l4t-core\nStatus: install ok installed\nVersion: unknown\n")
@@ -123,18 +112,26 @@ def test_missing_packages_are_installed_or_named(tmp_path: Path) -> None:
     shutil.rmtree(box / "usr/lib/python3.12/dist-packages")
     (box / "var/lib/nvpmodel/status").unlink()
     commands, output = plan(box)
-    assert commands[0] == "apt-get install -y --no-install-recommends python3-venv"
+    assert commands[0] == "apt-get install -y --no-install-recommends python3-venv make"
     assert "TensorRT is not installed, so the GPU stays unused: sudo apt install nvidia-jetpack" in output
     assert "power mode" not in output
     shutil.rmtree(box / "usr/lib/python3.12")
     assert "sudo apt install python3.12" in refusal(box)
 
 
-def test_install_from_a_wheel(tmp_path: Path) -> None:
-    wheel = tmp_path / "edged 1.whl"
-    wheel.touch()
-    done = install("--dry-run", "--root", str(BOXES / "jetson-orin-nano"), "--from", str(wheel))
-    assert f"pip install --quiet {tmp_path}/edged\\ 1.whl\\[cuda\\,media" in done.stdout
+def test_install_of_a_package_builds_nothing(tmp_path: Path) -> None:
+    package = tmp_path / "edged 1.deb"
+    package.touch()
+    done = install("--dry-run", "--root", str(BOXES / "jetson-orin-nano"), "--deb", str(package))
+    assert f"apt-get install -y --allow-downgrades {tmp_path}/edged\\ 1.deb\n" in done.stdout
+    assert "make" not in done.stdout
+
+
+def test_package_name_is_the_one_that_the_build_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HOUSE / "packaging" / "deb")
+    build = importlib.import_module("build")
+    target = build.Target(__version__, "arm64", "3.10", ("media", "jetson", "tracking", "mqtt"))
+    assert plan(BOXES / "jetson-orin-nano")[0][-1].endswith(f"/{target.file_name}")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +139,8 @@ def test_install_from_a_wheel(tmp_path: Path) -> None:
     [
         (["--bogus"], "unknown option --bogus"),
         (["--root"], "--root needs a directory"),
-        (["--from"], "--from needs a wheel or a checkout"),
+        (["--deb"], "--deb needs a package"),
+        (["--deb", "/nowhere.deb"], "/nowhere.deb does not exist"),
         (["--root", str(BOXES / "jetson-orin-nano")], "--root is for --dry-run"),
     ],
 )
@@ -174,23 +172,8 @@ def test_dry_run_changes_nothing_without_root(tmp_path: Path) -> None:
 def test_help_is_the_head_of_the_script() -> None:
     done = install("--help")
     assert done.returncode == 0
-    assert done.stdout.startswith("Installs edged as a service on a Jetson")
+    assert done.stdout.startswith("Installs edged's Debian package on a Jetson")
     assert "set -euo" not in done.stdout
-
-
-def test_jetson_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("there is no systemd-analyze here")
-    unit = tmp_path / "edged.service"
-    shutil.copy(HOUSE / "systemd" / "edged.service", unit)
-    more = (HOUSE / "jetson/edged.service.d/jetson.conf").read_text().replace("/opt/edged/bin/edged", "/bin/true")
-    (tmp_path / "edged.service.d").mkdir()
-    (tmp_path / "edged.service.d" / "jetson.conf").write_text(more)
-    # It returns 0 even where it does not know a key: only silence is assent.
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
-    )
-    assert [line for line in done.stderr.splitlines() if "edged" in line] == []
 
 
 def test_scripts_pass_shellcheck() -> None:
