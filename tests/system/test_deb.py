@@ -11,6 +11,10 @@ import pytest
 
 from edged.store import sealed, state_format
 from tests.integration.daemon import wait_for
+from tests.system.arm64 import Unavailable as NoEmulator
+from tests.system.arm64 import sysroot
+from tests.system.arm64.__main__ import cache_folder
+from tests.system.arm64.machine import Machine
 from tests.system.packages import Unavailable, debs
 from tests.system.packages.chroot import Chroot
 from tests.system.systemd import Unavailable as NoSystemd
@@ -19,6 +23,7 @@ from tests.system.systemd.service import PYTHON, shared
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 _CONFIG = "etc/edged/edged.toml"
+_SELF_CHECK = ("self-check", "--quick")
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +203,25 @@ def _engines(box: Box) -> dict[str, float]:
 def _settled(box: Box) -> bool:
     listed = json.loads(box.run("edged", "engines", "list", "shapes", "--json").stdout)["engines"]
     return all(engine["state"] in ("serving", "ready", "rejected", "unsuitable") for engine in listed)
+
+
+def test_arm64_package_runs_as_an_aarch64_program(tmp_path: Path) -> None:
+    try:
+        system = sysroot.prepare(cache_folder(), "bookworm", sysroot.mirror_of_this_machine())
+        package = debs.build(tmp_path, "--arch", "arm64", "--python", system.python)
+    except (Unavailable, NoEmulator) as error:
+        pytest.skip(str(error))
+    tree, output = tmp_path / "tree", tmp_path / "output"
+    subprocess.run(["dpkg-deb", "-x", str(package), str(tree)], check=True)
+    for library in tree.rglob("*.so"):
+        assert library.read_bytes()[18:20] == b"\xb7\x00", f"{library} is not for aarch64 (EM_AARCH64)"
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "QEMU_CPU": "cortex-a76"}
+    machine = Machine(system.root, system.emulator, environment, copies={"/work/edged": tree / "opt/edged/dist"})
+    for words in (("--version",), ("models", "list", "--state", "/tmp/state"), _SELF_CHECK):
+        with output.open("w") as file:
+            status = machine.run(["/work/edged/bin/edged", *words], 600, file.fileno())
+        text = output.read_text()
+        print(text)
+        if words == _SELF_CHECK and "No such command" in text:
+            continue
+        assert status == 0, text

@@ -508,7 +508,17 @@ async def test_leave_answers_running_calls_and_refuses_new_ones() -> None:
     go.set()
     await peer.end()
     assert messages(peer.frames(), 1) == [b"done"]
-    assert peer.transport.is_closed
+    await until(lambda: peer.transport.is_closed)
+
+
+@asynchronous
+async def test_leave_call_on_its_way_is_refused_not_cut_off() -> None:
+    peer = Peer(echo, Limits(linger=0.2))
+    peer.connection.leave()
+    assert not peer.transport.is_closed
+    peer.begin(1)  # sent before the client had read the GOAWAY
+    assert [frame.stream for frame in peer.frames() if frame.kind == http2.RST_STREAM] == [1]
+    await until(lambda: peer.transport.is_closed)
 
 
 async def test_keepalive_silent_client_is_pinged_then_disconnected() -> None:

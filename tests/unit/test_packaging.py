@@ -62,7 +62,7 @@ def test_version_order_is_that_of_dpkg(build: ModuleType) -> None:
     versions = [
         build.Target(each, "amd64", "3.11").package_version for each in ("1.0.0a1", "1.0.0rc1", "1.0.0", "1.0.1")
     ]
-    for older, newer in zip(versions, versions[1:], strict=False):
+    for older, newer in itertools.pairwise(versions):
         assert subprocess.run(["dpkg", "--compare-versions", older, "lt", newer], check=False).returncode == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 import socket
@@ -73,6 +74,7 @@ class Listener:
         self._path: Path | None = None  # to be removed
         self._activation = activation or Activation()
         self._connections: set[Connection] = set()
+        self._is_empty = asyncio.Event()  # set when the last connection has ended
         self._calls: set[asyncio.Task[None]] = set()
         self._greetings: set[asyncio.Task[None]] = set()  # handshakes of new connections
         self._is_left = False
@@ -110,6 +112,10 @@ class Listener:
             connection.leave()
         if self._calls and grace > 0:
             await asyncio.wait(self._calls, timeout=grace)
+        if self._connections:  # clients close first: `Connection.leave` says what for
+            self._is_empty.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._is_empty.wait(), self._limits.linger)
         for connection in list(self._connections):
             connection.close()
         if self._calls:
@@ -150,7 +156,7 @@ class Listener:
         accepted.setblocking(False)
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(self._limits, self._begin, peer, self._connections.discard)
+        connection = Connection(self._limits, self._begin, peer, self._lost)
         self._connections.add(connection)
         options: dict[str, Any] = {}
         try:
@@ -165,6 +171,11 @@ class Listener:
             self._connections.discard(connection)
             accepted.close()
             raise
+
+    def _lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._is_empty.set()
 
     def _begin(self, call: Call) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._handle(call))

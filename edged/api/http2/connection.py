@@ -68,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._allowance = Allowance(limits, self._loop.time)
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_pinged = self._is_leaving = self._is_closed = False
+        self._is_pinged = self._is_leaving = self._lingers = self._is_closed = False
         self._work = 0  # units since other connections had their turn
         self._next_turn: asyncio.Handle | None = None
 
@@ -303,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a push of a client")
         elif kind == frames.GOAWAY:
-            self._is_leaving = True
+            self._is_leaving, self._lingers = True, False
             self._close_if_done()
         else:  # PRIORITY and unknown frames are ignored
             self._allowance.charge()
@@ -466,9 +466,13 @@ class Connection(asyncio.BufferedProtocol):
         self._close_if_done()
 
     def leave(self) -> None:
-        """Accept no new calls, and close once the running ones have ended."""
+        """Accept no new calls, and close once the running ones have ended.
+
+        A call may be on its way when the client receives GOAWAY: it is refused, and the client sends it again on another
+        connection. If the connection were closed at once, the client could not know whether the call had begun.
+        """
         if not self.is_leaving:
-            self._is_leaving = True
+            self._is_leaving = self._lingers = True
             self.sender.send(frames.go_away(self._last_stream, Code.NO_ERROR))
         self._close_if_done()
 
@@ -485,7 +489,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _close_if_done(self) -> None:
         if self._is_leaving and not self.calls:
-            self._close()
+            if self._lingers:
+                self._loop.call_later(self._limits.linger, self._close)
+            else:
+                self._close()
 
     def _close(self) -> None:
         """Read nothing more, and close when everything is sent; the keepalive limits the wait."""

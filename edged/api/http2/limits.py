@@ -24,7 +24,8 @@ class Limits(msgspec.Struct, frozen=True):
     `stream_window`: bytes that a client may send of one call before they are read. The connection's window is the sum
     for all its calls, so that unread calls do not block others. A frame that carries no message costs one unit of
     `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive` is pinged; the
-    connection is closed if it does not answer within `answer`."""
+    connection is closed if it does not answer within `answer`. After GOAWAY and the last call the client has `linger` seconds to
+    close first."""
 
     max_message: int = 32 << 20
     streams: int = 1024
@@ -35,6 +36,7 @@ class Limits(msgspec.Struct, frozen=True):
     handshake: float = 10.0
     keepalive: float = 30.0
     answer: float = 10.0
+    linger: float = 0.5
 
     @property
     def window(self) -> int:

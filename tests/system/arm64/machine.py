@@ -48,9 +48,9 @@ class Machine:
     binds: Mapping[str, Path] = field(default_factory=dict)  # host folders that are written to, shown below /work
     folder: str = "/"  # where commands start
 
-    def run(self, command: Sequence[str], seconds: float) -> int:
+    def run(self, command: Sequence[str], seconds: float, output: int | None = None) -> int:
         """The exit status of a command; 128 + N when signal N ended it, TIMED_OUT when it took longer and was ended."""
-        with self.start(command) as running:
+        with self.start(command, output) as running:
             select.select([running], [], [], seconds)
             return running.end()
 
