@@ -40,9 +40,10 @@ SNIPPETS = tuple(snippet for file in FILES for snippet in of_file(file, ROOT))
 
 # What is not run, by how it begins, and why.
 NOT_RUN = {
-    r"(sudo )?(systemctl|make install)|journalctl|sudo (adduser|rm|jetson)": "needs root and a service",
+    r"(sudo )?(systemctl|make install)|journalctl|sudo (adduser|rm|jetson|apt|mv|cp)": "needs root and a service",
     r" camera ─|<Protobuf": "a picture of the parts, a line of a project file of C#",
     r"make (demo|test)": "a target of the Makefile, which runs this test",
+    r"make (deb|image)": "takes minutes; tests/system/test_deb.py and test_image.py do it",
     r"jetson/|docker|rsync|cp -r|chown": "needs a Jetson, a container or another machine",
     r"edged up|edged cameras set camera": "runs until Ctrl-C; tests/system/test_up.py runs it",
     r"npm|node|python docs/samples": "tests/integration/test_sample_clients.py runs them",

@@ -24,8 +24,8 @@ class Limits(msgspec.Struct, frozen=True):
     `stream_window`: bytes that a client may send of one call before they are read. The connection's window is the sum
     for all its calls, so that unread calls do not block others. A frame that carries no message costs one unit of
     `allowance`, which grows by `allowance_second` per second. A client that is silent for `keepalive` is pinged; the
-    connection is closed if it does not answer within `answer`. After GOAWAY and the last call the client has `linger` seconds to
-    close first."""
+    connection is closed if it does not answer within `answer`. After GOAWAY and the last call the client has `linger`
+    seconds to close first."""
 
     max_message: int = 32 << 20
     streams: int = 1024
