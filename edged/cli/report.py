@@ -56,8 +56,12 @@ def report(
     text = box_report.render(made)
     sys.stdout.write(common.harmless(text))
     sys.stdout.flush()
-    if out is None:
-        return
+    if out is not None:
+        write(text, out, yes=yes)
+
+
+def write(text: str, out: Path, *, yes: bool) -> None:
+    """Write what was shown, with `yes` without asking."""
     if not yes and not typer.confirm(f"Write this to {out}?", err=True):
         common.say("nothing was written")
         return

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 NOWHERE = "/proc/nowhere"  # where not even root can make a folder
 COMMANDS = [
     *("up", "demo", "serve", "config", "models", "inspect", "infer", "stream", "cameras", "status", "top", "page"),
-    *("engines", "events", "logs", "inventory", "device", "doctor", "reload", "tokens", "tls"),
+    *("engines", "events", "logs", "inventory", "device", "doctor", "self-check", "report", "reload", "tokens", "tls"),
 ]
 
 

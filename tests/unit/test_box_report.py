@@ -10,7 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from edged.cli.report import write
 from edged.device.fingerprint import Fingerprint
 from edged.doctor import box_report
 from edged.doctor.box_report import BoxReport
@@ -99,6 +102,16 @@ def test_read_refuses_a_report_that_lacks_a_field(field: str) -> None:
 def test_read_refuses_wrong_values(field: str, value: object) -> None:
     with pytest.raises(InvalidInput):
         box_report.read(msgspec.json.encode(msgspec.to_builtins(report()) | {field: value}).decode())
+
+
+@pytest.mark.parametrize(
+    ("yes", "answer", "written"), [(False, "n\n", False), (False, "\n", False), (False, "y\n", True), (True, "", True)]
+)
+def test_write_asks_first(tmp_path: Path, yes: bool, answer: str, written: bool) -> None:
+    app, file = typer.Typer(), tmp_path / "report.md"
+    app.command()(lambda: write("shown\n", file, yes=yes))
+    done = CliRunner().invoke(app, [], input=answer)
+    assert (done.exit_code, file.exists(), "Write this to" in done.output) == (0, written, not yes)
 
 
 def test_hardware_tests_need_a_gpu_and_a_checkout(tmp_path: Path) -> None:
