@@ -511,7 +511,6 @@ async def test_leave_answers_running_calls_and_refuses_new_ones() -> None:
     await until(lambda: peer.transport.is_closed)
 
 
-@asynchronous
 async def test_leave_call_on_its_way_is_refused_not_cut_off() -> None:
     peer = Peer(echo, Limits(linger=0.2))
     peer.connection.leave()

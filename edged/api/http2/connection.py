@@ -468,8 +468,8 @@ class Connection(asyncio.BufferedProtocol):
     def leave(self) -> None:
         """Accept no new calls, and close once the running ones have ended.
 
-        A call may be on its way when the client receives GOAWAY: it is refused, and the client sends it again on another
-        connection. If the connection were closed at once, the client could not know whether the call had begun.
+        A call may be on its way when the client receives GOAWAY: it is refused, and the client sends it again on
+        another connection. If the connection were closed at once, the client could not know whether the call had begun.
         """
         if not self.is_leaving:
             self._is_leaving = self._lingers = True
