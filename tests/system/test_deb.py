@@ -101,6 +101,19 @@ def test_install_upgrade_downgrade_remove_and_purge(debian: Chroot, packages: li
     assert "edged" not in (debian.root / "etc/passwd").read_text() + (debian.root / "etc/group").read_text()
 
 
+def test_debian_13_install_demo_and_purge(tmp_path: Path) -> None:
+    try:
+        debian = Chroot("trixie", tmp_path / "root")
+        package = debs.build(tmp_path, "--python", "3.13")
+    except Unavailable as error:
+        pytest.skip(str(error))
+    debian.install(package)
+    demo = debian.run("runuser", "-u", "edged", "--", "edged", "demo", "--seconds", "6", "--cameras", "1", check=False)
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    debian.run("apt-get", "purge", "-y", "edged")
+    assert [name for name in debian.files() if "edged" in name] == []
+
+
 def test_failed_self_check_keeps_the_old_release_serving(debian: Chroot, packages: list[Path], tmp_path: Path) -> None:
     debian.install(packages[0])
     broken = _with_launcher(

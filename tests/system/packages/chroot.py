@@ -33,6 +33,8 @@ class Chroot:
         folder.mkdir()
         subprocess.run(["tar", "-C", str(folder), "--exclude=./dev/*", "-xf", str(archive(suite))], check=True)
         (folder / "etc/hosts").write_text("127.0.0.1 localhost\n")
+        shutil.copy("/etc/resolv.conf", folder / "etc/resolv.conf")
+        self.run("apt-get", "update", "-qq", check=False)  # without network, what is needed has to be there already
 
     def run(self, *command: str, check: bool = True, seconds: float = 300) -> subprocess.CompletedProcess[str]:
         """Run a command as its root; it must succeed unless `check` is false."""
