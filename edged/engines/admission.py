@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from edged.engines.builder import Builder
 
 _SAMPLES = Limits(seconds=120.0, memory_mb=4096)
-_EVERY_TIME = sys.maxsize  # a command tries the model even if it exceeded the limits many times
-_AT_ONCE = 2  # the most children that try runtimes at the same time
+_EVERY_TIME = sys.maxsize  # a command is carried out, however often the model exceeded the limits
+_AT_ONCE = 2  # children that try runtimes
 _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after a finding of these stages no runtime is tried
 
 
@@ -197,6 +197,6 @@ async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
     """Check samples in a child, because decoders are written in C and pictures may be malicious."""
     recognition = model.recognition
     if recognition.preprocess is None and not all(model_samples.is_tensors(sample.name) for sample in samples):
-        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without picture samples")
+        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without them")
     paths = tuple(str(sample.absolute()) for sample in samples)
     await run(jobs.CheckSamples(paths, model.inspection.signature), jobs.Done, _SAMPLES)

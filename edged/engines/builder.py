@@ -51,9 +51,9 @@ from edged.version import __version__
 
 _LOG = logging.getLogger("edged.engines")
 _DEFAULT_ADMISSION = AdmissionLimits()
-_LEAST = 1 << 20  # a disk with fewer free bytes counts as full
-_READ_FORMAT = 8  # version of cached inspections; raise it if `edged.jobs.inspect`, or a check that it calls, changes
-_KEPT = 1000  # the most cached inspections; the oldest belong to models that were refused and removed
+_LEAST = 1 << 20  # free bytes below which a disk counts as full
+_READ_FORMAT = 8  # of cached inspections; raise it when `edged.jobs.inspect`, or a check that it calls, changes
+_KEPT = 1000  # cached inspections; the oldest belong to models that were refused and removed
 
 OnProgress: TypeAlias = Callable[[jobs.Progress], None]
 # Frees disk space until the given number of bytes may be written. Returns the most bytes that may be written, 0 for no
@@ -98,7 +98,7 @@ class Builder:
         # A command may use the daemon's cache at the same time, so unfinished golden answers have an owner.
         self._unfinished = atomic.Staging(cache.absolute() / "unfinished")
         for folder in (self._golden, self._inspections, self._timings, self._unfinished.root):
-            with contextlib.suppress(OSError):  # without the cache, models are inspected at every start
+            with contextlib.suppress(OSError):  # on an unwritable disk reading models takes longer
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.sweep(folder)
         with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ class Builder:
                 await asyncio.to_thread(self._outcomes.keep_unread, graph, self.admission, now)
             raise
         if not inspection.external:  # external data is read each time, see `_known`
-            with contextlib.suppress(OSError):  # if the disk is full, the next start only takes longer
+            with contextlib.suppress(OSError):  # a full disk only costs time at the next start
                 await asyncio.to_thread(self._keep, inspection)
         return inspection
 
@@ -273,7 +273,7 @@ class Builder:
         place = self._golden / f"{Standard.of(model, REFERENCE.precision).golden}.golden"
         try:
             return load_golden(place).samples if place.exists() else []
-        except BuildFailed:  # damaged: the next verification makes the file again
+        except BuildFailed:  # they are made again at the next verification
             return []
 
     def expected_seconds(self, task: Task) -> float | None:
@@ -308,7 +308,7 @@ class Builder:
     def _require_none(self, digest: str) -> None:
         stored = self._store.read(digest)  # another process may have built it meanwhile
         if stored is not None and stored.is_usable:
-            raise Refused(f"{self._store.root} already has an accepted engine {digest[:12]}; give another --cache")
+            raise Refused(f"{self._store.root} holds engine {digest[:12]} already, proven; give another --cache")
 
     async def _judge(
         self,

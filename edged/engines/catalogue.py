@@ -37,13 +37,13 @@ from edged.serving.slot import Slot
 from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
-_DRAIN_SECONDS = 10.0  # the longest wait for the answers of requests for a removed model
+_DRAIN_SECONDS = 10.0  # for requests that wait for a removed model
 _DRAIN_STEP = 0.02
 _READERS = 2  # children that inspect models at the same time
 # Delays before the next attempts after failures that may be temporary: exceeded limits, kills, missing files.
 _AGAIN_SECONDS = (60.0, 600.0, 3600.0)
 _PASSING = ("timed_out", "too_much_memory", "missing")
-_BACK_SECONDS = 1.0  # delay before the first attempt after a missing file
+_BACK_SECONDS = 1.0  # until a missing file is looked for again
 
 
 # Tries a model. The number is the most attempts in a row that may exceed the limits.
@@ -88,9 +88,9 @@ class Catalogue:
         self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
         self._logged_notes: dict[str, tuple[str, ...]] = {}  # notes that were logged, by model
         self._prove = prove
-        self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after temporary failures, by model
-        self._known: set[str] = set()  # digests of models that may have cached files
-        self._is_tidy = False  # whether caches of models that were removed before the start are deleted
+        self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after failures that may pass, by model
+        self._known: set[str] = set()  # digests of models that something is cached for
+        self._is_tidy = False  # whether caches of models that went before this start were removed
 
     def name(self, named: Mapping[str, Path]) -> None:
         """Set the models of the configuration. The next scan applies them."""
@@ -125,7 +125,7 @@ class Catalogue:
 
     def _of_version(self, name: str, planned: PlannedModel, version: str) -> PlannedModel:
         if not (version.isascii() and version.isdecimal() and len(version) <= 18):
-            raise InvalidInput(f"invalid model version {version[:40]!r}; versions are whole numbers")
+            raise InvalidInput(f"{version[:40]!r} is not a version of a model; versions are whole numbers")
         wanted = str(int(version))
         if wanted == planned.version:
             return planned
@@ -136,7 +136,7 @@ class Catalogue:
             why = planned.problem or "it is being loaded"
             raise NotReady(f"version {wanted} of model {name!r} does not answer yet: {why}")
         there = ", ".join(each.version for each in self.versions(name))
-        raise ModelNotFound(f"version {wanted} of model {name!r} is not served; served versions: {there}")
+        raise ModelNotFound(f"model {name!r} has no version {wanted} that is served; there are: {there}")
 
     async def look_aside(self) -> bool:
         """Scan the disk in a thread and apply the scan as `look` does. Concurrent calls run one after the other."""
@@ -254,17 +254,17 @@ class Catalogue:
             weights = await asyncio.to_thread(stamp, external) if external else ""
             self._plan(planned, model)
             planned.weights = external
-            planned.weights_changed(weights)  # later changes are compared with this stamp
+            planned.weights_changed(weights)  # from here on, changes of the external data count
             planned.refuse_or_accept()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
             self._events.emit(ModelRead(inspection.digest), entry.name)
             self._log_notes(planned)
         except EdgedError as error:
             planned.weights = external
-            planned.weights_changed(before)  # a change since then makes the next scan read the model again
+            planned.weights_changed(before)  # a change since then may bring what was missing
             self._refuse(planned, error)
             self._tasks.start(self._once_more(planned, entry, error))
-        except Exception as error:  # unexpected: refuse the model, so that no client waits forever
+        except Exception as error:  # a bug, or a box in trouble: refused, so that no client waits for ever
             _LOG.exception("model %s could not be read", entry.name)
             self._refuse(planned, EngineUnusable(f"it could not be read ({type(error).__name__}); see the log"))
 
@@ -304,7 +304,7 @@ class Catalogue:
         found = Reason.of(error)
         self._events.emit(ModelRefused(str(error), found.category, found.stage), name)
         if planned.serving:
-            _LOG.log(level, "model %s: new content cannot be served: %s; the previous one still serves", name, error)
+            _LOG.log(level, "model %s was changed and cannot be served: %s; the one before it goes on", name, error)
             return
         _LOG.log(level, "model %s cannot be served: %s", name, error)
         planned.model = planned.served = None
@@ -340,4 +340,4 @@ class Catalogue:
 
 
 def _which(known: str) -> str:
-    return f"the request names no model, which is allowed only if exactly one model is served; available: {known}"
+    return f"the request names no model, which only works if exactly one is served; available: {known}"

@@ -40,12 +40,12 @@ from edged.logs.child_output import ChildLogForwarder
 
 _POLL_SECONDS = 0.25
 _LONGEST_PAUSE = 4 * _POLL_SECONDS
-_CLOSED_SECONDS = 2.0  # the longest wait for the end of a child that closed its channel
-_GONE_SECONDS = 10.0  # the longest wait for a killed child to free its memory
-_REST_SECONDS = 1.0  # the longest read from a dead child's pipes, if another process holds them open
-_MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # limits of progress messages; `channel.JobReporter` sends fewer
-_NOISE_BYTES = 1 << 16  # the last bytes of standard error that are kept; they say why the child failed
-_CRASH = "Fatal Python error: "  # begins the traceback of a crash, which goes only to the log
+_CLOSED_SECONDS = 2.0  # for a child that closed its channel to end
+_GONE_SECONDS = 10.0  # for a killed child to give back its memory
+_REST_SECONDS = 1.0  # for reading what a dead child left in its pipes, if another process holds them open
+_MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # of progress; `channel.JobReporter` sends far fewer
+_NOISE_BYTES = 1 << 16  # of standard error are remembered; its end says why the child failed
+_CRASH = "Fatal Python error: "  # begins the traceback of a crash, which is for the log
 _WORKER = (sys.executable, "-m", "edged.jobs.main")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -83,10 +83,9 @@ async def run(
             reach = await stack.enter_async_context(in_thread(partial(_reach, job)))
             child = OneShotChild(command, job, limits, on_progress, patience, reach)
         except OSError as error:
-            why = f"{error.strerror or error}; check the limits of processes and descriptors, and the temporary folder"
-            raise BuildFailed(f"{what} could not be started: {why}") from error
+            raise BuildFailed(f"{what} could not be started: {error.strerror or error}; is the box full?") from error
         try:
-            last = await child.final_message()
+            last = await child.last_word()
         finally:
             child.stop()
             await despite_cancelling(child.gone())
@@ -97,14 +96,14 @@ async def run(
             return msgspec.json.decode(last.payload, type=ready(answer))
         failure = msgspec.json.decode(last.payload, type=ready(jobs.Failure))
     except channel.UNREADABLE as error:
-        raise BuildFailed(f"the answer of the {what} cannot be read: {error}") from error
+        raise BuildFailed(f"{what} gave an answer that cannot be read: {error}") from error
     raise _error(failure)
 
 
 @contextlib.contextmanager
 def _reach(job: jobs.Job) -> Iterator[Reach]:
-    """Yield what the child may access, including a temporary folder that is removed afterwards. Reads the disk."""
-    scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` finds it by this name
+    """Yield what the child may access, with a temporary folder that goes with the block. Reads the model's folder."""
+    scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
     try:
         yield reach_of(job, scratch)
     finally:
@@ -139,10 +138,10 @@ class OneShotChild:
         self._log = ChildLogForwarder(f"child {self._what}", logging.INFO)
         self._last: channel.Frame | None = None
         self._messages_left, self._counted_at = _MESSAGE_BURST, time.monotonic()
-        self._family: set[int] = set()  # processes that were killed with the child
+        self._family: set[int] = set()  # killed with it
         self._starved = 0.0  # seconds spent waiting for a processor
-        self._granted = 0.0  # extra seconds for the phases that the child began
-        self._extra_seconds = 0.0  # extra seconds because the child reports a fraction
+        self._granted = 0.0  # extra seconds for phases that it began
+        self._extra_seconds = 0.0  # for reporting a fraction
         niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check, jobs.AskPicture)) else process.BUILD
         if isinstance(job, jobs.Time):
             niceness = process.MEASURE
@@ -157,9 +156,8 @@ class OneShotChild:
     def _stopped(self, why: str, how: How) -> ChildLost:
         return ChildLost(f"{self._what} child {why} and was stopped", how)
 
-    async def final_message(self) -> channel.Frame | None:
-        """Wait for the child's answer or failure. Return None if it ends without one. Raises ChildLost if it exceeds a
-        limit."""
+    async def last_word(self) -> channel.Frame | None:
+        """Wait for the child's answer or failure; None if it ends without one. ChildLost if it exceeds a limit."""
         ends = {self._channel.ended, self._watching}
         began = time.monotonic()
         done: set[asyncio.Future[BaseException | None]] = set()
@@ -332,14 +330,14 @@ def _error(failure: jobs.Failure) -> EdgedError:
 
 def _ending(code: int | None) -> str:
     if code == -signal.SIGKILL:
-        return "was killed by SIGKILL, perhaps by the kernel because memory ran out"
+        return "was killed by SIGKILL, perhaps by the kernel for want of memory"
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"
     return f"ended with status {code}"
 
 
-_CHUNK = 1 << 16  # the most bytes that one read takes, so that other tasks of the loop run between reads
+_CHUNK = 1 << 16  # bytes read at once, so that other work of the loop gets its turn
 
 
 class PipeReader:
@@ -370,9 +368,9 @@ class PipeReader:
                 self._receive(piece)
             else:
                 self.close()
-        except BlockingIOError:  # the wake-up was spurious
+        except BlockingIOError:  # another reader's wake-up, or none at all
             pass
-        except Exception as error:  # the task that awaits `ended` raises it; the loop would only log it
+        except Exception as error:  # raised where `ended` is awaited instead of being lost in the loop
             self.close(error)
 
 
@@ -401,7 +399,7 @@ def _reads(job: jobs.Job) -> Iterator[str]:
 def _writes(job: jobs.Job) -> Iterator[str]:
     if isinstance(job, jobs.Build):
         yield job.out
-        if job.order.timings:  # the kernel timings that all builds for a device share
+        if job.order.timings:  # of one device, for all of its builds
             yield str(Path(job.order.timings).parent)
     if isinstance(job, (jobs.MakeGolden, Lower, FreeDims, Simplify)):
         yield str(Path(job.out).parent)

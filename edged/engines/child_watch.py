@@ -22,8 +22,8 @@ from edged.models.model import Model
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of processor time in /proc
-_SHARE = 0.005  # of one processor, counts as activity; a build on a box that serves gets several times this
-_LOOKS_PER_SEARCH = 4  # every fourth measurement searches all of /proc for new processes of the child
+_SHARE = 0.005  # of one processor; the slowest build gets, while the box serves, several times this
+_LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc, a look at known ones a file each
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -108,10 +108,10 @@ def kill(pid: int) -> set[int]:
     """Kill a session's leader, which must not be reaped yet, and its family. Returns the family without the leader."""
     try:
         members = family(pid) - {pid}
-    except OSError:  # no descriptor is left for the search; the process group is still killed
+    except OSError:  # no descriptor is left to look; its group ends all the same
         members = set()
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)  # all at once, so that no process of the group can start another one
+        os.killpg(pid, signal.SIGKILL)  # at once, so that none of the group can start another
     for member in members:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(member, signal.SIGKILL)
@@ -132,7 +132,7 @@ class Family:
 
     def measure(self) -> Usage:
         if self._looks % _LOOKS_PER_SEARCH == 0:
-            with contextlib.suppress(OSError):  # no descriptor is left for the search
+            with contextlib.suppress(OSError):  # no descriptor is left to look for new ones
                 self._members = family(self._pid)
         self._looks += 1
         readings = {pid: reading for pid in self._members if (reading := read(pid))}
@@ -160,10 +160,10 @@ class Watch:
     def __init__(self, memory_mb: float, stall_seconds: float, quiet_seconds: float = 0.0) -> None:
         """`quiet_seconds`: how long the child may compute without a message; 0 for no limit."""
         self._memory_mb, self._stall_seconds, self.quiet_seconds = memory_mb, stall_seconds, quiet_seconds
-        self._quiet = 0.0  # seconds since the last message, without the time spent waiting for a processor
+        self._quiet = 0.0  # seconds since the last message, without those spent waiting for a processor
         self._enough = max(_SHARE * stall_seconds, _TICK)
         self._silent = 0.0  # seconds since the last sign of life
-        self._used = 0.0  # seconds of processor time since then
+        self._used = 0.0  # seconds of processor time meanwhile
         self._last_cpu = 0.0
         self._was_large = False
 
@@ -187,9 +187,9 @@ class Watch:
         if self._used >= self._enough:
             self._lives()
         if 0 < self.quiet_seconds <= self._quiet:
-            return f"reported no progress for {self.quiet_seconds:.0f} s"
+            return f"got no further for {self.quiet_seconds:.0f} s"
         if self._silent >= self._stall_seconds:
-            return f"neither sent a message nor computed for {self._stall_seconds:g} s"
+            return f"showed no sign of life for {self._stall_seconds:g} s"
         return ""
 
     def _lives(self) -> None:
@@ -198,8 +198,8 @@ class Watch:
 
 _LEAST_SECONDS = 120.0
 _PER_MB, _PER_NODE = 1.0, 0.1  # seconds
-_TRIALS = 100.0  # multiple of the duration of the trial at admission, which shows how fast the box is
-_TIMES_LIMIT = 4.0  # a builder that reports a fraction may take this many times its limit
+_TRIALS = 100.0  # times the trial at admission, which shows how fast the box is
+_TIMES_LIMIT = 4.0  # times its limit that a builder may take if it reports a fraction
 
 
 def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -> Patience:

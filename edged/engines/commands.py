@@ -18,7 +18,7 @@ from edged.errors import InvalidInput, NotFound, Refused
 from edged.events import Commanded, EventLog
 from edged.store.store import Store
 
-_SHORTEST = 6  # the least characters of a key prefix
+_SHORTEST = 6  # characters of a key prefix
 _FOLLOW_SECONDS = 0.5
 _TRIABLE = frozenset(
     {EngineState.ABSENT, EngineState.FAILED, EngineState.QUARANTINED, EngineState.EVICTED, EngineState.UNSUITABLE}
@@ -99,7 +99,7 @@ class Commands:
         """Verify and time the selected stored engines again, and return them. Raises Refused if none is stored."""
         chosen = [(p, e) for p, e in self._planned(selection) if e.is_usable]
         if not chosen:
-            raise Refused("cannot verify: the store has none of the selected engines; see: edged engines list")
+            raise Refused("none of the selected engines is in the store to be verified; see: edged engines list")
         made = _once(chosen)
         for _, engine in made.values():
             if engine.state not in MAKING:
@@ -132,7 +132,7 @@ class Commands:
         keys = [key for key in self._stored(selection) if self._store.records()[key].files]
         needed = [key for key in keys if self._maker.eviction.eviction_class(key) is EvictionClass.NEEDED]
         if needed and not selection.everything and len(needed) == len(keys):
-            why = "pinned; unpin it first" if self._store.is_pinned(needed[0]) else "needed: it serves, or soon will"
+            why = "pinned; unpin it first" if self._store.is_pinned(needed[0]) else "needed: it serves or soon will"
             raise Refused(f"engine {needed[0][:12]} is {why}; nothing was evicted")
         chosen = [key for key in keys if key not in needed]
         for key in chosen:
@@ -229,7 +229,7 @@ class Commands:
 
     def _require_writable(self) -> None:
         if self._maker.eviction.problem:
-            raise Refused(f"the store cannot be changed: {self._maker.eviction.problem}")
+            raise Refused(f"nothing can be changed in the store: {self._maker.eviction.problem}")
 
     @staticmethod
     def _require_one(keys: set[str], selection: Selection) -> None:
@@ -237,7 +237,7 @@ class Commands:
         if not keys and not selection.everything:
             raise NotFound(f"no engine {what}; see: edged engines list")
         if selection.engine and len(keys) > 1:
-            raise InvalidInput(f"{len(keys)} keys begin with {selection.engine!r}; give more characters")
+            raise InvalidInput(f"{len(keys)} keys begin with {selection.engine!r}; give more of it")
 
     def _commanded(self, verb: str, chosen: list[_Planned], made: dict[str, _Planned]) -> tuple[Ordered, ...]:
         for planned, engine in chosen:
@@ -265,7 +265,7 @@ def _check(selection: Selection) -> None:
     if selection.everything == bool(selection.model or selection.engine):
         raise InvalidInput("name a model or an engine, or select all")
     if selection.engine and len(selection.engine) < _SHORTEST:
-        raise InvalidInput(f"key prefix {selection.engine!r} is too short; give at least {_SHORTEST} characters")
+        raise InvalidInput(f"{selection.engine!r} is too short for the beginning of a key; give {_SHORTEST} characters")
 
 
 def _gone(ordered: Ordered) -> EngineProgress:

@@ -63,10 +63,10 @@ from edged.store.store import Store
 from edged.tasks import TaskGroup, keep, until_set
 
 _LOG = logging.getLogger("edged.engines")
-_LOOK_SECONDS = 1.0  # between two turns if nothing wakes the loop
+_LOOK_SECONDS = 1.0  # between two turns if nothing happens
 _IDLE_SECONDS = 4.0  # the same on an idle box where every model is served
-_START_SECONDS = 120.0  # the longest wait for the first models to be examined, before engines are built
-_FLUSH_SECONDS = 5.0  # the longest wait for pending writes when the daemon ends
+_START_SECONDS = 120.0  # in which nothing is made until the first models are examined
+_FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 
 
 class Liveness(msgspec.Struct, frozen=True):
@@ -237,7 +237,7 @@ class Controller:
     def liveness(self) -> Liveness:
         """Return what the watchdog judges progress by."""
         hosts: dict[str, float] = {}
-        for link in self._hosts.links():  # one backend may have several hosts
+        for link in self._hosts.links():  # of one backend there may be several
             hosts[link.backend] = max(link.overdue, hosts.get(link.backend, 0.0))
         return Liveness(time.monotonic() - self._turned, hosts)
 
@@ -380,7 +380,7 @@ def carry_out(action: Action, now: float, catalogue: Catalogue, opener: Opener, 
             return planned.engines.keys() != before.keys()
         case Review():
             planned.engines[action.key].request = Request.REVIEW
-            for other in catalogue.models.values():  # models of the same content share engines: one review is enough
+            for other in catalogue.models.values():  # of the same content: one review is enough for all
                 if action.key in other.engines:
                     other.engines[action.key].reviewed_at = now
             return True

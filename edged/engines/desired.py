@@ -56,7 +56,7 @@ _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
         "int8": _on_request,
     },
     ("openvino", "intel-gpu"): {"fp16": _by_itself, "fp32": _by_itself, "int8": _on_request},
-    ("openvino", "intel-npu"): {"fp16": _by_itself, "int8": _on_request},  # the NPU does not compute in fp32
+    ("openvino", "intel-npu"): {"fp16": _by_itself, "int8": _on_request},  # it computes in nothing wider
     ("tensorrt", "cuda"): _CUDA,
     ("tensorrt_rtx", "cuda"): _CUDA,
 }
@@ -142,7 +142,7 @@ def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
     if recipe.precision == "int8":
         digest = user_samples.calibration_digest(model.recognition, model.samples, model.content)
         if not digest:
-            raise Unsuitable(f"int8 needs calibration pictures, but the model takes none: {model.recognition.picture}")
+            raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {model.recognition.picture}")
         recipe = msgspec.structs.replace(recipe, calibration=digest)
     if recipe.backend in registry.TIMING_KERNELS:
         settings = model.entry.settings
@@ -193,7 +193,7 @@ def desired(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]
     return tuple(engines)
 
 
-_BACKEND, _PRECISION = "onnxruntime", "fp32"  # at a lower precision the precision is the likely cause of a rejection
+_BACKEND, _PRECISION = "onnxruntime", "fp32"  # a lower precision is rejected for its precision
 _BELOW = {"all": "extended", "extended": "basic"}
 
 

@@ -24,12 +24,12 @@ class EngineState(str, enum.Enum):
     BUILDING = "building"
     VERIFYING = "verifying"
     READY = "ready"
-    FAILED = "failed"  # making it failed; tried again later
-    REJECTED = "rejected"  # wrong answers; not tried again with the same key
-    UNSUITABLE = "unsuitable"  # the backend reports that it cannot run this model
+    FAILED = "failed"  # no outcome; tried again later
+    REJECTED = "rejected"  # a wrong answer; not tried again with the same key
+    UNSUITABLE = "unsuitable"  # the backend reports that it cannot do what this model needs
     QUARANTINED = "quarantined"  # failed too often, or cancelled: only a command tries it again
-    EVICTED = "evicted"  # accepted; its files were removed to free disk space
-    STALE = "stale"  # in the store, but in no model's plan for the current device
+    EVICTED = "evicted"  # accepted; its files were removed to make room
+    STALE = "stale"  # in the store, but no model wants it on this device as it is now
 
 
 _S = EngineState
@@ -73,7 +73,7 @@ class Request(str, enum.Enum):
     NONE = ""
     BUILD = "build"  # an operator's command
     VERIFY = "verify"  # an operator's command
-    REVIEW = "review"  # as VERIFY, but the daemon's: the verdict is by another standard, or timings may be wrong
+    REVIEW = "review"  # as VERIFY, by the daemon: it was judged by another standard, or its figures may be off
 
 
 @dataclass
@@ -110,27 +110,27 @@ class PlannedEngine:
     recipe: Recipe
     standard: str = ""
     lane: str = "cpu"  # engines of one lane are made one after the other
-    problem: str = ""  # why it cannot be made with the model's settings
+    problem: str = ""  # why it cannot be made with the settings that the model has
     state: EngineState = EngineState.ABSENT
     record: EngineRecord | None = None
     reason: str = ""
-    is_held: bool = False  # an operator cancelled it: quarantined without an alarm
-    last_attempt_failed: str = ""  # why the last attempt failed, while the previous engine stays
-    failures: int = 0  # failed attempts in a row
-    failure: str = ""  # message of the last failure
+    is_held: bool = False  # quarantined by an operator's command, which raises no alarm
+    last_attempt_failed: str = ""  # why the last attempt failed, while the engine from before stays
+    failures: int = 0
+    failure: str = ""  # message of the last one
     retry_at: float = 0.0
-    open_at: float = 0.0  # when opening may be tried; infinite if its runtime will never open it
+    open_at: float = 0.0  # infinite if its runtime refuses it for good
     refusals: int = 0  # times in a row that its host refused to open it
-    quarantined: str = ""  # why it is no longer opened: it killed its host repeatedly
-    apart: str = ""  # the separate host that it belongs in; empty for the shared host
+    quarantined: str = ""  # why it is no longer opened: its work killed its host again and again
+    apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
     request: Request = Request.NONE
     reviewed_at: float = -math.inf  # when the daemon last asked for a review
-    trial: str = ""  # key of a stored engine that may be usable instead: built ahead, or for another driver
-    nodes: Nodes = field(default_factory=dict)  # where its nodes ran when it was last opened, if the runtime says so
-    misplaced: tuple[str, ...] = ()  # nodes that run elsewhere than when it was verified, one line each
+    trial: str = ""  # key of an engine for another driver whose files may do
+    nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, if its runtime reports it
+    misplaced: tuple[str, ...] = ()  # nodes that did not run where they ran when it was verified, a line each
     mismatch: str = ""  # how the stored engine's answers differed from the reference's, until it is built again
-    disk: str = ""  # the disk error when it was last made or opened
-    disk_failures: int = 0  # disk errors in a row
+    disk: str = ""  # how the disk failed when it was last made or opened
+    disk_failures: int = 0  # in a row
     making: Making | None = None
     served_ms: dict[str, float] = field(
         default_factory=dict
@@ -183,7 +183,7 @@ class PlannedEngine:
         )
         self.disk, self.disk_failures = "", 0
         if self._is_outdated(record) and not record.verdict.accepted:
-            self.lose()  # build it again: it may pass by the current standard
+            self.lose()  # by the current standard it may pass: it is built again
         elif record.verdict.accepted:
             self.record = record
             self.request = Request.REVIEW if self._is_outdated(record) else Request.NONE
@@ -191,7 +191,7 @@ class PlannedEngine:
         elif stored is not None and stored.is_usable and (not self._is_outdated(stored) or stored == self.record):
             self.record = stored
             self.request = Request.REVIEW if self._is_outdated(stored) else Request.NONE
-            self._stay(f"built again and rejected: {record.verdict.reason}; the previous engine stays")
+            self._stay(f"built again and rejected: {record.verdict.reason}; the one before stays")
         else:
             self.record = record
             self.move(EngineState.REJECTED, record.verdict.reason)
@@ -203,7 +203,7 @@ class PlannedEngine:
         self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures, self.failure = self.failures + 1, str(error)
         if self.is_usable:
-            self._stay(f"making it again failed: {error}; the previous engine stays")
+            self._stay(f"making it again failed: {error}; the one before stays")
         elif hopeless:
             self.quarantine(f"failed {hopeless}, the last time: {error}")
         elif most and self.failures >= most:
@@ -246,16 +246,16 @@ class PlannedEngine:
     def adopt(self, record: EngineRecord) -> None:
         """Take over the record of an engine that the store already has."""
         if record.is_unproven:
-            return  # a trial comes first, as for an engine for another driver
+            return  # it is tried first, as an engine for another driver is
         self.record = record
         if record.evicted:
-            self._settle(EngineState.EVICTED, "its files were removed to free disk space")
+            self._settle(EngineState.EVICTED, "its files gave way to others")
         elif record.is_usable:
             self._settle(EngineState.READY)
             if self.request is Request.NONE and self._is_outdated(record):
                 self.request = Request.REVIEW
         elif self._is_outdated(record):
-            self.record = None  # build it again: it may pass by the current standard
+            self.record = None  # by the current standard it may pass: it is built again
             self._settle(EngineState.ABSENT)
         else:
             self._settle(EngineState.REJECTED, record.verdict.reason)

@@ -35,7 +35,7 @@ from edged.tensors import ANY_SHAPE, TensorSpec
 
 _LOG = logging.getLogger("edged.engines")
 _WRITE_SECONDS = 60.0  # between two writes of the observed shapes
-_FORGIVE_SECONDS = 3600.0  # until a range is tried again after no engine could be made for it
+_FORGIVE_SECONDS = 3600.0  # until a range that no engine could be made for is tried again
 _OVER = (EngineState.FAILED, EngineState.REJECTED, EngineState.UNSUITABLE, EngineState.QUARANTINED)
 
 
@@ -46,11 +46,11 @@ class _Learning:
     model: Model
     traffic: Traffic
     demand: Demand | None = None
-    target: Profile | None = None  # the range whose engines are being built
-    refused: dict[Profile, float] = field(default_factory=dict)  # ranges that failed, and when to try each again
-    looked: int = -1  # version of the traffic for which `demand` was computed
+    target: Profile | None = None  # being built, not proven yet
+    refused: dict[Profile, float] = field(default_factory=dict)  # could not be built; when to try each again
+    looked: int = -1  # version of the traffic that the demand follows from
     written: float = 0.0
-    noted: int = 0  # number of requests in the book
+    noted: int = 0  # requests that were written
     state: str = ""
 
 
@@ -106,7 +106,7 @@ class Learning:
             self._check_target(planned, learning, learning.target, now)
             return
         if not any(engine.recipe.backend in RANGED for engine in planned.engines.values()):
-            learning.state = "learning has no effect: no installed backend builds engines for a range of shapes"
+            learning.state = "no installed backend builds for a range of shapes: learning has no effect"
             return
         self._update_demand(learning, now)
         demand, policy = learning.demand, learning.model.shape_policy
@@ -116,10 +116,9 @@ class Learning:
         page, clock = self._book.page(learning.model), time.time()
         times = recent(page.widened, clock)
         if not demand.is_due(now, policy.quiet_s):
-            learning.state = f"requests need engines for {_words(demand.profile)}; built once shapes stop changing"
+            learning.state = f"requests call for engines of {_words(demand.profile)}; built once shapes stop changing"
         elif len(times) >= policy.per_hour:
-            limit = f"built later, as {len(times)} ranges were begun in the last hour"
-            learning.state = f"requests need engines for {_words(demand.profile)}; {limit}"
+            learning.state = f"requests call for engines of {_words(demand.profile)}; {len(times)} begun in this hour"
         elif not _is_busy(planned):
             self._begin(planned, learning, demand.profile, (*times, clock))
 
@@ -145,8 +144,8 @@ class Learning:
         page = msgspec.structs.replace(self._book.page(learning.model), widened=times)
         self._book.change(learning.model, page)
         learning.target, learning.demand = profile, None
-        learning.state = f"engines for {_words(profile)} are being built"
-        _LOG.info("model %s: requests need engines for %s", planned.entry.name, _words(profile))
+        learning.state = f"engines of {_words(profile)} are being built"
+        _LOG.info("model %s: its requests call for engines of %s", planned.entry.name, _words(profile))
         self._book.aim(learning.model, profile)
         self._replans.append(Replan(planned.entry.name))
 
@@ -162,11 +161,11 @@ class Learning:
             self._book.unaim(learning.model)
             learning.target, learning.state, learning.looked = None, "", -1
         elif all(engine.state in _OVER for engine in engines):
-            why = engines[0].reason if engines else "no installed backend builds for a range of shapes any more"
-            _LOG.warning("model %s: no engine for %s can be made: %s", planned.entry.name, _words(target), why)
+            why = engines[0].reason if engines else "no backend here builds for a range of shapes any more"
+            _LOG.warning("model %s: no engine of %s can be made: %s", planned.entry.name, _words(target), why)
             learning.refused[target] = now + _FORGIVE_SECONDS
             learning.target, learning.looked = None, -1
-            learning.state = f"no engine for {_words(target)} can be made: {why}"
+            learning.state = f"no engine of {_words(target)} can be made: {why}"
             self._book.unaim(learning.model)
             self._replans.append(Replan(planned.entry.name))
 
@@ -224,8 +223,8 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 _HOUR = 3600.0
-_PATIENCE = 10  # a demand that still grows is due after this many times the quiet time
-_MOST_DIMENSIONS = 8  # TensorRT's limit for a tensor
+_PATIENCE = 10  # times the quiet time, after which a demand is due although it still grows
+_MOST_DIMENSIONS = 8  # of a tensor in TensorRT
 
 
 def widened(now: Profile, signature: Signature, seen: Seen, most_bytes: int, *, usual: bool) -> Profile:

@@ -38,11 +38,11 @@ from edged.store.store import Store
 from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
-_EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # by number of failed attempts
-_AGAIN_SECONDS = 0.2  # delay of the next attempt if the model on disk was replaced
-_SPACE_SECONDS = 30.0  # delay of the next attempt if the disk was full
-_LONG_SECONDS = 60.0  # a job that takes longer allows a second one in its lane
-_SPARE_MB = 1024  # free memory that a second job in a lane needs
+_EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
+_AGAIN_SECONDS = 0.2  # after the model on disk turned out to be another
+_SPACE_SECONDS = 30.0  # after the disk was full
+_LONG_SECONDS = 60.0  # after which another engine may be made at the same time
+_SPARE_MB = 1024  # free memory for a second child in a lane
 _EVENT_STEP = 0.1  # share of a phase between two progress events
 
 
@@ -128,8 +128,8 @@ class Maker:
         wanted = {id(engine) for planned in self._models.values() for engine in planned.engines.values()}
         for work in self._work:
             if id(work.engine) not in wanted and not work.is_cancelled:
-                work.is_cancelled = True  # so that it is cancelled only once
-                work.engine.on_change = None  # emit no more events for an engine that is not planned
+                work.is_cancelled = True  # only once: its child is being stopped
+                work.engine.on_change = None  # its end is of no interest
                 work.task.cancel()
 
     def is_making(self, engine: PlannedEngine) -> bool:
@@ -151,7 +151,7 @@ class Maker:
             work = self._work_on(engine)
             engine.cancel(work.why if work is not None else _Job.why)
             raise
-        except Exception as error:  # unexpected: counted as a failure here, logged by the task group
+        except Exception as error:  # unexpected: counts as a failure; the task group logs it
             why = EngineUnusable(f"{type(error).__name__}; see the log")
             self._attempts.failed(engine.digest, str(why))
             engine.fail(why, self._settings.attempts)
@@ -176,7 +176,7 @@ class Maker:
             engine.met_disk(error)
             engine.postpone(str(error), _SPACE_SECONDS)
             _LOG.warning("model %s: engine %s: %s", name, short, error)
-        except KeyError:  # the engine was evicted or found damaged meanwhile
+        except KeyError:  # it was evicted or found damaged meanwhile
             engine.lose()
         else:
             cost = engine.record.cost if engine.record else None
@@ -239,14 +239,14 @@ class Maker:
             if is_unproven:
                 # Remove it here, because no other check finds that it is unusable.
                 await asyncio.to_thread(self._store.remove, source, keep_pin=True)
-            self._give_up_trial(engine, task, f"does not answer correctly on this device: {error}")
+            self._give_up_trial(engine, task, f"is not right with this device: {error}")
         except EdgedError as error:
             if is_unproven and engine.failures + 1 < self._settings.attempts:
-                engine.fail(error)  # try again: the error says nothing about the engine, whose build took long
+                engine.fail(error)  # it says nothing about the engine, which took an hour to build
             else:
                 self._give_up_trial(engine, task, f"could not be tried: {error}")
         except KeyError:
-            self._give_up_trial(engine, task, "is no longer in the store")
+            self._give_up_trial(engine, task, "is not in the store any more")
         else:
             engine.trial = ""
             engine.finish(record, record, f"taken over from {source[:12]} after a trial")

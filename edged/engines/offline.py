@@ -73,12 +73,14 @@ def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Ta
         raise InvalidInput(f"{name} has no NVIDIA GPU of a known compute capability")
     if theirs.facts.get(_HOST) != own.facts.get(_HOST):
         here, there = own.facts.get(_HOST), theirs.facts.get(_HOST)
-        raise InvalidInput(f"{name}: its box is {there}, but engines built here are for {here}; build them there")
+        raise InvalidInput(f"{name} is of a box with {there}, and engines built here are for {here}; build them there")
     here, there = own.facts.get(_RUNTIME), theirs.facts.get(_RUNTIME)
     if there is None:
-        raise InvalidInput(f"{name}: its box has no TensorRT-RTX, which the engines need; install it there first")
+        raise InvalidInput(
+            f"{name} is of a box without TensorRT-RTX, which the engines are for; install it there first"
+        )
     if here != there:
-        raise InvalidInput(f"{name}: its box has TensorRT-RTX {there}, this box {here}; install the same version")
+        raise InvalidInput(f"{name} is of a box with TensorRT-RTX {there}, here is {here}; install the same version")
     gpu = theirs.facts.get("gpu.0.name", f"sm_{capability.replace('.', '')}")
     return Target(gpu, capability, theirs)
 
@@ -94,5 +96,5 @@ def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[Desi
     found = tuple(engine for engine in wanted if engine.recipe.device == "cuda:0")
     if not found:
         asked = f" in {', '.join(precisions)}" if precisions else ""
-        raise InvalidInput(f"TensorRT-RTX has no engine to build for {on.name}{asked}")
+        raise InvalidInput(f"TensorRT-RTX builds nothing for {on.name}{asked}")
     return found

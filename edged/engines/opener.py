@@ -47,11 +47,11 @@ _LOG = logging.getLogger("edged.engines")
 # Delays before an engine may be opened again, in seconds:
 _REOPEN_SECONDS = 0.2  # after its host was lost
 _REPLACED_SECONDS = 1.0  # after the model was replaced while it was opened
+_PATIENCE = 2  # refusals until an engine is given up; lack of memory or space does not count
 _REFUSED_SECONDS = (2.0, 10.0, 60.0)  # after the first, the second and every further refusal
 _RETRY_SECONDS = 10.0  # after an unexpected error
 _FALLBACK_AGAIN_SECONDS = 1.0  # after a temporary failure to open a fallback engine
-_FALLBACK_REFUSED_SECONDS = 30.0  # after the runtime refused a fallback engine
-_PATIENCE = 2  # refusals before an engine is given up; refusals for lack of memory or space do not count
+_FALLBACK_REFUSED_SECONDS = 30.0  # after the runtime refused it
 
 
 class Opener:
@@ -70,7 +70,7 @@ class Opener:
         self._hosts, self._store, self._attempts = hosts, store, attempts
         self._proven: set[tuple[str, str]] = (
             set()
-        )  # key and edition of engines that answered a golden question correctly
+        )  # engines that answered a golden question rightly, by key and edition
         self._events, self._tasks = events, tasks
         self._probe = probe
 
@@ -121,7 +121,7 @@ class Opener:
             session = await self._open_session(planned, model, engine, parallelism)
         except EngineDamaged as error:
             _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
-            if engine.state is EngineState.READY:  # otherwise it is being made again already
+            if engine.state is EngineState.READY:  # otherwise it is being made again, and the outcome decides
                 engine.lose()
                 engine.reason, engine.open_at = str(error), 0.0
         except (HostLost, NotReady, Superseded) as error:
@@ -131,7 +131,7 @@ class Opener:
                 planned.is_superseded = True
             _LOG.warning("engine %s of model %s cannot be opened now: %s", engine.digest[:12], model.name, error)
         except EdgedError as error:
-            if planned.is_being_read:  # the cause may be that its file was replaced or removed
+            if planned.is_being_read:  # its file may be gone by now
                 engine.open_at = time.monotonic() + _REPLACED_SECONDS
             else:
                 await self._cannot_open(model, engine, error)
@@ -203,7 +203,7 @@ class Opener:
                 await asyncio.to_thread(self._store.damaged, artefact)
             raise
         except EdgedError:
-            if engine.recipe.is_reference:  # runtimes report missing or partial files with unclear errors
+            if engine.recipe.is_reference:  # runtimes report missing or partial files badly
                 with contextlib.suppress(ModelRefused):
                     await asyncio.to_thread(require_same, order)
             raise
@@ -215,10 +215,10 @@ class Opener:
             verified = engine.record.composition.nodes if engine.record is not None else {}
             engine.nodes, engine.misplaced = nodes, misplaced_nodes(engine.recipe, verified, nodes)
             if engine.misplaced and planned.has_other(engine):
-                raise EngineUnusable(f"its nodes do not run where they were verified: {'; '.join(engine.misplaced)}")
+                raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.misplaced)}")
             await warm_up(model, link, number, ref.profile)
             session.health = await self._prove(planned, model, engine, session)
-            if link.lost:  # the loss was reported before this session existed
+            if link.lost:  # the loss was reported before this session was known
                 raise HostLost(f"engine host {link.backend} {link.lost}")
         except BaseException:  # nothing else refers to the session yet
             self.retire(session)
@@ -228,9 +228,9 @@ class Opener:
     async def _prove(
         self, planned: PlannedModel, model: Model, engine: PlannedEngine, session: ServingSession
     ) -> SessionHealth:
-        """Probe a session before it serves. If even the reference refuses every probe, edged cannot make a valid
-        request for this model. Then its engines serve, and the model is ready once one has answered a request."""
-        if self._probe is None or planned.model is not model:  # the model on disk was replaced meanwhile
+        """Probe a session before it serves. If even the reference refuses every probe, the model needs other requests
+        than edged can make up: its engines serve, and it is ready once one of them has answered a request."""
+        if self._probe is None or planned.model is not model:  # another model is on disk by now
             return SessionHealth()
         known, is_reference = planned.known_answers(), engine.recipe.is_reference
         try:
@@ -256,7 +256,7 @@ class Opener:
             raise NotReady("it was evicted or rejected while its host was started")
         try:
             return self._store.artefact(engine.digest)
-        except KeyError:  # a model of the same content found it damaged
+        except KeyError:  # another model of the same content found it damaged
             raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
 
     async def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
@@ -306,7 +306,7 @@ _HOMES: dict[tuple[str, str], str] = {
     ("openvino", "intel-gpu"): "GPU",
     ("openvino", "intel-npu"): "NPU",
 }
-_MOST_NAMED = 5  # the most operators that a message names
+_MOST_NAMED = 5  # operators
 
 
 def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str, ...]:
@@ -320,7 +320,7 @@ def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str
     if home is None or not opened:
         return ()
     if not any(_is(provider, home) for provider in opened):
-        return (f"no node runs on {home}: the nodes run on {', '.join(sorted(opened))}",)
+        return (f"nothing runs on {home}: its nodes are on {', '.join(sorted(opened))}",)
     is_recorded = bool(verified) and not recipe.is_reference
     lines = []
     for provider in sorted(opened):
@@ -341,7 +341,9 @@ def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> li
     """Return a line on nodes that no longer run on the device, nor elsewhere; empty if there are none or if operators
     are unknown."""
     gone = Counter(before) - Counter(now) if before and now else Counter[str]()
-    return [f"{gone.total()} of {sum(before.values())} nodes no longer run on {home}: {_words(gone)}"] if gone else []
+    return (
+        [f"{gone.total()} of {sum(before.values())} nodes are not on {home} any more: {_words(gone)}"] if gone else []
+    )
 
 
 def _is(provider: str, home: str) -> bool:

@@ -44,7 +44,7 @@ class PlannedModel:
     model: Model | None = None
     served: Model | None = None
     problem: EdgedError | None = None
-    warnings: tuple[Finding, ...] = ()  # findings that do not prevent serving
+    warnings: tuple[Finding, ...] = ()  # findings about a model that serves all the same
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     fallback: Slot = field(init=False)  # answers requests outside the range of the engine in `slot`
@@ -54,8 +54,8 @@ class PlannedModel:
     fallback_open_at: float = 0.0  # when opening may be tried again, in monotonic seconds
     fallback_why: str = ""  # why it was not opened the last time
     reading: asyncio.Task[None] | None = None
-    is_superseded: bool = False  # its file was found to be replaced while an engine was made or opened
-    examined: str = ""  # digest of the content that was read last, accepted or not
+    is_superseded: bool = False  # its file was found to be another one while an engine was made or opened
+    examined: str = ""  # digest of what was read last, with whatever outcome
     weights: tuple[Path, ...] = ()  # external data files, as the model was last read
     _weights: str = ""
     _known: KnownAnswers | None = None
@@ -222,7 +222,7 @@ def batching(model: Model, recipe: Recipe) -> Batching:
     return Batching(limit, batch_wait_seconds(settings) if limit > 1 else 0.0)
 
 
-_LEAST_GAIN = 1.25  # a batch must be this many times as fast as single requests
+_LEAST_GAIN = 1.25  # times as fast as single requests that a batch must be
 
 
 def tensor_batching(model: Model) -> TensorBatching:
@@ -258,7 +258,7 @@ def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
     if isinstance(batch, int):
         return min(batch, wanted or batch)
     if any(output.shape and output.shape[0] == 1 for output in signature.outputs):
-        return 1  # the output has one picture, so the batch of the input does not matter
+        return 1  # whatever the input says, only one picture comes out
     allowed = parsed(recipe.profile).range(spec.name)
     if allowed is None:
         return wanted or 1
@@ -308,12 +308,12 @@ class Planner:
         if before.stopped or before.failures >= self._settings.attempts:
             engine.quarantine(f"failed {many(before.failures, 'time')}, the last time: {before.reason}")
             return
-        if before.failures:  # the failure may have been a trial that crashed the box
+        if before.failures:  # a trial may have taken the box down
             return
         engine.trial = trial(engine, stored, self._settings.on_driver_change == "verify")
         if engine.trial:
             how = "was built ahead" if stored[engine.trial].ahead else "differs only by the driver"
-            engine.reason = f"engine {engine.trial[:12]} {how}, and is tried first"
+            engine.reason = f"engine {engine.trial[:12]} {how} and is tried first"
 
 
 def is_lowering_due(planned: PlannedModel) -> bool:
@@ -352,7 +352,7 @@ def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bo
 
     Empty if the store has no such engine.
     """
-    model = engine.key.parts["model"]  # compared first: the store may have thousands of engines of other models
+    model = engine.key.parts["model"]  # compared first: the store may hold thousands of others
     kin = {
         key: record
         for key, record in stored.items()

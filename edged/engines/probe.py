@@ -68,14 +68,14 @@ async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session
         raise refused[0]
     try:
         reply = await batch.send(session, 0)
-        assert isinstance(reply, m.Answer)  # the reply to a tensor request
+        assert isinstance(reply, m.Answer)  # tensors are answered so
         yield reply
     finally:
         batch.release()
 
 
-_COMPARED = 3  # golden questions to try; one right answer is enough
-_MOST_BYTES = 64 << 20  # limit of one probe, because it takes arena space from requests
+_COMPARED = 3  # golden questions; one right answer suffices
+_MOST_BYTES = 64 << 20  # of one probe: it takes arena space from requests
 
 
 class OutputForm(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ class KnownAnswers:
 
     def is_of(self, model: Model) -> bool:
         same = self.model.digest == model.digest and self.model.recognition == model.recognition
-        same = same and self.model.learnt == model.learnt  # another range has other probes
+        same = same and self.model.learnt == model.learnt  # then other shapes are probed first
         return same and (not model.samples or self.model.entry.stamp == model.entry.stamp)
 
 
@@ -142,7 +142,7 @@ class SessionProbe:
             return
         why = first or "a probe would be too large"
         if first is not None and not is_reference and await self._is_answered(known):
-            raise EngineUnusable(f"it refuses requests that the reference answers: {first}")
+            raise EngineUnusable(f"it refuses what the reference answers: {first}")
         raise NoUsableProbe(f"it answers no probe: {why}")
 
     async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
@@ -157,7 +157,7 @@ class SessionProbe:
             try:
                 async with probe_session(tuple(_inputs(signature, sample)), link, session) as reply:
                     verdict = await asyncio.to_thread(_verdict, sample, reply, link.arena, model, held)
-            except (EngineUnusable, InvalidInput):  # `ask` has already tested whether it answers
+            except (EngineUnusable, InvalidInput):  # whether it answers was probed before
                 continue
             except Overloaded as error:
                 raise NotReady(f"no probe could be sent: {error}") from error
@@ -194,13 +194,13 @@ def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> s
     for spec in signature.outputs:
         form, right = forms.get(spec.name), reference.get(spec.name)
         if form is None:
-            return f"its answer lacks output {spec.name!r}"
+            return f"it answers without output {spec.name!r}"
         if form.datatype != spec.datatype:
-            return f"its output {spec.name!r} is {form.datatype}, but the model declares {spec.datatype}"
+            return f"its output {spec.name!r} is {form.datatype}, the model declares {spec.datatype}"
         if not spec.admits(form.shape) and not (right is not None and right.shape == form.shape):
-            return f"its output {spec.name!r} has shape {list(form.shape)}, but the model declares {list(spec.dims)}"
+            return f"its output {spec.name!r} is {list(form.shape)}, the model declares {list(spec.dims)}"
         if not form.is_finite and (right is None or right.is_finite):
-            return f"its output {spec.name!r} contains NaN or infinity"
+            return f"its output {spec.name!r} holds NaN or infinity"
     return ""
 
 
@@ -257,8 +257,7 @@ def _is_finite(datatype: str, array: Array) -> bool:
 
 
 _ANY = Profile()
-# Temporary errors: the box or its load causes them, not the request.
-_PASSING = (OutOfMemory, Overloaded, NotReady, DeadlineExceeded)
+_PASSING = (OutOfMemory, Overloaded, NotReady, DeadlineExceeded)  # caused by the box and its load, not by the request
 
 
 async def warm_up(model: Model, link: HostLink, session: int, profile: Profile = _ANY) -> None:
@@ -318,7 +317,7 @@ def _file(what: str, folder: Path, path: PurePosixPath, spec: TensorSpec, shape:
         raise ConfigError(f"{what}: {path.name} cannot be read: {error.strerror or error}") from error
     if spec.datatype != "BYTES" and len(data) != byte_size(spec.datatype, shape):
         wanted = byte_size(spec.datatype, shape)
-        raise ConfigError(f"{what}: {path.name} has {len(data)} bytes, {spec.datatype}{list(shape)} needs {wanted}")
+        raise ConfigError(f"{what}: {path.name} has {len(data)} bytes, {spec.datatype}{list(shape)} takes {wanted}")
     return data
 
 

@@ -87,7 +87,7 @@ class Quarantine:
         if record is None or not record.is_quarantined:
             return ""
         deaths = many(len(record.deaths), "time")
-        return f"it ended its engine host {deaths}; the last time the host {record.deaths[-1].why}"
+        return f"its work ended its engine host {deaths}, which at last {record.deaths[-1].why}"
 
     def _write(self) -> None:
         self._records = crash_attribution.live(self._records, time.time())

@@ -27,7 +27,7 @@ class ReadyState(str, enum.Enum):
     LOADING = "loading"  # requests wait until an engine answers
     UNPROVEN = "unproven"  # an engine is open but refuses every probe; requests may be answered
     FAILING = "failing"  # an engine is open and no longer answers
-    REFUSED = "refused"  # the model cannot be served
+    REFUSED = "refused"  # it cannot be served
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -143,6 +143,6 @@ class Prober:
     async def _ask(self, planned: PlannedModel, session: ServingSession) -> None:
         engine = planned.engines.get(session.engine.key)
         if engine is None or planned.model is None:
-            raise NotReady("the model was planned again meanwhile: another engine is about to serve")
+            raise NotReady("the model was planned again since: another engine is about to serve")
         known = planned.known_answers()
         await self._session_probe.ask(known, session.link, session.number, is_reference=engine.recipe.is_reference)

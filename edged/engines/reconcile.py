@@ -14,7 +14,7 @@ from edged.engines.engine import MAKING, EngineState
 # A serving engine is replaced only if the gain exceeds the noise of the timings.
 _GAIN = 0.95
 _REVIEW_SECONDS = 600.0  # between two reviews of one engine
-_FALLBACK_SECONDS = 120.0  # a fallback engine without requests for this long is closed
+_FALLBACK_SECONDS = 120.0  # without requests until a fallback engine is closed
 
 
 class EngineView(msgspec.Struct, frozen=True):
@@ -29,19 +29,19 @@ class EngineView(msgspec.Struct, frozen=True):
     recipe: Recipe
     state: EngineState
     lane: str = "cpu"  # engines of one lane are made one after the other
-    usable: bool = False  # the store has it accepted and complete; stays true while it is being made again
+    usable: bool = False  # in the store, accepted and whole, also while it is being made again
     is_doubted: bool = False
-    edition: str = ""  # distinguishes builds of the same key
-    apart: str = ""  # the separate host that it belongs in
+    edition: str = ""  # tells one build of it from another
+    apart: str = ""  # the host for suspects that it belongs in
     cost: float | None = None
-    parallelism: Parallelism = ONE_INSTANCE  # the form with the lowest `cost` for the model's demand
-    retry_at: float = 0.0  # when a failed build may be tried again
-    open_at: float = 0.0  # when opening may be tried (again)
+    parallelism: Parallelism = ONE_INSTANCE  # the form that `cost` is of, the best for the model's demand
+    retry_at: float = 0.0  # of a failed build
+    open_at: float = 0.0  # when opening it may be tried (again)
     request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
-    was_loaded: bool = False  # other programs used much of the box while it was timed
+    was_loaded: bool = False  # other work used much of the box while it was timed
     reviewed_at: float = -math.inf  # when the daemon last asked for a review
-    trial: str = ""  # key of a stored engine that may be usable instead: built ahead, or for another driver
-    failures: int = 0  # failed attempts to make it in a row
+    trial: str = ""  # key of an engine for another driver whose files may do
+    failures: int = 0  # in a row, of making it
 
 
 class FallbackView(msgspec.Struct, frozen=True):
@@ -49,16 +49,16 @@ class FallbackView(msgspec.Struct, frozen=True):
     input that the engine has built in as a constant."""
 
     is_open: bool = False
-    is_stale: bool = False  # its engine was opened for another model than the one that serves
-    answered_at: float = 0.0  # when its engine was opened or gave its last answer
-    waits: bool = False  # requests wait for this slot
+    is_stale: bool = False  # it was opened for another model than the one that serves
+    answered_at: float = 0.0  # when it was opened or gave its last answer
+    waits: bool = False  # requests wait for it
     opening: bool = False
     open_at: float = 0.0  # when opening may be tried again
-    why: str = ""  # why the last attempt to open an engine failed
+    why: str = ""  # it was not opened the last time
     problem: str = ""  # why the model on disk cannot be opened
-    is_settled: bool = True  # the serving engine is of the model on disk
-    has_defaults: bool = False  # requests may give inputs that all engines except the reference have built in
-    outside: str = ""  # the error for a request that the serving engine cannot run
+    is_settled: bool = True  # what serves is the model on disk
+    has_defaults: bool = False  # requests may give inputs that all engines but the reference have built in
+    outside: str = ""  # the message for a request that the serving engine does not take
 
 
 class ModelView(msgspec.Struct, frozen=True):
@@ -67,17 +67,17 @@ class ModelView(msgspec.Struct, frozen=True):
     name: str
     engines: tuple[EngineView, ...]
     serving: str | None = None  # key
-    edition: str = ""  # of the serving engine
-    apart: str = ""  # the separate host that the serving engine is in
-    parallelism: Parallelism = ONE_INSTANCE  # the form in which the serving engine is open
-    cost: float | None = None  # of the serving engine in that form, if another form is better
+    edition: str = ""  # of what serves
+    apart: str = ""  # the host for suspects that it is in
+    parallelism: Parallelism = ONE_INSTANCE  # the form in which it is open
+    cost: float | None = None  # of what serves in that form, if another one is better
     opening: bool = False
-    reading: bool = False  # the file is being read, and may be another model
-    holds: bool = False  # it serves while the file is being read: only its fallback slot may change
-    superseded: bool = False  # the file was replaced
-    outdated: bool = False  # the serving engine is of this model, but was built before the device changed
-    is_slow: bool = False  # the serving engine has been much slower than usual for a while
-    lowering: bool = False  # an engine was rejected, and the less optimised one is not planned yet
+    reading: bool = False  # it may become another model
+    holds: bool = False  # it serves while it is being read: nothing but its fallback slot changes
+    superseded: bool = False  # its file is another one by now
+    outdated: bool = False  # what serves is the right model, but was built for the device before a change
+    is_slow: bool = False  # what serves has been much slower than usual for a while
+    lowering: bool = False  # an optimised engine was rejected, and the one optimised less is not planned yet
     is_hopeless: bool = False  # nothing serves, and no engine can ever be opened
     fallback: FallbackView = FallbackView()
 
@@ -188,7 +188,7 @@ def _open(model: ModelView, now: float) -> Open | None:
     serving = next((e for e in model.engines if e.key == model.serving), None)
     if model.outdated and serving is None:
         return _replace_outdated(model, able)
-    if serving is None or (serving not in able and _is_wrong(serving)):  # a wrong engine is replaced at once
+    if serving is None or (serving not in able and _is_wrong(serving)):  # wrong answers end at once
         return _opened(model, _first_choice(able))
     best = min(able, key=_cost)
     is_in_form = serving.parallelism == model.parallelism
@@ -268,14 +268,14 @@ def _fallback(model: ModelView, now: float) -> OpenFallback | CloseFallback | Re
     if able:
         return OpenFallback(model.name, min(able, key=_cost).key)
     if any(e.recipe.is_reference and e.open_at < math.inf for e in model.engines):
-        return None  # the requests wait until the reference may be opened again
+        return None  # until it may be tried again
     return _refuse(model, slot.outside)
 
 
 def _refuse(model: ModelView, why: str) -> RefuseFallback:
     is_widening = any(e.recipe.profile and e.state in MAKING for e in model.engines)
     return RefuseFallback(
-        model.name, why + ("; an engine with a wider range is being built, try again later" if is_widening else "")
+        model.name, why + ("; an engine of a wider range is being built, try again later" if is_widening else "")
     )
 
 
@@ -318,7 +318,7 @@ def _next(model: ModelView, engine: EngineView, now: float) -> Work | None:
     if engine.state in MAKING:
         return None
     if engine.request == "build" or (engine.request and engine.usable):
-        if engine.retry_at > now:  # for example, the disk is full
+        if engine.retry_at > now:  # a full disk stays full for a while
             return None
         return _obtain(model, engine) if engine.request == "build" else Verify(model.name, engine.key)
     if engine.state is EngineState.ABSENT or (engine.state is EngineState.FAILED and engine.retry_at <= now):

@@ -125,7 +125,7 @@ def _awaited(engine: PlannedEngine, model: str) -> str:
     """Return the reason for the engine's state if engines are built by command only."""
     if engine.state is not EngineState.ABSENT or engine.request is not Request.NONE or engine.recipe.is_reference:
         return engine.reason
-    return engine.reason or f'not built, because engines.build = "command"; run: edged engines rebuild {model}'
+    return engine.reason or f"built by command alone (engines.build): edged engines rebuild {model}"
 
 
 def status(controller: Controller) -> StatusInfo:
@@ -159,10 +159,10 @@ def explain(planned: PlannedModel, store: Store) -> list[Explanation]:
 def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], trials: set[str]) -> tuple[str, str]:
     """Return the state and reason of an engine that is in the store and in no plan."""
     if key in serving:
-        return SERVING, f"serves model {serving[key]} until the engine for the changed device is ready"
+        return SERVING, f"model {serving[key]} is served by it until its successor for the device as it is now is ready"
     if key in trials:
         origin = f"built ahead for {record.ahead}" if record.is_unproven else "built for another driver"
-        return EngineState.QUARANTINED.value, f"{origin}; it is verified before it is used here"
+        return EngineState.QUARANTINED.value, f"{origin}; it is tried before it is used here"
     return EngineState.STALE.value, record.verdict.reason
 
 
@@ -225,10 +225,10 @@ def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, Engi
     differing: tuple[keys.PartChange, ...] = ()
     if engine.digest in records and records[engine.digest].is_unproven:
         near = engine.digest
-        summary = f"{state}: in the store, built ahead for {records[near].ahead}; it is verified before it is used"
+        summary = f"{state}: in the store, built ahead for {records[near].ahead}; it is tried before it is used"
     elif engine.digest in records:
         near = engine.digest
-        unusable = f"{state}: {engine.reason}; its key has not changed since it was built"
+        unusable = f"{state}: {engine.reason}; its key is the same as when it was built"
         summary = unusable if engine.reason and not engine.is_usable else "in the store: nothing changed"
     elif engine.problem:
         near, summary = "", f"{state}: {engine.problem}"
@@ -243,7 +243,7 @@ def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, Engi
 
 def _summary(state: str, differing: tuple[keys.PartChange, ...], near: str) -> str:
     if not near:
-        return f"{state}: the store has no engine of this model and backend yet"
+        return f"{state}: the store holds none of this model and backend yet"
     text = "; ".join(str(change) for change in differing if change.part not in ("model",))
     if any(change.part == "model" for change in differing):
         text = f"the model's content changed{'; ' if text else ''}{text}"

@@ -22,11 +22,11 @@ from edged.events import DeviceChanged, EventLog, FactChange
 
 _LOG = logging.getLogger("edged.engines")
 _STATE = "nvidia.state"
-logging.getLogger("watchfiles").setLevel(logging.WARNING)  # below warning it logs each changed file
+logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every file
 _TICK_MS = 500
-_STEP_MS = 500  # a batch of changes ends after this time without a change; each step wakes a thread
-_SETTLE_SECONDS = 2.0  # an installation is complete once the facts have been stable for this time
-_GONE_SECONDS = 15.0  # the same if a runtime is missing: its package may be about to be replaced
+_STEP_MS = 500  # a change is complete if nothing more came for so long; each step wakes a thread
+_SETTLE_SECONDS = 2.0  # an installation is finished when facts are stable for so long
+_GONE_SECONDS = 15.0  # a package that is being replaced is missing for a while
 SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",

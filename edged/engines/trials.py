@@ -71,7 +71,7 @@ def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: in
         remedy = "export it with smaller dimensions"
     elif least_mb > limits.most_mb(size_mb):
         most = limits.most_mb(size_mb)
-        allowed = f"an examination may use {_size(most << 20)}"
+        allowed = f"examining it may use {_size(most << 20)}"
         message = f"the model needs at least {_size(needs.least)} of memory, and {allowed}: {what}"
         remedy = _raise_memory(limits)
     else:
@@ -89,8 +89,8 @@ def lost(error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float
             stage, Category.TIMED_OUT, message, f"if it is only slow, raise {_named('seconds')}, now {limits.seconds:g}"
         )
     if error.how == "too large":
-        return Finding(stage, Category.TOO_MUCH_MEMORY, f"{where} exceeded its memory limit", _raise_memory(limits))
-    remedy = "try a newer version of the runtime" if runtime else "export the model again"
+        return Finding(stage, Category.TOO_MUCH_MEMORY, f"{where} took more memory than it may", _raise_memory(limits))
+    remedy = "see whether an update of the runtime takes it" if runtime else "export the model again"
     return Finding(stage, Category.CRASHED, f"{where} crashed: {error}", remedy)
 
 
@@ -121,7 +121,7 @@ _WHERE: Mapping[Stage, str] = {
     Stage.FILE: "opening the file",
     Stage.PARSE: "parsing the model",
     Stage.GRAPH: "checking the graph",
-    Stage.OPSET: "asking {runtime} which versions it supports",
+    Stage.OPSET: "asking {runtime} for what it takes",
     Stage.OPERATORS: "asking {runtime} for its operators",
     Stage.EXTERNAL_DATA: "reading the external data",
     Stage.MEMORY: "estimating the memory",
@@ -131,7 +131,7 @@ _WHERE: Mapping[Stage, str] = {
 
 
 def _raise_memory(limits: AdmissionLimits) -> str:
-    return f"if the model really needs this memory, raise {_named('memory_mb')}, now {limits.memory_mb}"
+    return f"if it really needs so much, raise {_named('memory_mb')}, now {limits.memory_mb}"
 
 
 def _named(field: str) -> str:
@@ -146,9 +146,9 @@ def _size(size: int) -> str:
     return f"{amount:.3g} {units[0]}"
 
 
-_UNKNOWN = RuntimeSupport("", 0, 0, 0)  # support of a runtime whose child ended before it reported it
-_STARVED = 8.0  # waiting for a processor extends the time limit by up to this many times the limit
-_HASHING_SECONDS = 3600.0  # extension for hashing external data: the work is bounded, but disks are slow
+_UNKNOWN = RuntimeSupport("", 0, 0, 0)  # of a runtime that ended before it reported anything
+_STARVED = 8.0  # times as long again, for a child that others on the box do not let run
+_HASHING_SECONDS = 3600.0  # the external data of a model are regular files of a known size, and disks are slow
 
 
 class _Stages:
@@ -203,8 +203,8 @@ def _size_mb(path: Path) -> float:
         return 0.0
 
 
-_FORMAT = 7  # version of these files and of the checks in the stages
-_MOST = 1000  # the most outcomes; the oldest belong to models that were refused and removed
+_FORMAT = 7  # of these files and of the checks in the stages
+_MOST = 1000  # outcomes; the oldest belong to models that were refused and removed
 
 
 class Unread(msgspec.Struct, frozen=True):
@@ -280,7 +280,7 @@ class Outcomes:
 
     @staticmethod
     def _write(place: Path, content: bytes) -> None:
-        with contextlib.suppress(OSError):  # if the disk is full, the next start only takes longer
+        with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
             if not _holds(place, content):
                 place.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.write_file(place, content)

@@ -12,7 +12,7 @@ from edged.errors import EngineUnusable, InvalidInput
 from edged.tensors import Array
 
 _ROWS = 4
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # tolerances (absolute: times the largest value), as a batch may be summed otherwise
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # of the largest value: a batch is summed in another order
 _SECONDS = 1.0  # an inference that takes longer is not repeated
 _RUNS = 5
 
@@ -40,7 +40,7 @@ def batch_gain(session: Session, inputs: Tensors) -> float:
         if single_seconds < _SECONDS:
             single_seconds = min(_seconds(session, rows) for _ in range(_RUNS))
             batch_seconds = min(_seconds(session, [batch]) for _ in range(_RUNS))
-    except (EngineUnusable, InvalidInput, MemoryError):  # the session does not accept batches
+    except (EngineUnusable, InvalidInput, MemoryError):  # it takes no batches, which is no fault
         return 0.0
     return round(single_seconds / batch_seconds, 3)
 

@@ -24,7 +24,7 @@ from edged.models.inspection import ExternalFile
 
 _SHA_1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK = 1 << 20
-_LARGEST = 1 << 62  # the largest offset and length; the sum of larger ones may not fit into 64 bits
+_LARGEST = 1 << 62  # beyond it offset and length together do not fit into the 64 bits that runtimes have for them
 
 
 class _Reference(msgspec.Struct, frozen=True):
@@ -67,8 +67,8 @@ def altered(
     """Compare complete files with the checksums in the model. Return the files with their problems, and the first
     finding.
 
-    Only files with a checksum are read. A file that is removed meanwhile has no finding here."""
-    checksums: dict[str, dict[str, str]] = {}  # file -> checksum -> name of a tensor
+    Only files with a checksum are read. One that vanishes meanwhile is left to the next reader."""
+    checksums: dict[str, dict[str, str]] = {}  # tensors by checksum by file
     for tensor in tensors:
         if tensor.data_location == onnx.TensorProto.EXTERNAL and (entries := _entries(tensor)).get("checksum"):
             name = onnx_walk.text(tensor.name)
@@ -96,7 +96,7 @@ def _compared(folder: Path, location: str, checksums: Mapping[str, str]) -> Find
         return None
     for checksum, tensor in checksums.items():
         if checksum != held:
-            what = f"external data {location[:200]!r} was altered: its SHA-1 is {held[:12]}..., but the model says"
+            what = f"external data {location[:200]!r} was altered: its SHA-1 is {held[:12]}..., the model says"
             return _finding(Category.EXTERNAL_DAMAGED, f"{what} {checksum[:12]}...", "copy it again", tensor)
     return None
 
@@ -118,7 +118,7 @@ def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
     name, entries = onnx_walk.text(tensor.name), _entries(tensor)
     location = entries.get("location", "")
     if not location:
-        message = f"tensor {name!r} has external data, but its reference names no file"
+        message = f"the weights of {name!r} are said to be in a file that is not named"
         return _finding(Category.EXTERNAL_DAMAGED, message, "export the model again", name)
     numbers = []
     for key in ("offset", "length"):
@@ -130,7 +130,7 @@ def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
     offset, length = numbers
     takes = byte_size(tensor)
     if takes is not None and "length" in entries and length != takes:
-        message = f"tensor {name!r} has {takes} bytes, but its reference to external data says {length}"
+        message = f"tensor {name!r} takes {takes} bytes, but its reference to external data says {length}"
         return _finding(Category.EXTERNAL_DAMAGED, message, "export the model again", name)
     return _Reference(name, location, offset, offset + (takes if takes is not None else length))
 
@@ -152,20 +152,20 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
     path = PurePosixPath(location)
     if leads_outside(location):
         outside = f"{named} lies outside the model's folder"
-        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "export it into the model's folder", tensor)
+        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "export it beside the model", tensor)
     try:
         status = (folder / location).lstat()
         linked = _linked(folder, path)
     except OSError as error:
         what = "is missing" if isinstance(error, (FileNotFoundError, NotADirectoryError)) else "cannot be read"
         missing = f"{named} {what}" + ("" if what == "is missing" else f": {error.strerror}")
-        return 0, _finding(Category.EXTERNAL_MISSING, missing, "put it into the model's folder", tensor)
+        return 0, _finding(Category.EXTERNAL_MISSING, missing, "put it beside the model", tensor)
     if linked:
         outside = f"{named} is reached by a link, {linked[:100]!r}, which may lead outside the model's folder"
-        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "copy the file itself into the model's folder", tensor)
+        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "copy the file itself beside the model", tensor)
     if not stat.S_ISREG(status.st_mode):
-        message, remedy = f"{named} is not a regular file", "copy the file itself into the model's folder"
-        return 0, _finding(Category.EXTERNAL_NOT_A_FILE, message, remedy, tensor)
+        message = f"{named} is not a regular file"
+        return 0, _finding(Category.EXTERNAL_NOT_A_FILE, message, "copy the file itself beside the model", tensor)
     if not os.access(folder / location, os.R_OK):
         unreadable = f"{named} cannot be read: permission denied"
         return status.st_size, _finding(Category.EXTERNAL_MISSING, unreadable, "make it readable", tensor)

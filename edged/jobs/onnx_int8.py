@@ -26,7 +26,7 @@ from edged.errors import EngineUnusable, Unsuitable
 from edged.jobs.onnx_graph import FLOAT, LAYERS, QUANTISED, Layers, Model, describe_kept, keep_inputs, replace_nodes
 from edged.tensors import Array
 
-_OPSET, _IR_VERSION = 13, 7  # the first opset whose QuantizeLinear accepts a scale for each channel
+_OPSET, _IR_VERSION = 13, 7  # the first whose QuantizeLinear takes a scale for each channel
 
 
 def to_int8(
@@ -101,12 +101,12 @@ def _choose(model: Model) -> tuple[list[str], tuple[str, ...]]:
 def _obstacle(node: onnx.NodeProto, model: Model) -> str:
     """Return why a layer cannot be quantised; empty if it can."""
     if node.op_type not in ort_quantize.FORMS:
-        return "runtimes have no int8 kernel for it"
+        return "runtimes have no int8 form of it"
     weights = model.constants.get(node.input[1])
     if weights is None or weights.data_type != FLOAT or node.input[0] in model.constants:
         return "its weights are not constant"
     if model.types.get(node.input[0]) != FLOAT:
-        return "the type of its input is unknown"
+        return "the type of its input is not known"
     if node.op_type == "MatMul" and len(weights.dims) != 2:
         return "its weights are not a matrix"
     if len(weights.dims) > 2 and weights.dims[1] == 1 and _attribute(node, "group", 1) > 1:
@@ -131,7 +131,7 @@ def check_result(model: Model, chosen: list[str]) -> None:
         for value in layers[name].input[:2]:
             pair = producers.get(value)
             if pair is None or pair.op_type != "DequantizeLinear":
-                raise EngineUnusable(f"layer {name} stayed in float32; build the model in another precision")
+                raise EngineUnusable(f"quantising left layer {name} in float32; build it in another precision")
             scales = model.array(model.constants[pair.input[1]])
             if not np.all(np.isfinite(scales)) or not np.all(scales > 0):
                 raise EngineUnusable(f"layer {name} has no finite range on the calibration data; give other samples")
@@ -152,7 +152,7 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     ready = Model(proto, model.folder)
     if model.opset < _OPSET:
         ready = _raise_opset(ready, work)
-        notes = (f"opset raised from {model.opset} to {_OPSET}, the first whose Q/DQ has scales for each channel",)
+        notes = (f"opset raised from {model.opset} to {_OPSET}: before that Q/DQ knows no scales for each channel",)
     keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     ready.proto.ir_version = max(ready.proto.ir_version, _IR_VERSION)
     ready = _fold(ready, work)
@@ -167,8 +167,8 @@ def _raise_opset(model: Model, work: Path) -> Model:
     old, new = work / "old.onnx", work / "new.onnx"
     model.write(old)
     try:
-        proto = onnx.version_converter.convert_version(onnx.load(str(old)), _OPSET)  # needs the weights
-    except Exception as error:  # the C++ errors have no common class
+        proto = onnx.version_converter.convert_version(onnx.load(str(old)), _OPSET)  # it wants the weights as well
+    except Exception as error:  # of C++, without a type
         raise Unsuitable(f"the model's opset {model.opset} cannot be raised for int8: {one_line(error)}") from error
     Model(proto, work).write(new)
     return Model.read(new)
@@ -180,7 +180,7 @@ def _fold(model: Model, work: Path) -> Model:
     ort_quantize.fold(plain, folded)
     before, after = Model.read(plain), Model.read(folded)
     is_foreign = {node.domain for node in after.graph.node} - {node.domain for node in before.graph.node}
-    return before if is_foreign else after  # other runtimes do not have ONNX Runtime's own operators
+    return before if is_foreign else after  # an operator that only ONNX Runtime has is good for it alone
 
 
 def _part_outputs(model: Model) -> None:

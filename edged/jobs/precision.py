@@ -23,7 +23,7 @@ Precision: TypeAlias = Literal["fp32", "fp16", "int8"]
 Calibration: TypeAlias = Sequence[Mapping[str, Array]]
 
 _GRAPH = "model.onnx"
-_MOST_BYTES = 256 << 20  # the most bytes of all calibration inputs, which are in memory at the same time
+_MOST_BYTES = 256 << 20  # of all inputs to calibrate with, which are held in memory meanwhile
 
 
 class Converted(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ def convert_order(job: jobs.Build, folder: Path) -> tuple[Order, Composition]:
     notes: list[str] = []
     if order.recipe.precision == "int8":
         inputs = _calibration(job, notes)
-    precision = cast(Precision, order.recipe.precision)  # `in_graph` of a backend has no other precisions
+    precision = cast(Precision, order.recipe.precision)  # a backend has no others in `in_graph`
     made = convert(Path(order.model), precision, folder / _GRAPH, inputs)
     if made.path != order.model:
         external = tuple(path.name for path in sorted(folder.iterdir()) if path.name != _GRAPH)
@@ -63,7 +63,7 @@ def _calibration(job: jobs.Build, notes: list[str]) -> list[dict[str, Array]]:
     reserved for verification.
     """
     if job.recognition.preprocess is None:
-        raise Unsuitable(f"int8 needs calibration pictures, but the model takes none: {job.recognition.picture}")
+        raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {job.recognition.picture}")
     found = user_samples.calibration_pictures(job.samples)
     if user_samples.calibration_name(job.recognition, found) != job.order.recipe.calibration:
         raise Superseded("the sample pictures were changed after the engine was planned")
@@ -72,7 +72,7 @@ def _calibration(job: jobs.Build, notes: list[str]) -> list[dict[str, Array]]:
     for probe in _pictures(Pictures(job.order.signature, job.recognition), found, notes):
         size += sum(array.nbytes for array in probe.inputs.values())
         if chosen and size > _MOST_BYTES:
-            notes.append(f"calibrated on {len(chosen)} pictures only: more would exceed {_MOST_BYTES >> 20} MiB")
+            notes.append(f"calibrated on {len(chosen)} pictures: more do not fit into {_MOST_BYTES >> 20} MiB")
             break
         chosen.append(probe.inputs)
     return chosen
@@ -99,14 +99,14 @@ def convert(model: Path, precision: Precision, out: Path, calibration: Calibrati
     and OSError if a file cannot be written.
     """
     if precision == "fp16":
-        from edged.jobs.onnx_half import to_half  # imports the onnx package
+        from edged.jobs.onnx_half import to_half  # brings the onnx package
 
         changed, kept = to_half(model, out)
         return Converted(str(out if changed else model), precision, kept)
     if precision == "int8":
         if not calibration:
-            raise Unsuitable(f"{model.name} cannot be converted to int8 without calibration data; add sample pictures")
-        from edged.jobs.onnx_int8 import to_int8  # imports the onnx package and ONNX Runtime
+            raise Unsuitable(f"{model.name} cannot become int8 without calibration data; give it sample pictures")
+        from edged.jobs.onnx_int8 import to_int8  # brings the onnx package and ONNX Runtime
 
         changed, kept, notes = to_int8(model, out, calibration)
         return Converted(str(out if changed else model), precision, kept, notes)

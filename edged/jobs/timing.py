@@ -22,11 +22,11 @@ from edged.ipc.job_messages import Timed
 from edged.store.record import Speed
 from edged.tensors import Array
 
-_RUNS = 10  # inferences in a block
-_BLOCK_SECONDS = 0.25  # a block ends after this time, with fewer inferences if the model is slow
+_RUNS = 10  # inferences of a block
+_BLOCK_SECONDS = 0.25  # a block of a slow model has fewer
 _LEAST_RUNS, _LEAST_ROUNDS = 2, 3
-_PRECISE = 0.015  # a relative standard error of the ratio at which it is precise enough
-_PAUSE = 0.0005  # seconds before an inference, as long as the round trip of a request
+_PRECISE = 0.015  # standard error of the ratio, as a share of it, at which it is known well enough
+_PAUSE = 0.0005  # seconds before an inference: the round trip of a request takes as long
 _REST = 1 / 3  # seconds of sleep for each second of work
 
 

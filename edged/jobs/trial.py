@@ -31,15 +31,17 @@ from edged.vision.family import Recognition
 Report: TypeAlias = Callable[[jobs.Progress], None]
 
 _CONVERT = "or convert it: edged models add NAME FILE --convert"
-_EXTENSIONS = "export it without the operators of onnxruntime-extensions: edged loads no operator libraries"
+_EXTENSIONS = (
+    "export it without what onnxruntime-extensions puts before and after it: edged loads no libraries of operators"
+)
 _REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
-_PLUGIN = "_TRT"  # the suffix of TensorRT's plugins; ONNX Runtime knows some of their names
-# Remedy for models that answer only certain values or sizes.
+_PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
+# For models that answer only some values or sizes.
 _GIVE = (
     "if it accepts only certain values, pass some: --samples INPUTS.npz, from numpy.savez with one array per input"
     " by its name; if certain sizes, set preprocess.* or profile.INPUT"
 )
-_MOST_BYTES = 256 << 20  # the most bytes of one probe
+_MOST_BYTES = 256 << 20  # of one probe
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory", "Available memory of")
 
 
@@ -61,7 +63,7 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
     try:
         session = backend.trial(job.order)
     except MemoryError:
-        return jobs.Checked(known, _no_memory(Stage.SESSION, f"{title} ran out of memory while opening the model"))
+        return jobs.Checked(known, _no_memory(Stage.SESSION, f"{title} found no memory to open the model"))
     except EngineUnusable as error:
         return jobs.Checked(known, refused(job, error, title))
     if session is None or job.through is Stage.SESSION or job.recognition is None:
@@ -123,7 +125,7 @@ def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
             return _unknown_operator(operator, node, title)
         version = job.opsets.get(domain)
         if version is not None and domain == "ai.onnx" and since > version:
-            message = f"node {node[:100]!r} uses {name}, which needs opset {since}, but the model declares {version}"
+            message = f"node {node[:100]!r} uses {name}, which ONNX has from opset {since} on; the model says {version}"
             remedy = f"export it with opset {since} or newer"
             return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
     return None
@@ -136,13 +138,13 @@ def _called(node: str) -> str:
 
 def _unknown_domain(domain: str, name: str, node: str, title: str) -> Finding:
     message = f"{_called(node)} uses {name[:100]} of domain {domain[:100]!r}, which {title} does not have"
-    remedy = _REMEDIES.get(domain, "export it with standard ONNX operators")
+    remedy = _REMEDIES.get(domain, "export it with operators of ONNX's own")
     return Finding(Stage.OPERATORS, Category.UNKNOWN_DOMAIN, message, remedy, node)
 
 
 def _unknown_operator(operator: str, node: str, title: str) -> Finding:
     message = f"{_called(node)} uses {operator[:100]}, an operator that {title} does not have"
-    remedy = "export it with standard ONNX operators"
+    remedy = "export it with operators of ONNX's own"
     return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
 
 
@@ -164,12 +166,12 @@ def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
         message = f"{where}{title} has no {error.operator[:100]} for these types or this opset"
         remedy = "cast to FP32 around it, or export it with another opset"
         if error.operator.endswith(_PLUGIN):
-            remedy = "export it without this TensorRT plugin: edged does the postprocessing of detectors itself"
+            remedy = "it is a plugin of TensorRT's: export it without, as edged does what comes after a detector itself"
         return Finding(Stage.OPERATORS, Category.NOT_IMPLEMENTED, message, remedy, node)
     if error.why == "too_much_memory":
         return _no_memory(Stage.SESSION, str(error), node)
     if error.why == "shape_outside":
-        remedy = "save it again with small tensors inside the model's file: onnx.save without size_threshold=0"
+        remedy = "save it again with small tensors in the model's file, as onnx.save does without size_threshold=0"
         return Finding(Stage.SESSION, Category.REFUSED, str(error), remedy, node)
     return Finding(Stage.SESSION, Category.REFUSED, str(error), "", node)
 
@@ -191,14 +193,14 @@ def inference(
     answered: set[str] = set()
     warnings: list[Finding] = []
     first: Exception | None = None
-    has_given = False  # whether a sample of the user was answered
+    has_given = False  # whether the user gave something that is answered
     for name, make in _probes(job, recognition, answered):
         if has_given and not name:
             break
         try:
             probe = make()
             if probe.kind in answered - {GIVEN}:
-                break  # this kind was answered: other shapes or pictures would show nothing new
+                break  # the next shapes, where these would do; one picture tells as much as another
             answer = session.infer(probe.inputs)
             answers()
         except (EngineUnusable, InvalidInput, MemoryError) as error:
@@ -218,9 +220,9 @@ def inference(
         remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
         return Finding(Stage.INFERENCE, Category.FAILED, message, remedy), ()
     reason = " ".join(str(first).split()) or type(first).__name__
-    whole = str(first.__cause__ or first)  # the runtime's whole message; the error has only its beginning
+    whole = str(first.__cause__ or first)  # the runtime's own words, of which the error has the beginning
     if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
-        return _no_memory(Stage.INFERENCE, f"an inference exceeds the memory limit: {reason[:300]}"), ()
+        return _no_memory(Stage.INFERENCE, f"running it takes more memory than it may: {reason[:300]}"), ()
     return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {reason[:300]}", _GIVE), ()
 
 
@@ -251,7 +253,7 @@ def _probes(job: jobs.Check, recognition: Recognition, answered: Set[str]) -> It
     if pictures is not None:
         for probe in pictures.drawn():
             yield "", partial(_as_it_is, probe)
-            if PICTURE in answered:  # stop, because drawing another picture would take most of the time
+            if PICTURE in answered:  # drawing the next one takes longer than all else here
                 return
 
 
@@ -263,7 +265,7 @@ def _not_answered(sample: str, error: Exception) -> Finding:
     """Return the warning that a model does not answer a sample, so that it cannot verify the engines."""
     reason = " ".join(str(error).split())
     message = reason if reason.startswith("sample ") else f"sample {sample[:80]} is not answered: {reason[:300]}"
-    return Finding(Stage.INFERENCE, Category.FAILED, message, "replace the sample, or remove it")
+    return Finding(Stage.INFERENCE, Category.FAILED, message, "give another one, or none")
 
 
 def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Finding, ...]:
@@ -277,7 +279,7 @@ def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Fi
         why = str(error)
     if not why:
         return ()
-    message = f"family={recognition.family} does not fit the model's answer to a picture: {why}"
+    message = f"family={recognition.family} does not fit what the model answers to a picture: {why}"
     return (Finding(Stage.INFERENCE, Category.IMPLAUSIBLE, message, "set another family, or family=raw"),)
 
 
@@ -285,7 +287,9 @@ def _not_finite(answer: dict[str, Array]) -> tuple[Finding, ...]:
     for name, array in answer.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             count = int(array.size - np.isfinite(array).sum())
-            message = f"{count} of {array.size} values of output {name[:100]!r} are not finite for ordinary inputs"
-            remedy = "check whether this is intended; causes are divisions by zero, logarithms, overflow in FP16"
+            message = (
+                f"output {name[:100]!r} has {count} values of {array.size} that are not finite for ordinary inputs"
+            )
+            remedy = "see whether it is meant to: divisions by zero, logarithms, overflow in FP16"
             return (Finding(Stage.INFERENCE, Category.NOT_FINITE, message, remedy, name),)
     return ()

@@ -50,7 +50,7 @@ class _Trial:
         self._backend = registry.load(job.order.recipe.backend)
         self._tolerance = tolerance_for(self._path)
         self._changes: dict[tuple[str, int], Dim] = {}
-        self._observed: dict[str, tuple[Dim, ...]] = {}  # shapes of outputs that trials showed
+        self._observed: dict[str, tuple[Dim, ...]] = {}  # outputs, as far as trials show what they are
         self._details: list[str] = []
         self._figures: dict[str, float] = {}
         self._questions = 0
@@ -84,7 +84,7 @@ class _Trial:
         if self._changes:
             with self._opened() as (session, signature):
                 if self._answered(session, signature) is None:
-                    raise Unsuitable("its inputs declare sizes of 0 or less, and it answers no other size")
+                    raise Unsuitable("its inputs have sizes of 0 or less, and it answers nothing with any others")
 
     # -- a batch that is the exporter's example ---------------------------------------------------------------------
 
@@ -103,12 +103,12 @@ class _Trial:
         opened: dict[tuple[str, int], Dim] = {(name, 0): _BATCH for name in concerned}
         try:
             verdict = self._by_rows(opened, concerned, inputs, expected, size)
-        except EdgedError:  # the graph accepts only the declared batch
+        except EdgedError:  # it needs that very batch
             return
         if verdict.accepted:
             self._changes |= opened
             self._figures |= verdict.figures
-            self._details.append(f"rows of a batch of {size} get the same answers alone and in a batch of 2")
+            self._details.append(f"each row of a batch of {size} is answered alike alone and in a batch of 2")
 
     def _by_rows(
         self,
@@ -149,7 +149,7 @@ class _Trial:
                 if spec.shape and spec.shape[0] in leading:
                     self._changes[spec.name, 0] = works[0]
             tried = ", ".join(str(size) for size in _BATCHES if size != works[0])
-            self._details.append(f"a batch of {works[0]} is answered, but no batch of {tried}")
+            self._details.append(f"a batch of {works[0]} is answered, none of {tried}")
 
     def _takes_rows(self, session: Session, signature: Signature, leading: AbstractSet[str], size: int) -> bool:
         fixed = _fixed(signature, {(s.name, 0): size for s in signature.inputs if s.shape and s.shape[0] in leading})
@@ -171,7 +171,7 @@ class _Trial:
                         break
             if len(works) == 1:
                 self._changes |= {(spec.name, axis): works[0] for axis in axes}
-                self._details.append(f"pictures of {works[0]}x{works[0]} are answered, but no other tried size")
+                self._details.append(f"pictures of {works[0]}x{works[0]} are answered, and of no other size tried")
 
     # -- a size that is the exporter's example ----------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class _Trial:
             (s for s in signature.inputs if _sides(s) and all(isinstance(s.shape[a], int) for a in _axes(s))), None
         )
         if spec is None:
-            return False, "sizes: no input declares pictures of a fixed size"
+            return False, "sizes: no input takes pictures of one size"
         axes = _axes(spec)
         height, width = (int(spec.shape[axis]) for axis in axes)
         opened = {(spec.name, axes[0]): _HEIGHT, (spec.name, axes[1]): _WIDTH}
@@ -194,12 +194,12 @@ class _Trial:
                     fixed = _fixed(free, dict(zip(((spec.name, axis) for axis in axes), size, strict=True)))
                     found = self._answered(session, fixed)
                     if found is None or not all(_is_finite(array) for array in found[1].values()):
-                        return False, f"sizes: it does not answer pictures of {size[1]}x{size[0]}"
+                        return False, f"sizes: it takes no pictures of {size[1]}x{size[0]}"
                     shapes.append({name: array.shape for name, array in found[1].items()})
         except EdgedError as error:
             return False, f"sizes: {error}"
         if any(len(each[name]) != len(shapes[0][name]) for each in shapes for name in each):
-            return False, "sizes: with another size its outputs have another number of dimensions"
+            return False, "sizes: its outputs are of another kind then"
         self._changes |= opened
         self._observed = {name: _common([each[name] for each in shapes], name) for name in shapes[0]}
         self._questions += len(tried)

@@ -33,11 +33,11 @@ from edged.jobs.onnx_graph import Names, replace_nodes
 from edged.jobs.onnx_walk import ONNX_DOMAINS, Walk, all_graphs, bodies, graphs
 from edged.jobs.repair.nodes import REWRITES, Likeness, Scope, changed, likeness, schema, small_constants
 
-_LARGE = 1 << 16  # a constant of more bytes counts as large
-_DEEPEST = 50  # the deepest nesting of graphs
-_MOST_NODES = 1_000_000  # the limit, because replacing an operator with its function may add many nodes
-_OLDEST_IR = 4  # the first IR version in which constants need not be inputs
-# Features by the IR version that introduced them. Element types have their names in onnx.TensorProto.
+_LARGE = 1 << 16  # bytes of a constant
+_DEEPEST = 50  # graphs inside graphs
+_MOST_NODES = 1_000_000  # an operator that is written out may become many
+_OLDEST_IR = 4  # since which constants need not be inputs as well
+# What a version brought that older readers do not know. Element types by their names in onnx.TensorProto.
 _TYPES = {
     9: ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
     10: ("UINT4", "INT4"),
@@ -56,7 +56,7 @@ def write_lowered(job: Lower) -> Lowered:
         raise ModelRefused(f"{Path(job.path).name} cannot be read: {one_line(error)}") from error
     done, details = LoweredGraph(), list[str]()
     if job.opset:
-        if model.functions:  # inlined, because each function declares its own opsets
+        if model.functions:  # each has its own versions
             model = onnx.inliner.inline_local_functions(model)
             details.append("local functions inlined")
         done = lower(model, job.opset)
@@ -95,8 +95,8 @@ def lower(model: ModelProto, target: int) -> LoweredGraph:
     source, lowered = opset_of(model), LoweredGraph()
     if source > newest_known():
         raise Unsuitable(
-            f"opset {source} is newer than the installed onnx package knows ({newest_known()}); "
-            f"update the package: {packages.install('onnx', option='-U')}"
+            f"opset {source} is newer than the installed onnx package ({newest_known()}): edged cannot know what "
+            f"changed; update it: {packages.install('onnx', option='-U')}"
         )
     used = _used(model.graph)
     with _without_weights(model.graph):
@@ -148,7 +148,7 @@ class _Floor:
 
     def _graph_down(self, graph: GraphProto, outer: Scope, typed: GraphProto, depth: int) -> None:
         if depth > _DEEPEST:
-            raise Unsuitable(f"its graphs are nested more than {_DEEPEST} deep")
+            raise Unsuitable(f"its graphs are nested deeper than {_DEEPEST}")
         scope = _scope(graph, typed, outer)
         made: list[NodeProto] = []
         for node, twin in zip(graph.node, typed.node, strict=True):
@@ -156,7 +156,7 @@ class _Floor:
                 self._graph_down(body, scope, typed_body, depth + 1)
             made.extend(self._node_down(node, scope))
             if len(made) > _MOST_NODES:
-                raise Unsuitable(f"the converted graph has more than {_MOST_NODES} nodes")
+                raise Unsuitable(f"written out it has more than {_MOST_NODES} nodes")
         replace_nodes(graph, made)
 
     def _node_down(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
@@ -175,16 +175,16 @@ class _Floor:
             self._report(node, "rewritten")
             return rewrite(node, scope, self._new_name)
         failed = ""
-        if not any(True for _ in bodies(node)):  # the converter does not see values that a body reads from outside
+        if not any(True for _ in bodies(node)):  # the converter does not see what a graph inside takes from outside
             try:
                 made = self._converted(node, scope)
-            except Exception as error:  # the C++ errors have no common class
+            except Exception as error:  # of C++, without a type
                 failed = _reason(error)
             else:
                 self._report(node, "converted")
                 return made
         if like is Likeness.ALIKE:
-            self._report(node, "kept")
+            self._report(node, "kept as they are")
             return [node]
         raise Unsuitable(f"{self._called(node)} cannot be converted to opset {self._version - 1}: {why or failed}")
 
@@ -193,9 +193,9 @@ class _Floor:
             return onnx.version_converter.convert_version(alone, self._version - 1)
 
         made = changed(node, scope, self._version, convert, self._new_name)
-        for each in made:  # the converter may leave attributes that the older version lacks
+        for each in made:  # it leaves attributes where they are that are not there before
             old = schema(each.op_type, self._version - 1)
-            like, why = likeness(each, scope, old, old) if old is not None else (Likeness.OTHER, "it does not exist")
+            like, why = likeness(each, scope, old, old) if old is not None else (Likeness.OTHER, "it is not there")
             if like is Likeness.OTHER:
                 raise ValueError(why)
         return made
@@ -212,11 +212,11 @@ class _Floor:
 
         try:
             made = changed(node, scope, self._version, write_out, self._new_name)
-        except Exception as error:  # the C++ errors have no common class
+        except Exception as error:  # of C++, without a type
             raise Unsuitable(f"{came}: {_reason(error)}") from error
         if any(each.op_type == node.op_type for each in made):
             raise Unsuitable(f"{came}; export it with opset {self._version - 1} or update the runtime")
-        self._report(node, "replaced with its function")
+        self._report(node, "written out")
         typed = _part_types(made, scope, self._version)
         return [each for inner in made for each in self._node_down(inner, typed)]
 
@@ -232,7 +232,7 @@ def _typed(model: ModelProto) -> ModelProto:
     """Return the model with the inferred types of its values, or unchanged if inference fails."""
     try:
         return onnx.shape_inference.infer_shapes(model)
-    except Exception:  # types only help: without them, comparing answers decides
+    except Exception:  # an aid: where types are not known, answers decide
         return model
 
 
@@ -285,12 +285,12 @@ def stamp_ir_version(model: ModelProto, target: int) -> None:
     """Set an older IR version. Raises Unsuitable if the model uses a feature that this version lacks."""
     if model.ir_version > onnx.IR_VERSION:
         raise Unsuitable(
-            f"IR version {model.ir_version} is newer than the installed onnx package knows ({onnx.IR_VERSION}); "
-            f"update the package: {packages.install('onnx', option='-U')}"
+            f"IR version {model.ir_version} is newer than the installed onnx package ({onnx.IR_VERSION}): it "
+            f"cannot tell what changed; update it: {packages.install('onnx', option='-U')}"
         )
     needed, what = max(_ir_needs(model))
     if needed > target:
-        raise Unsuitable(f"the model has {what}, which IR version {target} lacks; update the runtime")
+        raise Unsuitable(f"it has {what}, which IR version {target} does not know; update the runtime")
     model.ir_version = target
 
 
@@ -300,7 +300,7 @@ def _ir_needs(model: ModelProto) -> Iterator[tuple[int, str]]:
     if model.functions:
         yield _FUNCTIONS, "local functions"
     if any(getattr(function, "overload", "") for function in model.functions):
-        yield _OVERLOADS, "overloaded functions"
+        yield _OVERLOADS, "functions of one name"
     if len(getattr(model, "configuration", ())):
         yield _DEVICES, "a distribution over devices"
     versions = {

@@ -24,7 +24,7 @@ Change: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto]
 NewName: TypeAlias = Callable[[str], str]
 
 _IR_VERSION = 10
-_SMALL = 4096  # the most bytes of a constant that is copied (axes, sizes, scales); larger ones do not matter
+_SMALL = 4096  # bytes of a constant that goes along: axes, sizes, scales; what is larger decides nothing
 
 
 class Scope:
@@ -140,9 +140,9 @@ def small_constants(nodes: Iterable[NodeProto]) -> dict[str, TensorProto]:
 class Likeness(enum.Enum):
     """How the older definition of a node compares with the newer one, for the inputs and attributes of this node."""
 
-    SAME = enum.auto()  # equal except for types that the node does not use: it means the same by definition
-    ALIKE = enum.auto()  # the node is valid; only its answers show whether it means the same
-    OTHER = enum.auto()  # the node is not valid in the older version
+    SAME = enum.auto()  # but for types that the node does not have: it means the same by definition
+    ALIKE = enum.auto()  # in form; its answers show whether it means the same
+    OTHER = enum.auto()  # it cannot stay as it is
 
 
 def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
@@ -166,14 +166,14 @@ def likeness(node: NodeProto, scope: Scope, new: onnx.defs.OpSchema, old: onnx.d
         return Likeness.OTHER, f"input {empty[0]} is required"
     unknown = [attribute.name for attribute in node.attribute if attribute.name not in old.attributes]
     if unknown:
-        return Likeness.OTHER, f"the older version lacks attribute {unknown[0]}"
+        return Likeness.OTHER, f"attribute {unknown[0]} does not exist there"
     given = {attribute.name for attribute in node.attribute}
     needed = [name for name, attribute in old.attributes.items() if attribute.required and name not in given]
     if needed:
         return Likeness.OTHER, f"attribute {needed[0]} is required"
     typed = _types_fit(node, scope, old)
     if typed is False:
-        return Likeness.OTHER, "the older version does not support these types"
+        return Likeness.OTHER, "it does not take these types"
     same_text = new.doc == old.doc and _form(new) == _form(old)
     return (Likeness.SAME if same_text and typed else Likeness.ALIKE), ""
 
@@ -225,7 +225,7 @@ def _softmax(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto
     axis = _number(node, "axis", -1)
     if shape is None and axis != -1:
         raise Unsuitable(
-            f"operator {node.op_type} along axis {axis} cannot be converted to opset 12: its input has an unknown rank"
+            f"operator {node.op_type} along axis {axis} cannot be converted to opset 12: its rank is not known"
         )
     last = -1 if shape is None else len(shape) - 1
     if shape is None or axis in (-1, last):
