@@ -110,14 +110,14 @@ def loaded_runtime(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> I
     if packaged and not registry.agree(loaded.version, packaged):
         yield wrong(
             Name.RUNTIME,
-            f"it is {loaded.version} when it is loaded and {packaged} as it is installed: two of them are mixed up",
+            f"the loaded version is {loaded.version}, but {packaged} is installed: two packages are mixed",
             f"uninstall every package of it, then install one: {reinstall(backend)}",
             backend,
         )
     else:
         yield ok(Name.RUNTIME, f"{loaded.version} loads", backend)
     if not loaded.opset or not loaded.ir_version:
-        message = "it does not even accept a model of one node of opset 13"
+        message = "it rejects a model with one node of opset 13"
         yield wrong(Name.OPSET, message, reinstall(backend), backend)
     else:
         taken = [_up_to(what, most) for what, most in (("opset", loaded.opset), ("IR version", loaded.ir_version))]
@@ -153,7 +153,7 @@ def missing_code(facts: Mapping[str, str]) -> Iterator[Check]:
 
 def _without_cuda(facts: Mapping[str, str]) -> Check:
     """Check a box with an NVIDIA GPU and the onnxruntime that cannot use it, which is the right one for a Jetson."""
-    message = "this onnxruntime is built for the CPU alone, and there is an NVIDIA GPU"
+    message = "this onnxruntime supports only the CPU, but the box has an NVIDIA GPU"
     if all(device.compute_capability not in fatbin.TEGRA for device in devices(Fingerprint(dict(facts)))):
         remedy = "install onnxruntime-gpu instead, or leave the GPU to TensorRT"
         return warning(Name.RUNTIME, message, remedy, "packages")
@@ -205,7 +205,7 @@ def provider(name: str, refusal: str, facts: Mapping[str, str]) -> Check:
     it, otherwise a warning."""
     if not refusal:
         return ok(Name.PROVIDER, "a session of one node runs on it", name)
-    message = f"ONNX Runtime lists it and cannot use it: {refusal}"
+    message = f"ONNX Runtime lists it but cannot use it: {refusal}"
     if name == _CUDA and without_code(facts):
         return warning(Name.PROVIDER, f"{message}; it has no code for this GPU", right_package(facts), name)
     cuda = packages.install("onnxruntime-gpu[cuda,cudnn]")

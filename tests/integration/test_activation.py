@@ -205,7 +205,7 @@ def test_an_address_that_is_not_configured_is_turned_away_until_a_reload_adds_it
             other.models()
         manager.listens(manager.first, manager.second)
         assert [(each.change, each.problem) for each in client.reload()] == [
-            (f"listen: unix:{manager.second} is new", "")
+            (f"listen: unix:{manager.second} added", "")
         ]
         wait(lambda: is_served(other), "it is served there, too")
         manager.listens(manager.first)

@@ -141,7 +141,7 @@ def _one(datatype: str, shape: list[int]) -> dict[str, Any]:
         ("/v2/models/id_FP16/infer", {"inputs": [_one("FP16", [1, 4])]}, 400, "binary"),
         ("/v2/models/id_FP32/infer", {"inputs": [], "parameters": {"triton_x": 1}}, 400, "triton_x"),
         ("/v2/systemsharedmemory/region/r/register", {"key": "/r", "byte_size": 4}, 409, "unix socket"),
-        ("/v2/cudasharedmemory/region/r/register", {"raw_handle": {"b64": ""}, "byte_size": 4}, 501, "GPU"),
+        ("/v2/cudasharedmemory/region/r/register", {"raw_handle": {"b64": ""}, "byte_size": 4}, 501, "CUDA"),
         ("/v2/systemsharedmemory/region/r/register", {"key": "/r", "byte_size": -4}, 400, "byte_size"),
         ("/v2/logging", {"log_everything": True}, 400, "log_everything"),
         ("/edged/v1/detect/nobody", "picture", 404, "nobody"),

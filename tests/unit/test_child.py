@@ -142,7 +142,7 @@ def test_verify_engine_that_refuses_a_shape_is_unsuitable_and_names_the_setting(
         (ModelRefused, "gone.onnx"),
         (EngineUnusable, "NoSuchExecutionProvider"),
         (EngineDamaged, "engine.null"),
-        (Unsupported, "no backend"),
+        (Unsupported, "unknown backend"),
         (BuildFailed, "golden answers"),
     ],
 )

@@ -156,7 +156,7 @@ def test_extra_missing_names_what_is_not_installed() -> None:
         (CPU_ONLY | {"runtime.onnxruntime_gpu": "1.23.2"}, "warning packages: onnxruntime, onnxruntime-gpu are all"),
         (WITH_GPU, "warning packages: this onnxruntime supports only the CPU"),
         (CPU_ONLY, ""),
-        (CPU_ONLY | ORIN, "warning packages: this onnxruntime is built for the CPU alone"),
+        (CPU_ONLY | ORIN, "warning packages: this onnxruntime supports only the CPU"),
         (CPU_ONLY | ORIN | WITH_TENSORRT, "ok packages: onnxruntime is the right package for a Jetson"),
         (WHEEL | ORIN, "warning packages: onnxruntime-gpu 1.31.1 has code for sm_89 sm_90a sm_120a sm_121a, none of"),
         (WHEEL | WITH_GPU | {"gpu.0.compute_capability": "8.9"}, "warning packages: onnxruntime, onnxruntime-gpu are"),

@@ -237,7 +237,7 @@ async def test_fallback_without_engine_refuses_waiting_requests_and_decides_late
     place.reference.open_at = math.inf
     request = place.ask()
     await place.turn()
-    assert "takes x [1, 4] to [4, 4], and no fallback engine" in refusal(request)
+    assert "accepts x [1, 4] to [4, 4]; no fallback engine" in refusal(request)
     later = place.ask()
     assert not later.future.done()
     place.reference.open_at = 0.0

@@ -291,7 +291,7 @@ def test_convert_calibration_data_that_does_not_fit_is_unsuitable(
 def test_convert_values_without_a_finite_range_are_unusable(tmp_path: Path) -> None:
     constants = [constant("huge", 3e38), nets.random("w3", 8, 8, 3, 3)]
     between = ["m = Mul(a, huge)", "n = Mul(m, huge)", conv("n", "b", "w3")]
-    with pytest.raises(EngineUnusable, match="give other samples"):
+    with pytest.raises(EngineUnusable, match="use other samples"):
         convert(store(network(between, constants), tmp_path), "int8", tmp_path / "out.onnx", SAMPLES)
 
 

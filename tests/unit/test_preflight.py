@@ -89,7 +89,7 @@ def test_preflight_accepts_a_valid_configuration(tmp_path: Path) -> None:
         ({"state": "/dev/null"}, "state", "/dev/null is not a directory"),
         ({"state": "/proc/none/here"}, "state", "/proc/none/here does not exist and cannot be created"),
         ({"cache": "/proc/none"}, "cache", "cannot be created"),
-        ({"state": "/tmp", "cache": "/tmp"}, "cache", "/tmp is the directory for models as well"),
+        ({"state": "/tmp", "cache": "/tmp"}, "cache", "/tmp is also the directory for models"),
         ({"models": {"m": "/nowhere"}}, "models.m", "/nowhere cannot be read: No such file"),
         ({"models": {"m": "/tmp"}}, "models.m", "/tmp is not a file"),
         ({"models": {"a/b": "/etc/hostname"}}, "models.a/b", "is not a model name"),

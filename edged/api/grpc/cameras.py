@@ -247,7 +247,7 @@ def thresholds_of(controller: Controller, model: str, given: Mapping[str, Any]) 
     base = known.recognition.thresholds if known is not None else Thresholds()
     found: Thresholds = replace(base, **given)
     if not (0 <= found.score <= 1 and 0 <= found.iou <= 1):  # also refuses NaN
-        raise InvalidInput(f"thresholds score={found.score:g} iou={found.iou:g} must be from 0 to 1")
+        raise InvalidInput(f"thresholds score={found.score:g} iou={found.iou:g} must be between 0 and 1")
     most: Thresholds = replace(found, max_detections=max(1, min(found.max_detections, 4096)))
     return most
 
