@@ -1,8 +1,8 @@
-"""Errors that the onnx package finds in operators, types and shapes, and the shapes that it infers.
+"""Finds errors in operators, types and shapes with the onnx package, and infers shapes.
 
-A suspicion, not a verdict: the package may know another version of an operator than the runtime does, and files with
-stale declared shapes are served all the same. If the runtime refuses the model too, this finding is reported, since it
-is more precise; otherwise it is a warning. The package's C++ may crash or never end, so it runs in a child.
+A finding is only a suspicion: the package may have another version of an operator than the runtime, and models with
+wrong declared shapes are still served. If the runtime refuses the model too, this finding is reported, because it is
+more precise; otherwise it is a warning. The package's C++ code may crash or never end, so it runs in a child.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from edged.jobs import onnx_walk
 from edged.jobs.onnx_walk import Walk, called, label, text
 from edged.models.finding import Category, Finding, Stage
 
-_MOST = 1024  # of versions; none has come near
-_KEPT = 4096  # bytes of a tensor that shapes may be worked out from; larger ones are weights
-# What it cannot work out because of how it is asked here (values next to the model, or taken away), what it has no
-# rules for, and what runtimes are asked about.
+_MOST = 1024  # the highest plausible version
+_KEPT = 4096  # the most bytes of a tensor from which shapes may be inferred; larger ones are weights
+# Messages to ignore: their cause is that values are external or were removed here, the package has no rule for the
+# case, or the runtimes are asked about it.
 _NOT_SAID = re.compile(
     r"external|Data size mismatch|Cannot parse data|sparse_tensor|No Op registered|TensorProto \(tensor name",
     re.IGNORECASE,
@@ -34,7 +34,7 @@ _SHAPE = re.compile(r"shape|dim|rank|size|axis|broadcast", re.IGNORECASE)
 
 
 def take_weights_out(walk: Walk) -> None:
-    """Changes the model: large values go, and with them what protobuf could not hand on."""
+    """Remove the values of large tensors from the model, so that it fits into a protobuf message."""
     for tensor in walk.tensors:
         if len(tensor.raw_data) > _KEPT or max(len(tensor.float_data), len(tensor.int32_data)) * 4 > _KEPT:
             for field in ("raw_data", "float_data", "int32_data"):
@@ -42,20 +42,20 @@ def take_weights_out(walk: Walk) -> None:
 
 
 def infer(walk: Walk) -> tuple[onnx.ModelProto, Finding | None]:
-    """The model with every shape worked out that follows from it, unchanged if that fails; and the first thing that
-    the package finds wrong, None as well if it cannot cope with what it is given."""
+    """Return the model with inferred shapes (unchanged if inference fails), and the package's first finding (None if it
+    finds nothing, or cannot check the model)."""
     versions = [walk.proto.ir_version, *(entry.version for entry in walk.proto.opset_import)]
     finding = None
-    if all(0 <= version <= _MOST for version in versions):  # it counts them in 32 bits; runtimes are asked in any case
+    if all(0 <= version <= _MOST for version in versions):  # the package uses 32 bits; runtimes are asked too
         finding = next(_nodes(walk), None)
         if finding is None:
-            try:  # if nothing is wrong, what is worked out is the same as below
+            try:  # without an error, the result is the same as below
                 return _inferred(walk.proto, is_strict=True), None
-            except Exception as error:  # of several kinds without a base of their own
+            except Exception as error:  # the errors have no common class
                 finding = _parsed(" ".join(str(error).split()), walk)
     try:
         return _inferred(walk.proto, is_strict=False), finding
-    except Exception:  # an aid only: whatever stops it says nothing about the model
+    except Exception:  # inference only helps: a failure says nothing about the model
         return walk.proto, finding
 
 
@@ -64,15 +64,15 @@ def _inferred(proto: onnx.ModelProto, *, is_strict: bool) -> onnx.ModelProto:
 
 
 def _nodes(walk: Walk) -> Iterator[Finding]:
-    """Attributes and numbers of inputs and outputs, node by node: so it is known which, and in any order of nodes.
+    """Check attributes and numbers of inputs and outputs of each node separately, so that the node is known.
 
-    Nodes of functions may leave attributes to their callers, so these are left out."""
+    Nodes of functions are not checked, because their callers may supply attributes."""
     context, proto = type(onnx.checker.DEFAULT_CONTEXT)(), walk.proto
     context.ir_version = proto.ir_version
     local = {(function.domain, function.name) for function in proto.functions}
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     opset = opsets.get("", opsets.get("ai.onnx", 0))
-    # Both names are of ONNX's own domain, whichever of them file and node use.
+    # Both names of the default domain are set, because the file and a node may use different ones.
     context.opset_imports = {**opsets, **dict.fromkeys(onnx_walk.ONNX_DOMAINS, opset)}
     is_looked_at: dict[tuple[str, str], bool] = {}
     for graph in walk.graphs:
@@ -85,7 +85,7 @@ def _nodes(walk: Walk) -> Iterator[Finding]:
                 continue
             try:
                 onnx.checker.check_node(_alone(node), context)
-            except Exception as error:  # of the package's own kind, which is no error's base elsewhere
+            except Exception as error:  # the package's errors have no common class
                 why = " ".join(str(error).split()).partition("==> Context:")[0].strip()
                 if _NOT_SAID.search(why):
                     continue
@@ -93,15 +93,15 @@ def _nodes(walk: Walk) -> Iterator[Finding]:
 
 
 def _is_known(operator: str, opset: int) -> bool:
-    """Operators that ONNX has not got are for the runtimes to know."""
+    """Whether ONNX defines an operator in an opset. Runtimes may have further operators."""
     try:
         return bool(onnx.defs.has(operator, opset, ""))
-    except Exception:  # a name that is no text
+    except Exception:  # the name is not valid text
         return False
 
 
 def _alone(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A node with empty graphs in place of its own: those are looked at by themselves, and read what is around them."""
+    """Return a node with empty bodies. The bodies are checked separately, because they read values from outside."""
     if not node.attribute or not any(True for _ in onnx_walk.bodies(node)):
         return node
     alone = onnx.NodeProto()
@@ -118,7 +118,7 @@ def _parsed(message: str, walk: Walk) -> Finding | None:
         return None
     at = _AT.search(message)
     if at is None:
-        return None  # it could not even begin, which says nothing
+        return None  # the message names no node, so it says nothing about the model
     operator, why = at["operator"], re.sub(r"\[(Type|Shape)InferenceError\] ?", "", at["why"]).strip()
     node = _found(operator, at["node"] or "", walk)
     what = called(node) if node is not None else f"a node ({operator})"
@@ -135,7 +135,7 @@ def _category(why: str) -> Category:
 
 
 def _found(operator: str, name: str, walk: Walk) -> onnx.NodeProto | None:
-    """The node that an error names: by its name, or as the only one of its operator."""
+    """Return the node that an error names, or the only unnamed node of its operator; None if it is not found."""
     kin = [node for node in walk.nodes if text(node.op_type) == operator]
     if name:
         return next((node for node in kin if text(node.name) == name), None)

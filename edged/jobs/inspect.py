@@ -1,4 +1,4 @@
-"""Reads an ONNX file and describes it. Runs in a child of the daemon: a hostile file can harm only that.
+"""Reads an ONNX file and describes it. Runs in a child of the daemon, so that a hostile file can harm only the child.
 
 Format: https://github.com/onnx/onnx/blob/main/docs/IR.md (ModelProto).
 """
@@ -40,12 +40,12 @@ _DATATYPES = {
     onnx.TensorProto.BFLOAT16: "BF16",
 }
 _FIRST_OPTIONAL = 4  # IR version
-_MOST_ELEMENTS = 16  # of an input with a default; a larger one is a weight that the exporter listed with all others
-_NO_DEFAULTS = ("BYTES", "BF16")  # which sessions convert by the signature
+_MOST_ELEMENTS = 16  # the most elements of an input with a default; a larger one is a weight that is also listed
+_NO_DEFAULTS = ("BYTES", "BF16")  # datatypes without defaults, because sessions convert them by the signature
 _ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
-# An input or output as far as it can be expressed, and why it cannot be served, if so.
+# An input or output, and the finding if it cannot be served.
 _Value: TypeAlias = tuple[TensorSpec, Finding | None]
 Report: TypeAlias = Callable[[Stage], None]
 
@@ -55,10 +55,11 @@ def _no_report(stage: Stage) -> None:
 
 
 def inspect(path: Path, report: Report = _no_report) -> Inspection:
-    """Parses a model without its weights' values and checks whether it could be served by anything.
+    """Parse a model without its external weights, and check whether it can be served at all.
 
-    A file that parses is described in full; `finding` says why it cannot be served. ModelRefused, with the finding, if
-    it is not a model at all. `report` is called when a stage begins, so that the place of a crash is known.
+    If the file can be parsed, the inspection is complete, and its `finding` says why the model cannot be served. Raises
+    ModelRefused with a finding if the file is not a model. `report` is called at the start of each stage, so that the
+    stage of a crash is known.
     """
     report(Stage.FILE)
     size = model_file.require(path)
@@ -70,10 +71,10 @@ def inspect(path: Path, report: Report = _no_report) -> Inspection:
     parameters = sum(element_count(tensor) for graph in walk.graphs for tensor in graph.initializer)
     external, missing = external_data.files(walk.tensors, path.parent)
     inferred, suspicion = proto, None
-    if finding is None:  # what is known to be wrong is not given to code that trusts it
+    if finding is None:  # a model that is known to be invalid is not passed to code that trusts it
         inference_check.take_weights_out(walk)
         inferred, suspicion = inference_check.infer(walk)
-    # Types and shapes that an exporter left out are the inferred ones; those that it declared stay.
+    # Declared types and shapes stay; missing ones are inferred.
     inputs, outputs = _values(proto.graph, inferred.graph)
     finding = finding or next((found for _, found in (*inputs, *outputs) if found is not None), None)
     needs = footprint(walk.tensors, inferred)
@@ -106,10 +107,10 @@ def inspect(path: Path, report: Report = _no_report) -> Inspection:
 
 
 def external_files(path: Path) -> tuple[ExternalFile, ...]:
-    """The external files of a model, all of them complete.
+    """Return the external files of a model.
 
-    ModelRefused if the file is no model or its external data is not complete. Nothing is inferred from the graph, so a
-    program without a child may call this.
+    Raises ModelRefused if the file is not a model, or if an external file is missing or incomplete. It infers nothing
+    from the graph, so it is safe to call outside a child.
     """
     model_file.require(path)
     external, missing = external_data.files(onnx_walk.Walk.of(model_file.parse(path)[0]).tensors, path.parent)
@@ -121,7 +122,7 @@ def external_files(path: Path) -> tuple[ExternalFile, ...]:
 def _digest(
     path: Path, external: tuple[ExternalFile, ...], graph_digest: str, missing: Finding | None
 ) -> tuple[str, Finding | None]:
-    """The model's identity; or none, and why its external data is not whole."""
+    """Return the model's digest; empty, with a finding, if external data is missing or incomplete."""
     if missing is not None:
         return "", missing
     try:
@@ -131,7 +132,7 @@ def _digest(
 
 
 def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Value], list[_Value]]:
-    """Inputs and outputs; of those without a type or a shape, what was worked out."""
+    """Return inputs and outputs. An output without a type or shape gets the inferred one."""
     # Before IR version 4 every initialiser was listed as an input as well.
     initialisers = {tensor.name for tensor in graph.initializer}
     worked_out = {value.name: value for value in inferred.output}
@@ -142,8 +143,8 @@ def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Va
 
 
 def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
-    """Inputs with a default: thresholds, scales and flags, by their size. Some exporters list every initializer as an
-    input, and before IR version 4 all had to."""
+    """Return inputs with a default (thresholds, scales, flags): initializers that are also inputs, if they are small.
+    Some exporters list every initializer as an input, and before IR version 4 all had to."""
     if proto.ir_version < _FIRST_OPTIONAL:
         return ()
     small = {tensor.name for tensor in proto.graph.initializer if element_count(tensor) <= _MOST_ELEMENTS}
@@ -158,7 +159,7 @@ def _is_open(value: onnx.ValueInfoProto) -> bool:
 
 
 def _value(value: onnx.ValueInfoProto, remedy: str = "") -> _Value:
-    """`remedy` is for one that is no tensor, if its maker is known."""
+    """Return an input or output with its finding. `remedy`: what to do if the value is not a tensor."""
     name = onnx_walk.text(value.name)
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
@@ -173,7 +174,7 @@ def _value(value: onnx.ValueInfoProto, remedy: str = "") -> _Value:
 
 
 def _datatype(name: str, element: int) -> tuple[str, Finding | None]:
-    """The protocol's datatype; or ONNX's own name of the type, and why it is refused."""
+    """Return the protocol's datatype; or ONNX's name of the type and a finding, if the protocol lacks it."""
     datatype = _DATATYPES.get(element)  # type: ignore[call-overload]  # the stub wants the enum, the file holds an int
     if datatype is not None:
         return datatype, None
@@ -195,7 +196,7 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 
 
 def _operators(walk: onnx_walk.Walk) -> dict[str, int]:
-    """How often each is there, without local functions."""
+    """Return the number of nodes of each operator, without the nodes of local functions."""
     counts = Counter((node.domain, node.op_type) for graph in walk.graphs for node in graph.node)
     named: Counter[str] = Counter()
     for (domain, name), count in counts.items():
@@ -204,7 +205,7 @@ def _operators(walk: onnx_walk.Walk) -> dict[str, int]:
 
 
 def _first_nodes(walk: onnx_walk.Walk) -> dict[str, str]:
-    """For each operator that a runtime must have, the first node with it."""
+    """Return the first node of each operator that a runtime must have. Calls of local functions do not count."""
     known = {(function.domain, function.name) for function in walk.proto.functions}
     first: dict[str, str] = {}
     for node in walk.nodes:

@@ -1,4 +1,4 @@
-"""Opens and parses a model's file, and finds out why a file is not an ONNX model: another format, cut off, damaged.
+"""Opens and parses a model's file, and finds why a file is not an ONNX model: other format, truncated, damaged.
 
 Formats: https://protobuf.dev/programming-guides/encoding, onnx/onnx.proto, and the first bytes of other files.
 """
@@ -23,11 +23,11 @@ from edged.files import read_regular
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import too_large
 
-_TRITON_NAME = "model.onnx"  # of every model in Triton's layout: MODEL/VERSION/model.onnx
+_TRITON_NAME = "model.onnx"  # the file name in Triton's layout: MODEL/VERSION/model.onnx
 
 
 def require(path: Path) -> int:
-    """Return the size of a model's file in bytes; ModelRefused if it cannot be one or cannot be read."""
+    """Return the size of a model's file in bytes. Raises ModelRefused if it cannot be a model or cannot be read."""
     try:
         status = path.stat()
     except OSError as error:
@@ -64,7 +64,7 @@ def _unopened(path: Path, error: OSError) -> Finding:
 
 
 def _instead(path: Path) -> str:
-    """What to do about a file that is missing."""
+    """Return the remedy for a missing file."""
     found = _onnx_in(path.parent)
     if path.name == _TRITON_NAME and found:
         return f"rename {found} to {path.name}"
@@ -72,7 +72,7 @@ def _instead(path: Path) -> str:
 
 
 def _in_folder(path: Path) -> str:
-    """What to name instead of a folder."""
+    """Return the remedy for a folder that was named instead of a file."""
     try:
         names = sorted(os.listdir(path))
     except OSError:
@@ -84,7 +84,7 @@ def _in_folder(path: Path) -> str:
 
 
 def _onnx_in(folder: Path) -> str:
-    """The name of a model's file in a folder; empty if it has none."""
+    """Return the name of an .onnx file in a folder; empty if it has none."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -93,7 +93,7 @@ def _onnx_in(folder: Path) -> str:
 
 
 def parse(path: Path) -> tuple[onnx.ModelProto, str]:
-    """Return the model in a file and the SHA-256 of the bytes that were parsed, since the file may be replaced."""
+    """Return the model in a file, and the SHA-256 of the parsed bytes, because the file may be replaced later."""
     try:
         data = read_regular(path)
     except OSError as error:
@@ -107,7 +107,7 @@ def parse(path: Path) -> tuple[onnx.ModelProto, str]:
     except Exception as error:  # the parser's errors share no base
         _require_onnx(path.name, data)
         raise _unparsed(path.name, data) from error
-    # Bytes that happen to be a message, of which nothing or little is a model's.
+    # The bytes happen to be a valid message, but may not be a model.
     if not proto.graph.node and not proto.graph.output and not proto.opset_import:
         _require_onnx(path.name, data)
         if not proto.HasField("graph"):
@@ -117,7 +117,7 @@ def parse(path: Path) -> tuple[onnx.ModelProto, str]:
 
 
 def _unparsed(name: str, data: bytes) -> ModelRefused:
-    """Why bytes that protobuf refuses are no model."""
+    """Return the refusal of bytes that protobuf cannot parse."""
     trouble = wire_trouble(data)
     if trouble == "too deep":
         message = f"{name} nests graphs or types deeper than protobuf allows"
@@ -135,7 +135,7 @@ def _no_model(category: Category, message: str, remedy: str = "name the .onnx fi
 
 
 def _require_onnx(name: str, data: bytes) -> None:
-    """Refuse a file that is known to be in another format."""
+    """Raise ModelRefused if a file is in another known format."""
     if (found := other_format(data)) is not None:
         raise _no_model(Category.NOT_ONNX, f"{name} is {found.kind}", found.remedy)
     if _is_tensor(data):
@@ -147,7 +147,7 @@ def _require_onnx(name: str, data: bytes) -> None:
 
 
 def _is_tensor(data: bytes) -> bool:
-    """Whether a file holds a tensor and nothing else: a model has fields of other types at the same numbers."""
+    """Whether a file is a single TensorProto. In a model the same field numbers have other types."""
     tensor = onnx.TensorProto()
     try:
         tensor.ParseFromString(data)
@@ -161,7 +161,7 @@ def _is_tensor(data: bytes) -> bool:
 
 # -- other formats, by their first bytes ------------------------------------------------------------------------------
 
-_TEXT = 4096  # bytes by which a text is recognised
+_TEXT = 4096  # the first bytes of a file, by which text is recognised
 _UNPACK = "unpack it first"
 _KERAS = "convert it with tf2onnx"
 _ORIGINAL = "name the .onnx file that it was made of"
@@ -169,13 +169,13 @@ _EXPORT = "export it with torch.onnx.export, or with its project's own exporter"
 
 
 class OtherFormat(msgspec.Struct, frozen=True):
-    """`kind` completes "FILE is ..."."""
+    """A format that is not ONNX. `kind` completes the sentence "FILE is ..."."""
 
     kind: str
     remedy: str
 
 
-# Where it is, what is there.
+# Offset, bytes at that offset, format.
 _MAGIC: tuple[tuple[int, bytes, OtherFormat], ...] = (
     (0, b"\x1f\x8b", OtherFormat("gzip-compressed", _UNPACK)),
     (0, b"BZh", OtherFormat("bzip2-compressed", _UNPACK)),
@@ -198,7 +198,7 @@ _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 
 
 def other_format(data: bytes) -> OtherFormat | None:
-    """What a file is that is no ONNX model; None if it is nothing that is known."""
+    """Return the format of a file that is not an ONNX model; None if it is not recognised."""
     if data.startswith(b"PK\x03\x04"):
         if b"/data.pkl" in data[:_TEXT]:
             return OtherFormat("a PyTorch checkpoint", _EXPORT)
@@ -223,22 +223,22 @@ def _text(data: bytes) -> OtherFormat | None:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether a file begins as text does."""
+    """Whether the beginning of a file is text."""
     head = data[:_TEXT]
     encoding = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
-        # The last character may be cut in two.
+        # The last character may be incomplete.
         text = codecs.getincrementaldecoder(encoding)().decode(head, final=len(head) < _TEXT)
     except UnicodeDecodeError:
         return False
     return all(character.isprintable() or character.isspace() for character in text)
 
 
-# -- damage, seen in protobuf's wire format ---------------------------------------------------------------------------
+# -- damage in protobuf's wire format ---------------------------------------------------------------------------------
 
 Trouble: TypeAlias = Literal["truncated", "damaged", "too deep", ""]
 
-# Field numbers that lead from one kind of message to another.
+# The fields that contain messages, by kind of message: field number and kind of the contained message.
 _LEADS: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "function": {7: "node"},
@@ -250,12 +250,12 @@ _LEADS: Mapping[str, Mapping[int, str]] = {
     "inner": {1: "type"},
     "map": {2: "type"},
 }
-_DEEPEST = 99  # messages inside one another; protobuf's own limit is 100
+_DEEPEST = 99  # the deepest nesting of messages; protobuf's own limit is 100
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 
 
 def wire_trouble(data: bytes) -> Trouble:
-    """What is wrong with the bytes of a model; empty if nothing can be seen."""
+    """Return what is wrong with the wire format of a model; empty if nothing is found."""
     waiting = [("model", 0, len(data), 0)]
     found: Trouble = ""
     while waiting:
@@ -276,11 +276,11 @@ def wire_trouble(data: bytes) -> Trouble:
 
 
 class _Cut(ValueError):
-    """A field that reaches beyond the message that it is in."""
+    """A field reaches beyond the end of its message."""
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each field that holds bytes. ValueError if the bytes are no message."""
+    """Yield number, start and end of each length-delimited field. Raises ValueError if the bytes are not a message."""
     while at < end:
         tag, at = _varint(data, at, end)
         number, kind = tag >> 3, tag & 7

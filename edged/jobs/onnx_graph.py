@@ -1,4 +1,4 @@
-"""An ONNX model as a build step changes it: read without the weights in other files, sorted, typed, written again.
+"""An ONNX model that a build step changes: read without its external weights, sorted, typed and written again.
 
 Runs in a child of the daemon, as everything that parses a model. Format: onnx/docs/IR.md (ModelProto, GraphProto).
 """
@@ -24,28 +24,28 @@ from edged.errors import EngineUnusable, Unsuitable
 from edged.jobs.onnx_walk import ONNX_DOMAINS, bodies, graphs
 
 FLOAT, FLOAT16 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16)
-_OLDEST_OPSET = 6  # before it, Cast named types by text
+_OLDEST_OPSET = 6  # in older opsets, the attribute of Cast is a text
 _CONSTANTS_APART = 4  # the first IR version whose initializers need not be inputs
-_ALIGN = 4096  # of tensors in a file of weights: runtimes map them into memory
-_SMALL = 1024  # bytes of a tensor that stays in the graph; shapes and axes must, for shapes to be inferred
-# Protobuf cannot hold 2 GiB; weights beyond this are written next to the graph.
+_ALIGN = 4096  # alignment of tensors in a weights file, because runtimes map them into memory
+_SMALL = 1024  # smaller tensors stay in the graph: shape inference needs shapes and axes there
+# Weights of a larger model are written next to the graph, because a protobuf message must be smaller than 2 GiB.
 _LARGE = 1 << 30
 LAYERS = frozenset(
     ("Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
 )
 _INTEGER = frozenset(("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"))
 QUANTISED = frozenset(("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")) | _INTEGER
-# A detector may compute the mean of a distribution with a convolution of some 16 weights: no layer, but box decoding.
+# A convolution with fewer weights is not a layer: a detector may decode boxes with one of 16 weights.
 _LEAST_WEIGHTS = 64
-# Inputs that are positions, by operator: they may be as large as a picture has pixels, and nothing is learnt there.
+# Inputs that are positions, by operator. They are not learnt, and may be as large as the number of pixels of a picture.
 _POSITIONS = {"RoiAlign": (1, 2), "GridSample": (1,), "Resize": (1, 2, 3), "Upsample": (1,)}
 
 
 class Model:
-    """A model's main graph and what is known of its values.
+    """A model's main graph and the properties of its values.
 
-    `constants` are the initialisers and the outputs of Constant nodes, by name. `types` has the element type
-    (onnx.TensorProto.DataType) of every value that is known to be a tensor, `used` is what any node or output uses.
+    constants: the initialisers and the outputs of Constant nodes, by name. types: the element type
+    (onnx.TensorProto.DataType) of each value that is known to be a tensor. used: names that a node or output uses.
     """
 
     def __init__(self, proto: onnx.ModelProto, folder: Path) -> None:
@@ -60,27 +60,27 @@ class Model:
 
     @classmethod
     def read(cls, path: Path) -> Model:
-        """EngineUnusable for what cannot be parsed, Unsuitable for what is too old."""
+        """Read a model. Raises EngineUnusable if it cannot be parsed, Unsuitable if its opset is too old."""
         model = cls(read_proto(path), path.parent)
         if 0 < model.opset < _OLDEST_OPSET:
             raise Unsuitable(f"{path.name} has opset {model.opset}; export it with {_OLDEST_OPSET} or later")
         return model
 
     def array(self, tensor: TensorProto) -> np.ndarray:
-        """A constant's values, read from its file if it has one; EngineUnusable if that cannot be read."""
+        """Return a constant's values, also if they are external. Raises EngineUnusable if they cannot be read."""
         with _reading(tensor):
             return numpy_helper.to_array(self._loaded(tensor) if _is_outside(tensor) else tensor)
 
     def element_count(self, name: str) -> int | None:
-        """How many values a constant has; None for what is no constant."""
+        """Return the number of values of a constant; None if the name is not of a constant."""
         tensor = self.constants.get(name)
         return None if tensor is None else int(np.prod(tensor.dims, dtype=np.int64))
 
     def write(self, path: Path, change: Callable[[TensorProto], None] | None = None) -> None:
-        """Writes a new file, with weights in another file next to it if the model had external data or is large.
+        """Write a new file, with weights in another file next to it if the model had external data or is large.
 
-        `change` is applied to each initialiser, with its values loaded, just before it is written: so that only one of
-        those that lie outside the graph is in memory at a time. The model is of no further use.
+        `change` is applied to each initialiser with its values loaded, just before it is written, so that only one
+        external tensor is in memory at a time. Do not use the model afterwards.
         """
         initialisers, tensors = len(self.graph.initializer), list(_tensors(self.graph))
         outside = any(_is_outside(tensor) for tensor in tensors) or sum(map(_byte_size, tensors)) > _LARGE
@@ -98,7 +98,7 @@ class Model:
             graph.write(self.proto.SerializeToString())
 
     def _loaded(self, tensor: TensorProto) -> TensorProto:
-        """A copy with its values in itself. Loaded into the model, they would take memory as long as that lives."""
+        """Return a copy of a tensor with its values loaded, so that they do not stay in memory with the model."""
         copy = TensorProto()
         copy.CopyFrom(tensor)
         if _is_outside(copy):
@@ -110,7 +110,8 @@ class Model:
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
-    """A model without the weights in other files, its functions inlined. EngineUnusable if it cannot be parsed."""
+    """Read a model without external weights, with its functions inlined. Raises EngineUnusable if it cannot be
+    parsed."""
     try:
         proto = onnx.load(str(path), load_external_data=False)
         return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
@@ -119,7 +120,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
 
 def keep_inputs(proto: onnx.ModelProto, names: Set[str]) -> None:
-    """Removes all other inputs of the main graph, so that a runtime takes initializers for constants and folds them."""
+    """Remove all other inputs of the main graph, so that a runtime treats initializers as constants and folds them."""
     kept = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
     proto.graph.input.extend(kept)
@@ -127,7 +128,7 @@ def keep_inputs(proto: onnx.ModelProto, names: Set[str]) -> None:
 
 
 def captured(node: onnx.NodeProto) -> set[str]:
-    """What the graphs of a node use of the graph that the node is in."""
+    """Return the values of the enclosing graph that the bodies of a node use."""
     found: set[str] = set()
     for body in bodies(node):
         own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
@@ -138,7 +139,7 @@ def captured(node: onnx.NodeProto) -> set[str]:
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Makes these, which may be the graph's own, the nodes of a graph."""
+    """Replace the nodes of a graph. `nodes` may contain its current nodes."""
     copies = onnx.GraphProto()
     copies.node.extend(nodes)
     del graph.node[:]
@@ -149,12 +150,12 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> No
 def _reading(tensor: TensorProto) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # of the file system, of onnx's checks, of numpy
+    except Exception as error:  # the file system, onnx and numpy raise errors without a common class
         raise EngineUnusable(f"the weights of {tensor.name!r} cannot be read: {one_line(error)}") from error
 
 
 def _sort(graph: onnx.GraphProto) -> None:
-    """Producers before consumers, as ONNX demands and some exporters forget; otherwise in the order of the file."""
+    """Sort nodes so that producers come before consumers, as ONNX requires; otherwise in the order of the file."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     needs = [{producers[name] for name in (*node.input, *captured(node)) if name in producers} for node in graph.node]
     if all(need < index for index, needed in enumerate(needs) for need in needed):
@@ -177,7 +178,7 @@ def _sort(graph: onnx.GraphProto) -> None:
 
 
 def _constant_nodes(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
-    """Every Constant whose value is a tensor; numbers in attributes of their own are made one."""
+    """Yield the name and tensor of each Constant node. Values in `value_float` and `value_floats` become tensors."""
     for node in graph.node:
         if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS:
             continue
@@ -192,7 +193,7 @@ def _constant_nodes(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]
 
 def _types(proto: onnx.ModelProto) -> dict[str, int]:
     graph: onnx.GraphProto = proto.graph
-    with contextlib.suppress(Exception):  # an aid: of what stays unknown nothing is changed
+    with contextlib.suppress(Exception):  # without inference more types are unknown, and those values are not changed
         graph = onnx.shape_inference.infer_shapes(proto).graph
     values = (*graph.value_info, *graph.input, *graph.output)
     types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
@@ -203,7 +204,7 @@ def _types(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 class Names:
-    """The names of values and nodes, in a graph and inside its nodes; ONNX allows none to be used twice."""
+    """The names of values and nodes in a graph and its nested graphs. ONNX requires unique names."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._taken: set[str] = set()
@@ -214,7 +215,7 @@ class Names:
                 self._taken.update((node.name, *node.input, *node.output))
 
     def new(self, wanted: str) -> str:
-        """A name that is not taken yet."""
+        """Return an unused name that begins with `wanted`, and mark it as used."""
         name, number = wanted, 1
         while name in self._taken:
             name, number = f"{wanted}.{number}", number + 1
@@ -253,11 +254,11 @@ def _put_outside(tensor: TensorProto, file: BinaryIO, location: str) -> None:
 
 
 class Layers:
-    """Which nodes of a sorted graph another precision is worth its loss for, as sets of indexes of nodes.
+    """The nodes of a sorted graph for which another precision pays, as sets of node indices.
 
-    Nearly all time goes into `layers`, which have weights. `between` are nodes that carry float32 values from one
-    layer to another: precision should not change there on the way. `last` are layers that no other layer depends on:
-    behind them boxes are decoded and scores computed, which is little work on values whose last digits matter.
+    layers: nodes with weights, which take nearly all of the time. between: nodes that pass float32 values from one
+    layer to another, where the precision should not change. last: layers on which no other layer depends; after them
+    boxes are decoded and scores computed, which is little work but needs precision.
     """
 
     def __init__(self, model: Model) -> None:
@@ -277,7 +278,7 @@ class Layers:
         )
 
     def place(self, index: int) -> str:
-        """Where a node is that is neither a layer nor between two, in words."""
+        """Return in words where a node is that is neither a layer nor between two layers."""
         return "before the first layer" if index in self._before else "after the last layer"
 
     def _is_layer(self, node: onnx.NodeProto) -> bool:
@@ -287,7 +288,7 @@ class Layers:
         return max((count for count in counts if count is not None), default=_LEAST_WEIGHTS) >= _LEAST_WEIGHTS
 
     def _inputs_of_layers(self) -> set[str]:
-        """Every float32 value that some layer is computed from."""
+        """Return every float32 value from which a layer is computed."""
         needed: set[str] = set()
         for index in reversed(range(len(self._nodes))):
             node = self._nodes[index]
@@ -296,7 +297,7 @@ class Layers:
         return needed
 
     def _results_of_layers(self) -> set[str]:
-        """Every float32 value that is computed from a layer's outputs."""
+        """Return every float32 value that is computed from a layer's outputs."""
         made: set[str] = set()
         for index, node in enumerate(self._nodes):
             if index in self.layers or not made.isdisjoint(_uses(node)):
@@ -317,6 +318,6 @@ def _uses(node: onnx.NodeProto) -> set[str]:
 
 
 def describe_kept(kept: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return a line for each operator and reason why it was kept as it is, with the count."""
+    """Return one line for each operator and reason for keeping it unchanged, with the number of nodes."""
     counts = Counter(kept).items()
     return tuple(f"{op}{f' x{count}' if count > 1 else ''}: {reason}" for (op, reason), count in counts)

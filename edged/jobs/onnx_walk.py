@@ -1,6 +1,6 @@
-"""Walks an ONNX graph: its nodes, the graphs inside them, and names for them in messages.
+"""Walks an ONNX graph: its nodes, nested graphs, and names for them in messages.
 
-Runs where a model is parsed. Graphs are nested a few dozen deep at most, since protobuf refuses more (`model_file.py`).
+Runs in a child. Graphs are nested at most a few dozen deep, because protobuf refuses more (`model_file.py`).
 """
 
 from __future__ import annotations
@@ -10,50 +10,50 @@ from dataclasses import dataclass
 
 import onnx
 
-ONNX_DOMAINS = ("", "ai.onnx")  # two ways to write ONNX's own
-# What passes values on as they are: shapes, types and the numbers that stand for them change.
+ONNX_DOMAINS = ("", "ai.onnx")  # both names of the default domain
+# Operators that keep values and change only their shape, type or representation.
 _PASSING = frozenset(
     (
         *("Cast", "DequantizeLinear", "Dropout", "Flatten", "Identity", "QuantizeLinear"),
         *("Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"),
     )
 )
-_MOST_STEPS = 64  # a cycle is no graph, and a file may hold one
+_MOST_STEPS = 64  # a limit, because an invalid file may contain a cycle
 
 
 def text(value: str | bytes) -> str:
-    """Protobuf hands out bytes for text that is not UTF-8."""
+    """Return a protobuf string as text. Protobuf returns bytes if a string is not UTF-8."""
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
 def domain(name: str | bytes) -> str:
-    """A domain's name, `ai.onnx` for ONNX's own."""
+    """Return a domain's name, `ai.onnx` for the default domain."""
     return text(name) or "ai.onnx"
 
 
 def operator(node: onnx.NodeProto) -> str:
-    """With its domain if that is not ONNX's own."""
+    """Return a node's operator, with its domain unless that is the default domain."""
     return operator_name(node.domain, node.op_type)
 
 
 def operator_name(domain: str | bytes, name: str | bytes) -> str:
-    """As `operator`, of what a node says of itself."""
+    """Return an operator's name, with its domain unless that is the default domain."""
     own = text(domain)
     return text(name) if own in ONNX_DOMAINS else f"{own}.{text(name)}"
 
 
 def label(node: onnx.NodeProto) -> str:
-    """A node's name; one without is named by what it makes."""
+    """Return a node's name, or its outputs if it has no name."""
     return text(node.name) or ", ".join(text(name) for name in node.output if name) or text(node.op_type)
 
 
 def called(node: onnx.NodeProto) -> str:
-    """`node 'conv1' (Conv)`, for messages."""
+    """Return a node's description for messages: `node 'conv1' (Conv)`."""
     return f"node {label(node)[:100]!r} ({operator(node)[:100]})"
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs that a node holds, such as the branches of an If."""
+    """Yield the graphs inside a node, for example the branches of an If."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -61,7 +61,7 @@ def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and every graph inside its nodes."""
+    """Yield the graph and all graphs nested in it."""
     waiting = [graph]
     while waiting:
         current = waiting.pop()
@@ -70,7 +70,7 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """Those of the main graph, and those inside the nodes of local functions."""
+    """Yield the main graph, all graphs nested in it, and all graphs nested in local functions."""
     yield from graphs(proto.graph)
     for function in proto.functions:
         for body in _inside(function.node):
@@ -79,13 +79,13 @@ def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 @dataclass(frozen=True)
 class Walk:
-    """All that is in a model, gone through once: graphs may hold hundreds of thousands of nodes, and going through them
-    is most of what looking at one costs. What is listed is the model's own, so changing it changes the model."""
+    """All graphs, nodes and tensors of a model, collected in one pass, because a graph may have hundreds of thousands
+    of nodes. The lists contain the model's own messages: changing one changes the model."""
 
     proto: onnx.ModelProto
-    graphs: Sequence[onnx.GraphProto]  # the main one first, then those inside its nodes
-    nodes: Sequence[onnx.NodeProto]  # wherever they are, those of the main graph first, those of functions last
-    tensors: Sequence[onnx.TensorProto]  # with values in the file or next to it: initialisers, then those in attributes
+    graphs: Sequence[onnx.GraphProto]  # the main graph first, then the graphs nested in it
+    nodes: Sequence[onnx.NodeProto]  # all nodes: of the main graph first, of functions last
+    tensors: Sequence[onnx.TensorProto]  # all initialisers, then all tensors in attributes
 
     @classmethod
     def of(cls, proto: onnx.ModelProto) -> Walk:
@@ -119,9 +119,9 @@ def _attached(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def heads(graph: onnx.GraphProto) -> dict[str, str]:
-    """For every output the operator that computes its values; empty for one that is an input or a constant.
+    """Return for each output the operator that computes its values; empty if the output is an input or a constant.
 
-    A softmax that was written out, Exp and then Div, counts as Softmax.
+    Exp followed by Div, as some exporters write a softmax, counts as Softmax.
     """
     makers = {name: node for node in graph.node for name in node.output}
     return {text(value.name): _head(makers, value.name) for value in graph.output}

@@ -1,4 +1,4 @@
-"""What an installed runtime really does on this box. Runs in a child: a runtime that is broken may take it down."""
+"""Finds what an installed runtime really supports on this box. Runs in a child, because a broken runtime may crash."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from edged.ipc import job_messages as jobs
 
 _ANY = jobs.LoadedRuntime.ANY
 _ORT = "onnxruntime"
-_OPSET, _IR = 13, 7  # tried with versions of the other: every supported runtime takes them
-# The largest version that a runtime is tried with: none has come near, and a runtime may count up to what it is given.
+_OPSET, _IR = 13, 7  # every supported runtime accepts these; one is fixed while the other is searched
+# The largest version to try. Real versions are far smaller, and a runtime may loop up to the given version.
 MOST_VERSION = 1024
 
 
 def load(job: jobs.LoadRuntime) -> jobs.LoadedRuntime:
-    """Imports a backend's runtime and asks it; Unsupported with the reason when it cannot be imported."""
+    """Import a backend's runtime, and return what it supports. Raises Unsupported if it cannot be imported."""
     backend = registry.load(job.backend)
     providers: tuple[str, ...] = ()
     if job.backend == _ORT:
         from edged.backends.ort import runtime
 
         providers = runtime.available_providers()
-    opset = ir_version = 0  # of a runtime that takes nothing
+    opset = ir_version = 0  # the result for a runtime that accepts no model
     if takes_anything(backend):
         found = find_support(backend)
         opset, ir_version = found.newest or _ANY, found.newest_ir or _ANY
@@ -36,7 +36,7 @@ def load(job: jobs.LoadRuntime) -> jobs.LoadedRuntime:
 
 
 def try_provider(job: jobs.TryProvider) -> jobs.Done:
-    """EngineUnusable with the reason when the provider does not compute here."""
+    """Run a tiny model on a provider. Raises EngineUnusable if the provider does not work on this box."""
     from edged.backends.ort import runtime
 
     runtime.try_provider(job.provider)
@@ -44,7 +44,7 @@ def try_provider(job: jobs.TryProvider) -> jobs.Done:
 
 
 def import_package(job: jobs.ImportPackage) -> jobs.Done:
-    """Unsupported with the reason when one of the modules cannot be imported."""
+    """Import the modules of a package. Raises Unsupported if one cannot be imported."""
     for module in job.modules:
         try:
             importlib.import_module(module)
@@ -54,7 +54,7 @@ def import_package(job: jobs.ImportPackage) -> jobs.Done:
 
 
 def _talks(backend: str) -> str:
-    """How this process, as edged starts its children, could send something home; empty if it cannot."""
+    """Return how the runtime in this process could send telemetry; empty if it cannot."""
     if backend == _ORT and os.environ.get("ORT_DISABLE_TELEMETRY") in (None, "", "0"):
         return f"ORT_DISABLE_TELEMETRY is {os.environ.get('ORT_DISABLE_TELEMETRY')!r}"
     if backend == "openvino" and sys.modules.get("openvino_telemetry") is not None:
@@ -63,7 +63,8 @@ def _talks(backend: str) -> str:
 
 
 def find_support(backend: Backend) -> jobs.RuntimeSupport:
-    """Some dozens of models of one node are opened for it, which takes some tens of milliseconds."""
+    """Return the versions that a runtime supports. Opens dozens of one-node models, which takes tens of
+    milliseconds."""
 
     def opset(number: int) -> bool:
         return takes(backend, one_node.relu(number, _IR))
@@ -75,12 +76,12 @@ def find_support(backend: Backend) -> jobs.RuntimeSupport:
 
 
 def takes_anything(backend: Backend) -> bool:
-    """Whether it takes the model of one node with which everything else is found."""
+    """Whether a runtime opens the one-node model with the versions that every runtime should accept."""
     return takes(backend, one_node.relu(_OPSET, _IR))
 
 
 def newest_of(backend: Backend, domain: str) -> int:
-    """The newest opset of another domain that it takes; 0 if it takes whatever is written there."""
+    """Return the newest opset of another domain that a runtime accepts; 0 if it accepts any."""
 
     def opset(number: int) -> bool:
         return takes(backend, one_node.importing(one_node.relu(_OPSET, _IR), domain, number))
@@ -89,7 +90,7 @@ def newest_of(backend: Backend, domain: str) -> int:
 
 
 def takes(backend: Backend, model: bytes) -> bool:
-    """Whether a runtime opens a tiny model: a file in memory, of which a child that is killed leaves nothing behind."""
+    """Whether a runtime opens a tiny model. The model is a memory file, so a killed child leaves no file behind."""
     with os.fdopen(os.memfd_create("model.onnx", os.MFD_CLOEXEC), "wb") as file:
         file.write(model)
         file.flush()
@@ -101,7 +102,7 @@ def takes(backend: Backend, model: bytes) -> bool:
 
 
 def _highest(accepts: Callable[[int], bool], known: int) -> int:
-    """The last number that is accepted, where what comes before it is as well; 0 if `MOST_VERSION` is."""
+    """Return the highest accepted number, by bisection from `known`, which is accepted; 0 if `MOST_VERSION` is too."""
     if accepts(MOST_VERSION):
         return 0
     low, high = known, MOST_VERSION

@@ -1,6 +1,6 @@
-"""Whether a tensor in a file is whole: a type that exists, sizes that can be, and as many bytes as these take.
+"""Checks whether a tensor in a file is valid: its type exists, no size is negative, and its data has the right length.
 
-A runtime that trusts a tensor's declared size reads beyond its end, or allocates more memory than there is.
+A runtime that trusts a wrong size reads beyond the end of the data, or allocates too much memory.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ BITS = {
     **dict.fromkeys((21, 22, 23), 4),
     **dict.fromkeys((25, 26), 2),
 }
-# Where values are that are not in raw_data, and how many fields one value takes; smaller types are packed in between.
+# The field with the values, if they are not in raw_data, by onnx.TensorProto.DataType.
 _FIELDS = {1: "float_data", 14: "float_data", 7: "int64_data", 11: "double_data", 15: "double_data", 8: "string_data"}
 _FIELDS |= dict.fromkeys((12, 13), "uint64_data") | dict.fromkeys((2, 3, 4, 5, 6, 9, 10, 16), "int32_data")
-_PAIRS = (14, 15)  # complex numbers
+_PAIRS = (14, 15)  # complex numbers, which take two entries for each value
 
 
 def element_count(tensor: TensorProto) -> int:
-    """Of the sizes that it says it has."""
+    """Return the number of elements by the declared shape."""
     return math.prod(tensor.dims)
 
 
 def byte_size(tensor: TensorProto) -> int | None:
-    """Bytes of its values; None if its type or its sizes are invalid."""
+    """Return the bytes of a tensor's values; None if its type has no fixed size, or a type or size is invalid."""
     bits = BITS.get(tensor.data_type)
     if bits is None or any(size < 0 for size in tensor.dims):
         return None
@@ -45,7 +45,7 @@ def byte_size(tensor: TensorProto) -> int | None:
 
 
 def check(tensor: TensorProto) -> Finding | None:
-    """What is wrong with one tensor; values next to the model are looked at elsewhere."""
+    """Return what is wrong with a tensor; None if nothing is. External values are checked in `external_data.py`."""
     name = onnx_walk.text(tensor.name)
     if tensor.data_type not in BITS and tensor.data_type != TensorProto.STRING:
         kind = "no type" if not tensor.data_type else f"type {tensor.data_type}, which ONNX does not have"
@@ -82,8 +82,8 @@ def _finding(category: Category, message: str, name: str) -> Finding:
 
 
 def footprint(tensors: Iterable[onnx.TensorProto], inferred: onnx.ModelProto) -> Footprint:
-    """Of a model with these tensors, and the same with its shapes worked out as far as they can be; open dimensions
-    count as one."""
+    """Return the memory needs of a model with these tensors. `inferred`: the model with inferred shapes; an open
+    dimension counts as one."""
     weights = sum(math.prod(tensor.dims) * BITS.get(tensor.data_type, 8) // 8 for tensor in tensors)
     largest, name = max(_sizes(inferred), default=(0, ""))
     return Footprint(weights, largest, name)
@@ -93,7 +93,7 @@ def _sizes(proto: onnx.ModelProto) -> Iterator[tuple[int, str]]:
     for graph in onnx_walk.all_graphs(proto):
         for value in (*graph.input, *graph.output, *graph.value_info):
             tensor = value.type.tensor_type
-            if tensor.HasField("shape"):  # which what is no tensor has not
+            if tensor.HasField("shape"):  # false if the value is not a tensor
                 sizes = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in tensor.shape.dim]
-                sizes = [1 if size < 0 else size for size in sizes]  # some exporters write -1 for an open one
+                sizes = [1 if size < 0 else size for size in sizes]  # some exporters write -1 for an open size
                 yield math.prod(sizes) * BITS.get(tensor.elem_type, 8) // 8, onnx_walk.text(value.name)

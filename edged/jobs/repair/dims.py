@@ -30,10 +30,10 @@ from edged.verification.verify import Pair, judge
 _BATCHES = (1, 2, 3, 4, 8, 16, 32)
 _SIZES = (64, 224, 32, 320, 640, 416, 256, 512, 128, 300, 448, 384, 96, 112, 48, 28)
 _BATCH, _HEIGHT, _WIDTH = "N", "H", "W"
-_ANY = ShapeRange()  # settings say what is to be served, not what the graph takes
-_MOST_BYTES = 512 << 20  # of the inputs of one trial
+_ANY = ShapeRange()  # no limits: settings define what is served, not what the graph accepts
+_MOST_BYTES = 512 << 20  # the most bytes of the inputs of one trial
 
-Places: TypeAlias = Mapping[tuple[str, int], Dim]  # by input and axis: the size that is declared instead
+Places: TypeAlias = Mapping[tuple[str, int], Dim]  # the new size by input and axis
 
 _Answered: TypeAlias = tuple[dict[str, Array], dict[str, Array]]  # inputs and outputs by name
 

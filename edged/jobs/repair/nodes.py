@@ -1,10 +1,10 @@
-"""Single nodes in an older version of ONNX's operators: compared by definition, converted alone, or rewritten here.
+"""Conversion of single nodes to an older version of ONNX's operators: comparing definitions, converting, rewriting.
 
-A node is changed as a separate model, which holds neither weights nor the rest of the graph: so a model may be of any
-size, its external data stays where it is, and the name of a node that fails is known.
+A node is converted as a separate model without weights and without the rest of the graph. So a model may have any
+size, its external data is not touched, and the name of a node that fails is known.
 
-Sources: the schemas that the onnx package carries; https://github.com/onnx/onnx/blob/main/docs/Changelog.md (the
-operators' texts in all versions), for operators that the package's converter changes in silence or cannot convert.
+Sources: the schemas of the onnx package; https://github.com/onnx/onnx/blob/main/docs/Changelog.md (the definitions in
+all versions) for operators whose meaning the package's converter changes without an error, or that it cannot convert.
 """
 
 from __future__ import annotations
