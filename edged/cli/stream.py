@@ -88,12 +88,10 @@ class StreamStats:
         ]
         if counts.waiting > 0:
             parts.append(f"{counts.waiting} without an answer")
-        if source.skipped:
-            parts.append(f"{source.skipped} skipped at the source")
-        if source.damaged:
-            parts.append(f"{source.damaged} damaged")
         line = f"{', '.join(parts)} in {took:.1f} s ({counts.answered / max(took, 0.001):.1f} fps)"
-        return "\n".join([line, *self._classes()])
+        rare = {"skipped": source.skipped, "damaged": source.damaged}
+        lost = ", ".join(f"{count} {how}" for how, count in rare.items() if count)
+        return "\n".join([line, *([f"at the source: {lost}"] if lost else []), *self._classes()])
 
     def _classes(self) -> Iterator[str]:
         """Yield a line with the number of detections in all frames by class; of different objects if they were

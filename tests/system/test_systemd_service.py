@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edged.confinement import confine
-from tests.integration import onnx_files
 from tests.system.systemd import Unavailable
 from tests.system.systemd.box import SHARED, Box
 from tests.system.systemd.service import CONFIG, MAKE, UNIT, Service, shared
@@ -317,4 +317,4 @@ def _write_hog(path: Path) -> None:
             numpy_helper.from_array(np.array([1], np.int64), "axis"),
         ],
     )
-    onnx_files.save(path, graph)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)

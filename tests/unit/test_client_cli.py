@@ -148,7 +148,7 @@ def test_stream_of_a_folder_skips_nothing(running: Running, picture: str) -> Non
     (folder / "broken.jpg").write_bytes(b"?")
     result = call("stream", "slow", str(folder), "-t", running.target)
     assert summary(result.stdout) == {"sent": 9, "answered": 9, "skipped": 0, "failed": 0}
-    assert ", 1 damaged" in result.stdout
+    assert "at the source: 1 damaged" in result.stdout
 
 
 @pytest.mark.parametrize(
