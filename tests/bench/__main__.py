@@ -36,7 +36,8 @@ def main() -> int:
     for name in arguments.only or ROWS:
         print(f"measuring {name}", file=sys.stderr, flush=True)
         try:
-            lines += ROWS[name](bench)
+            for line in ROWS[name](bench):  # what was measured before a failure is kept
+                lines.append(line)
         except Exception as error:
             traceback.print_exc()
             lines.append(Skipped(name, f"{type(error).__name__}: {error}".splitlines()[0][:200]))

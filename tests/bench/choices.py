@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.bench.loads import side_by_side
 from tests.bench.nets import NETS, Net, save
-from tests.bench.table import Figures, Line, compare, in_rounds
+from tests.bench.table import Figures, Line, compare, in_rounds, steady
 from tests.integration.daemon import Daemon
 from tests.integration.inference_calls import request
 
@@ -44,11 +44,11 @@ def choices(bench: Bench) -> list[Line]:
         for net in _NETS:
             for count in (1, 4):
                 ways: dict[str, Callable[[], Figures]] = {
-                    f"{name}, {way}": partial(_rate, call, _message(net, way), count, bench.seconds)
+                    f"{name}, {way}": steady(partial(_rate, call, _message(net, way), count), bench.seconds)
                     for name, call in calls.items()
                     for way in ("free", *_RUNTIMES)
                 }
-                measured = in_rounds(ways, min(bench.rounds, 3))
+                measured = in_rounds(ways, min(bench.rounds, 3), warm_up=False)
                 for name in found:
                     alone = [f"{name}, {runtime}" for runtime in _RUNTIMES]
                     row = f"choice, {net.name}, {count} in flight"

@@ -16,7 +16,7 @@ import numpy as np
 
 from edged.shapes import MODEL_PATH, Scene
 from tests.bench.loads import ByHand, processor_seconds, program
-from tests.bench.table import Figures, Line, compare, in_rounds
+from tests.bench.table import Figures, Line, compare, in_rounds, steady
 from tests.integration.daemon import Daemon
 
 if TYPE_CHECKING:
@@ -50,13 +50,14 @@ def raw(bench: Bench) -> list[Line]:
             ways: dict[str, Callable[[], Figures]] = {}
             for shared in (False, True):
                 for name, send in clients.items():
-                    request = {"cameras": cameras, "seconds": bench.seconds, "shared": shared, **options}
+                    request = {"cameras": cameras, "shared": shared, **options}
                     if not _refuses(send, request):
-                        ways[f"{name}, {'shared' if shared else 'bytes'}"] = partial(send, request)
+                        way = f"{name}, {'shared' if shared else 'bytes'}"
+                        ways[way] = steady(partial(send, request), bench.seconds)
             several = cameras > 1 or "every_frame" in options
             fair = [name for name, (workers, _) in _BARE.items() if workers == 1 or several]
             ways |= {name: partial(_bare, bare[name], pictures, bench.seconds) for name in fair}
-            measured = in_rounds(ways, bench.rounds)
+            measured = in_rounds(ways, bench.rounds, warm_up=False)
             for way in ways:
                 if way not in _BARE:
                     goal = _GOALS[way.rpartition(" ")[2]]
@@ -69,14 +70,14 @@ def raw(bench: Bench) -> list[Line]:
 
 def _refuses(send: Callable[..., Figures], request: dict[str, Any]) -> bool:
     """Whether an older client cannot send this way."""
-    return "error" in send({**request, "seconds": 0.1})
+    return "error" in send(request, 0.1)
 
 
-def _send(daemon: Daemon, client: subprocess.Popen[str], request: dict[str, Any]) -> Figures:
+def _send(daemon: Daemon, client: subprocess.Popen[str], request: dict[str, Any], seconds: float) -> Figures:
     assert client.stdin is not None
     assert client.stdout is not None
     serving, hosts = processor_seconds([daemon.pid]), processor_seconds(daemon.hosts())
-    client.stdin.write(json.dumps(request) + "\n")
+    client.stdin.write(json.dumps({**request, "seconds": seconds}) + "\n")
     client.stdin.flush()
     found = json.loads(client.stdout.readline())
     if "error" in found:

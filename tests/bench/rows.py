@@ -9,7 +9,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.bench.loads import BARE, ByHand, cameras, processor_seconds, program,
 from tests.bench.nets import NETS, save
 from tests.bench.raw import onnxruntime_only, raw
 from tests.bench.starts import starts
-from tests.bench.table import Figures, Line, compare, in_rounds
+from tests.bench.table import Figures, Line, compare, in_rounds, steady
 from tests.bench.triton import FORMS, Triton
 from tests.bench.triton import fetch as fetch_triton
 from tests.integration import onnx_files
@@ -102,11 +102,11 @@ def cameras_jpeg(bench: Bench) -> list[Line]:
         forms = {f"by hand, {w} x {t} threads": ByHand(MODEL_PATH, w, t) for w, t in _FORMS}
         for count in (1, 4):
             ways: dict[str, Callable[[], Figures]] = {
-                name: partial(cameras, client, "shapes", pictures, count, False, bench.seconds)
+                name: steady(partial(cameras, client, "shapes", pictures, count, False), bench.seconds)
                 for name, client in clients.items()
             }
             ways |= {name: partial(form.rate, pictures, bench.seconds) for name, form in forms.items()}
-            measured = in_rounds(ways, bench.rounds)
+            measured = in_rounds(ways, bench.rounds, warm_up=False)
             # One frame in flight is served by one worker at a time, so it is compared with one worker.
             fair = [name for name, (w, _) in zip(forms, _FORMS, strict=True) if w <= count]
             row = f"cameras, JPEG 640x480, {count} in flight"
@@ -258,12 +258,11 @@ def tracing(bench: Bench) -> list[Line]:
     return [compare("tracing", measured, name, ["off"], "p50 ms", None, more=False) for name in list(levels)[1:]]
 
 
-def triton(bench: Bench) -> list[Line]:
+def triton(bench: Bench) -> Iterator[Line]:
     """perf_analyzer against edged with its own choice of engines / against the best form of Triton.
 
     Triton's Python backend runs ONNX Runtime with the same model; each form of it is measured in each round."""
     program, folder = fetch(cache_folder()), fetch_triton(cache_folder() / "triton")
-    lines: list[Line] = []
     with tempfile.TemporaryDirectory(prefix="eb-") as home, contextlib.ExitStack() as stack:
         peer = Triton(folder)
         for net in NETS:
@@ -293,9 +292,8 @@ def triton(bench: Bench) -> list[Line]:
                 goal = 0.7 if net.name == "tiny" else 1.15
                 for name in found:
                     row = f"{net.name}, {mode}, {count} in flight"
-                    lines.append(compare(row, measured, name, list(FORMS), "inferences/s", goal))
-                    lines.append(compare(row, measured, name, list(FORMS), "p99 ms", 0.9, more=False))
-    return lines
+                    yield compare(row, measured, name, list(FORMS), "inferences/s", goal)
+                    yield compare(row, measured, name, list(FORMS), "p99 ms", 0.9, more=False)
 
 
 def _analyzed(program: Program, address: str, model: str, mode: str, options: tuple[str, ...], count: int) -> Figures:
@@ -305,7 +303,7 @@ def _analyzed(program: Program, address: str, model: str, mode: str, options: tu
     return {"inferences/s": done.throughput[count], "p99 ms": done.p99_ms[count]}
 
 
-ROWS: Mapping[str, Callable[[Bench], list[Line]]] = {
+ROWS: Mapping[str, Callable[[Bench], Iterable[Line]]] = {
     "tensors": tensors,
     "cameras": cameras_jpeg,
     "raw": raw,

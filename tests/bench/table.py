@@ -42,6 +42,20 @@ class Skipped:
     reason: str
 
 
+# Until a daemon serves in the form that suits a load: the load has to last, and another engine may have to be opened.
+_LEAD_IN_SECONDS = 3.0
+
+
+def steady(measure: Callable[[float], Figures], seconds: float) -> Callable[[], Figures]:
+    """A way that measures for `seconds` after a lead-in with the same load, which does not count."""
+
+    def turn() -> Figures:
+        measure(_LEAD_IN_SECONDS)
+        return measure(seconds)
+
+    return turn
+
+
 def in_rounds(ways: Mapping[str, Callable[[], Figures]], rounds: int, warm_up: bool = True) -> dict[str, list[Figures]]:
     """Call each way once to warm up, then once in each round; every second round has the reverse order."""
     for measure in ways.values() if warm_up else ():

@@ -20,7 +20,7 @@ _TROUBLE = re.compile(r"^.*(?:error|failed|WARNING).*$", re.MULTILINE | re.IGNOR
 # It tells of every device that it cannot share memory by CUDA, and of itself that a newer program exists.
 _HARMLESS = re.compile(r"deprecat|unable to (?:get|determine).*(?:metrics|version)|genai-perf", re.IGNORECASE)
 # A load that does not settle on a box that has other work is no fault of the server.
-_UNSTABLE = re.compile(r"Failed to obtain stable measurement", re.IGNORECASE)
+_UNSTABLE = re.compile(r"Failed to obtain stable measurement|Request latency is not stabilizing", re.IGNORECASE)
 
 MODES: dict[str, tuple[str, ...]] = {
     "sync": ("--sync",),
