@@ -381,8 +381,8 @@ def test_entries_report_files_that_look_like_settings(root: Path) -> None:
     (folder / "settings.toml").touch()
     (folder / "1" / "edged.toml").touch()
     assert Repository(root).entries()["m"].unread == (
-        "1/edged.toml is not read: settings are in m/edged.toml",
-        "settings.toml is not read: settings are in m/edged.toml",
+        "1/edged.toml is not read; put settings in m/edged.toml",
+        "settings.toml is not read; put settings in m/edged.toml",
     )
 
 
