@@ -31,7 +31,7 @@ _NEXT = ("{}N", "{}n", "{}_n", "{}_out", "{}_next", "next_{}", "new_{}")
 
 
 class Sequencing(msgspec.Struct, frozen=True):
-    """A model's states and controls. `idle` is in seconds. `declared` is false if they were recognised by their names."""
+    """A model's states and controls. `idle` is in seconds. `declared` is false if they were recognised by name."""
 
     states: tuple[State, ...] = ()
     controls: tuple[Control, ...] = ()
