@@ -1,7 +1,7 @@
 """The standard that a model's engines must meet: the probes, and how far answers may differ from the reference's.
 
-The daemon's event loop computes it for every planned engine. So nothing here decodes a picture, and for a model with the
-`contents` of its samples the disk is not read.
+The daemon's event loop computes it for every planned engine. So nothing here decodes a picture, and for a model with
+the `contents` of its samples the disk is not read.
 """
 
 from __future__ import annotations
