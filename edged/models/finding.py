@@ -33,7 +33,7 @@ _ELSEWHERE = "export it with standard ONNX operators"
 
 
 class Category(str, enum.Enum):
-    """Why a model is refused, and the remedy unless the finding has its own."""
+    """The reason why a model is refused, with the remedy of findings without their own."""
 
     _value_: str
     remedy: str

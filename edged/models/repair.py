@@ -86,7 +86,7 @@ class RepairOptions(msgspec.Struct, frozen=True):
         return {Step.OPSET: self.opset, Step.IR: self.ir}.get(step, 0)
 
     def insists(self, step: Step) -> bool:
-        """Whether the user chose a step. It is an error if a chosen step fails; other steps are left out then."""
+        """Whether the user chose a step. If a chosen step fails, this is an error; another step is left out."""
         return step in self.chosen
 
 

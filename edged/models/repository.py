@@ -53,7 +53,7 @@ _READ_AGAIN_SECONDS = 30.0  # an unchanged folder is read again, in case a read 
 
 
 class _Read(NamedTuple):
-    """The cached content of a model's folder: `mark` is its fingerprint before it was read, `read_at` is monotonic."""
+    """The cached content of a model's folder, its fingerprint before it was read, and when (monotonic seconds)."""
 
     mark: tuple[object, ...] | None
     read_at: float
@@ -121,10 +121,10 @@ class Repository:
         The first of `files` is the ONNX model, the others are its external data by relative path. `samples` are by file
         name. `record` is the record of the model's repair. The model appears whole or not at all.
 
-        With `replace`, it takes the place of the model with its name, which is moved to the trash. It gets the next
-        version number and keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given.
-        `settings` replace all earlier settings. Raises AlreadyExists without `replace` if the name is taken, Superseded
-        if `digest` is given and the files have another one.
+        With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
+        keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
+        all earlier settings. Raises AlreadyExists without `replace` if the name is taken, Superseded if `digest` is
+        given and the files have another one.
         """
         check_name(name)
         model_settings.validate(settings)
@@ -424,7 +424,7 @@ class Overrides:
 
 
 def _inside(path: str) -> PurePosixPath:
-    """Parse a path inside a model's folder. Raises InvalidInput if it leads outside or is too long."""
+    """Parse a path inside a model's folder. Raises InvalidInput if it leads outside or is unusable."""
     pure = PurePosixPath(path)
     if (
         leads_outside(pure)

@@ -116,7 +116,7 @@ def _check_figures(settings: Mapping[str, str]) -> None:
 
 
 def backends(settings: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the backends that may serve the model, in order of preference; None for all of the box."""
+    """Return the backends that may serve the model, in order of preference; None for all that the box has."""
     text = settings.get(BACKENDS)
     if text is None:
         return None

@@ -64,7 +64,7 @@ def read_json(text: str, name: str) -> TritonConfig:
         tree: object = json.loads(text)
         if not isinstance(tree, dict):
             raise ConfigError("expected a JSON object")
-        json.dumps(tree, ensure_ascii=False).encode()  # half of a surrogate pair is not text
+        json.dumps(tree, ensure_ascii=False).encode()  # raises ValueError for half of a surrogate pair
         json_format.ParseDict(tree, message, ignore_unknown_fields=True)
         unknown = list(_unknown_keys(tree, _ROOT, ""))
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -115,7 +115,7 @@ def _unknown_names(text: str) -> Iterator[str]:
     is_value = False
     while not tokens.AtEnd():
         word, level = tokens.token, levels[-1]
-        line = tokens.ParseError("").GetLine()  # type: ignore[arg-type]  # the stub takes its text for a message
+        line = tokens.ParseError("").GetLine()  # type: ignore[arg-type]  # the stub declares the text as a message
         tokens.NextToken()
         if word in ("{", "<"):
             levels.append(level._replace(is_list=False) if level.is_list else field)

@@ -46,8 +46,8 @@ class Store:
     """The engines on disk, by the digest of their key.
 
     Memory only has an index of the files. Methods that do more than read the index wait for the disk. If the disk
-    cannot be read or written, the store opens empty or cannot be changed, and open engines continue to serve; `problem`
-    then describes the failure.
+    cannot be read, the store opens empty; if it cannot be written, engines cannot be stored. Open engines continue to
+    serve, and `problem` describes the failure.
     """
 
     def __init__(self, root: Path, accepts_foreign: bool = True, later: Later = at_once) -> None:

@@ -35,8 +35,8 @@ from edged.vision.placement import Placement
 SUFFIX = ".golden"
 _DIGEST_BYTES = 32  # of SHA-256, before the content
 _MOST_BYTES = 256 << 20  # of all samples and pictures with their answers; the user's samples come first
-# How long an answer to wide values may take: a multiple of the slowest other answer, at least so many seconds. If an
-# input is a number of iterations, a wide value would make the reference run 2^62 of them.
+# How long an answer to wide values may take: a multiple of the slowest other answer, and the least limit in seconds. If
+# an input is a number of iterations, a wide value would make the reference run 2^62 of them.
 _PATIENCE, _LEAST_SECONDS = 20.0, 5.0
 _ANY = ShapeRange()
 
@@ -64,10 +64,12 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 def deciding(samples: Sequence[Sample], arithmetic: str) -> list[Sample]:
-    """Return the samples that decide about an engine. `arithmetic` is the coarser of its precision and its model's.
+    """Return the samples that decide whether an engine is accepted. `arithmetic` is the coarser of its precision and
+    that of its model.
 
     A precision below float32 suffices for the values that the model is used with. Other values exceed its range, and
-    int8 is calibrated on pictures and saturates outside their range. So the user's samples and pictures decide, if any.
+    int8 is calibrated on pictures and saturates outside their range. So only the user's samples and the pictures
+    decide, or, without any, the samples without wide values.
     """
     if arithmetic == "fp32":
         return list(samples)

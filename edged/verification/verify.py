@@ -154,7 +154,7 @@ def _is_alike(one: Array, other: Array) -> bool:
 
 
 def _finite_share(reference: Array, answer: Array) -> float:
-    """Return one minus the share of finite elements in the reference that the answer lacks."""
+    """Return 1 minus how far the answer's share of finite elements is below the reference's."""
     if reference.dtype.kind != "f" or not reference.size or not answer.size:
         return 1.0
     return 1 - max(0.0, float(np.mean(np.isfinite(reference)) - np.mean(np.isfinite(answer))))
