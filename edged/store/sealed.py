@@ -87,7 +87,7 @@ def read(path: Path, kind: type[T], what: str) -> T | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        _LOG.warning("cannot read %s: %s; its content is determined again", path, error.strerror or error)
+        _LOG.warning("cannot read %s: %s; it will be created again", path, error.strerror or error)
         DAMAGED[what] += 1
     except Damaged as error:
         discard(path, what, str(error))

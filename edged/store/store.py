@@ -109,7 +109,7 @@ class Store:
             except FileNotFoundError:  # it was just removed
                 continue
             except OSError as error:  # on a read-only disk it stays, unused
-                _LOG.warning("%s: %s", folder, error.strerror)
+                _LOG.warning("cannot read or remove engine %s: %s", folder, error.strerror)
         self._index, self._used = index, used  # in one step: another thread may be reading them
         self._latest = max(used.values(), default=0.0)
         self._pinned = {path.name for path in _entries(self._pins)}
