@@ -66,7 +66,7 @@ def is_sealed(data: bytes) -> bool:
 
 
 def write(path: Path, content: msgspec.Struct) -> None:
-    """Replace a file; create its folder if a full disk prevented that before. Raises OSError."""
+    """Replace a file, and create its folder if that is missing, as after a full disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
     atomic.write_file(path, seal(content))
 
