@@ -249,7 +249,7 @@ def _instances(message: pb.ModelConfig) -> Iterator[str]:
 
 def _config(message: pb.ModelConfig, name: str, unused: tuple[str, ...]) -> TritonConfig:
     if message.name and message.name != name:
-        raise ConfigError(f"name is {message.name[:80]!r}, and the model is {name!r}; correct the name or leave it out")
+        raise ConfigError(f"name is {message.name[:80]!r}, not {name!r}; correct it or leave it out")
     if message.platform not in ("", "onnxruntime_onnx", "onnx"):
         raise ConfigError(f"platform {message.platform[:40]!r} is not for ONNX models; use onnxruntime_onnx or onnx")
     if message.backend not in ("", "onnxruntime"):

@@ -369,7 +369,7 @@ def test_add_stores_the_record_of_repairs(tmp_path: Path) -> None:
     entry = repository.entries()["m"]
     assert entry.repair == RECORD
     assert (tmp_path / "models" / "m" / "1" / repair.FILE).is_file()
-    assert "repaired from this very file on 2026-01-02" in entry.already_there("b" * 64)
+    assert "repaired from the same file on 2026-01-02" in entry.already_there("b" * 64)
     assert "--replace" in entry.already_there("c" * 64)
     assert "--replace" in entry.already_there("")
 
