@@ -297,8 +297,9 @@ class CameraInfo(Info, frozen=True):
 
 class ModelLoad(Info, frozen=True):
     """The load of a model: `answered` and `failed` requests and frames since it was loaded; `waiting` in its queue now.
-    `infer_ms` is the recent median of one inference, `baseline_ms` its lowest value while the engine served, None if
-    unknown. `degraded` are the kinds of its alarms. `backend` is empty while no engine serves."""
+    `infer_ms` is the recent median of one inference; `baseline_ms` is its lowest value for this build of the engine
+    since the model was loaded. Both are None if unknown. `degraded` are the kinds of its alarms. `backend` is empty
+    while no engine serves."""
 
     name: str
     state: str

@@ -1,4 +1,4 @@
-"""Versions of models as the disk has them: a model's folder or plain file, its settings and config.pbtxt."""
+"""Reads the versions of a model from disk: its folder or plain ONNX file, its settings and config.pbtxt."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ NAME = re.compile(r"\w[\w .+@-]{0,127}")  # letters and digits of any script
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")  # as in Triton, which ignores numbers that begin with 0
 SETTINGS_FILE = "edged.toml"
 MODEL_FILE = "model.onnx"
-_SEPARATOR = ":"  # not part of a model's name
+_SEPARATOR = ":"  # cannot occur in a model's name
 _MOST_LABEL_BYTES = 4 << 20
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """One version of a model on disk. `stamp` changes with its files, settings and samples, which are paths; `problem`
-    says why it is unusable.
+    """One version of a model on disk.
 
-    The version that serves requests without a version has the model's name; others are named NAME:VERSION. `triton` is
-    the content of config.pbtxt, `labels` the names of classes by output, `folder` has its other files.
+    The version that answers requests without a version has the model's name; the others are named NAME:VERSION. `path`
+    is the ONNX file, `folder` the model's folder (empty for a plain file), `samples` are paths. `stamp` changes if
+    files, settings or samples change. `problem` says why the version cannot be served; empty if it can. `triton` is the
+    content of config.pbtxt, `labels` has the class names of each output.
     """
 
     name: str
@@ -44,35 +45,35 @@ class ModelEntry(msgspec.Struct, frozen=True):
     folder: str = ""
     triton: TritonConfig | None = None
     labels: dict[str, tuple[str, ...]] = {}
-    repair: repair.Record | None = None  # of the repair when it was added
-    unread: tuple[str, ...] = ()  # files that look like its settings and are not read, a line each
+    repair: repair.Record | None = None  # if it was repaired when it was added
+    unread: tuple[str, ...] = ()  # a line for each file that looks like settings but is not read
 
     @property
     def model(self) -> str:
-        """The model's name, of any version."""
+        """The model's name, without the version."""
         return split_name(self.name)[0]
 
     def already_there(self, digest: str) -> str:
-        """The error for adding a model of this digest under the same name."""
+        """Return the error message for adding a file with this digest under the same name."""
         if digest and self.repair is not None and self.repair.original == digest:
             made = self.repair.made[:10]
-            return f"model {self.name!r} is already there, repaired from this very file on {made}: nothing to do"
+            return f"model {self.name!r} already exists: it was repaired from the same file on {made}; nothing to do"
         return taken(self.name)
 
 
 def taken(name: str) -> str:
-    """The error for adding a model under a name that another one has."""
-    return f"model {name!r} is already there; replace it while it serves with --replace, or choose another name"
+    """Return the error message for adding a model under a name that is taken."""
+    return f"model {name!r} already exists; replace it with --replace (it keeps serving), or choose another name"
 
 
 def folder_entries(
     path: Path, name: str, triton: TritonConfig | None, problem: str = "", sources: Sequence[Path] = ()
 ) -> list[ModelEntry]:
-    """Return the versions of a model's folder that are to be served, that with the model's name first; empty if the
-    folder has no version.
+    """Return the versions in a model's folder that are to be served, the default version first. Empty if the folder
+    has no versions.
 
-    `triton` is its configuration, `problem` why that is unusable, `sources` are the files that it was read from.
-    OSError if the folder cannot be read.
+    `triton` is the model's configuration, `problem` says why it is unusable, `sources` are the files that it was read
+    from. Raises OSError if the folder cannot be read.
     """
     present = {int(v.name): v for v in path.iterdir() if _VERSION.fullmatch(v.name) and v.is_dir()}
     if not present:
@@ -84,7 +85,7 @@ def folder_entries(
     named = list(_named_files(config))
     lost = (problem for file in named if (problem := _unusable(path, file)))
     chosen, numbers = policy.choose(present), ", ".join(map(str, sorted(present)))
-    none = "" if chosen else f"of the versions {numbers} none is served, since versions={policy}; change it"
+    none = "" if chosen else f"no version is served: versions={policy} selects none of {numbers}; change it"
     problem = problem or wrong or unreadable or next(lost, "") or none
     samples = model_samples.listed(path / model_samples.FOLDER)
     common = [*sources, path / SETTINGS_FILE, *(path / file for file in named), *samples]
@@ -109,44 +110,44 @@ def folder_entries(
 
 
 def versioned_name(name: str, version: int | str) -> str:
-    """The name of a version that has not the model's name."""
+    """Return the entry name of a version other than the default: NAME:VERSION."""
     return f"{name}{_SEPARATOR}{version}"
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A model's name, and the version in it; empty without one."""
+    """Split an entry name into the model's name and the version. The version is empty if the name has none."""
     model, _, version = name.partition(_SEPARATOR)
     return model, version
 
 
 def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntry:
-    """The entry of an ONNX file outside a model's folder, with settings from elsewhere."""
+    """Return the entry of an ONNX file outside a repository, with the given settings."""
     return ModelEntry(name, "1", str(path), dict(settings), stamp([path]))
 
 
 def file_entry(path: Path) -> ModelEntry:
-    """The entry of an ONNX file in the repository, with the settings in the TOML file beside it, if there is one."""
+    """Return the entry of a plain ONNX file in the repository. Its settings are in FILE.toml, which may be missing."""
     toml = path.with_suffix(".toml")
     settings, problem = _read_settings(toml)
     return ModelEntry(path.stem, "1", str(path), settings, stamp([path, toml]), problem)
 
 
 def check_name(name: str) -> None:
-    """InvalidInput unless a name consists of letters, digits, spaces and . _ + @ -, and begins with a letter or
-    digit."""
+    """Raise InvalidInput unless a name consists of at most 128 letters, digits, spaces and . _ + @ - and begins with a
+    letter, digit or _."""
     if not NAME.fullmatch(name):
-        raise InvalidInput(f"{name[:80]!r} is not a model name: use letters, digits and . _ - + @, at most 128")
+        raise InvalidInput(f"invalid model name {name[:80]!r}; use at most 128 letters, digits, spaces and . _ - + @")
 
 
 def _unread(folder: Path, version: Path) -> Iterator[str]:
-    """Files that the user may have meant as settings."""
+    """Yield a line for each TOML file that the user may have meant as settings."""
     for path in sorted((*folder.glob("*.toml"), *version.glob("*.toml"))):
         if path != folder / SETTINGS_FILE:
-            yield f"{path.relative_to(folder)} is not read: settings are in {folder.name}/{SETTINGS_FILE}"
+            yield f"{path.relative_to(folder)} is not read; put settings in {folder.name}/{SETTINGS_FILE}"
 
 
 def _read_settings(file: Path) -> tuple[dict[str, str], str]:
-    """Return the settings in a file, none if it does not exist; and why they cannot be used."""
+    """Return (settings, problem). A missing file has no settings; the problem is empty if the settings can be used."""
     try:
         settings = model_settings.read_toml(read_inside(file.parent, file.name))
         model_settings.validate(settings)
@@ -165,7 +166,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def stamp(paths: Iterable[Path]) -> str:
-    """A cheap sign of change: inode, size and time of every file. Only the digest is certain."""
+    """Return a text with inode, size and time of every file that exists. Equal texts do not prove equal contents."""
     marks = []
     for path in paths:
         try:
@@ -177,14 +178,14 @@ def stamp(paths: Iterable[Path]) -> str:
 
 
 _MOST_MARKS = 256
-_SETTLED_NS = 5_000_000_000  # longer than a tick of any file system's clock
+_SETTLED_NS = 5_000_000_000  # longer than the time resolution of any file system
 
 
 def fingerprint(folder: Path, now_ns: int) -> tuple[object, ...] | None:
-    """Return what changes with anything in a folder: device, inode, size and times of everything below it.
+    """Return device, inode, size and times of a folder and everything below it, to detect changes.
 
-    None if that is not certain or costs too much: if something changed just now (by `now_ns`, since the epoch), is a
-    link, or if the folder holds more than 256 files and folders. OSError if it cannot be read.
+    None if a change could be missed or the folder is too large: something changed in the 5 s before `now_ns` (since the
+    epoch) or is a symbolic link, or there are more than 256 files and folders. Raises OSError if it cannot be read.
     """
     found, folders = [(".", folder.lstat())], [os.fspath(folder)]
     if stat.S_ISLNK(found[0][1].st_mode):
@@ -203,7 +204,7 @@ def fingerprint(folder: Path, now_ns: int) -> tuple[object, ...] | None:
 
 
 def read_config(folder: Path, name: str) -> tuple[TritonConfig | None, str]:
-    """Return the configuration in a model's folder, None without one; and why it cannot be used."""
+    """Return (configuration, problem) of a model's folder: (None, "") if it has no config.pbtxt."""
     try:
         return _read(folder, name, *_mark(folder, FILE))
     except FileNotFoundError:
@@ -213,7 +214,7 @@ def read_config(folder: Path, name: str) -> tuple[TritonConfig | None, str]:
 
 
 def read_labels(folder: Path, config: TritonConfig) -> tuple[dict[str, tuple[str, ...]], str]:
-    """Return the names of classes by output that has a label file; and why one of these cannot be used."""
+    """Return (class names by output, problem). Outputs without a label file are left out."""
     labels = {}
     for output in config.outputs:
         if output.label_file:
@@ -221,23 +222,23 @@ def read_labels(folder: Path, config: TritonConfig) -> tuple[dict[str, tuple[str
                 labels[output.name] = _lines(folder, output.label_file, *_mark(folder, output.label_file))
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or error
-                return {}, f"{FILE}: the labels {output.label_file!r} of output {output.name!r} cannot be read: {why}"
+                return {}, f"{FILE}: label file {output.label_file!r} of output {output.name!r} cannot be read: {why}"
     return labels, ""
 
 
 def _unusable(folder: Path, name: PurePosixPath) -> str:
-    """Say why a file that the configuration names cannot be used; empty if it can."""
+    """Return why a file that the configuration names cannot be used; empty if it can."""
     try:
         status_inside(folder, name)
     except FileNotFoundError:
-        return f"{FILE} names {name.name}, which is not there"
+        return f"{FILE} names {name.name}, which does not exist"
     except OSError as error:
         return f"{FILE} names {str(name)!r}, which cannot be read: {error.strerror or error}"
     return ""
 
 
 def _named_files(config: TritonConfig) -> Iterator[PurePosixPath]:
-    """Paths in the model's folder of all files that the configuration names; they may be missing."""
+    """Yield the paths in the model's folder of all files that the configuration names. They may be missing."""
     for output in config.outputs:
         if output.label_file:
             yield PurePosixPath(output.label_file)
@@ -258,7 +259,7 @@ def _read(folder: Path, name: str, *mark: int) -> tuple[TritonConfig | None, str
     from edged.models.triton_text import MOST_BYTES, read_text  # protobuf, which few models need
 
     if mark[1] > MOST_BYTES:
-        return None, f"{FILE}: it has more than {MOST_BYTES >> 10} KiB; a configuration has a few"
+        return None, f"{FILE}: the file is larger than {MOST_BYTES >> 10} KiB, the limit"
     try:
         return read_text(read_inside(folder, FILE), name), ""
     except ConfigError as error:
@@ -268,5 +269,5 @@ def _read(folder: Path, name: str, *mark: int) -> tuple[TritonConfig | None, str
 @functools.lru_cache(maxsize=64)
 def _lines(folder: Path, name: str, *mark: int) -> tuple[str, ...]:
     if mark[1] > _MOST_LABEL_BYTES:
-        raise ValueError(f"they have more than {_MOST_LABEL_BYTES >> 20} MiB")
+        raise ValueError(f"the file is larger than {_MOST_LABEL_BYTES >> 20} MiB")
     return tuple(read_inside(folder, name).decode("utf-8-sig").splitlines())

@@ -1,7 +1,7 @@
-"""Findings of admission: the stages of checks that a model passes, and the closed set of categories why it is refused.
+"""Findings of admission: the stages of its checks, and the closed set of reasons to refuse a model.
 
-Plain data; the checks are in `edged.jobs`. Clients get the error code MODEL_REJECTED, and the category. The names are
-part of the API: they do not change (docs/admission.md).
+Plain data; the checks are in `edged.jobs`. Clients get the error code MODEL_REJECTED and the category. The names of
+stages and categories are part of the API and never change (docs/admission.md).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Stage(str, enum.Enum):
     OPSET = "opset"  # opset and IR version, against each installed runtime
     OPERATORS = "operators"  # operators and domains, against each installed runtime
     EXTERNAL_DATA = "external_data"  # present, inside the model's folder, long enough
-    MEMORY = "memory"  # the least that it needs, against the box
+    MEMORY = "memory"  # the least memory that it needs, against the memory of the box
     SESSION = "session"  # opened in a child
     INFERENCE = "inference"  # run in a child with the golden inputs
 
 
 _EXPORT = "export the model again"
-_ELSEWHERE = "export it with operators of ONNX's own"
+_ELSEWHERE = "export it with standard ONNX operators"
 
 
 class Category(str, enum.Enum):
-    """Why a model is refused, and the remedy unless the finding has its own."""
+    """The reason why a model is refused, with the remedy of findings without their own."""
 
     _value_: str
     remedy: str
@@ -48,7 +48,7 @@ class Category(str, enum.Enum):
     UNREADABLE = "unreadable", "let edged's user read it"
     NOT_A_FILE = "not_a_file", "name the .onnx file itself"  # FIFO, directory, device
     EMPTY = "empty", "copy the model again"
-    TOO_LARGE = "too_large", "export it with its weights as external data, and without functions inside functions"
+    TOO_LARGE = "too_large", "export it with its weights as external data, and without nested functions"
     # parse
     # An archive, a web page, a text, an LFS pointer.
     NOT_ONNX = "not_onnx", "name the .onnx file itself, or export the model to ONNX"
@@ -82,13 +82,13 @@ class Category(str, enum.Enum):
     EXTERNAL_DAMAGED = "external_damaged", _EXPORT  # an invalid offset or length, or a wrong checksum
     # memory, session, inference
     TOO_MUCH_MEMORY = "too_much_memory", "export it with smaller dimensions, or serve it on a box with more memory"
-    REFUSED = "refused", "export it with another opset or a newer exporter, or see whether a newer runtime takes it"
-    CRASHED = "crashed", "export it with another opset, or see whether a newer runtime takes it"
+    REFUSED = "refused", "export it with another opset or a newer exporter, or install a newer runtime"
+    CRASHED = "crashed", "export it with another opset, or install a newer runtime"
     TIMED_OUT = "timed_out", "try again when the box is less busy"
-    FAILED = "failed", "give it inputs that it answers: --samples INPUTS.npz"  # for every golden input
-    # NaN or infinity for ordinary inputs: reported, and the model is served.
+    FAILED = "failed", "give inputs that it accepts: --samples INPUTS.npz"  # with every golden input
+    # A warning, the model is served: NaN or infinity for ordinary inputs.
     NOT_FINITE = "not_finite", "check for divisions by zero, logarithms and overflow in FP16"
-    # Not detections by the family that is set: reported, and the model is served.
+    # A warning, the model is served: the outputs do not look like detections of the family that is set.
     IMPLAUSIBLE = "implausible", "set another family, or family=raw"
     # not the model's fault
     NO_RUNTIME = "no_runtime", "install onnxruntime"
@@ -96,8 +96,8 @@ class Category(str, enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One problem: `message` describes it in one line, `remedy` how to fix it (default: the category's), `node` names
-    the node or tensor, if any."""
+    """One problem: `message` describes it in one line, `remedy` says how to fix it (default: the category's), `node`
+    names the node or tensor, if any."""
 
     stage: Stage
     category: Category
@@ -119,7 +119,7 @@ class Finding(msgspec.Struct, frozen=True):
         return f"{self.message}; {self.remedy}"
 
     def refusal(self, prefix: str = "") -> ModelRefused:
-        """The finding as an error that carries it."""
+        """Return the error to raise for this finding. The error carries the finding's fields."""
         fields = {name: str(value) for name, value in msgspec.to_builtins(self).items()}
         return ModelRefused(prefix + self.line(), fields)
 
@@ -141,6 +141,6 @@ class Reason(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: EdgedError | None) -> Reason:
-        """Return the reason of a refusal."""
+        """Return the category and stage of a refusal; empty for any other error."""
         finding = Finding.of(error) if error is not None else None
         return cls(finding.category.value, finding.stage.value) if finding is not None else cls()

@@ -14,7 +14,7 @@ _CHUNK = 1 << 20
 
 
 def file_digest(path: Path) -> str:
-    """Return the sha256 of one file, hexadecimal."""
+    """Return the hexadecimal sha256 of one file. Raises ModelRefused if it cannot be read."""
     digest = hashlib.sha256()
     try:
         with open(path, "rb", opener=_non_blocking) as file:
@@ -31,23 +31,23 @@ def _non_blocking(name: str, flags: int) -> int:
 
 
 def require_same(order: Order) -> None:
-    """Superseded if the model of an order was replaced or removed on disk."""
+    """Raise Superseded if the model of an order was replaced or removed on disk."""
     if not order.digest:
         return
     try:
         digest = model_digest(Path(order.model), order.external)
     except ModelRefused as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise Superseded(f"{Path(order.model).name} was removed while it was used") from error
+            raise Superseded(f"{Path(order.model).name} was removed while it was in use") from error
         raise
     if digest != order.digest:
-        raise Superseded(f"{Path(order.model).name} was replaced on disk while it was used")
+        raise Superseded(f"{Path(order.model).name} was replaced on disk while it was in use")
 
 
 def model_digest(model: Path, external: Iterable[str], *, graph_digest: str | None = None) -> str:
-    """Return the sha256 over the model file and each external file by its relative path; hexadecimal.
+    """Return the hexadecimal sha256 over the model file and the relative path and content of each external file.
 
-    Without external data it is the digest of the file, as from `sha256sum`.
+    Without external data it is the digest of the file, as `sha256sum` prints it.
     """
     graph = graph_digest or file_digest(model)
     names = sorted(set(external))

@@ -12,7 +12,7 @@ from edged.tensors import TensorSpec
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """Memory in bytes: all weights, and the largest tensor of known size, which `tensor` names."""
+    """Memory in bytes: all weights, and the largest tensor of known size. `tensor` is the name of that tensor."""
 
     weights: int = 0
     largest: int = 0
@@ -20,7 +20,7 @@ class Footprint(msgspec.Struct, frozen=True):
 
     @property
     def least(self) -> int:
-        """The least memory that an inference needs."""
+        """A lower bound of the memory that an inference needs."""
         return self.weights + self.largest
 
 
@@ -29,14 +29,14 @@ _QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLi
 
 
 def arithmetic(operators: Iterable[str], halves: bool) -> str:
-    """Return the precision of a graph with these operators, with or without 16-bit weights (`halves`)."""
+    """Return the precision that a graph computes in. `halves` says whether it has 16-bit weights."""
     return "int8" if not _QUANTISED.isdisjoint(operators) else "fp16" if halves else "fp32"
 
 
 class ExternalFile(msgspec.Struct, frozen=True):
-    """A file with weights of the model; the path is relative to the model's folder.
+    """A file with weights of the model. The path is relative to the model's folder.
 
-    `problem` says why it cannot be used; `size` is then 0 if unknown.
+    `problem` says why the file cannot be used; `size` may then be unknown, which is 0.
     """
 
     path: str
@@ -45,13 +45,12 @@ class ExternalFile(msgspec.Struct, frozen=True):
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """The content of an ONNX file. Sizes in bytes; operator names have their domain unless it is ONNX's own.
+    """The content of an ONNX file. Sizes are in bytes. Operator names include the domain, except for ONNX's own domain.
 
-    `finding` says why no runtime can serve it, if so; then `digest` is empty if external data is incomplete, and
-    datatypes may be ONNX's own names. `suspicion` is a possible problem of operators, types or shapes, which a runtime
-    decides. `nodes` has the first node of each operator, without local functions. `footprint` is the least memory that
-    it needs. `optional` are inputs with a default, an initializer of the same name, which a request may set; they are
-    not in the signature.
+    `finding` says why no runtime can serve the model, if so; `digest` is then empty if external data is incomplete, and
+    datatypes may be ONNX's own names. `suspicion` is a possible problem of operators, types or shapes; the runtime
+    decides whether it is one. `nodes` has the first node of each operator, without local functions. `optional` are
+    inputs with a default (an initializer of the same name): a request may set them, and the signature omits them.
     """
 
     digest: str
@@ -73,7 +72,7 @@ class Inspection(msgspec.Struct, frozen=True):
     optional: tuple[TensorSpec, ...] = ()
     footprint: Footprint = Footprint()
     halves: bool = False  # some of its weights are FP16 or BF16
-    heads: dict[str, str] = {}  # the operator that makes each output
+    heads: dict[str, str] = {}  # by output: the operator that computes it
 
     @property
     def arithmetic(self) -> str:
@@ -87,7 +86,7 @@ class Inspection(msgspec.Struct, frozen=True):
 
 
 def too_large(name: str, size: int) -> Finding | None:
-    """Refuse a model file by its size in bytes, before it is read; None if it is acceptable."""
+    """Return the finding for a model file that is too large to be read; None if its size in bytes is acceptable."""
     if size <= _LARGEST:
         return None
     message = f"{name} has {size} bytes, over protobuf's limit of {_LARGEST}"

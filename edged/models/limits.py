@@ -17,12 +17,13 @@ NAMES: Final = (SECONDS, OUTPUT_MB, FINITE)
 _SHORTEST, _LONGEST = 0.05, 86400.0  # seconds; shorter limits would be exceeded by jitter alone
 _LARGEST_MB = 1 << 20
 
-# On NaN and infinity in outputs: count them and raise an alarm; also refuse the answer; nothing.
+# NaN and infinity in outputs: "count" counts them and raises an alarm, "refuse" fails the request too, "ignore" does
+# nothing.
 Finite: TypeAlias = Literal["count", "refuse", "ignore"]
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Limits of a request of `model`: seconds of engine time, MiB of outputs; 0 for the box's own limit
+    """Limits of a request of `model`: seconds of engine time, MiB of outputs; 0 for the daemon's limit
     (`hosts.job_seconds`, `hosts.output_mb`)."""
 
     model: str = ""

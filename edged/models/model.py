@@ -18,10 +18,13 @@ from edged.vision.family import Recognition, recognise
 
 
 class Model(msgspec.Struct, frozen=True):
-    """An inspected model with its settings applied. `learnt` is the range of shapes learnt from its traffic, wider than
-    that of settings and pictures; empty if none was learnt. `contents` are digests of its samples by path, for planning
-    without the disk; None reads them when needed. `batch_gain`: how many times as fast a batch of rows is as single
-    ones; 0 if its rows are not independent, or it was not tried."""
+    """An inspected model with its settings applied.
+
+    `learnt` is the range of shapes learnt from traffic, wider than the range of settings and pictures; empty if none
+    was learnt. `contents` has the digests of its samples by path, so that planning does not read the disk; with None,
+    samples are read when needed. `batch_gain` is the speed of rows in a batch relative to single rows; 0 if the rows
+    are not independent, or this was not measured.
+    """
 
     entry: ModelEntry
     inspection: Inspection
@@ -32,8 +35,8 @@ class Model(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: ModelEntry, inspection: Inspection) -> Model:
-        """Combine entry and inspection; ConfigError if settings or config.pbtxt do not match the model, ModelRefused if
-        it cannot be served."""
+        """Combine entry and inspection. Raises ConfigError if settings or config.pbtxt do not match the model,
+        ModelRefused if it cannot be served."""
         if entry.problem:
             raise ConfigError(entry.problem)
         if inspection.finding is not None:
@@ -55,7 +58,7 @@ class Model(msgspec.Struct, frozen=True):
         _ = model.sequencing  # raises if its tensors do not match
         try:
             Profile.of(signature, entry.settings, model.picture)
-        except Unsuitable as error:  # only some engines need a range of shapes, and report it
+        except Unsuitable as error:  # only some engines need a range of shapes; they report the error
             if model.shape_policy.kind == "refuse":
                 raise ConfigError(f"{shapes.POLICY} = refuse needs a range of shapes: {error}") from error
         return model
@@ -70,12 +73,12 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def triton(self) -> TritonConfig:
-        """Its config.pbtxt; empty without one."""
+        """Its config.pbtxt; the default values without one."""
         return self.entry.triton or TritonConfig()
 
     @property
     def declared(self) -> Signature:
-        """Inputs and outputs as reported to clients: config.pbtxt may fix dimensions that the file leaves open."""
+        """Inputs and outputs as clients see them: config.pbtxt may fix dimensions that the ONNX file leaves open."""
         return triton_check.declared(self.triton, self.inspection.signature)
 
     @property
@@ -85,7 +88,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def max_batch_size(self) -> int:
-        """The most rows of a tensor request; 0 without a batch dimension."""
+        """The largest number of rows in a tensor request; 0 without a batch dimension."""
         about = self.inspection.signature, self.entry.settings, self.triton
         return triton_check.max_batch_size(*about, is_independent=self.is_batch_completed)
 
@@ -103,28 +106,28 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def sequencing(self) -> sequencing.Sequencing | None:
-        """Its state between the requests of a sequence; None if it is stateless."""
+        """Its states and controls in sequences of requests; None if it is stateless."""
         return sequencing.sequencing(self.declared, self.entry.settings, self.triton.sequence)
 
     @property
     def is_decoupled(self) -> bool:
-        """Whether each row of a request's outputs is a response of its own."""
+        """Whether each row of a request's outputs is sent as a separate response."""
         return sequencing.is_decoupled(self.entry.settings, self.triton.decoupled)
 
     @property
     def repair(self) -> Record | None:
-        """Record of the repair when it was added; None if it was not repaired, or was replaced since."""
+        """The record of its repair; None if it was not repaired, or if its file was replaced since."""
         record = self.entry.repair
         return record if record is not None and record.digest == self.digest else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Configuration without effect, a line each: in config.pbtxt, or in files that are not read."""
+        """A line for each field of config.pbtxt without effect, and for each TOML file that is not read."""
         return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread)
 
     @property
     def picture(self) -> tuple[int, int] | None:
-        """Width and height of its pictures, in pixels; None if it takes none."""
+        """Width and height of its pictures, in pixels; None if it takes no pictures."""
         preprocess = self.recognition.preprocess
         return (preprocess.width, preprocess.height) if preprocess else None
 
@@ -135,17 +138,17 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def configured_profile(self) -> Profile:
-        """The range of shapes from settings and pictures; Unsuitable without one."""
+        """The range of shapes from settings and pictures. Raises Unsuitable if they do not give one."""
         return Profile.of(self.inspection.signature, self.entry.settings, self.picture)
 
     @property
     def profile(self) -> Profile:
-        """The range of shapes that engines are built for; Unsuitable without one."""
+        """The range of shapes that engines are built for. Raises Unsuitable if no range is known."""
         return self.learnt if self.learnt.ranges else self.configured_profile
 
     @property
     def bounds(self) -> Profile:
-        """The range that requests must be within, whatever engine serves; empty if only the model decides."""
+        """The range that requests must be within, with any engine; empty unless the policy refuses other shapes."""
         return self.profile if self.shape_policy.kind == "refuse" else Profile()
 
     @property
@@ -160,7 +163,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """Paths of the user's samples for verification: tensors, and pictures if it takes them."""
+        """Paths of the user's samples for verification: tensors, and pictures if the model takes pictures."""
         given = self.entry.samples
         return given if self.recognition.preprocess else tuple(path for path in given if is_tensors(path))
 
@@ -179,7 +182,7 @@ class Model(msgspec.Struct, frozen=True):
         effort: Effort = "full",
         parallelism: Parallelism = ONE_INSTANCE,
     ) -> Order:
-        """Return an order for one of its engines; without an artefact it is not built yet, or a reference."""
+        """Return the order to build or open one of its engines. `artefact` is None if it is not built yet."""
         external = tuple(file.path for file in self.inspection.external)
         return Order(
             self.entry.path,

@@ -1,4 +1,4 @@
-"""Repairs of a model that is added: which are requested, and the record of the steps taken, in the model's folder.
+"""Repairs of a model when it is added: the requested steps, and the record of the steps taken, in the model's folder.
 
 A repaired model is another file with its own digest. The record says which file it comes from and how its answers were
 compared; the original is not kept, because edge boxes have small disks.
@@ -36,8 +36,9 @@ _NEEDED = (Step.OPSET, Step.IR, Step.DIMS)
 
 
 class RepairOptions(msgspec.Struct, frozen=True):
-    """The requested repairs. `needed`: those without which the model cannot be served; `chosen`: these in any case;
-    `opset` and `ir`: the versions to write, 0 for the highest that the installed runtimes support."""
+    """The requested repairs. `needed`: take the steps without which the model cannot be served. `chosen`: take these
+    steps in any case. `opset` and `ir` are the versions to write, 0 for the highest that the installed runtimes
+    support."""
 
     needed: bool = False
     chosen: tuple[Step, ...] = ()
@@ -46,7 +47,10 @@ class RepairOptions(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, needed: bool, words: Iterable[str]) -> RepairOptions:
-        """From `--convert` and the words of `--convert-step`: STEP, or STEP=VERSION for opset and ir. ConfigError."""
+        """Parse `--convert` and the words of `--convert-step`: STEP, or STEP=VERSION for opset and ir.
+
+        Raises ConfigError for an unknown step, a step given twice, or an invalid version.
+        """
         chosen: list[Step] = []
         versions: dict[Step, int] = {}
         for word in words:
@@ -74,7 +78,7 @@ class RepairOptions(msgspec.Struct, frozen=True):
         return tuple(f"{s.value}={version}" if (version := self.version(s)) else s.value for s in self.chosen)
 
     def wants(self, step: Step) -> bool:
-        """Whether to make a step if it applies."""
+        """Whether to take a step if it applies."""
         return step in self.chosen or (self.needed and step in _NEEDED)
 
     def version(self, step: Step) -> int:
@@ -82,7 +86,7 @@ class RepairOptions(msgspec.Struct, frozen=True):
         return {Step.OPSET: self.opset, Step.IR: self.ir}.get(step, 0)
 
     def insists(self, step: Step) -> bool:
-        """Whether a step was chosen: then it is an error if it cannot be made, else it is left out."""
+        """Whether the user chose a step. If a chosen step fails, this is an error; another step is left out."""
         return step in self.chosen
 
 
@@ -98,9 +102,9 @@ def _version(step: Step, text: str) -> int:
 class Proof(msgspec.Struct, frozen=True):
     """The evidence that a repaired model answers as its original does.
 
-    `by` is what ran the original ("onnxruntime 1.31.1", "onnx.reference 1.23.2"), or "definitions" if nothing can run
-    it here and all its operators are defined alike in both versions. `questions` is the number of inputs compared,
-    `figures` the largest differences, as in an engine's verdict. `detail` is one line.
+    `by` is the runtime that ran the original ("onnxruntime 1.31.1", "onnx.reference 1.23.2"), or "definitions" if no
+    runtime here can run it and all its operators have the same definition in both versions. `questions` is the number
+    of inputs compared, `figures` the largest differences, as in an engine's verdict. `detail` is one line.
     """
 
     by: str
@@ -110,7 +114,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """One step that was made: `before` and `after` are what it changed, in a word each, `details` has further lines."""
+    """One step that was taken. `before` and `after` name what it changed, in a word each; `details` has more lines."""
 
     step: str  # one of `Step`, or of a later edged
     before: str
@@ -124,15 +128,15 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The repair of a model when it was added; `steps` is empty if all were left out. Digests are sha256 with external
-    data, hexadecimal."""
+    """The repair of a model when it was added. `steps` is empty if all were left out. Digests are hexadecimal
+    sha256 and include external data."""
 
     digest: str  # of the repaired model
     original: str  # of the original
     source: str  # path of the original, as the user gave it
     made: str  # when, ISO 8601, UTC
     steps: tuple[Done, ...]
-    left_out: tuple[str, ...] = ()  # a line each: requested steps that were not made, and why
+    left_out: tuple[str, ...] = ()  # a line for each requested step that was not taken, and why
     edged: str = ""  # version of edged
     format: int = _FORMAT
 
@@ -149,17 +153,17 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def short(record: Record) -> str:
-    """The steps in a line."""
+    """Return the steps in one line."""
     return ", ".join(f"{done.step} {done.before} -> {done.after}" for done in record.steps)
 
 
 def write(record: Record) -> bytes:
-    """JSON, a field a line."""
+    """Encode a record as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
 def read(path: Path) -> Record | None:
-    """Read a record; None if the file is missing or invalid: it is for people, and no model depends on it."""
+    """Read a record; None if the file is missing or invalid. A record only informs people: no model depends on it."""
     try:
         if status_inside(path.parent, path.name).st_size > _LARGEST:
             return None

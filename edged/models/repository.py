@@ -1,4 +1,4 @@
-"""The models on disk, in Triton's layout, which is read as it is:
+"""The models on disk, in Triton's layout:
 
     models/NAME/VERSION/model.onnx     with external data in the same folder
     models/NAME/config.pbtxt           Triton's configuration, optional: see docs/triton.md
@@ -7,8 +7,8 @@
     models/FILE.onnx                   a plain file serves as model FILE, version 1
     models/FILE.toml                   its settings, optional
 
-The highest version serves, and others if `versions` names them. Only the directory has this state. Every call looks at
-it; a folder without changes is read again after half a minute.
+The highest version serves, unless the setting `versions` selects others. The directory is the only state: every call
+scans it, and uses the cached content of unchanged folders for at most 30 s.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from edged.models.identity import model_digest
 from edged.models.triton_config import FILE, TritonConfig
 from edged.store import atomic
 
-_READ_AGAIN_SECONDS = 30.0  # what a passing failure hid appears then at the latest
+_READ_AGAIN_SECONDS = 30.0  # an unchanged folder is read again, in case a read failed for a moment
 
 
 class _Read(NamedTuple):
-    """A model's folder as it was read: its fingerprint before, when (monotonic seconds), and what it had."""
+    """The cached content of a model's folder, its fingerprint before it was read, and when (monotonic seconds)."""
 
     mark: tuple[object, ...] | None
     read_at: float
@@ -61,14 +61,14 @@ class _Read(NamedTuple):
 
 
 class Repository:
-    """A directory of models. `accepts_foreign`: also those that other users may write."""
+    """A directory of models. With `accepts_foreign`, it includes models that other users may write."""
 
     def __init__(self, root: Path, accepts_foreign: bool = True, clock_ns: Callable[[], int] = time.time_ns) -> None:
-        """`clock_ns`: nanoseconds since the epoch, as file systems count them."""
+        """`clock_ns` returns nanoseconds since the epoch, as file systems count them."""
         self.root, self.accepts_foreign = root.absolute(), accepts_foreign
         self._clock_ns = clock_ns
-        self._changing = threading.Lock()  # held by scans, and where a model is gone for a moment
-        self._read: dict[Path, _Read] = {}  # folders by path; replaced, never changed: several threads may scan
+        self._changing = threading.Lock()  # held by scans, and while a model is missing for a moment
+        self._read: dict[Path, _Read] = {}  # by folder; replaced, never modified: several threads may scan
 
     def entries(self) -> dict[str, ModelEntry]:
         """Return every version that is to be served, by name. Unreadable and empty folders are skipped."""
@@ -84,14 +84,14 @@ class Repository:
         read: dict[Path, _Read] = {}
         for entry in (entry for path in paths for entry in self._look(path, read)):
             twice = entry.name in entries
-            problem = f"both {entry.name}/ and {entry.name}.onnx are there; remove one of them"
+            problem = f"both {entry.name}/ and {entry.name}.onnx exist; remove one of them"
             entries[entry.name] = msgspec.structs.replace(entry, problem=problem) if twice else entry
         self._read = read
         return entries
 
     def versions(self, name: str, triton: TritonConfig | None = None) -> list[ModelEntry]:
         """Return the versions of one model that are to be served, with `triton` instead of its config.pbtxt if given.
-        Empty if the model does not exist."""
+        Empty if the model does not exist. Raises InvalidInput if it cannot be read."""
         folder, plain = self.root / name, self.root / f"{name}.onnx"
         if triton is None or (folder.is_dir() and os.path.lexists(plain)):
             return [entry for entry in self.entries().values() if entry.model == name]
@@ -116,13 +116,15 @@ class Repository:
         digest: str = "",
         replace: bool = False,
     ) -> Path:
-        """Copy or move a model in and return its path. The first file is the ONNX model, the others its external data
-        by relative path. `samples` are by file name, `record` is that of its repair, `digest` is checked if given.
+        """Add a model from copies of files, or from the files themselves with `move`. Return the path of its ONNX file.
 
-        The model appears whole or not at all. With `replace` it takes the place of one with its name, which is moved to
-        the trash; it gets the next version's number, and keeps the rest of the folder: config.pbtxt, labels, and
-        samples unless there are new ones. `settings` are all that it has then. AlreadyExists without `replace` if the
-        name is taken, Superseded for another digest.
+        The first of `files` is the ONNX model, the others are its external data by relative path. `samples` are by file
+        name. `record` is the record of the model's repair. The model appears whole or not at all.
+
+        With `replace`, a model with this name is moved to the trash. The new model gets the next version number and
+        keeps the rest of the folder: config.pbtxt, labels, and samples unless new ones are given. `settings` replace
+        all earlier settings. Raises AlreadyExists without `replace` if the name is taken, Superseded if `digest` is
+        given and the files have another one.
         """
         check_name(name)
         model_settings.validate(settings)
@@ -161,7 +163,7 @@ class Repository:
         return final / str(number) / MODEL_FILE
 
     def _exchange(self, name: str, staged: Path) -> None:
-        """Put a staged folder in the place of a model, which goes to the trash. No scan sees both, or none. OSError."""
+        """Replace a model by a staged folder; the model moves to the trash. A scan sees one of them. Raises OSError."""
         final = self.root / name
         atomic.sync_tree(staged)
         if final.is_dir() and atomic.exchange(staged, final):
@@ -173,7 +175,7 @@ class Repository:
         atomic.sync_directory(self.root)
 
     def change(self, name: str, settings: Mapping[str, str]) -> None:
-        """Write all settings of a model. ModelNotFound, InvalidInput, or an error of the disk."""
+        """Replace all settings of a model. Raises ModelNotFound, InvalidInput, or an error of the disk."""
         check_name(name)
         model_settings.validate(settings)
         folder, plain, beside = self._paths(name)
@@ -186,12 +188,12 @@ class Repository:
             raise not_stored(f"the settings of model {name!r}", error) from error
 
     def _paths(self, name: str) -> tuple[Path, Path, Path]:
-        """Where a model may be: its folder, or a plain file and the settings beside it."""
+        """Return where a model may be: its folder, its plain file, and the settings of the plain file."""
         return self.root / name, self.root / f"{name}.onnx", self.root / f"{name}.toml"
 
     def remove(self, name: str, *, delete: bool = False) -> Path | None:
-        """Move a model and its settings to the trash and return the folder there, or delete them with `delete`.
-        ModelNotFound if the model does not exist."""
+        """Move a model and its settings to the trash and return the folder there, or delete them with `delete`. Raises
+        ModelNotFound if the model does not exist, Refused if the disk refuses."""
         check_name(name)
         folder, plain, beside = self._paths(name)
         if not folder.is_dir() and not os.path.lexists(plain):
@@ -201,7 +203,7 @@ class Repository:
                 return _move_to_trash(self.root, [path for path in self._paths(name) if os.path.lexists(path)])
             except OSError as error:
                 why = error.strerror or error
-                raise Refused(f"model {name!r} cannot be kept ({why}); remove it for good: --delete") from error
+                raise Refused(f"model {name!r} cannot be moved to the trash ({why}); use --delete") from error
         try:
             plain.unlink(missing_ok=True)
             beside.unlink(missing_ok=True)
@@ -214,23 +216,23 @@ class Repository:
         return None
 
     def sweep(self) -> None:
-        """Remove the remains of an interrupted add or remove; call at the daemon's start only."""
+        """Remove the remains of interrupted calls of `add` and `remove`. Call it only when the daemon starts."""
         if self.root.is_dir():
             for stray in (*self.root.glob(".adding-*"), *self.root.glob(".removing-*")):
                 shutil.rmtree(stray, ignore_errors=True)
             _empty_trash(self.root)
 
     def _look(self, path: Path, read: dict[Path, _Read]) -> list[ModelEntry]:
-        """Return the entries at a path, and add the folder to `read` if it needs no reading while it is unchanged."""
+        """Return the entries at a path. If they may be cached while the folder is unchanged, add them to `read`."""
         try:
             entries = [self._judged(entry) for entry in self._current(path, read)]
             if not entries or NAME.fullmatch(entries[0].name):
                 return entries
-            # Reported, not served: no client could name it in a request.
+            # Reported but not served, because no client could name it in a request.
             name = os.fsencode(entries[0].name).decode(errors="replace")
-            problem = "its file name is no model name; rename it"
+            problem = "its file name is not a valid model name; rename it"
             return [msgspec.structs.replace(entries[0], name=name, problem=problem)]
-        except OSError:  # it was removed meanwhile, or cannot be read
+        except OSError:  # it was just removed, or cannot be read
             return []
 
     def _current(self, path: Path, read: dict[Path, _Read]) -> list[ModelEntry]:
@@ -243,12 +245,12 @@ class Repository:
         return known.entries
 
     def _judged(self, entry: ModelEntry) -> ModelEntry:
-        """Return the entry with a problem if another user may have written it, or may replace it."""
+        """Return the entry, with a problem if another user may have written the model or may replace it."""
         model = Path(entry.path)
         if self.accepts_foreign or entry.problem or not model.exists():
             return entry
         inside = [model, *model.parents]
-        # For a link also the folder of its target: a user who may write there can replace the model.
+        # For a link, also the folder of its target, because a user who may write there can replace the model.
         problem = foreign([*inside[: inside.index(self.root)], self.root, model.resolve().parent])
         hint = '; or set access.foreign_files = "accept"'
         return msgspec.structs.replace(entry, problem=problem + hint) if problem else entry
@@ -265,12 +267,12 @@ class Repository:
 
 def _write_record(place: Path, record: repair.Record) -> None:
     if place.exists():
-        raise InvalidInput(f"external data may not be called {repair.FILE}; export it under another name")
+        raise InvalidInput(f"external data must not be named {repair.FILE}; export it under another name")
     place.write_bytes(repair.write(record))
 
 
 def _keep_rest(folder: Path, staged: Path, keeps_samples: bool) -> int:
-    """Copy all but the versions and the settings of a model's folder; return the next version's number. OSError."""
+    """Copy a model's folder without versions and settings; return the next version number. Raises OSError."""
     dropped = (SETTINGS_FILE,) if keeps_samples else (SETTINGS_FILE, model_samples.FOLDER)
     numbers = [1]
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -285,10 +287,10 @@ def _keep_rest(folder: Path, staged: Path, keeps_samples: bool) -> int:
 def _targets(
     staged: Path, version: str, files: Mapping[str, Path], samples: Mapping[str, Path]
 ) -> Iterator[tuple[Path, Path]]:
-    """Pairs of the path in the staged folder and the current path of each file of a new model."""
+    """Yield (path in the staged folder, current path) for each file of a new model."""
     for index, (relative, source) in enumerate(files.items()):
         if index and relative == MODEL_FILE:
-            raise InvalidInput(f"external data may not be called {MODEL_FILE}; export it under another name")
+            raise InvalidInput(f"external data must not be named {MODEL_FILE}; export it under another name")
         yield staged / version / (MODEL_FILE if index == 0 else relative), source
     for name, source in samples.items():
         yield staged / model_samples.FOLDER / name, source
@@ -296,11 +298,11 @@ def _targets(
 
 TRASH = ".removed"
 MAX_REMOVED = 10
-MAX_REMOVED_BYTES = 4 << 30  # all together; the newest is kept whatever its size
+MAX_REMOVED_BYTES = 4 << 30  # of all together; the newest is kept at any size
 
 
 def _move_to_trash(root: Path, paths: Iterable[Path]) -> Path:
-    """Move files and folders of `root` into the trash and return their new folder. OSError."""
+    """Move files and folders of `root` into the trash and return their new folder. Raises OSError."""
     (root / TRASH).mkdir(parents=True, exist_ok=True, mode=0o750)
     with _trash_lock(root):
         numbers = [int(place.name) for place in _removed(root)]
@@ -313,7 +315,7 @@ def _move_to_trash(root: Path, paths: Iterable[Path]) -> Path:
 
 
 def _empty_trash(root: Path) -> None:
-    """Delete the oldest beyond the limits, and folders that an interrupted removal left empty."""
+    """Delete the oldest models above the limits, and folders that an interrupted removal left empty."""
     with contextlib.suppress(OSError), _trash_lock(root):
         _prune_locked(root)
 
@@ -333,14 +335,14 @@ def _trash_lock(root: Path) -> Iterator[None]:
 def _prune_locked(root: Path) -> None:
     total = 0
     for index, place in enumerate(reversed(_removed(root))):
-        with contextlib.suppress(OSError):  # a stray file, or not readable: it stays
+        with contextlib.suppress(OSError):  # a file, or a folder that cannot be read: it stays
             total += _size(place)
             if (index and (index >= MAX_REMOVED or total > MAX_REMOVED_BYTES)) or not any(place.iterdir()):
                 shutil.rmtree(place, ignore_errors=True)
 
 
 def _removed(root: Path) -> list[Path]:
-    """Folders in the trash, the oldest first."""
+    """Return the folders in the trash, the oldest first."""
     found = (root / TRASH).glob("[0-9]*") if (root / TRASH).is_dir() else ()
     return sorted((place for place in found if place.name.isdecimal()), key=lambda place: int(place.name))
 
@@ -362,17 +364,17 @@ class Overrides:
         self.root, self._repository = root.absolute(), repository
 
     def sweep(self) -> None:
-        """Remove the files of an earlier daemon; call at start only."""
+        """Remove the files of an earlier daemon. Call it only when the daemon starts."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def entries(self, name: str, config: str | None, files: Mapping[str, bytes]) -> dict[str, ModelEntry]:
-        """Return the versions of a model by name: from the repository, with another configuration (JSON) if given, or
-        only from `files` (by path inside the model's folder). Empty if the repository does not have the model.
+        """Return the versions of a model by entry name: from the repository, or only from `files` (by path inside the
+        model's folder) if given. `config` is JSON and replaces config.pbtxt. Empty if the model does not exist.
 
-        InvalidInput for an invalid configuration or files; no file is left behind then.
+        Raises InvalidInput for an invalid configuration or invalid files, and leaves no file behind.
         """
         if files and config is None:
-            raise InvalidInput("files to load a model from require its `config`, which may be {}")
+            raise InvalidInput("loading a model from files requires `config`, which may be {}")
         if config is None:
             return {e.name: e for e in self._repository.versions(name)}
         from edged.models.triton_text import read_json  # protobuf, which few models need
@@ -380,21 +382,21 @@ class Overrides:
         try:
             triton = read_json(config, name)
         except ConfigError as error:
-            raise InvalidInput(f"the `config` to load model {name!r} with: {error}") from error
+            raise InvalidInput(f"invalid `config` for model {name!r}: {error}") from error
         if not files:
             return {e.name: e for e in self._repository.versions(name, triton)}
         folder = self._stage(name, files)
         try:
             found = folder_entries(folder, name, triton)
             if not found:
-                raise InvalidInput(f"model {name!r}: none of the files is named like file:1/model.onnx")
+                raise InvalidInput(f"model {name!r}: no file has a name like file:1/model.onnx")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return {e.name: e for e in found}
 
     def discard(self, entries: Mapping[str, ModelEntry]) -> None:
-        """Remove the files of a model that was loaded from files."""
+        """Remove the files of a model if it was loaded from files."""
         for folder in {Path(entry.folder) for entry in entries.values()}:
             if folder.parent == self.root:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -402,9 +404,9 @@ class Overrides:
     def _stage(self, name: str, files: Mapping[str, bytes]) -> Path:
         places = {_inside(path): data for path, data in files.items()}
         if len(files) > _MOST_FILES or len(places) < len(files):
-            raise InvalidInput(f"model {name!r} comes with {len(files)} files; give each once, {_MOST_FILES} at most")
+            raise InvalidInput(f"model {name!r} comes with {len(files)} files; send at most {_MOST_FILES}, each once")
         if sum(map(len, places.values())) > _MOST_BYTES:
-            raise TooLarge(f"the files of model {name!r} have more than {_MOST_BYTES >> 20} MiB")
+            raise TooLarge(f"the files of model {name!r} are larger than {_MOST_BYTES >> 20} MiB together")
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o750)
             folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
@@ -422,7 +424,7 @@ class Overrides:
 
 
 def _inside(path: str) -> PurePosixPath:
-    """Check that a path is inside a model's folder; InvalidInput."""
+    """Parse a path inside a model's folder. Raises InvalidInput if it leads outside or is unusable."""
     pure = PurePosixPath(path)
     if (
         leads_outside(pure)

@@ -1,8 +1,7 @@
-"""A user's samples to verify a model's engines with: which files count, and which may be added.
+"""Finds and checks the user's samples, which a model's engines are verified with.
 
-They are in `models/NAME/samples/`: pictures as JPEG or PNG files, tensors as *.npz files. These files may change at any
-time, so a file that cannot be read is left out when engines are verified, with a message; a model is only *added* with
-samples that can be read.
+Samples are in `models/NAME/samples/`: pictures as JPEG or PNG files, tensors as *.npz files. The files may change at
+any time, so verification skips and reports a file that cannot be read. A model can only be added with readable samples.
 """
 
 from __future__ import annotations
@@ -28,13 +27,15 @@ MOST_BYTES = 16 << 20  # of one file
 
 
 def is_tensors(name: str) -> bool:
-    """Whether a sample of this name or path holds tensors, by input name, instead of a picture."""
+    """Whether the sample with this name or path holds tensors instead of a picture."""
     return name.lower().endswith(_TENSORS)
 
 
 def listed(folder: Path) -> tuple[Path, ...]:
-    """Return the samples in a folder, the first `MOST` by name; none if the folder is missing or cannot be read. Links
-    are not followed: a foreign package could make a sample of any picture that the daemon can read."""
+    """Return the samples in a folder, the first `MOST` by name. Empty if the folder is missing or cannot be read.
+
+    Links are not followed: otherwise a hostile package could use any picture that the daemon can read as a sample.
+    """
     try:
         if folder.is_symlink():
             return ()
@@ -46,7 +47,7 @@ def listed(folder: Path) -> tuple[Path, ...]:
 
 
 def find(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
-    """Return the samples by name in files and folders; InvalidInput for other paths, or too many samples."""
+    """Return the samples in files and folders, by name. Raises InvalidInput for other paths, or too many samples."""
     found: dict[str, Path] = {}
     for path in [Path(given)] if isinstance(given, (str, os.PathLike)) else map(Path, given):
         for sample in _expanded(path):
@@ -59,20 +60,22 @@ def find(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> di
 
 
 def check_name(name: str) -> None:
-    """Refuse a name outside the samples folder, or that would not be listed there."""
+    """Raise InvalidInput for a name that `listed` would not return."""
     if not _is_sample(name) or "/" in name or "\0" in name:
-        raise InvalidInput(f"sample {name[:80]!r} is not named as a picture or tensors; give {_WANTED}")
+        raise InvalidInput(f"invalid sample name {name[:80]!r}; give {_WANTED}")
 
 
 def check_size(name: str, size: int) -> None:
-    """Refuse a sample of more than `MOST_BYTES`."""
+    """Raise InvalidInput for a sample of more than `MOST_BYTES`."""
     if size > MOST_BYTES:
         raise InvalidInput(f"sample {name} has {size >> 20} MiB; give files of at most {MOST_BYTES >> 20} MiB")
 
 
 def content(path: str) -> str:
-    """Return the digest of a sample's content, read once for every change of the file; for a file that is too large its
-    size, and for one that cannot be read its error."""
+    """Return the sha256 of a sample's content. A file is read again only if it has changed.
+
+    Returns "SIZE bytes" if the file is too large, "error ERRNO" if it cannot be read.
+    """
     try:
         status = os.stat(path)
         if status.st_size > MOST_BYTES:
@@ -83,7 +86,7 @@ def content(path: str) -> str:
 
 
 def by_content(samples: Iterable[str], digest_of: Callable[[str], str] = content) -> dict[str, str]:
-    """Return the samples that can be read: path by SHA-256 of the content, from `digest_of`."""
+    """Return the paths of the samples that can be read, by the SHA-256 of their content, which `digest_of` returns."""
     found = {digest_of(path): path for path in sorted(samples, reverse=True)}
     return {digest: found[digest] for digest in sorted(found) if SHA_256.fullmatch(digest)}
 

@@ -1,12 +1,12 @@
 """A model's state between the requests of a sequence, and the inputs that edged fills in. Pure.
 
-From config.pbtxt, or from settings:
+Both come from config.pbtxt, or from settings:
 
     sequence.state.h = "hn"          the input `h` is the output `hn` of the previous request
     sequence.control.BEGIN = "start" the input BEGIN is 1 in the first request of a sequence, else 0
     sequence.idle_ms = "5000"        how long a sequence may be idle
 
-Without either, states are recognised by names of inputs and outputs as recurrent models have them: `state` and
+Without either, states are recognised by the usual names of inputs and outputs in recurrent models: `state` and
 `stateN`, `h` and `hn`, of the same datatype and compatible shapes.
 """
 
@@ -26,12 +26,12 @@ DECOUPLED = "decoupled"
 _STATE, _CONTROL, _IDLE = "sequence.state.", "sequence.control.", "sequence.idle_ms"
 _KINDS: Mapping[str, ControlKind] = {kind: kind for kind in ("start", "ready", "end", "corrid")}
 _LONGEST_IDLE_MS = 86_400_000
-# Names of outputs that are the next request's input.
+# Names of the outputs that become the input `{}` of the next request.
 _NEXT = ("{}N", "{}n", "{}_n", "{}_out", "{}_next", "next_{}", "new_{}")
 
 
 class Sequencing(msgspec.Struct, frozen=True):
-    """States and controls. `idle` in seconds. `declared`: configured, not recognised by names."""
+    """A model's states and controls. `idle` is in seconds. `declared` is false if they were recognised by name."""
 
     states: tuple[State, ...] = ()
     controls: tuple[Control, ...] = ()
@@ -50,7 +50,7 @@ class Sequencing(msgspec.Struct, frozen=True):
 
 
 def check(settings: Mapping[str, str]) -> None:
-    """ConfigError for invalid settings of sequences."""
+    """Raise ConfigError for invalid settings of sequences."""
     for key, value in settings.items():
         if key.startswith(PREFIX):
             _check(key, value)
@@ -60,7 +60,7 @@ def check(settings: Mapping[str, str]) -> None:
 def sequencing(
     signature: Signature, settings: Mapping[str, str], configured: SequenceBatching | None = None
 ) -> Sequencing | None:
-    """Return the states and controls of a model, None if it is stateless; ConfigError if its tensors do not match."""
+    """Return a model's states and controls; None if it is stateless. Raises ConfigError if its tensors do not match."""
     inputs = {spec.name: spec for spec in signature.inputs}
     outputs = {spec.name: spec for spec in signature.outputs}
     declared = configured or SequenceBatching()
@@ -87,7 +87,7 @@ def sequencing(
 
 
 def is_decoupled(settings: Mapping[str, str], configured: bool = False) -> bool:
-    """Whether each row of a request's outputs is a response of its own."""
+    """Whether each row of a request's outputs is sent as a separate response."""
     return _truth(settings) if DECOUPLED in settings else configured
 
 
@@ -122,11 +122,11 @@ def _fit_state(state: State, inputs: Mapping[str, TensorSpec], outputs: Mapping[
     given, kept = _known(state.input, inputs, what), outputs.get(state.output)
     if kept is None:
         known = ", ".join(list(outputs)[:8])
-        raise ConfigError(f"{what} is kept from {source}, which is not an output of the model; it has {known}")
+        raise ConfigError(f"{what} comes from {source}, which is not an output of the model; it has {known}")
     if kept.datatype != given.datatype or (state.datatype and state.datatype != given.datatype):
         raise ConfigError(
             f"{what} is {given.datatype} in the model, {source} is {kept.datatype}"
-            f" and the configuration says {state.datatype or 'nothing'}; they must be equal"
+            f" and the configuration says {state.datatype or 'nothing'}; the datatypes must be equal"
         )
     if not _agree(given, kept):
         raise ConfigError(f"{what} is {list(given.dims)}, {source} is {list(kept.dims)}; the shapes must match")
@@ -152,7 +152,7 @@ def _recognised(signature: Signature, controls: Mapping[str, Control]) -> Iterat
 
 
 def _agree(one: TensorSpec, other: TensorSpec) -> bool:
-    """Whether a tensor can have both shapes."""
+    """Whether one tensor can fit both shapes."""
     if ANY_SHAPE in (one.shape, other.shape):
         return True
     pairs = list(zip(one.dims, other.dims, strict=False))

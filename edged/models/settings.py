@@ -27,8 +27,8 @@ PERFORMANCE = "performance"
 PRECISIONS = "precisions"
 BATCH_MAX, BATCH_WAIT_MS = "batch.max", "batch.wait_ms"
 VERIFY = "verify."
-# Every figure that an engine is verified by, with the largest bound that it may have; the least is 0. What they mean:
-# `edged.verification.standard`.
+# The figures that engines are verified by, with the largest bound that a setting may give; the smallest is 0.
+# `edged.verification.standard` explains them.
 FIGURES = {
     "finite": 1.0,
     "cosine": 1.0,
@@ -44,7 +44,7 @@ FIGURES = {
 ALL_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 
 _PLAIN = (BACKENDS, sequencing.DECOUPLED, PERFORMANCE, PRECISIONS, THREADS, triton_config.VERSIONS)
-# Prefixes with the names below them, and prefixes whose names are checked by their module.
+# The names below these prefixes. The names below the other prefixes are checked by the modules that read them.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "batch.": (BATCH_MAX, BATCH_WAIT_MS),
     "limits.": limits.NAMES,
@@ -58,7 +58,7 @@ _MAX_WAIT_MS = 1000.0
 
 
 def parse_assignments(assignments: Iterable[str]) -> Settings:
-    """Parse `KEY=VALUE` words of a command line."""
+    """Parse `KEY=VALUE` words of a command line. Raises ConfigError for another word."""
     settings = {}
     for word in assignments:
         key, equals, value = word.partition("=")
@@ -69,12 +69,12 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
 
 
 def merge(settings: Mapping[str, str], changes: Mapping[str, str]) -> Settings:
-    """Return settings with changes; an empty value removes a setting."""
+    """Return settings with changes applied. An empty value removes a setting."""
     return {key: value for key, value in {**settings, **changes}.items() if value}
 
 
 def validate(settings: Mapping[str, str]) -> None:
-    """ConfigError for unknown names and invalid values; those of pictures and detections are checked by the family."""
+    """Raise ConfigError for unknown names and invalid values. The family checks settings of pictures and detections."""
     for key in settings:
         _check_name(key)
     backends(settings)
@@ -116,7 +116,7 @@ def _check_figures(settings: Mapping[str, str]) -> None:
 
 
 def backends(settings: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The backends that may serve the model, in order of preference; None for all there are."""
+    """Return the backends that may serve the model, in order of preference; None for all that the box has."""
     text = settings.get(BACKENDS)
     if text is None:
         return None
@@ -128,7 +128,7 @@ def backends(settings: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def precisions(settings: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The precisions to try, in order of preference; None for fp32 and whatever suits the processor."""
+    """Return the precisions to try, in order of preference; None for fp32 and those that suit the processor."""
     text = settings.get(PRECISIONS)
     if text is None:
         return None
@@ -139,7 +139,7 @@ def precisions(settings: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def threads(settings: Mapping[str, str]) -> tuple[int, ...]:
-    """Numbers of CPU threads of one inference to try, 0 for the runtime's own choice; never empty."""
+    """Return the numbers of CPU threads per inference to try; 0 lets the runtime choose. Never empty."""
     text = settings.get(THREADS, "0")
     words = [word.strip() for word in text.split(",")]
     if len(words) > 8 or not all(word.isdecimal() and len(word) <= 4 and int(word) <= 1024 for word in words):
@@ -150,7 +150,7 @@ def threads(settings: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def performance(settings: Mapping[str, str]) -> Performance:
-    """Choose the engine by the time of one inference, by the number in a second, or by what the work asks for."""
+    """Return what an engine is chosen for: latency, throughput, or whichever the current load needs (auto)."""
     text = settings.get(PERFORMANCE, "auto")
     if text not in get_args(Performance):
         raise ConfigError(f"setting performance={text[:40]!r}: choose from {', '.join(get_args(Performance))}")
@@ -158,20 +158,20 @@ def performance(settings: Mapping[str, str]) -> Performance:
 
 
 def max_batch(settings: Mapping[str, str]) -> int | None:
-    """`batch.max`: the most frames or rows of requests that go to an engine together; None if it is not set."""
+    """Return `batch.max`, the most frames, or rows of requests, in one batch; None if it is not set."""
     return integer(settings, BATCH_MAX, 1, _MAX_BATCH)
 
 
 def batch_wait_seconds(settings: Mapping[str, str]) -> float:
-    """`batch.wait_ms`: how long the first frame or request of a batch may wait for others."""
+    """Return how long the first frame or request of a batch may wait for others (`batch.wait_ms`)."""
     return (number(settings, BATCH_WAIT_MS, 0.0, _MAX_WAIT_MS) or 0.0) / 1e3
 
 
 def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, float]:
-    """`verify.FIGURE` and, more specific, `verify.PRECISION.FIGURE`: how far an engine of this precision may be from
-    the reference, by figure."""
+    """Return, by figure, how far an engine of this precision may be from the reference. `verify.PRECISION.FIGURE`
+    overrides `verify.FIGURE`."""
     bounds: dict[str, float] = {}
-    for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the more specific one last, so that it wins
+    for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the more specific one is last and overrides the other
         for figure, most in FIGURES.items():
             value = number(settings, prefix + figure, 0.0, most)
             if value is not None:
@@ -180,7 +180,7 @@ def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, floa
 
 
 def read_toml(text: bytes) -> Settings:
-    """Settings from TOML; tables become dotted names, other values their text."""
+    """Parse settings from TOML. Tables become dotted names, other values become text. Raises ConfigError."""
     try:
         tree = msgspec.toml.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -189,13 +189,13 @@ def read_toml(text: bytes) -> Settings:
 
 
 def write_toml(settings: Mapping[str, str]) -> bytes:
-    """The settings as one `"name" = "value"` a line."""
+    """Encode settings as TOML, with one `"name" = "value"` per line."""
     lines = [f"{_quote(key)} = {_quote(value)}" for key, value in sorted(settings.items())]
     return ("\n".join(lines) + "\n").encode()
 
 
 def _quote(text: str) -> str:
-    """A TOML basic string: JSON's, but with letters as they are (TOML has no surrogates) and no bare DEL."""
+    """Return a TOML basic string: as in JSON, but non-ASCII is not escaped (TOML has no surrogates) and DEL is."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -2,7 +2,7 @@
 that several inputs share. Pure.
 
     shapes.policy      any: an engine that takes any shape answers (the default); refuse: return an error;
-                       learn: as any, and build engines for a wider range
+                       learn: like any, and also build engines for a wider range
     shapes.quiet_s     learn: seconds without a request for a wider range before one is built
     shapes.most_mb     learn: the most MiB that the inputs of one request take in the largest shapes
     shapes.per_hour    learn: the most wider ranges that are begun in an hour
@@ -75,7 +75,7 @@ def ties(signature: Signature) -> tuple[Tie, ...]:
 
 
 def unequal(tied: tuple[Tie, ...], shapes: Mapping[str, Shape]) -> str:
-    """Describe inputs that differ in a shared dimension; empty if none do.
+    """Return an error message for inputs that differ in a shared dimension; empty if all agree.
 
     `shapes` have the ranks of the model's inputs; missing inputs are not checked.
     """
@@ -93,7 +93,7 @@ def unequal(tied: tuple[Tie, ...], shapes: Mapping[str, Shape]) -> str:
 
 
 def _differing(places: list[tuple[str, int]], shapes: Mapping[str, Shape]) -> tuple[tuple[str, int], tuple[str, int]]:
-    """The first input and axis, and the first that differs from it."""
+    """Return the first input and axis, and the first that differs from it."""
     first = places[0]
     size = shapes[first[0]][first[1]]
     return first, next((name, axis) for name, axis in places if shapes[name][axis] != size)

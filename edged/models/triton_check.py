@@ -13,12 +13,12 @@ from edged.models.triton_config import SequenceBatching, TensorConfig, TritonCon
 from edged.tensors import ANY_SHAPE, TensorSpec, byte_size
 
 _MOST_WARMUP_BYTES = 256 << 20
-COMPLETED_ROWS = 4  # of a batch, where Triton completes a configuration
+COMPLETED_ROWS = 4  # the max_batch_size that Triton sets if it completes a configuration
 
 
 def check(config: TritonConfig, signature: Signature, optional: Sequence[TensorSpec] = ()) -> None:
-    """ConfigError, naming the tensor, if the file contradicts the configuration. `optional` are inputs with a
-    default."""
+    """Raise ConfigError, which names the tensor, if the configuration contradicts the ONNX file. `optional` are the
+    inputs with a default."""
     defaults = {spec.name for spec in optional}
     rows = config.max_batch_size
     for kind, tensors, specs in (
@@ -70,7 +70,7 @@ def max_batch_size(
     config.pbtxt decides if it describes tensors, and `batch.max` may lower it. Otherwise a model has a batch dimension
     if the first dimension of every tensor is open and the number of rows is known: from `batch.max`, from the ranges of
     `profile.*`, or, if its rows were found to be independent, as Triton completes a configuration. The result does not
-    depend on the box, so that clients see the same wherever it is served.
+    depend on the box, so that clients see the same value on every box.
     """
     wanted = max_batch(settings)
     if triton.max_batch_size or triton.inputs or triton.outputs:
@@ -93,7 +93,7 @@ def may_be_completed(signature: Signature, settings: Mapping[str, str], triton: 
 
 
 def made_up_inputs(config: TritonConfig) -> frozenset[str]:
-    """The inputs that no client sends: controls and states of a sequence."""
+    """Return the inputs that edged fills in: controls and states of a sequence."""
     if config.sequence is None:
         return frozenset()
     controls = (control.input for control in config.sequence.controls)

@@ -1,7 +1,7 @@
-"""A model's Triton configuration, the fields with effect. Plain data; `triton_text` reads it.
+"""A model's Triton configuration: the fields with effect. Plain data; `triton_text` reads it.
 
 Format: config.pbtxt, the protobuf text form of inference.ModelConfig (protos/model_config.proto). Datatypes are the
-protocol's names; dims have no batch dimension if `max_batch_size` is above 0, and -1 is an open one. Times are in
+protocol's names. Dims have no batch dimension if `max_batch_size` is above 0; -1 is an open dimension. Times are in
 seconds.
 """
 
@@ -23,7 +23,7 @@ _MOST_VERSIONS = 64
 
 
 class VersionPolicy(msgspec.Struct, frozen=True):
-    """The `latest` highest versions, 0 for all of them; or only those that are `named`."""
+    """Which versions are served: the `latest` highest ones (0 for all), or those in `named` if it is not empty."""
 
     latest: int = 1
     named: tuple[int, ...] = ()
@@ -43,13 +43,13 @@ class VersionPolicy(msgspec.Struct, frozen=True):
 
 
 def version_policy(settings: Mapping[str, str]) -> VersionPolicy | None:
-    """Return the policy in the settings, None without one; ConfigError for an invalid one."""
+    """Return the policy in the settings; None without one. Raises ConfigError for an invalid one."""
     text = settings.get(VERSIONS)
     return None if text is None else parse_versions(text)
 
 
 def parse_versions(text: str) -> VersionPolicy:
-    """Parse the text of the setting; ConfigError for an invalid one."""
+    """Parse the text of the setting. Raises ConfigError if it is invalid."""
     word = text.strip()
     if word == "all":
         return VersionPolicy(latest=0)
@@ -68,8 +68,8 @@ STATE_FOLDER = "initial_state"
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
-    """One input or output. `reshape` is the model's shape if that differs from the `dims` of requests. `label_file`, of
-    outputs, is a file in the model's folder with the name of a class on each line."""
+    """One input or output. `reshape` is the model's shape if it differs from the `dims` of requests. `label_file` of an
+    output is a file in the model's folder with one class name per line."""
 
     name: str
     datatype: str = ""  # empty if not given
@@ -84,9 +84,9 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """How requests wait. size: the most that do, 0 for the box's own limit. timeout: seconds after which a request is
-    late, 0 for never; `allow_override` lets a request set a shorter one. A late request is refused, or, with `delay`,
-    goes after all others."""
+    """How requests wait in the queue. `size` is the most that wait, 0 for the daemon's own limit. `timeout` is in
+    seconds, 0 for none; `allow_override` lets a request set a shorter one. A request that waited longer is refused, or,
+    with `delay`, served after all others."""
 
     size: int = 0
     timeout: float = 0.0
@@ -119,7 +119,7 @@ class Control(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """An output that is an input of the sequence's next request.
+    """An output that becomes an input of the next request in the sequence.
 
     The first request gets zeros, or the bytes of `initial_file`, a file in the model's folder `initial_state`.
     """
@@ -156,7 +156,7 @@ class WarmupInput(msgspec.Struct, frozen=True):
 
 
 class Warmup(msgspec.Struct, frozen=True):
-    """A request that is made `count` times before an engine serves. Its batch size is 0 for a model without batches."""
+    """A request that is sent `count` times before an engine serves. Its batch size is 0 for a model without batches."""
 
     name: str
     batch_size: int = 0
@@ -182,6 +182,6 @@ class TritonConfig(msgspec.Struct, frozen=True):
 
 
 def require_plain_name(what: str, name: str) -> None:
-    """ConfigError for a file name that leads out of its folder."""
+    """Raise ConfigError for a file name that leads out of its folder, is too long or is not printable."""
     if leads_outside(name) or not name.isprintable() or len(name.encode()) > 255:
         raise ConfigError(f"{what} {name[:80]!r} is not the name of a file in the model's folder")

@@ -1,7 +1,7 @@
-"""Reads a model's Triton configuration: config.pbtxt, or the JSON that a client sends to load a model with.
+"""Reads a model's Triton configuration: config.pbtxt, or the JSON that a client sends with a request to load a model.
 
-Both are untrusted. An error is one line; names that protos/model_config.proto does not have are collected with their
-places, as are fields without effect.
+Both are untrusted. Errors are one line. Names that protos/model_config.proto does not have, and fields without effect,
+are not errors: `TritonConfig.unused` lists them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from edged.models.triton_config import (
 )
 from edged.proto import model_config_pb2 as pb
 
-MOST_BYTES = 256 << 10  # a real one has a few thousand
+MOST_BYTES = 256 << 10  # real files have a few KiB
 _MOST_LINES = 50  # of fields without effect
 _MOST_TEXT = 240  # characters of a message
-_LONGEST_WAIT = 365 * 86400 * 10**6  # microseconds; some write the largest number for "without end"
+_LONGEST_WAIT = 365 * 86400 * 10**6  # microseconds; some configurations have the largest number for "no limit"
 _MOST_ROWS = 1 << 20
 _MOST_COUNT = 10000  # requests of one warm-up
 _ROOT = cast(Descriptor, pb.ModelConfig.DESCRIPTOR)  # the stub has two classes of this name
 
 
 def read_text(data: bytes, name: str) -> TritonConfig:
-    """Read the configuration of model `name`; ConfigError if it is invalid or not for an ONNX model."""
+    """Read the configuration of model `name`. Raises ConfigError if it is invalid or not for an ONNX model."""
     _require_size(len(data))
     message = pb.ModelConfig()
     try:
@@ -50,36 +50,36 @@ def read_text(data: bytes, name: str) -> TritonConfig:
         text_format.Parse(text, message, allow_unknown_field=True)
         unknown = list(_unknown_names(text))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"it is not UTF-8 text (byte {error.start})") from None
+        raise ConfigError(f"not UTF-8 text (byte {error.start})") from None
     except (text_format.ParseError, ValueError, RecursionError) as error:
-        raise ConfigError(f"it cannot be read: {_reason(error)}") from None
+        raise ConfigError(f"cannot be parsed: {_reason(error)}") from None
     return _checked_config(message, name, unknown)
 
 
 def read_json(text: str, name: str) -> TritonConfig:
-    """As `read_text`, from JSON."""
+    """Read the configuration from JSON, like `read_text`."""
     _require_size(len(text))
     message = pb.ModelConfig()
     try:
         tree: object = json.loads(text)
         if not isinstance(tree, dict):
-            raise ConfigError("it is JSON, but not an object")
-        json.dumps(tree, ensure_ascii=False).encode()  # half of a surrogate pair is not text
+            raise ConfigError("expected a JSON object")
+        json.dumps(tree, ensure_ascii=False).encode()  # raises ValueError for half of a surrogate pair
         json_format.ParseDict(tree, message, ignore_unknown_fields=True)
         unknown = list(_unknown_keys(tree, _ROOT, ""))
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"it cannot be read as JSON: {_reason(error)}") from None
+        raise ConfigError(f"cannot be parsed as JSON: {_reason(error)}") from None
     return _checked_config(message, name, unknown)
 
 
 def _require_size(size: int) -> None:
     if size > MOST_BYTES:
-        raise ConfigError(f"it has more than {MOST_BYTES >> 10} KiB; a configuration has a few")
+        raise ConfigError(f"larger than {MOST_BYTES >> 10} KiB, the limit")
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "it is nested too deeply"
+        return "nested too deeply"
     return _shortened(" ".join(str(error).replace("inference.", "").split()))
 
 
@@ -93,7 +93,7 @@ def _checked_config(message: pb.ModelConfig, name: str, unknown: list[str]) -> T
         lines = [*lines[:_MOST_LINES], f"and {len(lines) - _MOST_LINES} more"]
     try:
         return _config(message, name, tuple(lines))
-    except ConfigError as error:  # it may hold names of any length
+    except ConfigError as error:  # the message may contain names of any length
         raise ConfigError(_shortened(str(error))) from None
 
 
@@ -109,13 +109,13 @@ class _Open(NamedTuple):
 
 
 def _unknown_names(text: str) -> Iterator[str]:
-    """The outermost names in a text, already parsed, that no message has."""
+    """Yield the unknown names in a text that was parsed. Names inside an unknown message are left out."""
     tokens = text_format.Tokenizer(text.split("\n"))
     levels, field = [_Open(_ROOT, "")], _Open(None, "")
     is_value = False
     while not tokens.AtEnd():
         word, level = tokens.token, levels[-1]
-        line = tokens.ParseError("").GetLine()  # type: ignore[arg-type]  # the stub takes its text for a message
+        line = tokens.ParseError("").GetLine()  # type: ignore[arg-type]  # the stub declares the text as a message
         tokens.NextToken()
         if word in ("{", "<"):
             levels.append(level._replace(is_list=False) if level.is_list else field)
@@ -132,8 +132,8 @@ def _unknown_names(text: str) -> Iterator[str]:
 
 
 def _unknown_keys(tree: dict[str, Any], message: Descriptor, path: str) -> Iterator[str]:
-    """The outermost keys in JSON, already parsed, that no message has. ValueError for a value of another kind, which
-    the parser would ignore."""
+    """Yield the unknown keys in JSON that was parsed. Keys inside an unknown object are left out. Raises ValueError for
+    a value of the wrong type that the parser ignored."""
     for key, value in tree.items():
         field = message.fields_by_name.get(key) or message.fields_by_camelcase_name.get(key)
         if field is None:
@@ -151,7 +151,7 @@ def _unknown_keys(tree: dict[str, Any], message: Descriptor, path: str) -> Itera
         for each in values:
             if isinstance(each, dict):
                 yield from _unknown_keys(each, inner, f"{path}{key}.")
-            elif each is not None:  # a text would be read as an object without a known field
+            elif each is not None:  # the parser reads a string as an object without known fields
                 raise ValueError(f"{path}{key} is an object with fields, not {shown(str(each))}")
 
 
@@ -162,13 +162,13 @@ def _require_known_words(field: FieldDescriptor, values: Iterable[object]) -> No
 
 
 def shown(name: str) -> str:
-    """A name from the file for a line of text: not too long, and printable."""
+    """Return a name from the file for use in a message: shortened and printable."""
     return name[:80] if name[:80].isprintable() else ascii(name[:80])
 
 
 # -- fields without effect ------------------------------------------------------------------------------------------
 
-# Fields with effect, by the message that has them; of one with a "*" all that is in it.
+# Fields with effect, by message. A "*" stands for everything inside the message or field.
 _USED: dict[str, tuple[str, ...]] = {
     "": ("name", "platform", "backend", "max_batch_size", "default_model_filename", "version_policy*"),
     "input": ("name", "data_type", "dims"),
@@ -189,18 +189,18 @@ _PATHS = frozenset(
     for path in (message, *(f"{message}.{each}".strip(".") for each in fields))
 )
 _WHY = {
-    "optimization": "edged makes engines for everything this box has, measures them, and serves the fastest",
-    "input.reshape": "requests bring the model's own shape",
+    "optimization": "edged builds engines for all devices of the box, measures them, and serves the fastest",
+    "input.reshape": "requests have the model's own shape",
     "output.reshape": "answers have the model's own shape",
-    "input.format": "the layout of pictures is read off the model, or set by preprocess.*",
+    "input.format": "edged detects the layout of pictures, unless preprocess.* sets it",
     "input.optional": "an input is optional if the model has a default for it",
-    "dynamic_batching.preserve_ordering": "the answers of one stream are in order, others come as they are ready",
-    "sequence_batching.direct": "requests of sequences go one by one",
-    "sequence_batching.oldest": "requests of sequences go one by one",
+    "dynamic_batching.preserve_ordering": "answers of one stream are in order; others are sent when they are ready",
+    "sequence_batching.direct": "requests of sequences are run one at a time",
+    "sequence_batching.oldest": "requests of sequences are run one at a time",
     "sequence_batching.state": "edged stores the states itself",
-    "response_cache": "every request is inferred",
-    "parameters": "they are for Triton's backends; those of edged are model settings",
-    "instance_group.rate_limiter": "engines share a device in turns",
+    "response_cache": "edged does not cache answers",
+    "parameters": "they are for Triton's backends; edged has model settings",
+    "instance_group.rate_limiter": "engines take turns on a device",
     "metric_tags": "the labels of edged's metrics are fixed: docs/metrics.md",
     "model_metrics": "edged has the same metrics for every model: docs/metrics.md",
     "cc_model_filenames": "an ONNX model has one file",
@@ -208,7 +208,7 @@ _WHY = {
 
 
 def unused(message: pb.ModelConfig) -> list[str]:
-    """One line for every field that is set without effect, in the order of the message."""
+    """Return a line for every field that is set but has no effect, in the order of the message."""
     lines = [
         f"{path}: not used; {why}" if (why := _why(path)) else f"{path}: not used" for path in _unused(message, "")
     ]
@@ -235,10 +235,10 @@ def _why(path: str) -> str:
 
 
 def _instances(message: pb.ModelConfig) -> Iterator[str]:
-    """Kinds and counts have no effect: the daemon measures which devices serve, and with how many instances."""
+    """Yield a line for each kind and count: edged measures which device is fastest, and with how many instances."""
     for group in message.instance_group:
         if group.count > 1:
-            yield f"instance_group.count: {group.count} is not used; one engine answers, of which there is always one"
+            yield f"instance_group.count: {group.count} is not used; edged measures how many instances are the fastest"
         if group.kind in (pb.ModelInstanceGroup.KIND_CPU, pb.ModelInstanceGroup.KIND_GPU) or group.gpus:
             limit = "and the setting `backends` limits which are tried"
             yield f"instance_group.kind: not used; edged measures which device is the fastest, {limit}"
@@ -249,15 +249,15 @@ def _instances(message: pb.ModelConfig) -> Iterator[str]:
 
 def _config(message: pb.ModelConfig, name: str, unused: tuple[str, ...]) -> TritonConfig:
     if message.name and message.name != name:
-        raise ConfigError(f"it is of model {message.name[:80]!r}, not {name!r}; make the names equal, or leave it out")
+        raise ConfigError(f"name is {message.name[:80]!r}, not {name!r}; correct it or leave it out")
     if message.platform not in ("", "onnxruntime_onnx", "onnx"):
         raise ConfigError(f"platform {message.platform[:40]!r} is not for ONNX models; use onnxruntime_onnx or onnx")
     if message.backend not in ("", "onnxruntime"):
         raise ConfigError(f"backend {message.backend[:40]!r} is not for ONNX models; use onnxruntime")
     if message.HasField("ensemble_scheduling"):
-        raise ConfigError("it is an ensemble; edged serves single models, so let the client call them in turn")
+        raise ConfigError("ensembles are not supported; let the client call the models in turn")
     if message.batch_input or message.batch_output:
-        raise ConfigError("batch_input and batch_output are tensors that a server makes up; edged does not")
+        raise ConfigError("batch_input and batch_output are not supported; remove them")
     rows = message.max_batch_size
     if not 0 <= rows <= _MOST_ROWS:
         raise ConfigError(f"max_batch_size {rows} is not from 0 to {_MOST_ROWS}")
@@ -293,7 +293,7 @@ def _tensor(kind: str, message: pb.ModelInput | pb.ModelOutput, label_file: str 
 
 
 def _datatype(number: int) -> str:
-    """The protocol's name of a datatype; empty for TYPE_INVALID, the default."""
+    """Return the protocol's name of a datatype; empty for TYPE_INVALID, the default."""
     if number not in pb.DataType.values():
         raise ConfigError(f"unknown data_type {number}")
     name = pb.DataType.Name(pb.DataType.ValueType(number)).removeprefix("TYPE_")
@@ -304,7 +304,7 @@ def _dims(what: str, dims: Iterable[int], *, is_open: bool = True) -> tuple[int,
     found = tuple(dims)
     least = -1 if is_open else 1
     if len(found) > 32 or any(dim < least or dim == 0 or dim > 1 << 40 for dim in found):
-        raise ConfigError(f"{what} has impossible dims {list(found)[:16]}")
+        raise ConfigError(f"{what} has invalid dims {list(found)[:16]}")
     return found
 
 
@@ -382,11 +382,11 @@ def _control(name: str, message: pb.ModelSequenceBatching.Control) -> Control:
     what = f"control input {name!r}"
     kind = _CONTROLS.get(message.kind)
     if kind is None or not name:
-        raise ConfigError(f"{what} is of no known kind or has no name")
+        raise ConfigError(f"{what} has an unknown kind or no name")
     if kind == "corrid":
         found = _datatype(message.data_type)
         if found not in _IDS:
-            raise ConfigError(f"{what} takes the sequence's id and has data_type {found or 'none'}; set TYPE_UINT64")
+            raise ConfigError(f"{what} cannot hold a sequence id with data_type {found or 'none'}; set TYPE_UINT64")
         return Control(name, kind, found)
     given: dict[str, Sequence[float]] = {
         "INT32": message.int32_false_true,
@@ -404,7 +404,7 @@ def _control(name: str, message: pb.ModelSequenceBatching.Control) -> Control:
 def _state(message: pb.ModelSequenceBatching.State) -> State:
     what, datatype = f"state {message.input_name!r}", _datatype(message.data_type)
     if not message.input_name or not message.output_name:
-        raise ConfigError("a state of sequence_batching has no input_name or no output_name; it takes both")
+        raise ConfigError("a state of sequence_batching has no input_name or no output_name; give both")
     if len(message.initial_state) > 1:
         raise ConfigError(f"{what} has {len(message.initial_state)} initial states; give one")
     state = State(message.input_name, message.output_name, datatype, _dims(what, message.dims))
@@ -412,7 +412,7 @@ def _state(message: pb.ModelSequenceBatching.State) -> State:
         return state
     initial = message.initial_state[0]
     if _datatype(initial.data_type) not in ("", datatype):
-        raise ConfigError(f"{what} and its initial state are of different data_types")
+        raise ConfigError(f"{what} and its initial state have different data_types")
     file = _plain_name(f"{what}: data_file", initial.data_file)
     return replace(state, initial_file=file, initial_dims=_dims(what, initial.dims, is_open=False))
 

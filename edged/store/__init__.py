@@ -1,1 +1,1 @@
-"""The engines this box owns: a directory per engine, no database. A bad entry is a counted miss, never an error."""
+"""The engine store: one directory per engine, no database. A damaged entry counts as a miss and is never an error."""

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, through a crash or power cut: stage, fsync, rename, fsync."""
+"""Writes files and directories that are complete or absent after a crash or power cut: stage, fsync, rename, fsync."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pathlib import Path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-# Flags that the file system does not know, the kernel does not know, and a container's lower layer.
+# The file system or the kernel does not support the flag, or a path is in the lower layer of a container.
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP)
 _PART = ".part"
-_STRAY_SECONDS = 60.0  # between creating a file and locking it, however slow the box is
+_STRAY_SECONDS = 60.0  # more than a slow box takes from creating a file to locking it
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
@@ -33,7 +33,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-            os.replace(temporary, path)  # while it is locked, so that no sweep takes it
+            os.replace(temporary, path)  # while it is locked, so that `sweep` does not remove it
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -42,7 +42,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed `write_file` left in a folder: files that no process holds locked."""
+    """Remove the temporary files that a killed `write_file` left in a folder: those that no process has locked."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f".*{_PART}"):
             # A clock that was set back, or starts in 1970, leaves files with future times.
@@ -62,7 +62,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def prune(folder: Path, most: int) -> None:
-    """Remove the oldest files of a folder until `most` are left, and leftovers as `sweep` does."""
+    """Remove the oldest files of a folder until `most` are left, and temporary files like `sweep`."""
     sweep(folder)
     with contextlib.suppress(OSError):
         files = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
@@ -92,7 +92,7 @@ def sync_tree(root: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step (renameat2(2) with RENAME_EXCHANGE); False if the file system cannot."""
+    """Swap two names in one step (renameat2(2) with RENAME_EXCHANGE); False if the file system does not support it."""
     with contextlib.suppress(AttributeError):  # a C library without the call
         swap = ctypes.CDLL(None, use_errno=True).renameat2
         if swap(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
@@ -104,9 +104,9 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def publish(staged: Path, final: Path) -> None:
-    """Move a complete directory into place. FileExistsError if `final` exists, even as an empty directory."""
+    """Move a complete directory into place. Raises FileExistsError if `final` exists, even as an empty directory."""
     if os.path.lexists(final):
-        raise FileExistsError(17, "it exists already", str(final))
+        raise FileExistsError(17, "already exists", str(final))
     sync_tree(staged)
     os.rename(staged, final)
     sync_directory(final.parent)
@@ -116,10 +116,10 @@ _LOCK = ".owner"
 
 
 class Staging:
-    """A folder on the file system of the entries, where they are created and removed.
+    """The folder in which entries are created and removed, on the file system of the entries.
 
-    Several processes may share it: each holds a lock on what it makes there. A stage without a living owner is a
-    leftover that the next start removes.
+    Several processes may share it: each locks its own stages. A stage that no live process has locked is a leftover,
+    which the next start removes.
     """
 
     def __init__(self, root: Path) -> None:
@@ -127,7 +127,7 @@ class Staging:
 
     @contextmanager
     def stage(self) -> Iterator[Path]:
-        """Create an empty directory to build in; it is removed afterwards with whatever is left in it."""
+        """Create an empty directory to build in. It is removed afterwards with its remaining content."""
         with self._sweeping(fcntl.LOCK_SH):  # until it is locked, a new stage looks abandoned
             home = Path(tempfile.mkdtemp(dir=self.root))
             try:
@@ -145,9 +145,10 @@ class Staging:
             os.close(lock)
 
     def bury(self, entry: Path, heart: str) -> None:
-        """Move an entry away in one step, then remove it: a crash in between leaves no partial entry.
+        """Move an entry away in one step, then remove it, so that a crash leaves no partial entry.
 
-        If it cannot be moved it is removed in place, its file `heart` first, without which it is not an entry.
+        An entry that cannot be moved is removed in place, beginning with its file `heart`: without it, a directory is
+        not an entry.
         """
         if not os.path.lexists(entry):
             return
@@ -167,7 +168,7 @@ class Staging:
             shutil.rmtree(grave, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Remove what no living process owns; returns how many there were. OSError if nothing can be removed."""
+        """Remove stages that no live process owns; return their number. Raises OSError if the folder cannot be read."""
         strays = 0
         with self._sweeping(fcntl.LOCK_EX):
             for stray in self.root.iterdir():
@@ -178,7 +179,7 @@ class Staging:
 
     @contextmanager
     def _sweeping(self, mode: int) -> Iterator[None]:
-        """Lock shared while a stage is being created, exclusively while leftovers are removed."""
+        """Lock the folder: shared while a stage is created, exclusive while leftovers are removed."""
         lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)  # needs no extra file
         try:
             fcntl.flock(lock, mode)
@@ -194,7 +195,7 @@ def _remove_in_place(entry: Path, heart: str) -> None:
 
 
 def _is_owned(stage: Path) -> bool:
-    """Whether a living process holds the stage's lock."""
+    """Whether a live process holds the stage's lock."""
     try:
         lock = os.open(stage / _LOCK, os.O_RDWR)
     except OSError:

@@ -1,8 +1,8 @@
-"""Failed attempts to make engines, on disk: a build that takes the whole box down must not be repeated at every start.
+"""Failed attempts to make engines, on disk: a build that crashes the whole box must not be repeated at every start.
 
-An attempt is noted before it begins and dropped when it succeeds. One that was cut off counts as a failure if the box
-was restarted since; a daemon that was only killed tries again at once. Failures of another version of edged do not
-count. What an operator cancelled stays cancelled.
+An attempt is recorded before it begins and removed when it succeeds. An interrupted attempt counts as failed if the box
+restarted since; if only the daemon was killed, it tries again at once. Failures of another version of edged do not
+count. An engine that an operator cancelled stays cancelled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edged.store import atomic, sealed
 from edged.store.sealed import Later, at_once
 from edged.version import __version__
 
-_CUT_OFF = "the box stopped while it was being made"
+_CUT_OFF = "the box stopped while the engine was being made"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CHANGING = threading.Lock()  # one thread reads and changes at a time
 _PATIENCE_SECONDS = 30.0
@@ -27,17 +27,17 @@ _KEPT = 1000  # engines that failed; the oldest are dropped
 
 
 class Attempts(msgspec.Struct, frozen=True):
-    """Consecutive failures of making one engine, and the reason of the last."""
+    """The number of consecutive failures to make one engine, and the reason of the last failure."""
 
     failures: int = 0
     reason: str = ""
-    running: str = ""  # the boot id in which an unfinished attempt began
-    stopped: Literal["", "hopeless", "cancelled"] = ""  # why it is not tried again although it has not failed too often
-    by: str = __version__  # the edged that failed
+    running: str = ""  # the boot id when an unfinished attempt began
+    stopped: Literal["", "hopeless", "cancelled"] = ""  # why it is not tried again, apart from too many failures
+    by: str = __version__  # the version of edged that failed
 
 
 class AttemptLog:
-    """One small file for each engine that has failed. If the disk cannot be written, a restart forgets them.
+    """One small file for each engine that has failed. If the disk cannot be written, failures are lost at a restart.
 
     All files are read at the start; later reads use memory, and `later` writes in the background.
     """
@@ -64,9 +64,9 @@ class AttemptLog:
         return Attempts(known.failures, known.reason, stopped=known.stopped)
 
     def begin(self, key: str) -> None:
-        """Note that an attempt begins: if the box restarts before its end, it has failed.
+        """Record that an attempt begins: if the box restarts before its end, it counts as failed.
 
-        Waits until that is on disk, or the disk is too slow.
+        Waits until the record is on disk, at most 30 s.
         """
         written = threading.Event()
         with _CHANGING:
@@ -75,18 +75,18 @@ class AttemptLog:
         written.wait(_PATIENCE_SECONDS)
 
     def failed(self, key: str, reason: str, *, is_hopeless: bool = False) -> None:
-        """Count a failed attempt; `is_hopeless` if another would fail in the same way."""
+        """Record a failed attempt; `is_hopeless` if another attempt would fail in the same way."""
         with _CHANGING:
             stopped: Literal["", "hopeless"] = "hopeless" if is_hopeless else ""
             self._write(key, Attempts(self._failures(key) + 1, reason, stopped=stopped))
 
     def cancelled(self, key: str, reason: str) -> None:
-        """Note that an operator cancelled it, until it is forgotten."""
+        """Record that an operator cancelled it. The record stays until `forget`."""
         with _CHANGING:
             self._write(key, Attempts(self._failures(key), reason, stopped="cancelled"))
 
     def undone(self, key: str) -> None:
-        """Drop the attempt that began: it was cancelled, or its model has changed."""
+        """Remove the attempt that began, without counting a failure: it was cancelled, or its model has changed."""
         with _CHANGING:
             before = self._known.get(key, Attempts())
             if before.failures or before.stopped:
@@ -95,7 +95,7 @@ class AttemptLog:
                 self.forget(key)
 
     def forget(self, key: str) -> None:
-        """Drop everything known of an engine: it was made, or is to start afresh."""
+        """Remove all records of an engine: it was made, or its failures no longer count."""
         if self._known.pop(key, None) is not None:
             self._later(partial(_remove, self._place(key)))
 

@@ -44,14 +44,14 @@ class EngineKey(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def of(cls, model_digest: str, recipe: Recipe, fingerprint: Fingerprint) -> EngineKey:
-        """The key of the engine that `recipe` makes of a model on a device."""
+        """Return the key of the engine that `recipe` makes of a model on a device."""
         parts = {"format": FORMAT, "model": model_digest, **recipe.parts()}
         kind, _, index = recipe.device.partition(":")
         for fact in relevant(recipe.backend, kind, int(index or 0)):
             parts[fact] = fingerprint.facts.get(fact, ABSENT)
         return cls(parts)
 
-    @cached_property  # the control loop asks at every turn
+    @cached_property  # the control loop reads it at every turn
     def digest(self) -> str:
         """32 hexadecimal digits over every name and value, each followed by a delimiter that cannot occur in them."""
         return _digest(self.parts)[:32]
@@ -71,21 +71,21 @@ def _digest(parts: Mapping[str, str]) -> str:
 
 
 def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PartChange, ...]:
-    """The parts that differ, in the order of the new key, then those that only the old one has."""
+    """Return the parts that differ, in the order of the new key, then those that only the old key has."""
     names = [*new, *(name for name in old if name not in new)]
     return tuple(PartChange(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))
 
 
 def differ_by_driver(old: Mapping[str, str], new: Mapping[str, str]) -> bool:
-    """Whether two keys are of one model, recipe and runtime, and differ in nothing but the driver beneath, or in what
-    the engine was built to be compatible with."""
+    """Whether two keys have the same model, recipe and runtime, and differ only in the driver, or in parts that the
+    engine was built to be compatible with."""
     differing = changes(old, new)
     options = frozenset(old.get(_OPTIONS, "").split(";"))
     return bool(differing) and all(is_driver(change.part) or _is_bridged(change, options) for change in differing)
 
 
 def _is_bridged(change: PartChange, options: frozenset[str]) -> bool:
-    """Whether an engine was built for both: for later TensorRT of the same major version, for GPUs from Ampere on."""
+    """Whether an engine was built for both values: TensorRT of the same major version, or GPUs from Ampere on."""
     if "version_compatible" in options and change.part in _TENSORRT:
         one, other = ((version or "").split(".") for version in (change.old, change.new))
         return one[0].isdecimal() and one[0] == other[0]
@@ -101,9 +101,9 @@ def _is_ampere(capability: str | None) -> bool:
 
 
 def may_be_for(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether an engine that was built ahead may be the wanted one: nothing that was known then is different.
+    """Whether an engine that was built ahead may be the wanted one: no part that was known then differs.
 
-    The driver may be, and how much memory the builder was allowed, which follows from the device's.
+    The driver may differ, and the memory limit of the builder, which follows from the memory of the device.
     """
     return all(
         is_driver(change.part)
@@ -118,8 +118,11 @@ def _lasting(options: str | None) -> set[str]:
 
 
 def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, str]]]) -> str | None:
-    """The digest of the stored key of the same backend with the fewest differing parts: the same model first, then the
-    same recipe, since an engine is best explained by what it was before."""
+    """Return the digest of the stored key of the same backend with the fewest differing parts; None without one.
+
+    Keys of the same model come first, then those of the same recipe: the best explanation of an engine is how it
+    differs from the one before.
+    """
     rivals = ((digest, parts) for digest, parts in stored if parts.get(_BACKEND) == wanted.get(_BACKEND))
 
     def distance(item: tuple[str, Mapping[str, str]]) -> tuple[bool, int, int, str]:

@@ -11,7 +11,7 @@ from edged.backends.contract import Composition, Effort, Parallelism, Recipe
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Outcome of comparing an engine with the reference: figures, whether they suffice, and why not."""
+    """The outcome of comparing an engine with the reference: the figures, whether they suffice, and if not, why."""
 
     accepted: bool
     reason: str
@@ -29,20 +29,19 @@ class BuildFacts(msgspec.Struct, frozen=True):
     effort: Effort = "full"
 
 
-# What is not timed: while an engine is busy, the box also decodes pictures and answers requests, so that one inference
-# on all cores waits for the slowest of its threads again and again. Several instances gain nothing if each request
-# waits for the one before.
+# Costs that the timing does not show. A busy box also decodes pictures and answers requests, so that one inference on
+# all cores often waits for its slowest thread. Several instances gain nothing if each request waits for the previous
+# one.
 _LESS_SUITED = 1.1
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """The speed of an engine that is opened with so many `instances` of so many `threads` each (0: all that the recipe
-    allows), timed in turns with the reference. The box has other work meanwhile, so only ratios of the milliseconds are
-    meaningful.
+    """The speed of an engine that is opened with `instances` of `threads` each (0: all that the recipe allows).
 
-    `latency_ms`: of one inference at a time, after a pause; `interval_ms`: between two answers while all instances
-    work; `reference_ms`: of the reference, one inference at a time. Each is the median of the fastest of several
-    blocks.
+    Engine and reference are timed in turns. The box has other work meanwhile, so only ratios of the times are
+    meaningful. `latency_ms` is the time of one inference at a time, after a pause; `interval_ms` the time between two
+    answers while all instances work; `reference_ms` the time of the reference, one inference at a time. Each is the
+    median of the fastest of several blocks.
     """
 
     instances: int
@@ -56,8 +55,8 @@ class Speed(msgspec.Struct, frozen=True):
         return Parallelism(self.instances, self.threads)
 
     def cost(self, *, is_busy: bool) -> float:
-        """The time of an inference as a share of the reference's: of one alone, or, if the engine is busy, of one among
-        many."""
+        """Return the time of an inference divided by the reference's: one inference at a time, or, with `is_busy`, many
+        at once."""
         has_several = self.instances > 1
         time_ms = self.interval_ms if is_busy else self.latency_ms
         return time_ms / self.reference_ms * (_LESS_SUITED if has_several is not is_busy else 1.0)
@@ -72,10 +71,10 @@ class EngineRecord(msgspec.Struct, frozen=True):
     files: dict[str, FileRecord]
     build: BuildFacts
     verdict: Verdict
-    speeds: tuple[Speed, ...] = ()  # in each form that it can be opened in; none if it was not timed
+    speeds: tuple[Speed, ...] = ()  # with each parallelism that it can be opened with; empty if it was not timed
     load: float | None = None  # share of the box's processors, 0 to 1, that others used while it was timed
     standard: str = ""  # digest of the verification standard; a verdict by another one is out of date
-    adopted_from: str = ""  # key of the engine for another driver whose files these are
+    adopted_from: str = ""  # key of the engine, built for another driver, whose files it uses
     ahead: str = ""  # the other device that it was built for; it is verified there before it serves
     composition: Composition = Composition()  # what the runtime made of the model
     evicted: bool = False  # its files were removed to make room; verdict and times stay
@@ -91,31 +90,31 @@ class EngineRecord(msgspec.Struct, frozen=True):
         return bool(self.ahead and self.files) and not self.verdict.accepted
 
     def fastest(self, *, is_busy: bool = False) -> Speed | None:
-        """The speed in the form that is fastest for one inference at a time, or, if it is busy, for many; None if it
-        was not timed."""
+        """Return the speed with the parallelism that is fastest for one inference at a time, or, with `is_busy`, for
+        many at once. None if the engine was not timed."""
         return min(self.speeds, key=lambda speed: speed.cost(is_busy=is_busy), default=None)
 
     @property
     def latency_ms(self) -> float | None:
-        """Milliseconds of one inference at a time, which depend on what else ran on the box."""
+        """Milliseconds of one inference at a time. They depend on the other work of the box."""
         fastest = self.fastest()
         return None if fastest is None else fastest.latency_ms
 
     @property
     def reference_ms(self) -> float | None:
-        """The same of the reference, timed in turns with it."""
+        """Milliseconds of the reference, timed in turns with the engine."""
         fastest = self.fastest()
         return None if fastest is None else fastest.reference_ms
 
     @property
     def cost(self) -> float | None:
-        """Time of one inference at a time as a share of the reference's; None if it was not timed."""
+        """The time of one inference at a time divided by the reference's; None if it was not timed."""
         fastest = self.fastest()
         return None if fastest is None else fastest.cost(is_busy=False)
 
     @property
     def edition(self) -> str:
-        """Tells builds of one key apart: 12 hexadecimal digits over its files; empty if it has none."""
+        """12 hexadecimal digits over its files, different for each build of a key; empty if it has no files."""
         if not self.files:
             return ""
         content = "".join(f"{name}\0{file.sha256}\0" for name, file in sorted(self.files.items()))

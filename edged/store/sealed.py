@@ -1,7 +1,7 @@
-"""JSON files with a checksum, for everything that the daemon keeps for itself, and a thread that writes them.
+"""JSON files with a checksum, for the daemon's own data, and a thread that writes them.
 
 The last field, `sha256`, is the digest of every byte before it. A damaged file counts as missing: it is counted, logged
-once and removed, and what it held is found out again. The files stay readable JSON.
+once and removed, and the daemon determines its content again. The files stay readable JSON.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from edged.store import atomic
 _LOG = logging.getLogger("edged.store")
 _MARK = b',"sha256":"'
 _END = b'"}\n'
-_LARGEST = 64 << 20  # bytes; a larger file is not one of these and must not fill the memory
+_LARGEST = 64 << 20  # bytes; a larger file was not written here and must not fill the memory
 
-DAMAGED: Counter[str] = Counter()  # damaged files in this process, by what they hold
+DAMAGED: Counter[str] = Counter()  # number of damaged files that this process found, by kind of content
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Damaged(ValueError):
-    """Bytes that are not what was written."""
+    """Data with a wrong or missing checksum, or that cannot be decoded."""
 
 
 def seal(content: msgspec.Struct, indent: int = 0) -> bytes:
@@ -45,7 +45,7 @@ def seal(content: msgspec.Struct, indent: int = 0) -> bytes:
 
 
 def unseal(data: bytes, kind: type[T], *, unsealed: bool = False) -> T:
-    """Decode what `seal` encoded; Damaged for anything else. `unsealed` accepts JSON without a digest."""
+    """Decode the output of `seal`. Raises Damaged for other data. `unsealed` also accepts JSON without a digest."""
     body, mark, end = data.rpartition(_MARK)
     if is_sealed(data):
         body += b"}"
@@ -60,19 +60,19 @@ def unseal(data: bytes, kind: type[T], *, unsealed: bool = False) -> T:
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether bytes end with the digest of what comes before it."""
+    """Whether data ends with the digest of the bytes before it."""
     body, mark, end = data.rpartition(_MARK)
     return bool(mark) and end == _digest(body) + _END
 
 
 def write(path: Path, content: msgspec.Struct) -> None:
-    """Replace a file, and create its folder, which a full disk may have prevented before. OSError."""
+    """Replace a file, and create its folder if that is missing, as after a full disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
     atomic.write_file(path, seal(content))
 
 
 def keep(path: Path, content: msgspec.Struct) -> None:
-    """As `write`, for what can be found out again: a disk that cannot be written loses it."""
+    """Like `write`, but ignore an error of the disk: the content can be determined again."""
     with contextlib.suppress(OSError):
         write(path, content)
 
@@ -87,7 +87,7 @@ def read(path: Path, kind: type[T], what: str) -> T | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        _LOG.warning("cannot read %s: %s; its content is found out again", path, error.strerror or error)
+        _LOG.warning("cannot read %s: %s; it will be created again", path, error.strerror or error)
         DAMAGED[what] += 1
     except Damaged as error:
         discard(path, what, str(error))
@@ -97,7 +97,7 @@ def read(path: Path, kind: type[T], what: str) -> T | None:
 def discard(path: Path, what: str, why: str) -> None:
     """Count and remove a damaged file."""
     DAMAGED[what] += 1
-    _LOG.warning("%s is damaged and is made again: %s", path, why)
+    _LOG.warning("%s is damaged and will be created again: %s", path, why)
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 
@@ -111,12 +111,12 @@ Later: TypeAlias = Callable[[Work], None]
 
 
 def at_once(work: Work) -> None:
-    """Do it now, for programs without an event loop."""
+    """Run work immediately, for programs without an event loop."""
     work()
 
 
 class Background:
-    """One thread that does writes in order; of two writes of one file the later one stays.
+    """A thread that runs writes in order, so that the last write of a file wins.
 
     It starts with the first write and does not keep the process alive.
     """
@@ -135,7 +135,7 @@ class Background:
         self._works.put(work)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until everything that was queued is done; whether it was in time."""
+        """Wait until all queued writes are done. Return whether that took at most `seconds`."""
         done = threading.Event()
         self.put(done.set)
         return done.wait(seconds)
@@ -145,7 +145,7 @@ class Background:
             work = self._works.get()
             try:
                 work()
-            except OSError as error:  # such as a full disk: the content is lost at the daemon's end
+            except OSError as error:  # such as a full disk: the content is lost when the daemon ends
                 _LOG.info("cannot write to disk: %s", error)
             except Exception:
-                _LOG.exception("a write ended with an unexpected error")
+                _LOG.exception("a write failed with an unexpected error")

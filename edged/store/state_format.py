@@ -1,10 +1,10 @@
 """The format of the state directory as a whole, so that a box can go back to an older edged.
 
-`format.json` says which format the directory has and which edged wrote it. A newer format is refused: an older edged
-would take files that it cannot read for missing ones. Before a new edged changes an older format it keeps a copy, made
-of hard links: every file of the state is replaced as a whole, so the copy stays as it was and costs no space.
+`format.json` says which format the directory has and which edged wrote it. A newer format is refused, because an older
+edged would treat files that it cannot read as missing. Before a new edged changes an older format, it makes a copy of
+hard links. The copy takes no space and never changes, because files of the state are only replaced as a whole.
 
-FORMAT changes if an older edged can no longer use what this one writes, not with each new file or field.
+Increase FORMAT only if an older edged can no longer use the files of this one, not for each new file or field.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _NOT_COPIED = ("lock", "before-format-*", ".before-format-*")
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Which format a directory has, and the version of edged that wrote it first."""
+    """The format of a directory, and the version of edged that first wrote it."""
 
     format: int
     written_by: str
 
 
-# Without the file: an edged from before it, or a new directory.
+# For a directory without the file: it is new, or older than the file.
 _FIRST = Mark(1, "")
 
 
 def copy_name(number: int | str) -> str:
-    """Return the name of the copy that is kept when a directory changes to a format."""
+    """Return the name of the copy that is made before a directory changes to format `number`."""
     return f"before-format-{number}"
 
 
 def refusal(state: Path, found: Mark, version: str, ours: int = FORMAT) -> str:
-    """Say why a directory cannot be used by this version, and the way back; empty if it can."""
+    """Return why this version cannot use a directory, with the remedy; empty if it can."""
     if found.format <= ours:
         return ""
     copies = f"{state}/{copy_name(ours + 1)}"
@@ -54,9 +54,9 @@ def refusal(state: Path, found: Mark, version: str, ours: int = FORMAT) -> str:
 
 
 def claim(state: Path, version: str, ours: int = FORMAT) -> None:
-    """Mark a directory as used by this version, after a copy if that changes its format. Refused for a newer one.
+    """Mark a directory with the format of this version; copy it first if that changes its format.
 
-    A disk that cannot be written keeps its mark.
+    Raises Refused if the directory has a newer format. The mark does not change if the disk cannot be written.
     """
     written = sealed.read(state / FILE, Mark, "format")
     found = written or _FIRST
@@ -71,7 +71,7 @@ def claim(state: Path, version: str, ours: int = FORMAT) -> None:
 
 
 def _keep_copy(state: Path, copy: Path) -> None:
-    """Copy a directory by hard links; a complete copy from before stays."""
+    """Copy a directory with hard links, unless a complete copy exists."""
     if copy.exists():
         return
     part = copy.with_name(f".{copy.name}")

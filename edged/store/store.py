@@ -43,16 +43,16 @@ class Counts(msgspec.Struct):
 
 
 class Store:
-    """Engines by the digest of their key. The file system is the truth, memory an index; all methods except those that
-    read the index wait for the disk.
+    """The engines on disk, by the digest of their key.
 
-    A disk that cannot be written or read makes the store unchangeable or empty, but raises no error here: engines that
-    are open continue to serve. `problem` says what is wrong.
+    Memory only has an index of the files. Methods that do more than read the index wait for the disk. If the disk
+    cannot be read, the store opens empty; if it cannot be written, engines cannot be stored. Open engines continue to
+    serve, and `problem` describes the failure.
     """
 
     def __init__(self, root: Path, accepts_foreign: bool = True, later: Later = at_once) -> None:
-        """`accepts_foreign`: use engines that other users may have placed. `later` writes times of use in the
-        background."""
+        """Open a store. With `accepts_foreign`, use engines that other users may have placed. `later` writes the times
+        of use in the background."""
         self._later = later
         self.root = root.absolute()  # children have another working folder
         self.accepts_foreign = accepts_foreign
@@ -61,7 +61,7 @@ class Store:
         self.counts = Counts()
         self._index: dict[str, EngineRecord] = {}
         self._used: dict[str, float] = {}  # seconds since the epoch
-        self._latest = 0.0  # of them
+        self._latest = 0.0  # the latest time in `_used`
         self._pinned: set[str] = set()
         self._has_folders = False
         self._make_folders()
@@ -75,7 +75,7 @@ class Store:
 
     @property
     def problem(self) -> str:
-        """Why nothing can be stored, in a few words; empty if it can. Stored engines may still be readable."""
+        """Why engines cannot be stored; empty if they can. Stored engines may still be readable."""
         if not self._has_folders:  # the disk may have space by now
             self._make_folders()
         return next(filter(None, map(unwritable, (self.engines, self._staging.root))), "")
@@ -87,7 +87,7 @@ class Store:
             self._has_folders = True
 
     def rescan(self) -> None:
-        """Read every record again. An unreadable entry is counted and removed, and built again if it is needed."""
+        """Read every record again. A damaged entry is counted and removed; its engine is built again if needed."""
         index: dict[str, EngineRecord] = {}
         used: dict[str, float] = {}
         unsealed: list[EngineRecord] = []
@@ -109,7 +109,7 @@ class Store:
             except FileNotFoundError:  # it was just removed
                 continue
             except OSError as error:  # on a read-only disk it stays, unused
-                _LOG.warning("%s: %s", folder, error.strerror)
+                _LOG.warning("cannot read or remove engine %s: %s", folder, error.strerror)
         self._index, self._used = index, used  # in one step: another thread may be reading them
         self._latest = max(used.values(), default=0.0)
         self._pinned = {path.name for path in _entries(self._pins)}
@@ -133,12 +133,12 @@ class Store:
         return record
 
     def read(self, key: str) -> EngineRecord | None:
-        """Read the record of an engine from disk, as another process may have changed it; None if missing."""
+        """Read the record of an engine from disk, because another process may have changed it; None if missing."""
         found = _read(self.engines / key)
         return found[0] if found is not None else None
 
     def artefact(self, key: str) -> Artefact:
-        """Return the files of an engine, which are checked when a backend reads them. KeyError for an unknown key."""
+        """Return the files of an engine; backends check them on reading. Raises KeyError for an unknown key."""
         return Artefact(str(self.engines / key), self._index[key].files)
 
     def used(self, key: str) -> float:
@@ -149,7 +149,7 @@ class Store:
         return self._used.get(key, 0.0)
 
     def is_pinned(self, key: str) -> bool:
-        """Whether an operator protects it from eviction."""
+        """Whether an operator protects an engine from eviction."""
         return key in self._pinned
 
     @property
@@ -160,11 +160,11 @@ class Store:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def stage(self) -> AbstractContextManager[Path]:
-        """Create an empty directory to build in; it is removed afterwards with whatever is left in it."""
+        """Create an empty directory to build in. It is removed afterwards with its remaining content."""
         return self._staging.stage()
 
     def commit(self, staged: Path, record: EngineRecord) -> str:
-        """Publish a staged engine under its key, replacing an older one in one step. Returns the key's digest.
+        """Publish a staged engine under its key and replace an older one in one step. Return the key's digest.
 
         If the file system cannot exchange two directories, the older engine is removed first.
         """
@@ -183,7 +183,7 @@ class Store:
         return digest
 
     def amend(self, record: EngineRecord) -> None:
-        """Replace the record of an engine whose files stay as they are. KeyError for an unknown key."""
+        """Replace the record of an engine, with the same files. Raises KeyError for an unknown key."""
         digest = EngineKey(record.parts).digest
         if self._index[digest].files != record.files:
             raise ValueError("an amended record names other files; commit them instead")
@@ -196,8 +196,8 @@ class Store:
         atomic.sync_directory(place)
 
     def strip(self, record: EngineRecord) -> None:
-        """Remove an engine's files and keep its record, which says why. If the disk is too full even for that, the
-        record goes too."""
+        """Remove an engine's files and keep its record, which says why. If the disk is too full to write the record,
+        remove the record too."""
         try:
             with self.stage() as out:
                 self.commit(out, msgspec.structs.replace(record, files={}))
@@ -205,7 +205,7 @@ class Store:
             self.remove(EngineKey(record.parts).digest)
 
     def touch(self, key: str) -> None:
-        """Note that an engine is used now: others are evicted before it."""
+        """Record that an engine is used now, so that others are evicted first."""
         if key in self._index:
             self._used[key] = now = self._now()
             self._later(partial(_set_time, self.engines / key, now))
@@ -222,7 +222,7 @@ class Store:
         self._pinned.discard(key)
 
     def damaged(self, artefact: Artefact) -> None:
-        """Drop an engine whose files do not match its record, unless they were replaced meanwhile.
+        """Remove an engine whose files do not match its record, unless they were replaced meanwhile.
 
         A pin stays for the engine that is built instead.
         """
@@ -233,7 +233,7 @@ class Store:
             self._drop(key)
 
     def remove(self, key: str, *, keep_pin: bool = False) -> None:
-        """Remove an engine, its record and its pin. What cannot be deleted from disk is no longer used.
+        """Remove an engine, its record and its pin. Files that cannot be deleted are no longer used.
 
         With `keep_pin` the pin stays for the engine that is built instead.
         """
@@ -251,13 +251,13 @@ class Store:
             _LOG.warning("cannot remove engine %s from disk: %s", key[:12], error.strerror)
 
     def _now(self) -> float:
-        """Return a time later than every use: order holds on a box without a battery whose clock starts in the past."""
+        """Return a time after all recorded uses, also on a box without a battery, whose clock starts in the past."""
         self._latest = max(time.time(), self._latest + _TICK_SECONDS)
         return self._latest
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return a folder's content, sorted; nothing if it cannot be read."""
+    """Return the paths in a folder, sorted; empty if it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except _NOTHING:
@@ -268,8 +268,8 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path) -> tuple[EngineRecord, bool] | None:
-    """Return the record of an entry, and whether it is sealed; None unless its name is the digest of its key and its
-    files have their sizes. OSError if this process lacks the resources to read anything.
+    """Return (record, whether it is sealed) of an entry. None if the record is missing or damaged, the entry's name is
+    not the digest of its key, or a file has the wrong size. Raises OSError if this process lacks resources for reading.
     """
     place = folder / _RECORD
     try:
@@ -291,7 +291,7 @@ def _read(folder: Path) -> tuple[EngineRecord, bool] | None:
 
 
 def _foreign(folder: Path, record: EngineRecord) -> str:
-    """Return why another user may have placed an entry; empty if none could. OSError."""
+    """Return why another user may have placed an entry; empty if no other user could. Raises OSError."""
     return foreign([folder.parent, folder, folder / _RECORD, *(folder / name for name in record.files)])
 
 

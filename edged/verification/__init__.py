@@ -1,1 +1,1 @@
-"""How answers are compared and judged. Pure; used by the daemon and by jobs."""
+"""Compares and judges the answers of engines. Pure; used by the daemon and by jobs."""

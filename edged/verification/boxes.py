@@ -1,9 +1,10 @@
-"""Compares detections: does an engine see what the reference sees? Pure: outputs of two engines in, an agreement out.
+"""Compares the detections of an engine with those of the reference. Pure: two sets of outputs in, an agreement out.
 
-A detection of one counts as found by the other when that has a box of the same class at the same place (IoU of at least
-0.5) whose score may be a little *below* the threshold: a score of 0.251 here and 0.249 there is no difference, though
-only one of them is told. The other's boxes are taken before suppression, since which of two overlapping boxes stays can
-hang on the last bit; suppression is the same code for both, and with the same candidates comes to the same.
+A detection of one side counts as found by the other side if that has a box of the same class at the same place (IoU of
+at least 0.5). The score of this box may be slightly below the threshold: with a threshold of 0.25, scores of 0.251 and
+0.249 hardly differ, though only one of them is a detection. The boxes of the other side are taken before suppression,
+because the last bit of a score can decide which of two overlapping boxes stays. Suppression itself needs no comparison:
+both sides use the same code.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from edged.vision.detections import Detections
 from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family
 from edged.vision.placement import Fit, Placement, place
 
-_SAME_PLACE = 0.5  # IoU from which on two boxes are about the same thing
-_MOST_SEEN = 512  # detections of a picture that are looked up, the best; a wall of noise has thousands
+_SAME_PLACE = 0.5  # IoU from which two boxes count as the same object
+_MOST_SEEN = 512  # best detections of a picture that are compared; a picture of noise has thousands
 _MOST_OFFERED = 4096
 _EVERY_CLASS = Thresholds(score=0.0, max_detections=1 << 20)
 _BEST = Thresholds(score=0.0, iou=1.0, max_detections=100)
-_AROUND = 4  # how many widths and heights of the input are looked at on each side of it
-_MARGIN = 0.25  # of the input: how far outside of it the middle of a box may lie
-_MOST_SCORE = 1.001  # rounding
-_LEAST_SHARE = 0.9  # of the boxes that must lie in the picture
+_AROUND = 4  # boxes are considered up to this many widths and heights of the input beyond each side
+_MARGIN = 0.25  # share of the input: how far outside of it the centre of a box may be
+_MOST_SCORE = 1.001  # 1 and rounding
+_LEAST_SHARE = 0.9  # share of the boxes that must be in the picture
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """How many detections the reference made and the engine found, the other way round, and how far scores differ."""
+    """How many detections the reference and an engine have in common, and how far their scores differ."""
 
-    expected: int = 0
-    kept: int = 0  # of the expected, by the engine
-    found: int = 0
-    known: int = 0  # of the found, to the reference
-    score: float = 0.0  # largest difference between the scores of a detection that both have
+    expected: int = 0  # detections of the reference
+    kept: int = 0  # those of them that the engine has too
+    found: int = 0  # detections of the engine
+    known: int = 0  # those of them that the reference has too
+    score: float = 0.0  # the largest difference between the scores of a common detection
 
     def __add__(self, other: Agreement) -> Agreement:
         return Agreement(
@@ -50,7 +51,7 @@ class Agreement(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """Of the detections that the other has as well, in the worse of both directions; None without detections."""
+        """The share of detections that the other side has too, in the worse direction; None without detections."""
         if not self.expected and not self.found:
             return None
         kept = self.kept / self.expected if self.expected else 1.0
@@ -61,13 +62,13 @@ class Agreement(msgspec.Struct, frozen=True):
 class Matcher:
     """Compares the answers of a detector.
 
-    Where these are lists (`Reading.is_list`), two engines may put the same detections in other rows: nothing can be
-    compared element by element but the scores in order (`scores`). Where the graph suppressed as well, one more or less
-    hangs on the last bit, and even those differ.
+    If the outputs are lists (`Reading.is_list`), two engines may put the same detections in different rows, so only the
+    sorted scores (`scores`) can be compared element by element. If the graph also suppresses boxes, the last bit of a
+    score can add or remove a detection, so not even the sorted scores can be compared.
     """
 
     def __init__(self, recognition: Recognition, family: Family, slack: float) -> None:
-        """`slack` is how far below the threshold a score may be and still count as found; never below its half."""
+        """`slack` is how far below the threshold a score may be to count as found, at most half the threshold."""
         self._decode = family.boxes
         self._read = recognition.reading.outputs
         self.lists = frozenset(self._read) - frozenset(recognition.reading.dense)
@@ -85,8 +86,8 @@ class Matcher:
         self._all = msgspec.structs.replace(self._offered, score=0.0, max_detections=_MOST_SEEN)
 
     def compare(self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement) -> Agreement:
-        """For one picture, from the outputs of the reference and of the engine, which have the same shapes."""
-        if not set(self._read) <= set(expected):  # one differs from run to run and cannot be compared
+        """Compare the detections in one picture. The outputs of reference and engine must have the same shapes."""
+        if not set(self._read) <= set(expected):  # an output that differs between runs is left out
             return Agreement()
         ours, theirs = (self._decode(outputs, 0, placement, self._seen) for outputs in (expected, found))
         kept = _differences(ours, self._decode(found, 0, placement, self._offered))
@@ -95,8 +96,10 @@ class Matcher:
         return Agreement(len(ours), _count(kept), len(theirs), _count(known), worst)
 
     def scores(self, outputs: Mapping[str, Array]) -> npt.NDArray[np.float32] | None:
-        """Of every detection in the lists of the first picture, best first and filled up with zeros; None if a list
-        is missing, or if they are no measure. In which row a detection is makes no difference to it."""
+        """Return the scores of all detections in the first picture of the batch, best first, padded with zeros.
+
+        The rows of the detections have no effect. None if a list is missing, or if scores cannot be compared (`ranks`).
+        """
         if not self.ranks or not set(self._read) <= set(outputs):
             return None
         found = self._decode(outputs, 0, self._whole, self._all).scores
@@ -106,13 +109,13 @@ class Matcher:
 
 
 class ClassMatcher:
-    """Compares what a classifier tells of a picture."""
+    """Compares the answers of a classifier."""
 
     def __init__(self, recognition: Recognition, family: Classifier) -> None:
         self._family, self._read = family, frozenset(recognition.reading.outputs)
 
     def difference(self, expected: Mapping[str, Array], found: Mapping[str, Array]) -> float:
-        """The largest between the probabilities of a class; 0 if an output differs from run to run."""
+        """Return the largest difference between the probabilities of a class; 0 if an output is left out."""
         if not self._read <= expected.keys():
             return 0.0
         ours, theirs = (self._probabilities(outputs) for outputs in (expected, found))
@@ -124,7 +127,7 @@ class ClassMatcher:
 
 
 def matcher_for(recognition: Recognition, slack: float) -> Matcher | ClassMatcher | None:
-    """None for a model of no family."""
+    """Return the matcher for a model; None for a model without a family."""
     family = open_family(recognition) if recognition.family else None
     if family is None:
         return None
@@ -132,10 +135,11 @@ def matcher_for(recognition: Recognition, slack: float) -> Matcher | ClassMatche
 
 
 def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float32]:
-    """For each of the seen, the difference to the score nearest to its own at its place; infinite if there is none.
+    """Return for each seen detection the difference to the nearest score of the boxes offered at its place; infinite
+    without such a box.
 
-    The nearest, because around a thing there are many candidates. The best score of them cannot hide a difference: in
-    one of the two directions all the others lie on the far side of it.
+    The nearest score is taken because an object has many candidates. A difference of the best scores still shows in one
+    direction: for the side with the higher best score, all scores of the other side are lower.
     """
     scores: npt.NDArray[np.float32] = np.abs(seen.scores[:, None] - offered.scores)
     same = _overlap(seen.boxes, offered.boxes) & (seen.class_ids[:, None] == offered.class_ids)
@@ -144,7 +148,10 @@ def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float3
 
 
 def _overlap(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Which of the boxes [n, 4] and [m, 4] overlap by at least `_SAME_PLACE`: [n, m]. Boxes are xyxy and not empty."""
+    """Return a mask [n, m]: which of the boxes [n, 4] and [m, 4] have an IoU of at least `_SAME_PLACE`.
+
+    Boxes are xyxy and not empty.
+    """
     low = np.maximum(one[:, None, :2], other[:, :2])
     high = np.minimum(one[:, None, 2:], other[:, 2:])
     shared = np.clip(high - low, 0, None).prod(axis=2)
@@ -167,16 +174,19 @@ def _largest(differences: npt.NDArray[np.float32]) -> float:
 
 
 def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
-    """Why the answer to a picture cannot be what the family takes it for; empty if it can, or if it tells no boxes."""
+    """Return why the outputs for a picture cannot be boxes of the model's family.
+
+    Empty if they can be, or if the model's family has no boxes.
+    """
     family = open_family(recognition) if recognition.family else None
     if family is None or isinstance(family, Classifier):
         return ""
     size = np.array((family.preprocess.width, family.preprocess.height), np.float32)
     found = family.boxes(outputs, 0, _wide(*map(int, size)), _BEST)
     if not len(found):
-        return "" if recognition.reading.is_list else "none of its boxes has an area near the picture"
+        return "" if recognition.reading.is_list else "no box with an area is near the picture"
     if (most := float(found.scores.max())) > _MOST_SCORE:
-        return f"its scores go up to {most:.3g}, and are between 0 and 1 in this family"
+        return f"its scores go up to {most:.3g}; those of this family are between 0 and 1"
     middle = (found.boxes[:, :2] + found.boxes[:, 2:]) / 2 / size - _AROUND
     extent = (found.boxes[:, 2:] - found.boxes[:, :2]) / size
     near = ((middle > -_MARGIN) & (middle < 1 + _MARGIN) & (extent < 1 + 2 * _MARGIN)).all(axis=1)
@@ -185,6 +195,6 @@ def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
 
 
 def _wide(width: int, height: int) -> Placement:
-    """As if the picture went on around the input, so that what lies outside is not cut off."""
+    """Return a placement in a larger picture around the input, so that boxes outside the input are not clipped."""
     across, down = (2 * _AROUND + 1) * width, (2 * _AROUND + 1) * height
     return Placement(1.0, 1.0, -_AROUND * width, -_AROUND * height, across, down)

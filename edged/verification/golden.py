@@ -1,7 +1,7 @@
 """Golden answers: the reference's answers to every probe, in a file that engines are compared with.
 
 A probe that the reference itself cannot answer, such as indices out of range, is left out; at least one must remain. A
-user's sample that cannot be read is skipped and reported, since the engines of a serving model should not depend on a
+user's sample that cannot be read is skipped and reported, because the engines of a serving model should not depend on a
 file that may be half copied. Admission refuses a model whose samples cannot be read.
 """
 
@@ -34,9 +34,9 @@ from edged.vision.placement import Placement
 
 SUFFIX = ".golden"
 _DIGEST_BYTES = 32  # of SHA-256, before the content
-_MOST_BYTES = 256 << 20  # of all samples and pictures with their answers; what the user gave comes first
-# How long an answer to wide values may take, as a multiple of the others and at least: a number that means how often
-# would have the reference count to 2^62.
+_MOST_BYTES = 256 << 20  # of all samples and pictures with their answers; the user's samples come first
+# How long an answer to wide values may take: a multiple of the slowest other answer, and the least limit in seconds. If
+# an input is a number of iterations, a wide value would make the reference run 2^62 of them.
 _PATIENCE, _LEAST_SECONDS = 20.0, 5.0
 _ANY = ShapeRange()
 
@@ -49,7 +49,7 @@ class Sample(msgspec.Struct, frozen=True):
     kind: str = ""
     name: str = ""
     placement: Placement | None = None
-    noise: dict[str, Noise] = {}  # of outputs of floats
+    noise: dict[str, Noise] = {}  # of float outputs
 
     @property
     def size(self) -> int:
@@ -64,10 +64,12 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 def deciding(samples: Sequence[Sample], arithmetic: str) -> list[Sample]:
-    """The samples that judge an engine whose precision, or whose model's arithmetic, is this one.
+    """Return the samples that decide whether an engine is accepted. `arithmetic` is the coarser of its precision and
+    that of its model.
 
-    Fewer digits than float32 suffice for the values that the model is used with: others exceed their range, and int8 is
-    calibrated on pictures and saturates beyond them.
+    A precision below float32 suffices for the values that the model is used with. Other values exceed its range, and
+    int8 is calibrated on pictures and saturates outside their range. So only the user's samples and the pictures
+    decide, or, without any, the samples without wide values.
     """
     if arithmetic == "fp32":
         return list(samples)
@@ -86,10 +88,10 @@ def make(
     most_bytes: int = _MOST_BYTES,
     least_seconds: float = _LEAST_SECONDS,
 ) -> Golden:
-    """Ask the reference all probes. `samples` are paths of the user's samples; pictures are used if the model takes
-    them. `notify` is called before each probe.
+    """Run all probes on the reference. `samples` are paths of the user's samples; pictures are used if the model takes
+    pictures. `notify` is called before each probe.
 
-    EngineUnusable, with its first reason, if the reference answers nothing.
+    Raises EngineUnusable, with the first error, if the reference answers no probe.
     """
     reference = _Reference(session, notify, most_bytes, least_seconds)
     own = Pictures(signature, recognition) if recognition.preprocess is not None else None
@@ -99,7 +101,7 @@ def make(
         refusals = [reference.ask(probe, twice=True) for probe in probes]
         if "" in refusals:
             break
-    for edge in edges(signature, recognition, shape_range):  # what the reference refuses is left out
+    for edge in edges(signature, recognition, shape_range):  # an edge that the reference refuses is left out
         reference.ask(edge, twice=True)
     skipped = _ask_user_samples(reference, user_samples.tensor_probes(signature, samples))
     skipped += _ask_user_samples(reference, pictures)
@@ -112,8 +114,8 @@ def make(
 
 
 def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples with the least noise of each output, by its values in all samples. Samples of wide values count only
-    for themselves."""
+    """Return the samples with the least noise of each output, which depends on its values in all samples. The values in
+    a sample of wide values only count for this sample."""
     usual = noise.least(sample.outputs for sample in samples if sample.kind != WIDE)
     own = [noise.least([sample.outputs]) if sample.kind == WIDE else usual for sample in samples]
     return [
@@ -127,7 +129,7 @@ def _at_least(sample: Sample, least: Mapping[str, float]) -> dict[str, Noise]:
 
 
 def _ask_user_samples(reference: _Reference, probes: Iterable[Callable[[], Probe]]) -> list[str]:
-    """Ask the user's samples; return a line for each that was left out."""
+    """Run the user's samples on the reference; return a line for each that was left out."""
     skipped = []
     for probe in probes:
         try:
@@ -140,7 +142,7 @@ def _ask_user_samples(reference: _Reference, probes: Iterable[Callable[[], Probe
 
 
 class _Reference:
-    """The reference, with its samples so far."""
+    """The reference, and the golden samples made with it so far."""
 
     def __init__(self, session: Session, notify: Callable[[], None], most_bytes: int, least_seconds: float) -> None:
         self.samples: list[Sample] = []
@@ -148,12 +150,12 @@ class _Reference:
         self._session, self._notify = session, notify
         self._most_bytes, self._least_seconds = most_bytes, least_seconds
         self._bytes = 0  # of samples and pictures, with their answers
-        self._random: set[str] = set()  # outputs that differ from run to run
-        self._longest = 0.0  # seconds of an answer
-        self._is_timed = False  # whether it is known how long an answer takes to what the user gave
+        self._random: set[str] = set()  # outputs that differ between runs
+        self._longest = 0.0  # seconds that the slowest answer took
+        self._is_timed = False  # whether an answer to a sample of the user was timed
 
     def time(self, samples: Iterable[Callable[[], Probe]]) -> None:
-        """Measure the first of the user's samples that is answered, so that made-up probes that never end can be
+        """Time the first of the user's samples that is answered, so that generated probes that never end can be
         stopped."""
         for sample in samples:
             with contextlib.suppress(EngineUnusable, InvalidInput):
@@ -163,7 +165,7 @@ class _Reference:
                 return
 
     def ask(self, probe: Probe, twice: bool) -> str:
-        """Ask a probe; return why it has no answer, or an empty text. Outputs that differ between runs are excluded."""
+        """Run a probe; return why it has no answer, empty if it has. Outputs that differ between runs are excluded."""
         self._notify()
         try:
             is_wide, is_own = probe.kind == WIDE, probe.kind in (GIVEN, PICTURE)
@@ -184,7 +186,7 @@ class _Reference:
         return ""
 
     def _moved(self, probe: Probe) -> dict[str, Array]:
-        """The answer to inputs that are moved by one step; empty if the reference refuses them."""
+        """Return the answer to inputs that are moved by one step; empty if the reference refuses them."""
         try:
             return _copy(self._session.infer(noise.nudged(probe.inputs)))
         except (EngineUnusable, InvalidInput):
@@ -192,7 +194,7 @@ class _Reference:
 
     @contextlib.contextmanager
     def _patience(self, *, is_bounded: bool) -> Iterator[None]:
-        """Stop a bounded inference that takes too long, as a refusal, if the session is `Stoppable`."""
+        """Stop a bounded inference that takes too long, so that it fails, if the session is `Stoppable`."""
         session, began = self._session, time.monotonic()
         if not is_bounded or not isinstance(session, Stoppable):
             yield
@@ -205,14 +207,14 @@ class _Reference:
         finally:
             timer.cancel()
             timer.join()
-            session.go_on()  # it may have come too late to end this one
+            session.go_on()  # the stop may have come after the inference ended
 
     def ask_within_limits(self, probe: Probe) -> str:
-        """Ask a sample or picture; return why it was left out, empty if it was not."""
+        """Run a sample or picture; return why it was left out, empty if it was not."""
         last = self.samples[-1] if self._bytes else None
         if last is not None and self._bytes + last.size > self._most_bytes:
-            return f"sample {probe.name} is one too many: golden answers take at most {self._most_bytes >> 20} MiB"
-        # Asking each of them twice would double the time for little: randomness is seen in the others.
+            return f"sample {probe.name} does not fit: golden answers take at most {self._most_bytes >> 20} MiB"
+        # Only the first is run twice: other probes show random outputs too, and twice takes twice the time.
         refusal = self.ask(probe, twice=not self._bytes)
         if refusal:
             return f"sample {probe.name} is refused by the reference: {refusal}"
@@ -233,7 +235,7 @@ def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> 
 
 
 def load(path: Path) -> Golden:
-    """Read what `save` wrote. BuildFailed if it is missing or damaged; a damaged file is removed and made again."""
+    """Read a file of `save`. Raises BuildFailed if it is missing or damaged. A damaged file is removed."""
     try:
         packed = msgspec.msgpack.decode(_proven(path), type=ready(_File))
         return Golden([sample.unpack() for sample in packed.samples], packed.skipped)
@@ -264,10 +266,10 @@ def _proven(path: Path) -> memoryview:
 
 
 def prune(path: Path) -> None:
-    """Remove the other files of this file's model, since its probes have changed.
+    """Remove the other files of this file's model, because its probes have changed.
 
-    A file is named by the model's digest, a dash and a digest of the rest (`standard.py`). Two models of one content
-    with different samples take turns, which costs time only when one of them gets an engine.
+    A file's name is the model's digest, a dash and a digest of the rest (`standard.py`). Two models with the same
+    content and different samples remove each other's file, which only costs time when one of them gets an engine.
     """
     model, dash, _ = path.name.partition("-")
     if not dash:
@@ -281,7 +283,7 @@ def prune(path: Path) -> None:
 class _Array(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
-    data: memoryview  # golden answers can be large: the fewer copies the better
+    data: memoryview  # a view without a copy, because golden answers can be large
     texts: list[bytes]
 
     @classmethod
@@ -293,7 +295,7 @@ class _Array(msgspec.Struct, frozen=True, array_like=True):
     def unpack(self) -> Array:
         if self.dtype == "object":
             return np.array(self.texts, dtype=np.object_).reshape(self.shape)
-        # Copied, because in the file an array begins anywhere, and runtimes want it aligned.
+        # Copied, because runtimes need aligned arrays, and an array may begin anywhere in the file.
         array: Array = np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape).copy()
         return array
 
@@ -324,7 +326,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def _same(one: Array, other: Array) -> bool:
-    """Whether two runs of the reference agree; an output that is random by design cannot be compared with anything."""
+    """Whether two runs of the reference agree. An output that is random by design cannot be compared."""
     if one.shape != other.shape:
         return False
     if one.dtype.kind != "f":

@@ -1,10 +1,10 @@
-"""How far two right answers to one probe may be apart. Pure.
+"""How far two correct answers to one probe may differ. Pure.
 
-Two runtimes add in another order and approximate functions differently, so their answers differ in the last bits of
-whatever was added up. How much that is for one model is measured on the reference: it is asked again with every input
-moved by one step of its type (`nudged`). What that does not show is the accuracy of a runtime's functions, which goes
-by the range of a function and not by its value: ONNX Runtime's Sigmoid is off by 9e-8 also where its value is 1e-9. So
-noise is at least one step of float32 at the largest value that the output ever has, or at one for probabilities.
+Two runtimes add numbers in different orders and approximate functions differently, so their answers differ in the last
+bits. How much that is for a model is measured on the reference: it runs again with every input moved by one step of its
+type (`nudged`). This does not measure the accuracy of a runtime's functions, which depends on the range of a function
+and not on its value: ONNX Runtime's Sigmoid is off by 9e-8 even if its value is 1e-9. So the noise of an output is at
+least one step of float32 at its largest value in all probes, or at 1 for probabilities.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from edged.tensors import Array
 
 _Floats = npt.NDArray[np.float64]
 
-# Right engines were seen to be off by up to 21 times the noise, and by more than 8 in two of 1,000 elements at most:
-# ONNX Runtime and OpenVINO, with detectors, classifiers, readers of text and of voices, on x86 with AVX-512.
+# Measured: correct engines are off by up to 21 times the noise, and by more than 8 times in at most 2 of 1,000 elements
+# (ONNX Runtime and OpenVINO, with detectors, classifiers, text and speech recognition, on x86 with AVX-512).
 _FACTOR = 16.0
 _STEP = float(np.finfo(np.float32).eps)
 _SEED = 20240301
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """How far one output moves, by row and by column of its last two axes of more than one element; either holds for
-    all of its elements, so that the smaller one does."""
+    """How far the elements of one output move: the maximum of each row and of each column, which are its last two axes
+    with more than one element. Both bound an element, so the smaller one counts."""
 
     rows: Array
     columns: Array
     least: float = 0.0
 
     def floor(self) -> _Floats:
-        """The difference from which on an element is off; broadcasts to the output without its axes of one element."""
+        """Return the largest difference that counts as noise. Broadcasts to the output without axes of one element."""
         return np.asarray(_FACTOR * np.maximum(np.minimum(self.rows, self.columns), self.least), np.float64)
 
 
@@ -43,18 +43,18 @@ UNMEASURED = Noise(np.zeros((), np.float32), np.zeros((), np.float32))
 
 
 def nudged(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Inputs whose floats are each moved up or down by one step of their type; always the same."""
+    """Return the inputs with each float, except zeros, moved up or down by one step of its type; always the same."""
     random = np.random.default_rng(_SEED)
     return {name: _moved(array, random) for name, array in inputs.items()}
 
 
 def measured(answer: Mapping[str, Array], moved: Mapping[str, Array]) -> dict[str, Noise]:
-    """The noise of every output of floats, from the answers to a probe and to the same one `nudged`."""
+    """Return the noise of every float output, from the answers to a probe and to the same probe `nudged`."""
     return {name: _noise(array, moved.get(name)) for name, array in answer.items() if array.dtype.kind == "f"}
 
 
 def least(answers: Iterable[Mapping[str, Array]]) -> dict[str, float]:
-    """For every output of floats the noise that it has at least, from the answers to all probes."""
+    """Return the least noise of every float output, from the answers to all probes."""
     ranges: dict[str, tuple[float, float]] = {}
     for answer in answers:
         for name, array in answer.items():
@@ -65,7 +65,7 @@ def least(answers: Iterable[Mapping[str, Array]]) -> dict[str, float]:
 
 
 def without(difference: _Floats, noise: Noise | None) -> _Floats:
-    """A difference, in the output's shape, less what of it is noise."""
+    """Return a difference, in the output's shape, minus its noise."""
     if noise is None:
         return difference
     squeezed = difference.squeeze()

@@ -1,13 +1,14 @@
-"""Pictures to ask an engine about when its user gave none: drawn, always the same, with the statistics of photographs.
+"""Draws pictures for the probes of engines: always the same ones, with the statistics of photographs.
 
-There are two sets: engines are judged by one, and int8 is calibrated on the other.
+There are two sets: one to judge engines, one to calibrate int8.
 
-A "dead leaves" drawing: discs and slabs of every size lie upon each other as things do before a camera, each with a
-shade, a texture and light from one side. Because their sizes follow a power law the drawing looks alike at every scale,
-as photographs do: power falls with the square of the frequency, edges are everywhere, colours go together. (Lee,
-Mumford, Huang: Occlusion models for natural images, 2001.)
+Each picture is a "dead leaves" drawing: discs and slabs of all sizes cover each other like objects before a camera,
+each with a shade, a texture and light from one side. Their sizes follow a power law, so the drawing looks similar at
+every scale, like a photograph: power falls with the square of the frequency, edges are everywhere, and colours are
+correlated. (Lee, Mumford, Huang: Occlusion models for natural images, 2001.)
 
-Only the frozen generator of numpy and single IEEE operations on doubles are used, so that every box draws the same.
+Only numpy's frozen generator (RandomState) and single IEEE operations on doubles are used, so that every box draws the
+same pictures.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _Plane: TypeAlias = npt.NDArray[np.float64]
 
 _LEAVES = 700
 _RADII = (0.02, 0.45)  # of the smaller side: the smallest and the largest leaf
-_CHROMA = 0.18  # how far a leaf's colours go from gray
+_CHROMA = 0.18  # how far the colours of a leaf may be from grey
 _TEXTURE = 0.07
 _GRAIN = 0.02  # of the sensor
-_OCTAVES = (64, 32, 16, 8, 4, 2)  # pixels from one value of the texture to the next
+_OCTAVES = (64, 32, 16, 8, 4, 2)  # pixels between two values of the texture
 
 
 class _Shot(NamedTuple):
@@ -39,16 +40,16 @@ class _Shot(NamedTuple):
     exposure: float
 
 
-# Wide, high and square ones, since fitting them into an input differs; of them one by night and one against the light.
+# Wide, tall and square, because these are fitted into an input differently; one is bright, one is dark.
 _SHOTS = (_Shot(640, 480, 1.0), _Shot(1280, 720, 1.2), _Shot(480, 640, 0.3), _Shot(416, 416, 1.0))
 COUNT = len(_SHOTS)
-# Seeds of the first picture of either set.
+# The seeds of the first picture of each set.
 TO_JUDGE = 0
 TO_CALIBRATE = 100
 
 
 def draw(seed: int = TO_JUDGE) -> Iterator[Image]:
-    """`COUNT` pictures, BGR uint8 [height, width, 3], the same at every call with a seed."""
+    """Yield `COUNT` pictures, BGR uint8 [height, width, 3]. A seed always gives the same pictures."""
     for number, shot in enumerate(_SHOTS, seed):
         yield _draw(shot, np.random.RandomState(number))
 
@@ -81,7 +82,7 @@ def _add_leaf(canvas: _Plane, texture: _Plane, random: np.random.RandomState) ->
     along, aside = (across * cosine + down * sine) / radius, (down * cosine - across * sine) / radius
     if kind < 0.5:
         inside = along * along + aside * aside <= 1
-    else:  # a slab whose corners are on the circle or within
+    else:  # a slab with its corners inside the circle
         inside = (np.abs(along) <= 0.9) & (np.abs(aside) <= 0.1 + 0.3 * long)
     value = 0.05 + 0.9 * shade * shade + along * (light - 0.5) * 0.3 * shade
     value = value + texture[top:bottom, left:right] * (rough * 2 * _TEXTURE)
@@ -92,7 +93,7 @@ def _add_leaf(canvas: _Plane, texture: _Plane, random: np.random.RandomState) ->
 
 
 def _light(random: np.random.RandomState, height: int, width: int) -> _Plane:
-    """Light that falls off towards one side."""
+    """Return a plane of light that falls off towards one side."""
     x, y = random.random_sample(2) - 0.5
     across, down = np.arange(width) / width - 0.5, np.arange(height) / height - 0.5
     light: _Plane = 1 + (across[None, :] * x + down[:, None] * y)
@@ -100,7 +101,7 @@ def _light(random: np.random.RandomState, height: int, width: int) -> _Plane:
 
 
 def _texture(random: np.random.RandomState, height: int, width: int) -> _Plane:
-    """Noise with as much in every octave, about -1 to 1."""
+    """Return noise from about -1 to 1, with the same amplitude in every octave."""
     total = np.zeros((height, width))
     for step in _OCTAVES:
         grid = random.random_sample((height // step + 2, width // step + 2)) - 0.5
@@ -109,7 +110,7 @@ def _texture(random: np.random.RandomState, height: int, width: int) -> _Plane:
 
 
 def _interpolate(grid: _Plane, length: int, step: int) -> _Plane:
-    """`length` rows from the rows of a grid that are `step` apart."""
+    """Interpolate `length` rows between the rows of a grid, which are `step` apart."""
     index = np.arange(length)
     below, part = index // step, ((index % step) / step)[:, None]
     rows: _Plane = grid[below] * (1 - part) + grid[below + 1] * part
@@ -117,7 +118,7 @@ def _interpolate(grid: _Plane, length: int, step: int) -> _Plane:
 
 
 def _soften(canvas: _Plane) -> _Plane:
-    """What a lens does to edges: each pixel a quarter of itself and its neighbours below and to the right."""
+    """Soften edges like a lens: each pixel becomes the mean of itself and its neighbours below and to the right."""
     padded = np.pad(canvas, ((0, 1), (0, 1), (0, 0)), mode="edge")
     soft: _Plane = (padded[:-1, :-1] + padded[1:, :-1] + padded[:-1, 1:] + padded[1:, 1:]) / 4
     return soft

@@ -1,8 +1,8 @@
-"""Probes that an engine is asked before it may serve: seeded tensors of several kinds; the user's pictures and tensors
-(`user_samples.py`); drawn pictures.
+"""Probes that an engine must answer before it may serve: seeded tensors of several kinds, the user's pictures and
+tensors (`user_samples.py`), and drawn pictures.
 
-Pictures are prepared as in serving, because engines go wrong at such values: noise hardly ever makes a detector see
-anything.
+Pictures are prepared as in serving. They are needed because errors of engines show at such values: a detector hardly
+ever detects anything in noise.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from edged.vision.image import Image
 
 _SEED = 20240229
-# Sizes tried for dynamic dimensions other than the first, in this order, until the reference takes one.
+# Sizes tried for dynamic dimensions other than the first, in this order, until the reference accepts one.
 _SIZES = (64, 224, 32, 16, 8, 4, 2, 1, 512, 1024, 48, 96, 112, 128, 256, 320, 384, 416, 640, 16384)
 _KINDS = ("unit", "normal", "wide")
-_CONSTANTS = ("zeros", "ones")  # for models that answer certain values only: tried if nothing else is answered
+_CONSTANTS = ("zeros", "ones")  # for models that only accept certain values: tried if no other probe is answered
 _LARGEST = 1 << 28  # elements of one golden input
-WIDE = "wide"  # the kind whose values are far beyond what a model is made for
+WIDE = "wide"  # the kind with values far outside the range that a model is made for
 PICTURE = "picture"
-GIVEN = "given"  # tensors of the user's
+GIVEN = "given"  # the user's tensors
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Inputs by name. Samples and pictures have a name. A picture also has its placement in the input, whose batch
-    it begins."""
+    """Inputs by name. Samples and pictures have a name. A picture also has its placement in the input; it is the first
+    of the batch."""
 
     inputs: dict[str, Array]
     kind: str
@@ -51,10 +51,11 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[list[Probe]]:
-    """Lists of seeded tensors of every kind, one list for each way to fill dynamic dimensions; then the same with
-    constants. The first list of which any is answered is enough.
+    """Yield lists of probes with seeded tensors of every kind, one list for each way to fill dynamic dimensions; then
+    the same with constants. The first list with an answered probe is enough.
 
-    Shapes in the model's range come first, the usual ones before all: an engine for a range of shapes refuses others.
+    Shapes in the model's range come first, beginning with the usual ones, because an engine for a range of shapes
+    refuses others.
     """
     for kinds in (_KINDS, _CONSTANTS):
         for shapes in _candidates(signature, recognition, shape_range):
@@ -64,10 +65,10 @@ def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRa
 def one_by_one(
     signature: Signature, recognition: Recognition, shape_range: ShapeRange, most_bytes: int
 ) -> Iterator[Callable[[], Probe]]:
-    """The probes of `tensors` in the same order, each made when it is called: for a host that serves.
+    """Yield functions that make the probes of `tensors`, in the same order, for a host that serves.
 
     Probes of more than `most_bytes` are left out, and wide ones: a large number that is a count or a size would keep
-    the host busy for ever, or take its memory.
+    the host busy for ever, or use up its memory.
     """
     for kinds in (_KINDS, _CONSTANTS):
         for shapes in _candidates(signature, recognition, shape_range):
@@ -81,7 +82,7 @@ def _bytes(signature: Signature, shapes: Shapes) -> float:
 
 
 def edges(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> list[Probe]:
-    """Seeded tensors at the edges of the range of shapes that settings or traffic gave."""
+    """Return probes with seeded tensors at the edges of the range of shapes from settings or traffic."""
     return [_tensors(signature, recognition, shapes, _KINDS[0]) for shapes in shape_range.edges(signature)]
 
 
@@ -90,7 +91,7 @@ class Pictures:
 
     def __init__(self, signature: Signature, recognition: Recognition) -> None:
         if recognition.preprocess is None:
-            raise InvalidInput(f"this model takes no picture: {recognition.picture}")
+            raise InvalidInput(f"this model takes no pictures: {recognition.picture}")
         from edged.vision.prepare import Preparer  # loads OpenCV, which the daemon does without
 
         self._preparer = Preparer(recognition.preprocess)
@@ -101,17 +102,17 @@ class Pictures:
         self._dtype = numpy_dtype(recognition.preprocess.datatype)
 
     def drawn(self, seed: int = pictures.TO_JUDGE) -> Iterator[Probe]:
-        """The pictures that edged draws itself."""
+        """Yield probes of the pictures that edged draws."""
         for number, pixels in enumerate(pictures.draw(seed), 1):
             yield self.of(f"drawn picture {number}", pixels)
 
     def sample(self, path: Path, content: str = "") -> Probe:
-        """A picture of the user's. InvalidInput, with the file's name, if it cannot be read. Superseded if its
-        SHA-256 is not `content`."""
+        """Return the probe of a user's picture. Raises InvalidInput, with the file's name, if it cannot be read,
+        Superseded if its SHA-256 is not `content`."""
         return self.of(path.name, read_sample(path, content))
 
     def of(self, name: str, pixels: Image) -> Probe:
-        """A picture, BGR uint8 [height, width, 3]."""
+        """Return the probe of a picture, BGR uint8 [height, width, 3]."""
         # As in serving: with a fixed batch the picture is the first and the rest stay zero.
         tensor = np.zeros(self._shape, self._dtype)
         placement = self._preparer.prepare(pixels, tensor[0])
@@ -120,8 +121,8 @@ class Pictures:
 
 
 class _Companions:
-    """The inputs besides the picture that a model's family fills (`Family.extra_inputs`): such as sizes of pictures,
-    which cannot be random."""
+    """The inputs other than the picture that a model's family fills (`Family.extra_inputs`), such as the size of the
+    picture. They cannot be random."""
 
     def __init__(self, recognition: Recognition) -> None:
         self._family = open_family(recognition) if recognition.family else None
@@ -131,8 +132,8 @@ class _Companions:
 
 
 def read_sample(path: Path, content: str = "") -> Image:
-    """A user's picture, BGR uint8 [height, width, 3]. InvalidInput, with the file's name, if it cannot be used;
-    Superseded if its SHA-256 is not `content`."""
+    """Return a user's picture, BGR uint8 [height, width, 3]. Raises InvalidInput, with the file's name, if it cannot be
+    used, Superseded if its SHA-256 is not `content`."""
     from edged.vision.image import decode  # loads OpenCV, which the daemon does without
 
     encoded = sample_content(path, content)
@@ -143,12 +144,12 @@ def read_sample(path: Path, content: str = "") -> Image:
 
 
 def sample_content(path: Path, content: str = "") -> bytes:
-    """The bytes of a user's sample, of a bearable size; errors as those of `read_sample`."""
+    """Return the bytes of a user's sample. Raises InvalidInput if it is too large, and the errors of `read_sample`."""
     try:
         encoded = read_regular(path)
     except OSError as error:
         if content:
-            raise Superseded(f"sample {path.name} went while it was read: {error.strerror or error}") from error
+            raise Superseded(f"sample {path.name} can no longer be read: {error.strerror or error}") from error
         raise InvalidInput(f"sample {path.name} cannot be read: {error.strerror or error}") from error
     if content and hashlib.sha256(encoded).hexdigest() != content:
         raise Superseded(f"sample {path.name} was changed while it was read")
@@ -157,7 +158,7 @@ def sample_content(path: Path, content: str = "") -> bytes:
 
 
 def _candidates(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[Shapes]:
-    """Concrete shapes to try, each once; those outside the range come last, for models that take nothing else."""
+    """Yield concrete shapes to try, each once. Those outside the range come last, for models that accept no others."""
     usual, tried = shape_range.usual(signature), list(_shapes(signature, recognition))
     first = [usual] if usual is not None and _are_small(usual) else []
     ordered = [*first, *filter(shape_range.contains, tried), *(s for s in tried if not shape_range.contains(s))]
@@ -178,10 +179,10 @@ def _tensors(signature: Signature, recognition: Recognition, shapes: Shapes, kin
 
 
 def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:
-    """Concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes.
+    """Yield concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes.
 
-    Dimensions without names may have to agree all the same, such as those of a sound and of a state for each row of it:
-    afterwards those of one input alone are tried, where the others' are 1.
+    Unnamed dimensions of different inputs may have to agree, such as the batch of a sound and of its state. So the last
+    candidates only fill the unnamed dimensions of one input, and those of the other inputs are 1.
     """
     preprocess = recognition.preprocess
     own = [(preprocess.width, preprocess.height)] if preprocess else []
@@ -201,9 +202,9 @@ def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:
 
 
 def _shape(spec: TensorSpec, width: int, height: int, named: dict[str, int]) -> tuple[int, ...]:
-    """Sizes for one input. `named` remembers what a dimension's name stands for, over all inputs."""
+    """Return sizes for one input. `named` has the size of each named dimension, for all inputs."""
     rank = len(spec.shape)
-    rows = None if rank != 4 else 1 if spec.shape[-1] in (1, 3) else 2  # where a picture's height is
+    rows = None if rank != 4 else 1 if spec.shape[-1] in (1, 3) else 2  # the axis of a picture's height
     sizes = []
     for axis, dim in enumerate(spec.shape):
         if isinstance(dim, int):
@@ -220,7 +221,7 @@ def _values(datatype: str, shape: tuple[int, ...], kind: str) -> Array:
     random = np.random.default_rng([_SEED, _KINDS.index(kind)])
     dtype = numpy_dtype(datatype)
     if datatype == "BYTES":
-        # Models read numbers from their texts as often as words.
+        # Models parse texts as numbers as often as they take words.
         words = [b"0", b"1", b"2"] if kind == "unit" else [b"edged", b"", "Größe".encode(), b"0", b"a b"]
         return np.array(random.choice(np.array(words, np.object_), size=shape), dtype=np.object_).reshape(shape)
     if datatype == "BF16":  # the upper half of a float32

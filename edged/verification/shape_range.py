@@ -1,4 +1,4 @@
-"""The shapes that a model is probed with: those that an engine for a range of shapes takes as well. Pure."""
+"""The shapes of a model's probes, which engines for a range of shapes must accept too. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edged.errors import Unsuitable
 from edged.models.model import Model
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec, numpy_dtype
 
-_LARGEST_BATCH = 32 << 20  # bytes of one input that is probed with as a whole batch
+_LARGEST_BATCH = 32 << 20  # the most bytes of one input in a probe of a whole batch
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 
 class ShapeRange(msgspec.Struct, frozen=True):
-    """A model's range of shapes on any device; empty if nothing tells it. `given` are the inputs whose range was set by
-    `profile.INPUT` or learnt from traffic.
+    """A model's range of shapes on any device; empty if it is unknown. `given` are the inputs with a range that was set
+    by `profile.INPUT` or learnt from traffic.
     """
 
     profile: Profile = Profile()
@@ -30,14 +30,14 @@ class ShapeRange(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: Model) -> ShapeRange:
-        """The range of a model by what its traffic has taught, or else by its settings."""
+        """Return the range that was learnt from a model's traffic, or else the range of its settings."""
         if model.learnt.ranges:
             return cls(model.learnt, tuple(sorted(each.name for each in model.learnt.ranges)))
         return cls.read(model.inspection.signature, model.entry.settings, model.picture)
 
     @classmethod
     def read(cls, signature: Signature, settings: Mapping[str, str], picture: tuple[int, int] | None) -> ShapeRange:
-        """As `Profile.of`, but empty for a model whose range nothing tells."""
+        """Return the range of `Profile.of`; empty if it is unknown."""
         try:
             profile = Profile.of(signature, settings, picture)
         except Unsuitable:
@@ -48,11 +48,11 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return all(self.profile.contains(name, shape) for name, shape in shapes.items())
 
     def usual(self, signature: Signature) -> Shapes | None:
-        """The shapes to be fast at; None without a range."""
+        """Return the shapes that engines are optimised for; None without a range."""
         return {s.name: self._shape(s) for s in signature.inputs} if self.profile.ranges else None
 
     def batch(self, signature: Signature) -> Shapes | None:
-        """The usual shapes with the largest batch, if that was set or learnt and is cheap to probe with; else None."""
+        """Return the usual shapes with the largest batch, if this was set or learnt and is cheap to run; else None."""
         grows = {r.name for r in self.profile.ranges if r.name in self.given and r.maximum[:1] > r.optimum[:1]}
         if not grows:
             return None
@@ -61,8 +61,8 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return shapes if _is_cheap(signature, shapes) else None
 
     def edges(self, signature: Signature) -> list[Shapes]:
-        """The largest batch, and the smallest and largest shapes, of ranges that were set or learnt; each once, none
-        that is expensive to probe with."""
+        """Return the largest batch, and the smallest and largest shapes, of ranges that were set or learnt. Each is
+        there once; shapes that are expensive to probe are left out."""
         batch = self.batch(signature)
         found = [] if batch is None else [batch]
         if not self.given:
@@ -78,7 +78,7 @@ class ShapeRange(msgspec.Struct, frozen=True):
         return side(found) if found is not None else tuple(dim for dim in spec.shape if isinstance(dim, int))
 
     def _shape(self, spec: TensorSpec, leading: AnySet[Dim] | None = None) -> tuple[int, ...]:
-        """The usual shape of an input; with `leading`, these dimensions and the first are as large as they get."""
+        """Return the usual shape of an input; with `leading`, these dimensions and the first have their maximum."""
         found = self.profile.range(spec.name)
         if found is None:
             return tuple(dim for dim in spec.shape if isinstance(dim, int))

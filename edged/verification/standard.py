@@ -1,7 +1,7 @@
-"""What an engine of a model is held to: what it is asked, and how far its answers may be from the reference's.
+"""The standard that a model's engines must meet: the probes, and how far answers may differ from the reference's.
 
-Asked on the daemon's event loop for every engine that is planned, so nothing here decodes a picture, and a model that
-comes with the `contents` of its samples is not looked up on disk.
+The daemon's event loop computes it for every planned engine. So nothing here decodes a picture, and for a model with
+the `contents` of its samples the disk is not read.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from edged.models.model import Model
 from edged.verification.shape_range import ShapeRange
 from edged.vision.family import Recognition
 
-# Part of the name of every file of golden answers. To be raised with every change of what is asked (golden.py,
-# probes.py, shape_range.py, pictures.py) or of how it is kept.
+# Part of the name of every file of golden answers. Increase it with every change of the probes (golden.py, probes.py,
+# shape_range.py, pictures.py) or of the file's format.
 _QUESTIONS = 6
-# To be raised with every change of which answers count (`golden.deciding`).
+# Increase it with every change of the answers that count (`golden.deciding`).
 _RULE = 3
 
 
 class Tolerance(msgspec.Struct, frozen=True):
-    """How far an engine may be from the reference. A figure is the worst over outputs and samples; two shares are of
-    all samples together: `top1` of the rows of classifiers, [N, classes], and `boxes` of the detections in pictures,
-    if the model's family is known (see `edged.verification.boxes`).
+    """How far an engine may differ from the reference. A figure is the worst over outputs and samples, except for two
+    shares of all samples together: `top1` of the rows of classifiers, [N, classes], and `boxes` of the detections in
+    pictures, if the model's family is known (see `edged.verification.boxes`).
     """
 
     cosine: float  # at least: cosine of the angle between the flattened outputs
     relative_l2: float  # at most: norm of the difference over norm of the reference
-    element: float  # of its row's or column's largest value: an element farther off than this is an outlier
+    element: float  # an element that differs by more than this share of its row's or column's maximum is an outlier
     outliers: float  # at most: share of elements that are outliers
     unequal: float  # at most: share of elements that differ, for integers, booleans and strings
-    top1: float  # at least: share of the rows with a clear winner that keep it
-    boxes: float  # at least: share of detections that the other finds as well, in the worse of both directions
+    top1: float  # at least: share of the rows with a clear winner that have the same winner
+    boxes: float  # at least: share of detections that the other side has too, in the worse direction
     box_score: float  # at most: largest difference between the scores of a detection
-    class_score: float  # at most: largest difference between the probabilities of a class, of pictures and samples
-    finite: float = 1.0  # at least: share of elements that are finite, infinite or no number as in the reference
+    class_score: float  # at most: largest difference between the probabilities of a class, in pictures and samples
+    finite: float = 1.0  # at least: share of elements that are finite, infinite or NaN as in the reference
 
 
-# Reassociated sums move float32 answers by about 1e-6; halves by about 1e-3. Far above that something is wrong.
+# Another order of additions changes float32 answers by about 1e-6, float16 answers by about 1e-3. A difference far
+# above that is an error.
 TOLERANCES = {
     "fp32": Tolerance(
         cosine=0.99999,
@@ -54,7 +55,7 @@ TOLERANCES = {
         box_score=0.01,
         class_score=0.01,
     ),
-    # The factors of products are rounded to ten bits, sums are not.
+    # Factors are rounded to ten bits, sums are not.
     "tf32": Tolerance(
         cosine=0.9999,
         relative_l2=1e-2,
@@ -103,34 +104,34 @@ TOLERANCES = {
 
 
 class Standard(msgspec.Struct, frozen=True):
-    """What one engine of a model is held to. A verdict that was reached by another standard is out of date."""
+    """The standard that one engine of a model must meet. A verdict by another standard is out of date."""
 
     tolerance: Tolerance
-    golden: str  # names the golden probes: the model and everything else they are made from
-    detections: str = ""  # how boxes are read from answers; empty for a model of no family
+    golden: str  # identifies the golden probes by the model and everything else that they are made from
+    detections: str = ""  # digest of how boxes are decoded; empty for a model without a family
     rule: int = _RULE
 
     @classmethod
     def of(cls, model: Model, precision: str) -> Standard:
-        """The standard for engines of a model in a precision."""
+        """Return the standard for engines of a model in a precision."""
         held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
         return cls(held, _golden(model), _detections(model.recognition))
 
     @property
     def digest(self) -> str:
-        """12 hexadecimal digits over all of it."""
+        """12 hexadecimal digits over all fields."""
         return _short(self)
 
 
 def coarser(precision: str, arithmetic: str) -> str:
-    """The one of fewer digits, which says how far two right answers may be apart."""
+    """Return the precision with fewer digits, which decides how far two correct answers may differ."""
     return max(precision, arithmetic, key=list(TOLERANCES).index)
 
 
 def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp32") -> Tolerance:
-    """How far an engine may be from the reference. The model computes in `arithmetic` as it was written.
+    """Return how far an engine may differ from the reference. `arithmetic` is the precision of the model as exported.
 
-    Detections and classes have one bound for all precisions, unless the model's settings ask for this one.
+    Detections and classes have the bounds of `arithmetic` in every precision that the model's settings do not name.
     """
     found = TOLERANCES[coarser(precision, arithmetic)]
     if precision not in (model_settings.precisions(settings) or ()):
@@ -141,8 +142,8 @@ def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp
 
 
 def _golden(model: Model) -> str:
-    """The model's digest, a dash, and 12 hexadecimal digits over whatever else the probes are made from."""
-    samples = sorted(map(model.content, model.samples))  # whatever the files are called
+    """Return the model's digest, a dash, and 12 hexadecimal digits over everything else that probes are made from."""
+    samples = sorted(map(model.content, model.samples))  # the names of the files do not matter
     shape_range = ShapeRange.of(model)
     shapes = [str(shape_range.profile), shape_range.given]
     return f"{model.digest}-{_short([_QUESTIONS, model.recognition.preprocess, samples, shapes])}"

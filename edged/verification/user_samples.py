@@ -1,13 +1,13 @@
-"""The samples that a user gives with a model: tensors to probe it with, and pictures to calibrate int8 on.
+"""The user's samples of a model: tensors to probe it with, and pictures to calibrate int8 on.
 
-Tensors are for a model that answers certain values only, which no generated probe would hit. They come in a file *.npz,
-as numpy.savez writes it, with an array for each input by its name. Format:
+Tensors are for a model that only accepts certain values, which generated probes do not have. They are in a *.npz file
+of numpy.savez, with an array for each input by its name. Format:
 https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. Files are untrusted: no pickle is read, and
 nothing is unpacked before its size is known.
 
-An engine answers best what it was calibrated on, so some pictures are held out to judge it by: every second one of the
-user's if there are enough, and another set of drawn ones (`pictures.py`). The daemon's event loop names the calibration
-data of every engine that it plans, with known digests, so nothing here decodes a picture; the child that measures
+An engine is most accurate on its calibration pictures, so some pictures are only used to judge it: every second one of
+the user's if there are enough, and a separate set of drawn ones (`pictures.py`). The daemon's event loop computes the
+digest of the calibration data of every planned engine, so nothing here decodes a picture; the child that calibrates
 (`jobs/precision.py`) does.
 """
 
@@ -33,28 +33,28 @@ from edged.tensors import Array, TensorSpec, numpy_dtype
 from edged.verification.probes import GIVEN, Probe, sample_content
 from edged.vision.family import Recognition
 
-_MOST_BYTES = 64 << 20  # of all arrays of a sample: more would hardly pass a request
+_MOST_BYTES = 64 << 20  # of all arrays of a sample; more would hardly fit into a request
 _MEMBER = ".npy"
 _Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype[np.generic]]  # shape, whether in Fortran's order, type
 _HEADERS: Mapping[tuple[int, int], Callable[[io.BytesIO], _Header]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# What zipfile, zlib and numpy raise of files that are not what they say.
+# What zipfile, zlib and numpy raise for invalid files.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, NotImplementedError, EOFError, OSError)
-# To be raised with every change of what is measured (jobs/precision.py, pictures.py, jobs/onnx_int8.py).
+# Increase it with every change of the calibration (jobs/precision.py, pictures.py, jobs/onnx_int8.py).
 _METHOD = 2
-_ENOUGH = 4  # with fewer pictures of the user's all are used
+_ENOUGH = 4  # with fewer pictures of the user, all are used
 
 
 def tensor_probes(signature: Signature, samples: Sequence[str]) -> Iterator[Callable[[], Probe]]:
-    """One for each file of tensors, read when it is called: see `read_tensors`."""
+    """Yield a function for each file of tensors, which reads the file: see `read_tensors`."""
     yield from (partial(read_tensors, Path(path), signature) for path in samples if is_tensors(path))
 
 
 def read_tensors(path: Path, signature: Signature, content: str = "") -> Probe:
-    """Read the inputs in a file. InvalidInput, with the file's name, if they do not fit the model; Superseded if the
-    file's SHA-256 is not `content`."""
+    """Read the inputs in a file. Raises InvalidInput, with the file's name, if they do not fit the model, Superseded if
+    the file's SHA-256 is not `content`."""
     encoded = sample_content(path, content)
     try:
         with zipfile.ZipFile(io.BytesIO(encoded)) as archive:
@@ -63,7 +63,7 @@ def read_tensors(path: Path, signature: Signature, content: str = "") -> Probe:
         raise InvalidInput(f"sample {path.name} cannot be used: {error}") from error
     except _DAMAGED as error:
         reason = " ".join(str(error).split())[:200]
-        message = f"sample {path.name} cannot be used: it is not a complete file of numpy.savez ({reason})"
+        message = f"sample {path.name} cannot be used: not a complete file of numpy.savez ({reason})"
         raise InvalidInput(message) from error
     return Probe(arrays, GIVEN, path.name)
 
@@ -82,7 +82,7 @@ def _arrays(archive: zipfile.ZipFile, specs: Mapping[str, TensorSpec]) -> dict[s
 
 
 def _array(member: bytes, spec: TensorSpec) -> Array:
-    """One array, in C's order, as sessions take it."""
+    """Return one array in C order, as sessions take it."""
     file = io.BytesIO(member)
     shape, is_fortran, dtype = _header(file, spec)
     if not spec.admits(shape):
@@ -105,10 +105,10 @@ def _array(member: bytes, spec: TensorSpec) -> Array:
 def _header(file: io.BytesIO, spec: TensorSpec) -> _Header:
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
-        raise InvalidInput(f"array {spec.name[:80]!r} is of format {version}, of which edged knows 1.0 and 2.0")
+        raise InvalidInput(f"array {spec.name[:80]!r} has format {version}; edged reads (1, 0) and (2, 0)")
     try:
         return _HEADERS[version](file)
-    except Exception as error:  # it is read as Python's words are, whose errors share no base
+    except Exception as error:  # numpy parses it as a Python literal; the errors have no common base class
         raise InvalidInput(f"array {spec.name[:80]!r} has a damaged header") from error
 
 
@@ -117,10 +117,10 @@ def _text(text: str | bytes) -> bytes:
 
 
 def calibration_pictures(samples: Sequence[str], digest_of: Callable[[str], str] = content) -> dict[str, str]:
-    """Choose the user's pictures to calibrate on: paths by the digests of their content, in the order of the digests.
+    """Return the user's pictures to calibrate on: paths by the digest of the content, in the order of the digests.
 
-    `digest_of` reads the file unless it knows the digest. Equal pictures count as one, names do not matter, and files
-    that cannot be read are left out.
+    `digest_of` returns the digest of a file. Equal pictures count as one, names do not matter, and files that cannot be
+    read are left out.
     """
     pictures = sorted((path for path in samples if not is_tensors(path)), reverse=True)
     found = {named: path for path in pictures if SHA_256.fullmatch(named := digest_of(path))}
@@ -130,7 +130,7 @@ def calibration_pictures(samples: Sequence[str], digest_of: Callable[[str], str]
 def calibration_digest(
     recognition: Recognition, samples: Sequence[str], digest_of: Callable[[str], str] = content
 ) -> str:
-    """12 hexadecimal digits over all that calibration depends on besides the model. `samples` are paths.
+    """Return 12 hexadecimal digits over everything except the model that calibration depends on. `samples` are paths.
 
     Empty for a model that takes no pictures, which cannot be calibrated.
     """
@@ -138,5 +138,5 @@ def calibration_digest(
 
 
 def calibration_name(recognition: Recognition, contents: Iterable[str]) -> str:
-    """`calibration_digest` by the digests of the chosen pictures."""
+    """Return `calibration_digest` for the digests of the chosen pictures."""
     return hashlib.sha256(msgspec.json.encode([_METHOD, recognition.preprocess, [*contents]])).hexdigest()[:12]

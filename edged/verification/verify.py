@@ -19,19 +19,20 @@ from edged.verification.standard import Tolerance
 from edged.vision.placement import Placement
 
 _Floats = npt.NDArray[np.float64]
-_TINY = 1e-12  # a column of zeros has no scale
+_TINY = 1e-12  # tolerated in a row or column of zeros
 
-# Figures of which more is better; of the others less is.
+# Figures that must be at least their bound. The others must be at most their bound.
 FLOORS = frozenset(("finite", "cosine", "top1", "boxes"))
-# What is decided on, in the order of telling. p99_abs is for people to read.
+# The figures that decide, in the order of the reasons in a verdict. p99_abs only informs people.
 _DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", "top1", "boxes", "box_score", "class_score")
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """What the reference and an engine answered to one probe.
+    """The answers of the reference and of an engine to one probe.
 
-    `picture` is the probe's name if it was one, `placement` where the picture lay in the input. `extreme` marks
-    inputs that a model is not made for: who wins there says nothing. `noise` is what of a difference means nothing.
+    `picture` is the name of a picture or sample, `placement` the place of the picture in the input. `extreme` marks
+    inputs that a model is not made for: the winning class is meaningless there. `noise` is the part of a difference
+    that is meaningless.
     """
 
     expected: Mapping[str, Array]
@@ -43,13 +44,13 @@ class Pair(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, sample: Sample, answer: Mapping[str, Array]) -> Pair:
-        """What was answered to a golden probe."""
+        """Return the pair of a golden probe."""
         extreme = sample.kind == WIDE
         return cls(sample.outputs, answer, sample.name, sample.placement, extreme, sample.noise)
 
 
 def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | ClassMatcher | None = None) -> Verdict:
-    """The verdict over the answers to every probe. `matcher` compares detections or classes of pictures."""
+    """Return the verdict over the answers to all probes. `matcher` compares detections or classes of pictures."""
     tally = _Tally(tolerance, matcher)
     for pair in pairs:
         reason = tally.add(pair)
@@ -73,7 +74,7 @@ class _Tally:
         self._boxes, self._least_share = Agreement(), 1.0
 
     def add(self, pair: Pair) -> str:
-        """Why the answer cannot be compared at all; empty if it was."""
+        """Add the figures of an answer; return why it cannot be compared, empty if it can."""
         for name, reference in pair.expected.items():
             found = pair.answer.get(name)
             is_list = self._matcher is not None and name in self._matcher.lists
@@ -109,7 +110,7 @@ class _Tally:
             figures["top1"] = min(shares)
             self._where.pop("top1", None)
         else:
-            deciding.discard("top1")  # no classifier, or nowhere a clear winner
+            deciding.discard("top1")  # not a classifier, or no row has a clear winner
         if self._boxes.share is not None:
             figures |= {"boxes": self._boxes.share, "box_score": self._boxes.score}
             deciding |= {"boxes", "box_score"}
@@ -148,12 +149,12 @@ class _Tally:
 
 
 def _is_alike(one: Array, other: Array) -> bool:
-    """Whether two lists are of one kind; they may differ in how many rows they have."""
+    """Whether two lists have the same datatype and rank. Their number of rows may differ."""
     return one.dtype == other.dtype and one.ndim == other.ndim
 
 
 def _finite_share(reference: Array, answer: Array) -> float:
-    """What is no number in the answer, and is one in the reference: one minus the difference of their shares."""
+    """Return 1 minus how far the answer's share of finite elements is below the reference's."""
     if reference.dtype.kind != "f" or not reference.size or not answer.size:
         return 1.0
     return 1 - max(0.0, float(np.mean(np.isfinite(reference)) - np.mean(np.isfinite(answer))))
@@ -165,10 +166,10 @@ def _is_classifier(output: Array) -> bool:
 
 
 def _winners(reference: Array, answer: Array, element: float) -> tuple[int, int]:
-    """How many rows have a clear winner in the reference, and in how many of them the answer has the same.
+    """Return how many rows have a clear winner in the reference, and how many of these have it in the answer too.
 
-    A winner is clear when it leads by more than two elements may move without being outliers, so that a tie, or a row
-    of noise, rejects no engine whose other figures are good.
+    A winner is clear if its lead is larger than two elements may move together without being outliers. So a tie or a
+    row of noise does not reject an engine with otherwise good figures.
     """
     expected = reference.astype(np.float64)
     sound = np.isfinite(expected).all(axis=1)
@@ -200,11 +201,11 @@ def _figures(reference: Array, answer: Array, element: float, noise: Noise | Non
 
 
 def _outliers(expected: _Floats, found: _Floats, element: float) -> float:
-    """Share of elements that are off by more than `element` of the largest value next to them.
+    """Return the share of elements that differ by more than `element` of the largest value in their row or column,
+    whichever is smaller.
 
-    Beside them means in their row or in their column, whichever is smaller: where one tensor holds boxes in pixels and
-    scores below one, a wrong score must not hide behind the boxes. Axes of one element are no rows or columns: there
-    each element would be its own measure, and the small ones of a classifier's scores would count as wrong.
+    So a wrong score below 1 is found in a tensor that also has boxes in pixels. Axes of one element do not count as
+    rows or columns: each element would be its own scale, and small scores of a classifier would count as outliers.
     """
     expected, found = expected.squeeze(), found.squeeze()
     size = np.abs(expected)
@@ -220,14 +221,14 @@ def _distances(expected: _Floats, found: _Floats) -> dict[str, float]:
     one, other = expected / scale, found / scale
     norm, length = float(np.linalg.norm(one)), float(np.linalg.norm(other))
     distance = float(np.linalg.norm(one - other))
-    # Two outputs of zeros point nowhere; they are equal or they are not.
+    # An output of zeros has no direction: the cosine is 1 if both are zeros, else 0.
     cosine = float(one @ other) / (norm * length) if norm and length else float(norm == length)
     relative = distance / norm if norm else (0.0 if distance == 0 else 1.0)
     return {"cosine": cosine, "relative_l2": relative}
 
 
 def _top1(reference: Array, answer: Array) -> float:
-    """Share of rows whose largest element is the same; rows are the last axis."""
+    """Return the share of rows with the same largest element. Rows are along the last axis."""
     if reference.ndim < 2:
         return 1.0
     return float(np.mean(np.argmax(reference, axis=-1) == np.argmax(answer, axis=-1)))

@@ -136,7 +136,7 @@ def test_commands_without_a_daemon_read_the_folders(tmp_path: Path) -> None:
     assert {e["state"] for e in json.loads(engines.stdout)["engines"]} == {"absent"}
     again = edged_command("models", "add", "local", str(MODEL_PATH), "--state", state)
     assert again.returncode == 1
-    assert "already there" in again.stderr
+    assert "already exists" in again.stderr
     replaced = edged_command("models", "add", "local", str(MODEL_PATH), "--replace", "--state", state)
     changed = edged_command("models", "set", "local", "threads=1", "--state", state, "--json")
     assert (replaced.returncode, json.loads(changed.stdout)) == (0, {"name": "local", "settings": {"threads": "1"}})

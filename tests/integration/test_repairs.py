@@ -105,7 +105,7 @@ def test_models_add_convert_serves_remembers_and_reports_the_repair(daemon: Daem
 
     again = _edged(daemon, "models", "add", "new", str(file), *_LOWER)
     assert again.returncode != 0
-    assert "is already there, repaired from this very file" in again.stderr
+    assert "it was repaired from the same file" in again.stderr
 
     daemon.stop()
     daemon.start()

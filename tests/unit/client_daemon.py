@@ -150,7 +150,7 @@ class Daemon:
             if kind == "header":
                 header = part.header
                 if header.name == "taken":
-                    await context.abort(grpc.StatusCode.ALREADY_EXISTS, "model 'taken' is already there")
+                    await context.abort(grpc.StatusCode.ALREADY_EXISTS, "model 'taken' already exists")
             elif kind == "file":
                 name = part.file.path
                 files[name] = b""

@@ -29,7 +29,7 @@ def root(tmp_path: Path, boot: Path) -> Path:
     return tmp_path / "cache"
 
 
-CUT_OFF = "the box stopped while it was being made"
+CUT_OFF = "the box stopped while the engine was being made"
 
 
 @pytest.mark.parametrize(

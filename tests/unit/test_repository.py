@@ -369,7 +369,7 @@ def test_add_stores_the_record_of_repairs(tmp_path: Path) -> None:
     entry = repository.entries()["m"]
     assert entry.repair == RECORD
     assert (tmp_path / "models" / "m" / "1" / repair.FILE).is_file()
-    assert "repaired from this very file on 2026-01-02" in entry.already_there("b" * 64)
+    assert "repaired from the same file on 2026-01-02" in entry.already_there("b" * 64)
     assert "--replace" in entry.already_there("c" * 64)
     assert "--replace" in entry.already_there("")
 
@@ -381,8 +381,8 @@ def test_entries_report_files_that_look_like_settings(root: Path) -> None:
     (folder / "settings.toml").touch()
     (folder / "1" / "edged.toml").touch()
     assert Repository(root).entries()["m"].unread == (
-        "1/edged.toml is not read: settings are in m/edged.toml",
-        "settings.toml is not read: settings are in m/edged.toml",
+        "1/edged.toml is not read; put settings in m/edged.toml",
+        "settings.toml is not read; put settings in m/edged.toml",
     )
 
 

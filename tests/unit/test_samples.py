@@ -75,7 +75,7 @@ def test_find_refuses_other_paths_in_one_line(folder: Path, tmp_path: Path) -> N
     for given, words in (
         ([tmp_path / "gone.jpg"], r"gone\.jpg"),
         ([tmp_path / "empty"], "empty"),
-        ([tmp_path / "film.mp4"], "not named as a picture"),
+        ([tmp_path / "film.mp4"], "invalid sample name"),
         ([tmp_path / "huge.jpg"], "at most 16 MiB"),
         ([tmp_path / "pipe.jpg"], "not a file"),
         ([many], "33 samples are too many"),
@@ -140,7 +140,7 @@ def test_add_takes_samples(tmp_path: Path, move: bool) -> None:
 def test_add_hostile_sample_name_is_refused(tmp_path: Path, name: str) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"x")
-    with pytest.raises(InvalidInput, match="not named as a picture"):
+    with pytest.raises(InvalidInput, match="invalid sample name"):
         Repository(tmp_path / "models").add("yolo", {"m": source}, {}, samples={name: source})
     assert not (tmp_path / "models").exists()
 

@@ -144,7 +144,7 @@ def test_read_tensors_replaced_file_is_superseded(tmp_path: Path) -> None:
     with pytest.raises(Superseded, match="was changed"):
         user_samples.read_tensors(path, SIGNATURE, "0" * 64)
     path.unlink()
-    with pytest.raises(Superseded, match="went while"):
+    with pytest.raises(Superseded, match="can no longer be read"):
         user_samples.read_tensors(path, SIGNATURE, "0" * 64)
     with pytest.raises(InvalidInput, match="cannot be read"):
         user_samples.read_tensors(path, SIGNATURE)
