@@ -175,7 +175,7 @@ def test_slow_alarm_stays_without_requests(served: Served) -> None:
     served.infer(340, 90)
     served.clock.now += 600
     (alarm,) = served.look()
-    assert alarm.message.endswith("inference took much longer than 12 ms, then no inference ended for a while")
+    assert alarm.message.endswith("inference took much longer than 12 ms, then no inference finished for a while")
 
 
 def test_slow_engine_with_few_answers_raises_no_alarm(served: Served) -> None:
@@ -224,7 +224,7 @@ def test_refused_and_replaced_models_raise_different_alarms(served: Served) -> N
     served.planned.problem = NotReady("it is no model")
     (alarm,) = served.look()
     assert alarm.kind is AlarmKind.UNSERVED
-    assert "is not what is served: it is no model" in alarm.message
+    assert "its previous version serves: it is no model" in alarm.message
     served.planned.slot.current = None
     (alarm,) = served.look()
     assert "cannot be served: it is no model" in alarm.message

@@ -492,7 +492,7 @@ async def test_find_version_by_number_or_name(house: House) -> None:
     assert find("m") is find("m", "10") is find("m", "010") is find("m:10") is newest
     assert find("m", "9") is find("m:9") is beside
     assert house.catalogue.versions("m") == [newest, beside]
-    with pytest.raises(ModelNotFound, match="has no version 8 that is served; there are: 10, 9"):
+    with pytest.raises(ModelNotFound, match="has no version 8; available: 10, 9"):
         find("m", "8")
     with pytest.raises(ModelNotFound, match="no version 8"):
         find("m:8")
