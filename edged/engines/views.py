@@ -178,7 +178,7 @@ def _against(engine: PlannedEngine, planned: PlannedModel) -> str:
     if engine.state is EngineState.REJECTED:
         return "answers differ"
     if is_doubted(engine, planned.engines.values()):
-        return f"not trusted, {engine.recipe.backend} in fp32 answers wrongly"
+        return f"not trusted, because {engine.recipe.backend} in fp32 gives wrong answers"
     gain = _gain(engine, planned) if engine.is_usable else None
     return f"{gain:.1f}x as fast" if gain is not None else ""
 

@@ -67,7 +67,7 @@ def test_a_box_is_named_by_the_facts_that_it_wrote_down(tmp_path: Path) -> None:
     [
         (("--for", "sm_90"), 1, "could not be built"),
         (("--for", "orin"), 2, "'orin' is neither a compute capability such as sm_86 nor a file of facts"),
-        (("--for", "sm_86", "--precision", "bf16"), 2, "builds nothing for sm_86 in bf16"),
+        (("--for", "sm_86", "--precision", "bf16"), 2, "no engine for sm_86 in bf16"),
         (("--for", "sm_86", "--set", "tensorrt.dla=1"), 2, "unknown setting tensorrt.dla"),
     ],
 )

@@ -217,7 +217,7 @@ def test_quarantined_engine_alarm_has_reason_and_remedy(served: Served) -> None:
     served.engine.fail(BuildFailed("no memory"), most=4)
     (alarm,) = served.look()
     assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.QUARANTINED, "m", served.engine.digest)
-    assert "failed 4 times, the last time: no memory; see: edged engines rebuild" in alarm.message
+    assert "failed 4 times; last error: no memory; see: edged engines rebuild" in alarm.message
 
 
 def test_refused_and_replaced_models_raise_different_alarms(served: Served) -> None:
@@ -253,7 +253,7 @@ def test_settings_without_candidates_raise_an_alarm(settings: dict[str, str]) ->
     (alarm,) = wrong([planned], SETTINGS, 0.0, Box())
     assert alarm.kind is AlarmKind.NO_CANDIDATE
     ((name, value),) = settings.items()
-    assert f"{name}={value} names nothing that this box can use" in alarm.message
+    assert f"{name}={value} allows no engine that this box can make" in alarm.message
     planned.entry = msgspec.structs.replace(planned.entry, settings={})
     assert list(wrong([planned], SETTINGS, 0.0, Box())) == []
 
@@ -276,7 +276,7 @@ def test_not_finite_alarm_lasts_until_outputs_were_finite_for_a_while(served: Se
 
 
 def test_alarms_quarantined_engines_and_their_model_are_raised(served: Served) -> None:
-    served.engine.quarantined = "its work ended its engine host 3 times, which at last died"
+    served.engine.quarantined = "it ended its engine host 3 times; the last time the host died"
     (alarm,) = served.look()
     assert (alarm.kind, alarm.engine) == (AlarmKind.QUARANTINED, served.engine.digest)
     assert "3 times" in alarm.message

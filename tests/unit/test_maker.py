@@ -168,7 +168,7 @@ async def test_make_failing_engine_is_retried_with_less_effort_until_quarantined
         assert shop.attempts() == Attempts(number, f"failure {number}")
     await shop.make(BuildFailed("failure 6"))
     assert engine.state is S.QUARANTINED
-    assert engine.reason == "failed 6 times, the last time: failure 6"
+    assert engine.reason == "failed 6 times; last error: failure 6"
     assert shop.attempts() == Attempts(6, "failure 6")
     assert shop.builder.efforts == ["full", "full", "reduced", "least", "least", "least"]
 
@@ -512,16 +512,16 @@ HANG = "build child reported no progress for 120 s and was stopped"
 CASES: dict[str, tuple[EdgedError, str, str, list[str], str]] = {
     "first failure": (EngineUnusable("no kernel"), "openvino", "", [], ""),
     "another failure": (EngineUnusable("no kernel"), "openvino", HANG, [], ""),
-    "the same again": (EngineUnusable("no kernel"), "openvino", "no kernel", [], "alike"),
+    "the same again": (EngineUnusable("no kernel"), "openvino", "no kernel", [], "twice in the same way"),
     "the same with other numbers": (
         EngineUnusable("node 'a_17' at /tmp/x: 12.5 MB"),
         "onnxruntime",
         "node 'b' at /var/y: 3 MB",
         [],
-        "alike",
+        "twice in the same way",
     ),
-    "a hang again": (ChildLost(HANG, "late"), "openvino", HANG.replace("120", "180"), [], "alike"),
-    "a crash again": (ChildLost("was killed by SIGSEGV", "crashed"), "openvino", "was killed by SIGSEGV", [], "alike"),
+    "a hang again": (ChildLost(HANG, "late"), "openvino", HANG.replace("120", "180"), [], "twice in the same way"),
+    "a crash again": (ChildLost("was killed by SIGSEGV", "crashed"), "openvino", "was killed by SIGSEGV", [], "twice in the same way"),
     "killed from outside again": (ChildLost("was killed", "killed"), "openvino", "was killed", [], ""),
     "too large again": (ChildLost("used more than 5 MiB", "too large"), "openvino", "used more than 5 MiB", [], ""),
     "no memory again": (OutOfMemory("no memory"), "onnxruntime", "no memory", [], ""),
