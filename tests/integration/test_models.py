@@ -74,7 +74,7 @@ def test_add_list_infer_remove_by_command(daemon: Daemon, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"This is not a model.\n", "not a whole ONNX model"), (MODEL_PATH.read_bytes()[:5000], "it was cut off")],
+    [(b"This is not a model.\n", "not an ONNX model"), (MODEL_PATH.read_bytes()[:5000], "it is truncated")],
     ids=["text", "truncated"],
 )
 def test_add_refused_upload_leaves_nothing(daemon: Daemon, tmp_path: Path, content: bytes, words: str) -> None:

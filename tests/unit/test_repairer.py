@@ -142,7 +142,7 @@ def test_repair_frees_fixed_sizes_if_settings_need_others(tmp_path: Path) -> Non
 
 def test_a_named_size_that_cannot_be_freed_is_an_error(tmp_path: Path) -> None:
     path = models.save(models.split(), tmp_path / "m.onnx")
-    with pytest.raises(ModelRefused, match="sizes: no input takes pictures of one size"):
+    with pytest.raises(ModelRefused, match="sizes: no input takes pictures of a fixed size"):
         _repair(path, RepairOptions.parse(False, ["sizes"]))
 
 
