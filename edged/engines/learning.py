@@ -161,7 +161,7 @@ class Learning:
             self._book.unaim(learning.model)
             learning.target, learning.state, learning.looked = None, "", -1
         elif all(engine.state in _OVER for engine in engines):
-            why = engines[0].reason if engines else "no installed backend builds for a range of shapes any more"
+            why = engines[0].reason if engines else "no installed backend builds for a range of shapes"
             _LOG.warning("model %s: no engine for %s can be made: %s", planned.entry.name, _words(target), why)
             learning.refused[target] = now + _FORGIVE_SECONDS
             learning.target, learning.looked = None, -1

@@ -148,7 +148,7 @@ class PlannedModel:
 
     @property
     def quarantine(self) -> str:
-        """Why no engine is opened any more: all are quarantined or refused. Empty if an engine serves or may open."""
+        """Why no engine is opened: all are quarantined or refused. Empty if an engine serves or may open."""
         reasons = [engine.quarantined for engine in self.engines.values() if engine.quarantined]
         if not reasons or self.slot.current is not None or self.opening is not None:
             return ""

@@ -39,7 +39,7 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 def convert_order(job: jobs.Build, folder: Path) -> tuple[Order, Composition]:
-    """Convert a model into the empty `folder`. Return the order for it, and what was kept in float32.
+    """Convert a model into the empty `folder`. Return the order for it, and the layers that stay in float32.
 
     Raises Superseded if the calibration pictures are not those of the engine's key, and otherwise as `convert`.
     """

@@ -220,7 +220,7 @@ def inference(
         remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
         return Finding(Stage.INFERENCE, Category.FAILED, message, remedy), ()
     reason = " ".join(str(first).split()) or type(first).__name__
-    whole = str(first.__cause__ or first)  # the runtime's own words, of which the error has the beginning
+    whole = str(first.__cause__ or first)  # the runtime's complete message; the error has only its beginning
     if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
         return _no_memory(Stage.INFERENCE, f"running it needs more memory than allowed: {reason[:300]}"), ()
     return Finding(Stage.INFERENCE, Category.FAILED, f"the model answers no golden input: {reason[:300]}", _GIVE), ()
