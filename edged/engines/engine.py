@@ -73,7 +73,7 @@ class Request(str, enum.Enum):
     NONE = ""
     BUILD = "build"  # an operator's command
     VERIFY = "verify"  # an operator's command
-    REVIEW = "review"  # as VERIFY, by the daemon: it was judged by another standard, or its figures may be off
+    REVIEW = "review"  # as VERIFY, requested by the daemon: the standard changed, or the timings may be wrong
 
 
 @dataclass

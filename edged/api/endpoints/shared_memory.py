@@ -122,7 +122,7 @@ class Segments:
         if size <= 0 or stamp <= 0:
             raise InvalidInput("the shared image has a size or a stamp of 0")
         if not 0 <= offset <= LARGEST_OFFSET or offset + layout.HEADER + size > length:
-            raise InvalidInput(f"the shared image has {size} bytes at offset {offset}, but segment {name} has only {length}")
+            raise InvalidInput(f"the shared image has {size} bytes at offset {offset}, but segment {name} has {length}")
         return SharedPicture(self._open[name], offset, stamp, size)
 
     def close(self) -> None:
