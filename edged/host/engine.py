@@ -57,7 +57,7 @@ class CancellableJobs:
         with self._lock:
             if job in self._unwanted:
                 self._forget(job)
-                raise DeadlineExceeded("the request was cancelled before it ran")
+                raise DeadlineExceeded("the request was stopped before it ran")
             self._running[job] = session
         try:
             return infer()

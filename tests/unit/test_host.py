@@ -180,7 +180,7 @@ def test_stop_running_job_ends_it_and_the_next_one_runs() -> None:
     jobs = jobs_of(1, 2)
     thread = threading.Thread(target=lambda: (session.began.wait(20), jobs.stop(1)))
     thread.start()
-    with pytest.raises(EngineUnusable, match="cancelled"):
+    with pytest.raises(EngineUnusable, match="stopped"):
         jobs.run(1, session, lambda: session.infer({}))
     thread.join()
     assert session.calls == ["stop", "go on"]
