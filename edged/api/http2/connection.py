@@ -378,7 +378,7 @@ class Connection(asyncio.BufferedProtocol):
             self._decoder.fields(block)
             if (call := self.calls.get(stream)) is not None:
                 if not flags & frames.END_STREAM or not call.is_receiving:
-                    raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS that do not end their stream")
+                    raise ConnectionFault(Code.PROTOCOL_ERROR, "unexpected HEADERS on an open stream")
                 call.received_all()
             return
         self._last_stream = stream
