@@ -37,7 +37,7 @@ class ProtoBuildHook(BuildHookInterface):
 
 
 def _in_own_pool(code: str) -> str:
-    """Return generated code that registers its messages in the package's descriptor pool, not the default pool.
+    """Return generated code that registers its messages in the package's pool, not the default one.
 
     A process has one default pool, and tritonclient registers package `inference` there too. The second import would fail
     with "duplicate symbol".

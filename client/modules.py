@@ -12,7 +12,7 @@ _ALSO = ("edged.vision.draw",)
 
 
 def modules(project: Path) -> dict[str, Path]:
-    """Return the paths of the modules that the client needs, with their packages, by name. `project`: the repository."""
+    """Return the paths of the modules and packages that the client needs, by name. `project`: the repository."""
     roots = [_name(path, project) for path in (project / "edged/client").rglob("*.py")]
     found: dict[str, Path] = {}
     waiting = [name for name in (*roots, *_ALSO) if not name.startswith(_WITHOUT)]

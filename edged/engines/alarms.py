@@ -163,25 +163,29 @@ def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[f
 def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) -> Iterator[Alarm]:
     name = planned.entry.name
     if planned.problem is not None:
-        word = "changed on disk and cannot be served; its previous version serves" if planned.serving else "cannot be served"
+        word = (
+            "changed on disk and cannot be served; its previous version serves"
+            if planned.serving
+            else "cannot be served"
+        )
         yield Alarm(AlarmKind.UNSERVED, f"model {name} {word}: {planned.problem}", name)
     narrowing = [f"{name}={planned.entry.settings[name]}" for name in _NARROWING if name in planned.entry.settings]
     if narrowing and planned.engines and all(engine.recipe.is_reference for engine in planned.engines.values()):
-        why = f"{', '.join(narrowing)} allows no engine that this box can make; change the setting, or install the backend"
+        why = f"{', '.join(narrowing)} allows no engine that this box can make; change it, or install the backend"
         yield Alarm(AlarmKind.NO_CANDIDATE, f"model {name} is served by the reference engine only: {why}", name)
     for key, engine in planned.engines.items():
         if engine.state is EngineState.QUARANTINED and not engine.is_held:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
         if engine.mismatch:
-            what = f"model {name}: stored engine {key[:12]} ({engine.recipe.backend}) answers differently from the reference"
+            what = f"model {name}: stored engine {key[:12]} ({engine.recipe.backend}) does not answer as the reference"
             how = f"{engine.mismatch}; it does not serve and is built again; check the permissions of the cache folder"
             yield Alarm(AlarmKind.ENGINE_MISMATCH, f"{what}: {how}", name, key)
         if engine.quarantined:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is quarantined: {engine.quarantined}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
     if planned.quarantine:
-        yield Alarm(AlarmKind.QUARANTINED, f"model {name} is not served: all its engines are quarantined or refused", name)
+        yield Alarm(AlarmKind.QUARANTINED, f"model {name} is not served: its engines are quarantined or refused", name)
     spells = planned.slot.finite.spells(now)
     if spells:
         detail = "; ".join(

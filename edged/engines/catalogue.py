@@ -304,7 +304,9 @@ class Catalogue:
         found = Reason.of(error)
         self._events.emit(ModelRefused(str(error), found.category, found.stage), name)
         if planned.serving:
-            _LOG.log(level, "model %s changed and cannot be served: %s; its previous version continues to serve", name, error)
+            _LOG.log(
+                level, "model %s changed and cannot be served: %s; its previous version continues to serve", name, error
+            )
             return
         _LOG.log(level, "model %s cannot be served: %s", name, error)
         planned.model = planned.served = None

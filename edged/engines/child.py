@@ -83,7 +83,9 @@ async def run(
             reach = await stack.enter_async_context(in_thread(partial(_reach, job)))
             child = OneShotChild(command, job, limits, on_progress, patience, reach)
         except OSError as error:
-            raise BuildFailed(f"cannot start the {what}: {error.strerror or error}; check processes, memory and disk space") from error
+            raise BuildFailed(
+                f"cannot start the {what}: {error.strerror or error}; check processes, memory and disk space"
+            ) from error
         try:
             last = await child.last_word()
         finally:
@@ -102,7 +104,7 @@ async def run(
 
 @contextlib.contextmanager
 def _reach(job: jobs.Job) -> Iterator[Reach]:
-    """Yield what the child may access, with a temporary folder that is removed after the block. Reads the model's folder."""
+    """Yield what the child may access, with a temporary folder for the block. Reads the model's folder."""
     scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` parses this name
     try:
         yield reach_of(job, scratch)

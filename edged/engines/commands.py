@@ -233,7 +233,9 @@ class Commands:
 
     @staticmethod
     def _require_one(keys: set[str], selection: Selection) -> None:
-        what = f"with a key that begins with {selection.engine!r}" if selection.engine else f"of model {selection.model!r}"
+        what = (
+            f"with a key that begins with {selection.engine!r}" if selection.engine else f"of model {selection.model!r}"
+        )
         if not keys and not selection.everything:
             raise NotFound(f"no engine {what}; see: edged engines list")
         if selection.engine and len(keys) > 1:

@@ -98,7 +98,7 @@ class Start:
 
 
 class Controller:
-    """The control loop with the plans, engines and hosts that it manages. Runs on one event loop and never blocks it."""
+    """The control loop, and the plans, engines and hosts that it manages. Never blocks its event loop."""
 
     def __init__(
         self,
@@ -198,7 +198,10 @@ class Controller:
             except OSError as error:  # the next turn reads the whole state again
                 if error.errno not in NO_DESCRIPTORS:
                     raise
-                _LOG.error("the control loop cannot continue: %s; trying again; are there too many connections?", error.strerror)
+                _LOG.error(
+                    "the control loop cannot continue: %s; trying again; are there too many connections?",
+                    error.strerror,
+                )
             await until_set(self._wake, self._pause(time.monotonic()))
 
     def _pause(self, now: float) -> float:
@@ -380,7 +383,9 @@ def carry_out(action: Action, now: float, catalogue: Catalogue, opener: Opener, 
             return planned.engines.keys() != before.keys()
         case Review():
             planned.engines[action.key].request = Request.REVIEW
-            for other in catalogue.models.values():  # models of the same content share the engine, so one review is enough
+            for (
+                other
+            ) in catalogue.models.values():  # models of the same content share the engine, so one review is enough
                 if action.key in other.engines:
                     other.engines[action.key].reviewed_at = now
             return True

@@ -118,7 +118,9 @@ class Learning:
         if not demand.is_due(now, policy.quiet_s):
             learning.state = f"requests need engines for {_words(demand.profile)}; built once shapes stop changing"
         elif len(times) >= policy.per_hour:
-            learning.state = f"requests need engines for {_words(demand.profile)}; delayed: {len(times)} begun in the last hour"
+            learning.state = (
+                f"requests need engines for {_words(demand.profile)}; delayed: {len(times)} begun in the last hour"
+            )
         elif not _is_busy(planned):
             self._begin(planned, learning, demand.profile, (*times, clock))
 

@@ -73,14 +73,18 @@ def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Ta
         raise InvalidInput(f"{name} has no NVIDIA GPU with a known compute capability")
     if theirs.facts.get(_HOST) != own.facts.get(_HOST):
         here, there = own.facts.get(_HOST), theirs.facts.get(_HOST)
-        raise InvalidInput(f"{name} describes a box with {there}, but engines built here are for {here}; build them there")
+        raise InvalidInput(
+            f"{name} describes a box with {there}, but engines built here are for {here}; build them there"
+        )
     here, there = own.facts.get(_RUNTIME), theirs.facts.get(_RUNTIME)
     if there is None:
         raise InvalidInput(
             f"{name} describes a box without TensorRT-RTX, which the engines need; install it there first"
         )
     if here != there:
-        raise InvalidInput(f"{name} describes a box with TensorRT-RTX {there}, but this box has {here}; install the same version")
+        raise InvalidInput(
+            f"{name} describes a box with TensorRT-RTX {there}, but this box has {here}; install the same version"
+        )
     gpu = theirs.facts.get("gpu.0.name", f"sm_{capability.replace('.', '')}")
     return Target(gpu, capability, theirs)
 

@@ -341,9 +341,7 @@ def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> li
     """Return a line on nodes that no longer run on the device, nor elsewhere; empty if there are none or if operators
     are unknown."""
     gone = Counter(before) - Counter(now) if before and now else Counter[str]()
-    return (
-        [f"{gone.total()} of {sum(before.values())} nodes no longer run on {home}: {_words(gone)}"] if gone else []
-    )
+    return [f"{gone.total()} of {sum(before.values())} nodes no longer run on {home}: {_words(gone)}"] if gone else []
 
 
 def _is(provider: str, home: str) -> bool:

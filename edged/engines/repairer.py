@@ -204,7 +204,9 @@ class _Work:
             proven = await run(job, Proven, _WORK)
         except (Unsuitable, EngineUnusable, BuildFailed) as error:
             if lowered is not None and lowered.by_definition:
-                detail = f"by ONNX's definitions all operators mean the same in both versions; comparing failed: {error}"
+                detail = (
+                    f"by ONNX's definitions all operators mean the same in both versions; comparing failed: {error}"
+                )
                 return Proof(_DEFINITIONS, detail)
             raise Unsuitable(f"cannot verify that it answers as before: {error}") from error
         if not proven.verdict.accepted:

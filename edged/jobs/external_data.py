@@ -165,7 +165,9 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
         return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "copy the file itself into the model's folder", tensor)
     if not stat.S_ISREG(status.st_mode):
         message = f"{named} is not a regular file"
-        return 0, _finding(Category.EXTERNAL_NOT_A_FILE, message, "copy the file itself into the model's folder", tensor)
+        return 0, _finding(
+            Category.EXTERNAL_NOT_A_FILE, message, "copy the file itself into the model's folder", tensor
+        )
     if not os.access(folder / location, os.R_OK):
         unreadable = f"{named} cannot be read: permission denied"
         return status.st_size, _finding(Category.EXTERNAL_MISSING, unreadable, "make it readable", tensor)

@@ -100,7 +100,11 @@ def _nodes(
             if not _is_text(name):
                 yield from _bad_name(name, f"an output of {called(node)}")
             if name in makers or name in given:
-                other = called(nodes[makers[name]]) + " also produces" if name in makers else "is also an input or initialiser"
+                other = (
+                    called(nodes[makers[name]]) + " also produces"
+                    if name in makers
+                    else "is also an input or initialiser"
+                )
                 message = f"{called(node)} produces {text(name)[:100]!r}, which {other}"
                 yield _finding(Category.DUPLICATE, message, label(node))
             if taken and _is_known(name, taken):

@@ -85,7 +85,9 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         reporter.fail("BuildFailed", "the child exceeded its memory limit; raise build.memory_mb")
     except Exception as error:
         if _is_too_large(error) or _was_cut_off(job, disk_mb):
-            reason = f"the child wrote a file larger than its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
+            reason = (
+                f"the child wrote a file larger than its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
+            )
             reporter.fail("BuildFailed", reason)
         elif (fault := tasks.find_disk_fault(job, error)) is not None:
             reporter.fail(type(fault).__name__, str(fault))

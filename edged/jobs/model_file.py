@@ -59,7 +59,10 @@ def _unopened(path: Path, error: OSError) -> Finding:
         end = Path(*path.parts[-3:]) if name == _TRITON_NAME else name
         return Finding(Stage.FILE, Category.MISSING, f"file {end} does not exist", _instead(path))
     return Finding(
-        Stage.FILE, Category.UNREADABLE, f"{name} cannot be opened: {error.strerror}", "give edged's user read permission"
+        Stage.FILE,
+        Category.UNREADABLE,
+        f"{name} cannot be opened: {error.strerror}",
+        "give edged's user read permission",
     )
 
 
@@ -121,13 +124,9 @@ def _unparsed(name: str, data: bytes) -> ModelRefused:
     trouble = wire_trouble(data)
     if trouble == "too deep":
         message = f"{name} nests graphs or types deeper than protobuf allows"
-        return _no_model(
-            Category.TOO_DEEP, message, "export the model with fewer nested loops and branches"
-        )
+        return _no_model(Category.TOO_DEEP, message, "export the model with fewer nested loops and branches")
     reason = "it is truncated" if trouble == "truncated" else "it is damaged, or not a model"
-    return _no_model(
-        Category.DAMAGED, f"{name} cannot be parsed as an ONNX model: {reason}", "copy it again"
-    )
+    return _no_model(Category.DAMAGED, f"{name} cannot be parsed as an ONNX model: {reason}", "copy it again")
 
 
 def _no_model(category: Category, message: str, remedy: str = "name the .onnx file itself") -> ModelRefused:

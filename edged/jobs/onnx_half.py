@@ -63,7 +63,9 @@ def to_half(source: Path, out: Path) -> tuple[bool, tuple[str, ...]]:
     """
     model = Model.read(source)
     if any(node.op_type in QUANTISED for node in model.graph.node):
-        raise Unsuitable(f"{source.name} is quantised: casts would separate its layers from their scales; build it as fp32")
+        raise Unsuitable(
+            f"{source.name} is quantised: casts would separate its layers from their scales; build it as fp32"
+        )
     choice = Choice.of(model)
     kept = describe_kept((model.graph.node[index].op_type, reason) for index, reason in choice.kept.items())
     if choice.nodes:

@@ -152,7 +152,9 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     ready = Model(proto, model.folder)
     if model.opset < _OPSET:
         ready = _raise_opset(ready, work)
-        notes = (f"opset raised from {model.opset} to {_OPSET}: older opsets have no Q/DQ with a scale for each channel",)
+        notes = (
+            f"opset raised from {model.opset} to {_OPSET}: older opsets have no Q/DQ with a scale for each channel",
+        )
     keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     ready.proto.ir_version = max(ready.proto.ir_version, _IR_VERSION)
     ready = _fold(ready, work)

@@ -31,9 +31,7 @@ from edged.vision.family import Recognition
 Report: TypeAlias = Callable[[jobs.Progress], None]
 
 _CONVERT = "or convert it: edged models add NAME FILE --convert"
-_EXTENSIONS = (
-    "export it without the steps that onnxruntime-extensions adds: edged loads no libraries of operators"
-)
+_EXTENSIONS = "export it without the steps that onnxruntime-extensions adds: edged loads no libraries of operators"
 _REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
 _PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
 # For models that answer only some values or sizes.
@@ -125,7 +123,9 @@ def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
             return _unknown_operator(operator, node, title)
         version = job.opsets.get(domain)
         if version is not None and domain == "ai.onnx" and since > version:
-            message = f"node {node[:100]!r} uses {name}, which ONNX has from opset {since} on; the model declares {version}"
+            message = (
+                f"node {node[:100]!r} uses {name}, which ONNX has from opset {since} on; the model declares {version}"
+            )
             remedy = f"export it with opset {since} or newer"
             return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
     return None
@@ -166,7 +166,7 @@ def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
         message = f"{where}{title} has no {error.operator[:100]} for these types or this opset"
         remedy = "cast to FP32 around it, or export it with another opset"
         if error.operator.endswith(_PLUGIN):
-            remedy = "it is a TensorRT plugin: export the model without it; edged does the postprocessing of detectors itself"
+            remedy = "it is a TensorRT plugin: export without it; edged does the postprocessing of detectors itself"
         return Finding(Stage.OPERATORS, Category.NOT_IMPLEMENTED, message, remedy, node)
     if error.why == "too_much_memory":
         return _no_memory(Stage.SESSION, str(error), node)
@@ -264,7 +264,9 @@ def _as_it_is(probe: Probe) -> Probe:
 def _not_answered(sample: str, error: Exception) -> Finding:
     """Return the warning that a model does not answer a sample, so that it cannot verify the engines."""
     reason = " ".join(str(error).split())
-    message = reason if reason.startswith("sample ") else f"the model does not answer sample {sample[:80]}: {reason[:300]}"
+    message = (
+        reason if reason.startswith("sample ") else f"the model does not answer sample {sample[:80]}: {reason[:300]}"
+    )
     return Finding(Stage.INFERENCE, Category.FAILED, message, "give another one, or none")
 
 

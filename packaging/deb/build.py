@@ -93,7 +93,7 @@ Description: inference daemon for cameras on edge boxes
 
 
 def md5sums(root: Path) -> str:
-    """Return the sums of all regular files (deb-md5sums(5)), sorted by name; without conffiles, which dpkg tracks itself."""
+    """Return the sums of regular files without conffiles (deb-md5sums(5)), sorted by name."""
     lines = []
     for path in _files(root):
         name = str(path.relative_to(root))
@@ -235,7 +235,9 @@ def _run(*command: str, **environment: str) -> str:
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.stderr.write(done.stderr)
-        raise SystemExit(f"build.py: {Path(command[0]).name} failed with status {done.returncode}; see its output above")
+        raise SystemExit(
+            f"build.py: {Path(command[0]).name} failed with status {done.returncode}; see its output above"
+        )
     return done.stdout
 
 

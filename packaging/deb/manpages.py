@@ -116,7 +116,7 @@ def _example(epilog: str) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Return text that roff prints unchanged: it escapes backslashes, hyphens of options, dots at the beginning of a line.
+    """Return text that roff prints unchanged. Escapes backslashes, hyphens, and dots at the beginning of a line.
 
     Long lists without spaces may break after a comma.
     """

@@ -166,7 +166,9 @@ def test_broken_replacement_leaves_the_model_serving(daemon: Daemon) -> None:
     daemon.ready("steady")
     (daemon.home / "next.onnx").write_bytes(b"\x08\x09 broken")
     (daemon.home / "next.onnx").rename(place)
-    wait_for("the change is seen", lambda: "model steady changed on disk and cannot be served" in daemon.log.read_text())
+    wait_for(
+        "the change is seen", lambda: "model steady changed on disk and cannot be served" in daemon.log.read_text()
+    )
     assert scaled(daemon, "steady") == 5
     onnx_files.scale(daemon.home / "next.onnx", 7).rename(place)
     wait_for("the mended file answers", lambda: scaled(daemon, "steady") == 7)

@@ -193,7 +193,7 @@ def test_slow_engine_with_few_answers_raises_no_alarm(served: Served) -> None:
     ("box", "kind", "message"),
     [
         (Box(paused="the disk is full"), AlarmKind.BUILDS_PAUSED, "the disk is full"),
-        (Box(is_reboot_pending=True), AlarmKind.REBOOT_PENDING, "rebooted"),
+        (Box(is_reboot_pending=True), AlarmKind.REBOOT_PENDING, "reboot"),
         (Box(untracked="no library: install it"), AlarmKind.UNTRACKED, "no tracker ids: no library: install it"),
     ],
 )

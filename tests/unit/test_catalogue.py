@@ -215,7 +215,9 @@ async def test_look_external_data_outside_its_folder_leaves_other_models_alone(
 
 async def test_look_external_data_that_arrives_later_makes_the_model_ready(house: House, tmp_path: Path) -> None:
     whole = inspection(external=["weights.bin"])
-    cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, "weights.bin is missing", "put it into the model's folder")
+    cut = Finding(
+        Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, "weights.bin is missing", "put it into the model's folder"
+    )
     house.readers.files["model"] = msgspec.structs.replace(whole, finding=cut)
     house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
     await house.look(3)

@@ -541,7 +541,7 @@ MOVED: dict[str, tuple[Recipe, Nodes, Nodes, str]] = {  # the only line that is 
     ),
     "fused on the CPU": (CPU, {"CPUExecutionProvider": {"Conv": 3}}, {"CPUExecutionProvider": {"FusedConv": 2}}, ""),
     "one of several devices": (GPU_1, {"GPU.1": {"Convolution": 3}}, {"GPU.1": {"Convolution": 3}}, ""),
-    "moved off one of several devices": (GPU_1, {"GPU.1": {"Convolution": 3}}, {"CPU": {"Convolution": 3}}, "nothing"),
+    "moved off one of several devices": (GPU_1, {"GPU.1": {"Convolution": 3}}, {"CPU": {"Convolution": 3}}, "no node"),
     "no data": (CUDA, VERIFIED, {}, ""),
     "no counts": (CUDA, VERIFIED, {"CUDAExecutionProvider": {}}, ""),
     "no counts of TensorRT": (Recipe("tensorrt", device="cuda:0"), {}, {"TensorRT": {}}, ""),

@@ -69,7 +69,7 @@ class BoundSocket:
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
         if kind == zmq.ROUTER:
-            # With this option, sending to a peer that has disconnected, or does not read, is an error that can be counted.
+            # With this option, sending to a peer that has disconnected or does not read is a countable error.
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
             self._listen(target, setting)

@@ -150,7 +150,9 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
     if pseudo[":method"] != b"POST":
         return msgspec.structs.replace(head, status=Status.INTERNAL, problem="the method is not POST", http=405)
     if not content_type.startswith("application/grpc"):
-        return msgspec.structs.replace(head, status=Status.UNKNOWN, problem="the content-type is not application/grpc", http=415)
+        return msgspec.structs.replace(
+            head, status=Status.UNKNOWN, problem="the content-type is not application/grpc", http=415
+        )
     if size > MOST_METADATA:
         problem = f"the metadata has {size} bytes, more than {MOST_METADATA}"
         return msgspec.structs.replace(head, status=Status.RESOURCE_EXHAUSTED, problem=problem)

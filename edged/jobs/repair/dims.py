@@ -171,7 +171,9 @@ class _Trial:
                         break
             if len(works) == 1:
                 self._changes |= {(spec.name, axis): works[0] for axis in axes}
-                self._details.append(f"it answers pictures of {works[0]}x{works[0]}, but of no other size that was tried")
+                self._details.append(
+                    f"it answers pictures of {works[0]}x{works[0]}, but of no other size that was tried"
+                )
 
     # -- a size that is the exporter's example ----------------------------------------------------------------------
 

@@ -195,7 +195,9 @@ class _Floor:
         made = changed(node, scope, self._version, convert, self._new_name)
         for each in made:  # the converter may keep attributes that the older version lacks
             old = schema(each.op_type, self._version - 1)
-            like, why = likeness(each, scope, old, old) if old is not None else (Likeness.OTHER, "the older opset lacks it")
+            like, why = (
+                likeness(each, scope, old, old) if old is not None else (Likeness.OTHER, "the older opset lacks it")
+            )
             if like is Likeness.OTHER:
                 raise ValueError(why)
         return made
