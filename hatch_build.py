@@ -1,4 +1,4 @@
-"""Generates edged/proto from protos/ whenever the package is built, wheels and editable installs alike."""
+"""Generates edged/proto from protos/ at every build of the package, also for editable installs."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class ProtoBuildHook(BuildHookInterface):
 
 
 def _in_own_pool(code: str) -> str:
-    """Generated code that registers its messages in the package's descriptor pool instead of the process's.
+    """Return generated code that registers its messages in the package's pool, not the default one.
 
-    A process has one default pool, and tritonclient registers package `inference` in it too: the second to be imported
-    would fail with "duplicate symbol".
+    A process has one default pool, and tritonclient registers package `inference` there too. The second import would fail
+    with "duplicate symbol".
     """
     for old, new in _POOLS.items():
         if code.count(old) != 1:
-            raise RuntimeError(f"protoc writes other code than expected: {old!r} is not in it once")
+            raise RuntimeError(f"unexpected code from protoc: {old!r} does not occur exactly once")
         code = code.replace(old, new)
     return code
 
 
 def _stage(source: Path, target: Path) -> list[str]:
-    """Copy the protos to where Python's import path wants them; return their names below the include root.
+    """Copy the protos into the folder of the Python package; return their names below the include root.
 
     In protos/ they import each other by bare names, so that `protoc -I protos protos/*.proto` works for every language.
     Python's generated modules import each other by the names that protoc was given.

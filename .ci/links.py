@@ -1,4 +1,4 @@
-"""Checks without a network that links of Markdown pages and generated HTML lead to files and headings that exist."""
+"""Checks, without network, that the links of Markdown pages and generated HTML lead to existing files and headings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def links(page: Path) -> Iterator[str]:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """The fragments that a page has: GitHub's names of headings, or ids."""
+    """Return the fragments of a page: GitHub's names of headings, or ids."""
     text = page.read_text()
     if page.suffix == ".html":
         return frozenset(re.findall(r'\bid="([^"]+)"', text))

@@ -37,7 +37,7 @@ def main(target: Path) -> None:
 
 
 def _add_calls(client: type) -> None:
-    """Gives a client the methods of `DaemonCalls` as its own, with the types that they have in this client."""
+    """Add the methods of `DaemonCalls` to a client class, with the types that they have in this class."""
     if "__orig_bases__" in vars(client):
         del client.__orig_bases__  # type: ignore[attr-defined]  # pdoc would take the bases' methods first
     for name, method in vars(calls.DaemonCalls).items():

@@ -1,4 +1,4 @@
-"""Puts into the wheel of edged-client the modules of edged that `edged.client` needs."""
+"""Adds the modules that `edged.client` needs to the wheel of edged-client."""
 
 from __future__ import annotations
 

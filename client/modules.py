@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-# Sinks belong to `edged stream` and to the cameras of a daemon; drawing is for users with the extra `draw`.
+# Only `edged stream` and a daemon's cameras use sinks. Drawing is included for the extra `draw`.
 _WITHOUT = ("edged.client.sinks", "edged.library")
 _ALSO = ("edged.vision.draw",)
 
 
 def modules(project: Path) -> dict[str, Path]:
-    """The modules of edged that the client needs, with their packages, by name. `project` is the folder of edged/."""
+    """Return the paths of the modules and packages that the client needs, by name. `project`: the repository."""
     roots = [_name(path, project) for path in (project / "edged/client").rglob("*.py")]
     found: dict[str, Path] = {}
     waiting = [name for name in (*roots, *_ALSO) if not name.startswith(_WITHOUT)]
@@ -27,7 +27,7 @@ def modules(project: Path) -> dict[str, Path]:
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """Names that code imports, also within functions, except for types alone."""
+    """Yield the names that code imports, also within functions, but not under TYPE_CHECKING."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -43,7 +43,7 @@ def _name(path: Path, project: Path) -> str:
 
 
 def _file(name: str, project: Path) -> Path | None:
-    """The file of a module of edged; None for anything else."""
+    """Return the file of a module of edged; None for other modules."""
     if name.partition(".")[0] != "edged":
         return None
     plain = project.joinpath(*name.split("."))

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs edged's Debian package on a Jetson with JetPack 6 or 7, the one for JetPack's own Python. Run it again to upgrade.
+# Installs edged's Debian package on a Jetson with JetPack 6 or 7, for JetPack's Python. Run it again to upgrade.
 #
-#   sudo jetson/install.sh                        the package in dist/, or one that it builds from this checkout
-#   sudo jetson/install.sh --deb edged_1.0.deb    a package from another machine, without network but for apt
-#   jetson/install.sh --dry-run                   print what would be done, and do nothing
+#   sudo jetson/install.sh                        builds the package from this checkout, and installs it
+#   sudo jetson/install.sh --deb edged_1.0.deb    installs a package from another machine; only apt needs the network
+#   jetson/install.sh --dry-run                   prints the commands without running them
 #   jetson/install.sh --dry-run --root TREE       the same for a recorded box
 set -euo pipefail
 
@@ -31,7 +31,7 @@ done
 [ -z "$root" ] || [ -n "$dry" ] || fail "--root is for --dry-run: nothing is installed into a recorded tree" 2
 [ -z "$deb" ] || [ -f "$deb" ] || fail "$deb does not exist; name a package with --deb" 2
 
-# A text file of the box without NULs, or nothing.
+# Prints a text file of the box without NUL bytes; nothing if it is missing.
 read_file() { tr -d '\0' 2>/dev/null <"$root/$1" || true; }
 
 run() {
@@ -48,7 +48,7 @@ run() {
 l4t=$(read_file etc/nv_tegra_release | sed -n '1s/^# R\([0-9]\{1,\}\)\b.*REVISION: \([0-9.]\{1,\}\).*$/\1.\2/p')
 [ -n "$l4t" ] || l4t=$(read_file var/lib/dpkg/status |
     awk '/^Package: /{p = $2 == "nvidia-l4t-core"} p && /^Version: /{sub(/-.*/, "", $2); print $2; exit}')
-[ -n "$l4t" ] || fail "this is not a Jetson: neither /etc/nv_tegra_release nor the package nvidia-l4t-core exists"
+[ -n "$l4t" ] || fail "this is not a Jetson: /etc/nv_tegra_release and the package nvidia-l4t-core are missing"
 
 case ${l4t%%.*} in
     36) jetpack=6 python=3.10 ;;
@@ -61,7 +61,7 @@ case ${l4t%%.*} in
     *) fail "unknown release of Jetson Linux $l4t; see /etc/nv_tegra_release" ;;
 esac
 model=$(read_file proc/device-tree/model)
-# The package is for this Python: only the system's has the system's packages, TensorRT's module among them.
+# The package needs JetPack's Python, because only that one can import JetPack's TensorRT.
 [ -d "$root/usr/lib/python$python" ] ||
     fail "JetPack $jetpack's own Python $python is not in /usr/lib: sudo apt install python$python, then run this again"
 [ -n "$dry" ] || [ "$(id -u)" = 0 ] || fail "only root can install a package: run it with sudo, or with --dry-run"

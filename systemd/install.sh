@@ -1,13 +1,13 @@
 #!/bin/sh
-# Puts edged on a box, or takes it off: what `make install` and `make uninstall` run. Settings come by the environment:
+# Installs edged on a box, or removes it; `make install` and `make uninstall` run this script. Environment variables:
 #
-#   PREFIX   where the command and the units go: /usr, or /usr/local
+#   PREFIX   the folder for the command and the units: /usr, or /usr/local
 #   APP      the folder of the virtual environment: /opt/edged
-#   DESTDIR  a tree that stands for the box's root; nothing outside it is touched, and no service is told
-#   PYTHON   the interpreter that the environment is made with: python3, 3.10 or newer
-#   WHEELS   a folder of wheels, edged's among them, to install from without any network
-#   EXTRAS   what to install beside the runtime that every box gets: openvino,media,mqtt,tracking
-#   PURGE    1: uninstall removes models, engines, configuration and the user as well
+#   DESTDIR  a folder to use as the box's root; the script changes nothing outside it, and starts no service
+#   PYTHON   the interpreter of the environment: python3, 3.10 or newer
+#   WHEELS   a folder with wheels of edged and its dependencies, for an installation without network
+#   EXTRAS   extras to install besides ONNX Runtime: openvino,media,mqtt,tracking
+#   PURGE    1: uninstall also removes models, engines, configuration and the user
 set -eu
 
 PREFIX=${PREFIX:-/usr} APP=${APP:-/opt/edged} DESTDIR=${DESTDIR:-} PYTHON=${PYTHON:-python3}
@@ -25,52 +25,52 @@ require_rights() {
     [ -n "$DESTDIR" ] || [ "$(id -u)" = 0 ] || fail "only root can change a service: use sudo, or set DESTDIR"
     case $DESTDIR in
         '' | /*) ;;
-        *) fail "DESTDIR=$DESTDIR is not absolute; give its whole path" ;;
+        *) fail "DESTDIR=$DESTDIR is not an absolute path" ;;
     esac
     case $APP in
         /*) ;;
-        *) fail "APP=$APP is not absolute; give its whole path" ;;
+        *) fail "APP=$APP is not an absolute path" ;;
     esac
     [ ! -e "$DESTDIR$APP" ] || [ -e "$DESTDIR$APP/pyvenv.cfg" ] ||
-        fail "$DESTDIR$APP is there and is no virtual environment; remove it, or choose another APP"
+        fail "$DESTDIR$APP exists and is not a virtual environment; remove it, or choose another APP"
 }
 
-# Whether this is about the box that we run on, and systemd runs it.
+# Whether this installs to the running box, and the box runs systemd.
 is_live() { [ -z "$DESTDIR" ] && [ -d /run/systemd/system ]; }
 
-# What the environment's own interpreter must agree on with PYTHON, or it is made anew.
+# The Python version; an environment with another version than PYTHON's is created again.
 version_of() { "$1" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null; }
 
 make_environment() {
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
-        fail "$PYTHON is not Python 3.10 or newer: install it, or name another with PYTHON=/path/to/python3"
+        fail "$PYTHON is not Python 3.10 or newer: install it, or set PYTHON=/path/to/python3"
     "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null ||
-        fail "$PYTHON cannot make a virtual environment: sudo apt install python3-venv, then run this again"
-    # JetPack's TensorRT is a Debian package that pip does not have.
+        fail "$PYTHON cannot create a virtual environment: sudo apt install python3-venv, then run this again"
+    # JetPack's TensorRT is a Debian package and not in pip's index.
     sees=
     if "$PYTHON" -c 'import importlib.util as i, sys; sys.exit(i.find_spec("tensorrt") is None)' 2>/dev/null; then
         sees=--system-site-packages
     fi
     if [ "$(version_of "$DESTDIR$APP/bin/python")" != "$(version_of "$PYTHON")" ]; then
         rm -rf "$DESTDIR${APP:?}"
-        # shellcheck disable=SC2086 # an option or none
+        # shellcheck disable=SC2086 # one option, or none
         "$PYTHON" -m venv $sees "$DESTDIR$APP"
     fi
 }
 
 install_package() {
     pip="$DESTDIR$APP/bin/python -m pip --disable-pip-version-check --quiet install --no-compile"
-    # The library that follows objects requires an OpenCV that needs a display; ours must stay, so it comes without.
+    # The tracking library requires an OpenCV that needs a display. Install it without dependencies, to keep edged's OpenCV.
     case ,$EXTRAS, in
         *,tracking,*) trackers='trackers>=2.6,<3' ;;
         *) trackers= ;;
     esac
     [ -z "$EXTRAS" ] || EXTRAS="[$EXTRAS]"
     if [ -n "$WHEELS" ]; then
-        [ -d "$WHEELS" ] || fail "there is no folder WHEELS=$WHEELS"
+        [ -d "$WHEELS" ] || fail "folder WHEELS=$WHEELS does not exist"
         # shellcheck disable=SC2086 # words of a command
         $pip --no-index --find-links "$WHEELS" "edged$EXTRAS"
-        # The same version may have other contents.
+        # A wheel of the same version may have other contents.
         # shellcheck disable=SC2086
         $pip --no-index --find-links "$WHEELS" --no-deps --force-reinstall edged $trackers
     else
@@ -81,14 +81,14 @@ install_package() {
     fi
 }
 
-# Scripts name their interpreter as it is called here; on the box it has another name.
+# Scripts contain the path of their interpreter. Remove DESTDIR from it.
 settle_paths() {
     if [ -n "$DESTDIR" ]; then
         grep -rlIF -- "$DESTDIR" "$DESTDIR$APP/bin" "$DESTDIR$APP/pyvenv.cfg" | while read -r file; do
             sed -i "s|$DESTDIR||g" "$file"
         done
     fi
-    # The service cannot write there, and would compile everything at every start.
+    # The service cannot write there. Without this it would compile every module at every start.
     "$DESTDIR$APP/bin/python" -m compileall -q -j 0 -s "$DESTDIR" "$DESTDIR$APP/lib" >/dev/null || true
 }
 
@@ -131,7 +131,7 @@ remove() {
         systemctl daemon-reload
         [ "$PURGE" != 1 ] || { userdel edged 2>/dev/null; groupdel edged-operate 2>/dev/null; } || true
     fi
-    [ "$PURGE" = 1 ] || echo "models, engines and configuration are still there; PURGE=1 removes them"
+    [ "$PURGE" = 1 ] || echo "models, engines and configuration are kept; PURGE=1 removes them"
 }
 
 umask 022
@@ -145,5 +145,5 @@ case ${1:-} in
         ! is_live || tell_systemd
         ;;
     uninstall) remove ;;
-    *) fail "say install or uninstall" ;;
+    *) fail "usage: install.sh install|uninstall" ;;
 esac

@@ -1,6 +1,6 @@
-"""Add what `edged report` found on a device to the table of jetson/VERIFIED.md: a row for each device and backend.
+"""Add the results of `edged report` on a device to the table of jetson/VERIFIED.md: a row for each device and backend.
 
-Reports come from others, so a row has only characters that mean nothing in Markdown, and short cells.
+Reports come from other people, so cells are short and contain no Markdown characters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[1] / "jetson" / "VERIFIED.md"
 HEAD = "| date | device | software | backend | tests | by |\n|---|---|---|---|---|---|\n"
 _FOREIGN = re.compile(r"[^A-Za-z0-9 .,:;+()/_-]")
 _LONGEST = 120  # characters of a cell
-# Facts that a reader of the table asks for, by how the table calls them.
+# Facts that the table shows, with their names in the table.
 _SOFTWARE = {
     "jetson.l4t": "L4T",
     "nvidia.driver": "driver",
@@ -60,17 +60,17 @@ def require(report: BoxReport, today: date) -> None:
         worst = report.failures[0]
         raise InvalidInput(
             f"the report has {len(report.failures)} failed checks, such as {worst.name.value} {worst.subject}:"
-            f" {worst.message}; solve them and run edged report again"
+            f" {worst.message}; fix them and run edged report again"
         )
     lacking = [name for name in _NEEDED if not report.facts.get(name)]
     if lacking:
-        raise InvalidInput(f"the report lacks {', '.join(lacking)} of its facts; run edged report again")
+        raise InvalidInput(f"the report lacks the facts {', '.join(lacking)}; run edged report again")
     try:
         day = date.fromisoformat(report.day)
     except ValueError:
         raise InvalidInput(f"{report.day!r} is not a day; run edged report again") from None
     if day > today:
-        raise InvalidInput(f"the report is of {report.day}, which is to come: the clock of that box is wrong")
+        raise InvalidInput(f"the report has the date {report.day}, which is in the future; set the clock of that box")
     _require_engines(report)
 
 
@@ -103,7 +103,7 @@ def _row(report: BoxReport, engine: Tried) -> Row:
 
 
 def _plain(text: str) -> str:
-    """Text of another box that means nothing in Markdown; a table's cell."""
+    """Return text of another box as a table cell, without Markdown characters."""
     words = " ".join(_FOREIGN.sub(" ", text).split())
     return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 3]}..."
 
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str], page: Path = PAGE) -> int:
         print(f"{arguments[0]}: {error}", file=sys.stderr)
         return 1
     print("\n".join(map(str, new)))
-    print(f"{page.name} has these rows; see whether README.md and docs/proven.md still say the truth", file=sys.stderr)
+    print(f"{page.name} has these rows; check that README.md and docs/proven.md are still correct", file=sys.stderr)
     return 0
 
 

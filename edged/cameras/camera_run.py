@@ -32,10 +32,10 @@ _SETTLED = (m.State.STREAMING, m.State.LOST, m.State.FAILED)
 class RunLimits(msgspec.Struct, frozen=True):
     """Limits of a camera's process, in seconds; tests use shorter ones."""
 
-    start: float = 60.0  # until its first message
-    silent: float = 30.0  # without a message, until it counts as hung
-    stop: float = 5.0  # to end by itself
-    proven: float = 60.0  # after this time a failure counts as the first one
+    start: float = 60.0  # the longest time until its first message
+    silent: float = 30.0  # the longest time without a message
+    stop: float = 5.0  # to exit after it was asked to stop
+    proven: float = 60.0  # after this time of running, a failure counts as the first one
     pauses: tuple[float, ...] = (1.0, 5.0, 10.0, 60.0)  # before it is started again
     command: tuple[str, ...] = (sys.executable, "-m", "edged.capture.main")
 
@@ -195,7 +195,7 @@ def _reads(begin: m.Begin) -> Iterator[str]:
         yield os.path.realpath(camera.source)
     if camera.sinks.mqtt_password_file:
         yield camera.sinks.mqtt_password_file
-    with contextlib.suppress(ValueError):  # of an invalid address; the process of the camera says what is wrong with it
+    with contextlib.suppress(ValueError):  # invalid address: the camera's process reports the error
         yield from parse_qs(urlsplit(camera.sinks.mqtt).query).get("ca", ())
     if begin.target.startswith("unix:"):
         yield os.path.dirname(begin.target.removeprefix("unix:"))

@@ -20,7 +20,7 @@ _WAITING = 100  # messages for one subscriber; more are dropped for it
 
 
 class Viewer(Sink):
-    """Sends the newest annotated picture, as often and as large as `watch` says, from a thread of its own."""
+    """Sends the newest annotated picture, as often and as large as `watch` says, from a separate thread."""
 
     name = "viewer"
     wants_pictures = True

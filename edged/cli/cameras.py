@@ -197,7 +197,7 @@ def _state(each: CameraInfo) -> str:
     if each.configured:
         return f"{each.state}{mode}{tracked}"
     if not each.connections:
-        return f"gone {_ago(each.last_frame_unix_s)}"
+        return f"last frame {_ago(each.last_frame_unix_s)}"
     several = f" x{each.connections}" if each.connections > 1 else ""
     return f"{each.protocol}{several}{mode}{tracked}"
 

@@ -46,7 +46,7 @@ def report(
     if yes and out is None:
         raise InvalidInput("--yes writes a file; name it with -o")
     if out is not None and not yes and not sys.stdin.isatty():
-        raise InvalidInput("this is no terminal to ask at; give --yes to write without asking")
+        raise InvalidInput("standard input is not a terminal; give --yes to write without asking")
     with common.working("examining this box") as change:
         made = asyncio.run(
             box_report.make(
@@ -61,7 +61,7 @@ def report(
 
 
 def write(text: str, out: Path, *, yes: bool) -> None:
-    """Write what was shown, with `yes` without asking."""
+    """Write the report that was shown; `yes`: without asking."""
     if not yes and not typer.confirm(f"Write this to {out}?", err=True):
         common.say("nothing was written")
         return

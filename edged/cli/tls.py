@@ -107,7 +107,7 @@ def make(folder: Path, name: str, addresses: Sequence[str], client: bool, days: 
             _issue(scratch, config, name, days, "leaf", ca)
             _publish(scratch, certificate)
     except OSError as error:
-        raise InvalidInput(f"{folder} cannot be written: {error.strerror or error}; name another --folder") from error
+        raise InvalidInput(f"{folder} cannot be written: {error.strerror or error}; use another --folder") from error
     return Made(ca, certificate, certificate.with_suffix(".key"), names, time.time() + days * 86400, has_new_ca)
 
 

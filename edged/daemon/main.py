@@ -137,7 +137,7 @@ async def _serve(
         await endpoints.start()
         addresses = [*servers.addresses, *endpoints.addresses]
         counts, held = store.counts, len(store.records())
-        _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
+        _LOG.info("store: %d engines; removed %d damaged and %d unfinished", held, counts.damaged, counts.strays)
         _LOG.info("edged %s answers on %s", __version__, ", ".join(addresses))
         tell_confinement()
         notifier.ready()
@@ -263,4 +263,4 @@ class Signals:
             self._loop.remove_signal_handler(each)
         for each in _STOPPING:
             signal.signal(each, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no configuration is needed any more
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a stopping daemon does not reload

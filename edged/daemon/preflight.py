@@ -46,7 +46,7 @@ def _folders(config: Config) -> Iterator[Finding]:
     if config.cache:
         yield from ((("cache",), why) for why in _unwritable(locations.cache_dir(config)))
     if config.state and config.state == config.cache:
-        yield ("cache",), f"{config.cache} is also the directory for models; name another"
+        yield ("cache",), f"{config.cache} is also the directory for models; use another"
 
 
 def _unwritable(folder: File) -> Iterator[str]:
@@ -54,14 +54,14 @@ def _unwritable(folder: File) -> Iterator[str]:
     there = next(each for each in (folder, *folder.parents) if os.path.lexists(each) or each == each.parent)
     what = f"{folder}" if there == folder else f"{folder} does not exist and cannot be created: {there}"
     if not there.is_dir():
-        yield f"{what} is not a directory; name another"
+        yield f"{what} is not a directory; use another"
         return
     try:
         with tempfile.TemporaryFile(dir=there):  # only a write proves it; the file has no name
             pass
     except OSError as error:
         why = f"cannot be written by user {os.geteuid()} ({error.strerror or error})"
-        yield f"{what} {why}; change its owner, or name another"
+        yield f"{what} {why}; change its owner, or use another"
 
 
 def _models(config: Config) -> Iterator[Finding]:
@@ -90,7 +90,7 @@ def _unreadable(path: File) -> Iterator[str]:
     if not stat.S_ISREG(mode):
         yield f"{path} is not a file; name the file"
     elif not os.access(path, os.R_OK):
-        yield f"{path} cannot be read by user {os.geteuid()}; change its permissions (chmod, chown), or name another"
+        yield f"{path} cannot be read by user {os.geteuid()}; change its permissions (chmod, chown), or use another"
 
 
 def _access(config: Config) -> Iterator[Finding]:

@@ -1,1 +1,1 @@
-"""Control: compare the desired state with the actual one and do what is missing. Decisions are pure."""
+"""Control: compares the actual state with the desired state, and acts on the differences. Decisions are pure."""

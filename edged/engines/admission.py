@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edged.engines.builder import Builder
 
 _SAMPLES = Limits(seconds=120.0, memory_mb=4096)
-_EVERY_TIME = sys.maxsize  # a command is carried out, however often the model exceeded the limits
+_EVERY_TIME = sys.maxsize  # a command tries the model again, even if it exceeded the limits before
 _AT_ONCE = 2  # children that try runtimes
 _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after a finding of these stages no runtime is tried
 
@@ -179,7 +179,7 @@ def _judged(
     reference = answers.get(REFERENCE.backend)
     if not isinstance(reference, jobs.Checked):
         why = f": {reference}" if reference else ""
-        message = f"ONNX Runtime, which every engine is compared with, is missing{why}"
+        message = f"ONNX Runtime is missing{why}; every engine is compared with it"
         missing = Finding(Stage.OPSET, Category.NO_RUNTIME, message, "install onnxruntime")
         return Admission(inspection, model, backends, trials.first(held, missing))
     finding, warnings = trials.decided(reference, inspection.suspicion)
@@ -197,6 +197,6 @@ async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
     """Check samples in a child, because decoders are written in C and pictures may be malicious."""
     recognition = model.recognition
     if recognition.preprocess is None and not all(model_samples.is_tensors(sample.name) for sample in samples):
-        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without them")
+        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); give samples as .npz, or none")
     paths = tuple(str(sample.absolute()) for sample in samples)
     await run(jobs.CheckSamples(paths, model.inspection.signature), jobs.Done, _SAMPLES)

@@ -20,9 +20,9 @@ from edged.models import settings as model_settings
 _LOG = logging.getLogger("edged.alarms")
 # Settings that may exclude every engine that the box could build.
 _NARROWING = (model_settings.BACKENDS, model_settings.PRECISIONS)
-_NOTICEABLE_MS = 1.0  # less is noise of a busy box, whatever multiple of the engine's own time it is
-_REPEATED = 2  # errors of a disk in a row: a single one may pass
-_REBOOT = "the driver's libraries are new and its kernel module is old; nothing is built until the box is rebooted"
+_NOTICEABLE_MS = 1.0  # a smaller difference is noise, even if it is a large multiple of a short inference time
+_REPEATED = 2  # disk errors in a row; a single error may be temporary
+_REBOOT = "the NVIDIA driver's libraries do not match its loaded kernel module; no engine is built until a reboot"
 
 
 class AlarmKind(str, enum.Enum):
@@ -33,20 +33,20 @@ class AlarmKind(str, enum.Enum):
     ENGINE_MISMATCH = "engine_mismatch"  # an engine of the store did not answer as its model's reference did
     NOT_FINITE = "not_finite"  # an output of a model held NaN or infinity
     BUILDS_PAUSED = "builds_paused"  # nothing can be stored
-    DISK_FAILING = "disk_failing"  # errors of the disk, again and again, while engines are made or opened
+    DISK_FAILING = "disk_failing"  # repeated disk errors while engines are made or opened
     STATE_UNWRITABLE = "state_unwritable"  # the folder of models and settings cannot be written
-    REBOOT_PENDING = "reboot_pending"  # the driver's two halves differ
+    REBOOT_PENDING = "reboot_pending"  # the driver's libraries and its kernel module have different versions
     UNSERVED = "unserved"  # a model that cannot be served
     NO_CANDIDATE = "no_candidate"  # a model's settings leave no engine that this box can make
-    UNTRACKED = "untracked"  # cameras want their objects followed, and that does not work
-    FAILING = "failing"  # an engine that serves does not answer any more
-    CERTIFICATE = "certificate"  # the daemon's certificate cannot be used, or not for long
-    TOKENS = "tokens"  # the file of tokens cannot be used
-    AUDIT = "audit"  # what operators do cannot be written down
+    UNTRACKED = "untracked"  # cameras request tracking, and the tracker does not work
+    FAILING = "failing"  # a serving engine no longer answers
+    CERTIFICATE = "certificate"  # the daemon's certificate is invalid or expires soon
+    TOKENS = "tokens"  # the token file cannot be used
+    AUDIT = "audit"  # the audit log cannot be written
     CAMERA_LOST = "camera_lost"  # a configured camera gives no frames
     CAMERA_DARK = "camera_dark"  # its picture is black
     CAMERA_FROZEN = "camera_frozen"  # its picture does not change
-    FALLBACK = "fallback"  # a part of a model runs elsewhere than on the device that it is meant for
+    FALLBACK = "fallback"  # some nodes of a model do not run on the engine's device
 
 
 Subject: TypeAlias = tuple[AlarmKind, str, str, str]
@@ -123,11 +123,11 @@ def wrong(
         yield Alarm(AlarmKind.BUILDS_PAUSED, box.paused)
     if box.state:
         what = "models cannot be added or removed, and commands are not recorded; existing models are served"
-        yield Alarm(AlarmKind.STATE_UNWRITABLE, f"{box.state}: {what}; mount it read-write, or name another --state")
+        yield Alarm(AlarmKind.STATE_UNWRITABLE, f"{box.state}: {what}; mount it read-write, or use another --state")
     if box.is_reboot_pending:
         yield Alarm(AlarmKind.REBOOT_PENDING, _REBOOT)
     if box.untracked:
-        yield Alarm(AlarmKind.UNTRACKED, f"cameras that ask for it get no tracker ids: {box.untracked}")
+        yield Alarm(AlarmKind.UNTRACKED, f"cameras with tracking get no tracker ids: {box.untracked}")
     models = tuple(models)
     met = (engine for planned in models for engine in planned.engines.values())
     if failing := next((engine.disk for engine in met if engine.disk_failures >= _REPEATED), ""):
@@ -163,25 +163,29 @@ def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[f
 def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) -> Iterator[Alarm]:
     name = planned.entry.name
     if planned.problem is not None:
-        word = "is not what is served" if planned.serving else "cannot be served"
+        word = (
+            "changed on disk and cannot be served; its previous version serves"
+            if planned.serving
+            else "cannot be served"
+        )
         yield Alarm(AlarmKind.UNSERVED, f"model {name} {word}: {planned.problem}", name)
     narrowing = [f"{name}={planned.entry.settings[name]}" for name in _NARROWING if name in planned.entry.settings]
     if narrowing and planned.engines and all(engine.recipe.is_reference for engine in planned.engines.values()):
-        why = f"{', '.join(narrowing)} names nothing that this box can use; change it, or install what it names"
-        yield Alarm(AlarmKind.NO_CANDIDATE, f"model {name} is served by the unoptimised engine only: {why}", name)
+        why = f"{', '.join(narrowing)} allows no engine that this box can make; change it, or install the backend"
+        yield Alarm(AlarmKind.NO_CANDIDATE, f"model {name} is served by the reference engine only: {why}", name)
     for key, engine in planned.engines.items():
         if engine.state is EngineState.QUARANTINED and not engine.is_held:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
         if engine.mismatch:
-            what = f"model {name}: stored engine {key[:12]} ({engine.recipe.backend}) is not this model's"
-            how = f"{engine.mismatch}; it does not serve and is built again; check who can write the cache folder"
+            what = f"model {name}: stored engine {key[:12]} ({engine.recipe.backend}) does not answer as the reference"
+            how = f"{engine.mismatch}; it does not serve and is built again; check the permissions of the cache folder"
             yield Alarm(AlarmKind.ENGINE_MISMATCH, f"{what}: {how}", name, key)
         if engine.quarantined:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is quarantined: {engine.quarantined}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
     if planned.quarantine:
-        yield Alarm(AlarmKind.QUARANTINED, f"model {name} is not served: none of its engines is opened any more", name)
+        yield Alarm(AlarmKind.QUARANTINED, f"model {name} is not served: its engines are quarantined or refused", name)
     spells = planned.slot.finite.spells(now)
     if spells:
         detail = "; ".join(
@@ -193,7 +197,7 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
     slow = slow_engine(planned, settings, now)
     if slow is not None and planned.serving is not None:
         median, baseline = slow
-        detail = f"took much longer than {baseline:.3g} ms, then no inference ended for a while"
+        detail = f"took much longer than {baseline:.3g} ms, then no inference finished for a while"
         if median:
             times = f"{median / baseline:.1f}x; the processors are {busy:.0%} busy"
             detail = f"takes {median:.3g} ms instead of {baseline:.3g} ms ({times})"
@@ -207,7 +211,7 @@ def _placement(planned: PlannedModel) -> Iterator[Alarm]:
         built = engine.record.composition.fallback if engine.record is not None and is_serving else ()
         if not built and not engine.misplaced:
             continue
-        where = f"does not run wholly on {engine.recipe.device}: {'; '.join((*built, *engine.misplaced))}"
+        where = f"does not run entirely on {engine.recipe.device}: {'; '.join((*built, *engine.misplaced))}"
         unused = "" if is_serving else "; it does not serve"
         message = f"model {planned.entry.name}: engine {key[:12]} {where}{unused}; see: edged engines show {key[:12]}"
         yield Alarm(AlarmKind.FALLBACK, message, planned.entry.name, key)

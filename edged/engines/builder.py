@@ -98,7 +98,7 @@ class Builder:
         # A command may use the daemon's cache at the same time, so unfinished golden answers have an owner.
         self._unfinished = atomic.Staging(cache.absolute() / "unfinished")
         for folder in (self._golden, self._inspections, self._timings, self._unfinished.root):
-            with contextlib.suppress(OSError):  # on an unwritable disk reading models takes longer
+            with contextlib.suppress(OSError):  # without the cache, reading models takes longer
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.sweep(folder)
         with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ class Builder:
                 await asyncio.to_thread(self._outcomes.keep_unread, graph, self.admission, now)
             raise
         if not inspection.external:  # external data is read each time, see `_known`
-            with contextlib.suppress(OSError):  # a full disk only costs time at the next start
+            with contextlib.suppress(OSError):  # without the cache, the next start only takes longer
                 await asyncio.to_thread(self._keep, inspection)
         return inspection
 
@@ -203,7 +203,7 @@ class Builder:
             built = await self._build(task, out, on_progress, reserve, capability)
             seconds = round(time.monotonic() - begun, 3)
             facts = BuildFacts(started, built.seconds, built.peak_memory_mb, __version__, seconds, task.effort)
-            verdict = Verdict(False, f"built ahead for {device}; its answers are compared there before it serves", {})
+            verdict = Verdict(False, f"built ahead for {device}; it is verified there before it serves", {})
             record = EngineRecord(
                 *(task.key.parts, task.model.name, task.recipe, built.artefact.files, facts, verdict),
                 ahead=device,
@@ -308,7 +308,7 @@ class Builder:
     def _require_none(self, digest: str) -> None:
         stored = self._store.read(digest)  # another process may have built it meanwhile
         if stored is not None and stored.is_usable:
-            raise Refused(f"{self._store.root} holds engine {digest[:12]} already, proven; give another --cache")
+            raise Refused(f"{self._store.root} already has a verified engine {digest[:12]}; use another --cache")
 
     async def _judge(
         self,
@@ -388,7 +388,7 @@ class Builder:
         except OSError as error:
             if (fault := disk_fault(self._store.root, error)) is not None:
                 raise fault from error
-            raise BuildFailed(f"the engine could not be stored: {error.strerror or error}") from error
+            raise BuildFailed(f"cannot store the engine: {error.strerror or error}") from error
         except (BuildFailed, EngineUnusable) as error:
             if await asyncio.to_thread(self._is_full):
                 raise OutOfSpace(f"{self._store.root} is full; free some space ({error})") from error

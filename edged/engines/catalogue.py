@@ -43,7 +43,7 @@ _READERS = 2  # children that inspect models at the same time
 # Delays before the next attempts after failures that may be temporary: exceeded limits, kills, missing files.
 _AGAIN_SECONDS = (60.0, 600.0, 3600.0)
 _PASSING = ("timed_out", "too_much_memory", "missing")
-_BACK_SECONDS = 1.0  # until a missing file is looked for again
+_BACK_SECONDS = 1.0  # before the first new attempt to read a missing file
 
 
 # Tries a model. The number is the most attempts in a row that may exceed the limits.
@@ -90,7 +90,7 @@ class Catalogue:
         self._prove = prove
         self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after failures that may pass, by model
         self._known: set[str] = set()  # digests of models that something is cached for
-        self._is_tidy = False  # whether caches of models that went before this start were removed
+        self._is_tidy = False  # whether the caches of models removed before this start were deleted
 
     def name(self, named: Mapping[str, Path]) -> None:
         """Set the models of the configuration. The next scan applies them."""
@@ -125,7 +125,7 @@ class Catalogue:
 
     def _of_version(self, name: str, planned: PlannedModel, version: str) -> PlannedModel:
         if not (version.isascii() and version.isdecimal() and len(version) <= 18):
-            raise InvalidInput(f"{version[:40]!r} is not a version of a model; versions are whole numbers")
+            raise InvalidInput(f"{version[:40]!r} is not a model version; versions are whole numbers")
         wanted = str(int(version))
         if wanted == planned.version:
             return planned
@@ -134,9 +134,9 @@ class Catalogue:
             return further
         if wanted == planned.entry.version:
             why = planned.problem or "it is being loaded"
-            raise NotReady(f"version {wanted} of model {name!r} does not answer yet: {why}")
+            raise NotReady(f"version {wanted} of model {name!r} is not ready: {why}")
         there = ", ".join(each.version for each in self.versions(name))
-        raise ModelNotFound(f"model {name!r} has no version {wanted} that is served; there are: {there}")
+        raise ModelNotFound(f"model {name!r} has no version {wanted}; available: {there}")
 
     async def look_aside(self) -> bool:
         """Scan the disk in a thread and apply the scan as `look` does. Concurrent calls run one after the other."""
@@ -261,12 +261,12 @@ class Catalogue:
             self._log_notes(planned)
         except EdgedError as error:
             planned.weights = external
-            planned.weights_changed(before)  # a change since then may bring what was missing
+            planned.weights_changed(before)  # a later change of the external data may fix the error
             self._refuse(planned, error)
             self._tasks.start(self._once_more(planned, entry, error))
-        except Exception as error:  # a bug, or a box in trouble: refused, so that no client waits for ever
-            _LOG.exception("model %s could not be read", entry.name)
-            self._refuse(planned, EngineUnusable(f"it could not be read ({type(error).__name__}); see the log"))
+        except Exception as error:  # a bug, or a failing box: refuse the model, so that clients do not wait forever
+            _LOG.exception("model %s: cannot read it", entry.name)
+            self._refuse(planned, EngineUnusable(f"cannot read the model ({type(error).__name__}); see the log"))
 
     async def _once_more(self, planned: PlannedModel, entry: ModelEntry, error: EdgedError) -> None:
         """Read a model again later if its failure may be temporary."""
@@ -304,7 +304,9 @@ class Catalogue:
         found = Reason.of(error)
         self._events.emit(ModelRefused(str(error), found.category, found.stage), name)
         if planned.serving:
-            _LOG.log(level, "model %s was changed and cannot be served: %s; the one before it goes on", name, error)
+            _LOG.log(
+                level, "model %s changed and cannot be served: %s; its previous version continues to serve", name, error
+            )
             return
         _LOG.log(level, "model %s cannot be served: %s", name, error)
         planned.model = planned.served = None
@@ -340,4 +342,4 @@ class Catalogue:
 
 
 def _which(known: str) -> str:
-    return f"the request names no model, which only works if exactly one is served; available: {known}"
+    return f"the request names no model; this is allowed only if exactly one model is served; available: {known}"

@@ -40,12 +40,12 @@ from edged.logs.child_output import ChildLogForwarder
 
 _POLL_SECONDS = 0.25
 _LONGEST_PAUSE = 4 * _POLL_SECONDS
-_CLOSED_SECONDS = 2.0  # for a child that closed its channel to end
-_GONE_SECONDS = 10.0  # for a killed child to give back its memory
-_REST_SECONDS = 1.0  # for reading what a dead child left in its pipes, if another process holds them open
-_MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # of progress; `channel.JobReporter` sends far fewer
-_NOISE_BYTES = 1 << 16  # of standard error are remembered; its end says why the child failed
-_CRASH = "Fatal Python error: "  # begins the traceback of a crash, which is for the log
+_CLOSED_SECONDS = 2.0  # in which a child must end after it closed its channel
+_GONE_SECONDS = 10.0  # in which a killed child must release its memory
+_REST_SECONDS = 1.0  # to read the rest of a dead child's pipes, if another process holds them open
+_MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # progress messages; `channel.JobReporter` sends far fewer
+_NOISE_BYTES = 1 << 16  # of standard error are kept; the last lines say why the child failed
+_CRASH = "Fatal Python error: "  # starts the traceback of a crash, which belongs into the log only
 _WORKER = (sys.executable, "-m", "edged.jobs.main")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -83,7 +83,9 @@ async def run(
             reach = await stack.enter_async_context(in_thread(partial(_reach, job)))
             child = OneShotChild(command, job, limits, on_progress, patience, reach)
         except OSError as error:
-            raise BuildFailed(f"{what} could not be started: {error.strerror or error}; is the box full?") from error
+            raise BuildFailed(
+                f"cannot start the {what}: {error.strerror or error}; check processes, memory and disk space"
+            ) from error
         try:
             last = await child.last_word()
         finally:
@@ -96,14 +98,14 @@ async def run(
             return msgspec.json.decode(last.payload, type=ready(answer))
         failure = msgspec.json.decode(last.payload, type=ready(jobs.Failure))
     except channel.UNREADABLE as error:
-        raise BuildFailed(f"{what} gave an answer that cannot be read: {error}") from error
+        raise BuildFailed(f"cannot parse the answer of the {what}: {error}") from error
     raise _error(failure)
 
 
 @contextlib.contextmanager
 def _reach(job: jobs.Job) -> Iterator[Reach]:
-    """Yield what the child may access, with a temporary folder that goes with the block. Reads the model's folder."""
-    scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
+    """Yield what the child may access, with a temporary folder for the block. Reads the model's folder."""
+    scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` parses this name
     try:
         yield reach_of(job, scratch)
     finally:
@@ -190,7 +192,7 @@ class OneShotChild:
         self._channel.close()
 
     async def gone(self) -> None:
-        """Wait until a stopped child and its family are gone, and close everything."""
+        """Wait until a stopped child and its family have ended, and close everything."""
         try:
             # A process that hangs in a driver cannot be killed, so the wait is limited.
             await _happens(self._is_gone, _GONE_SECONDS)
@@ -268,7 +270,7 @@ class OneShotChild:
             return True
 
     def _is_gone(self) -> bool:
-        """Whether child and family are gone. Reaps the child, so call it only after `stop`."""
+        """Whether child and family have ended. Reaps the child, so call it only after `stop`."""
         return self._process.poll() is not None and not watch.any_lives(self._family)
 
 
@@ -330,7 +332,7 @@ def _error(failure: jobs.Failure) -> EdgedError:
 
 def _ending(code: int | None) -> str:
     if code == -signal.SIGKILL:
-        return "was killed by SIGKILL, perhaps by the kernel for want of memory"
+        return "was killed by SIGKILL, perhaps by the kernel because memory ran out"
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"
@@ -368,9 +370,9 @@ class PipeReader:
                 self._receive(piece)
             else:
                 self.close()
-        except BlockingIOError:  # another reader's wake-up, or none at all
+        except BlockingIOError:  # a spurious wake-up
             pass
-        except Exception as error:  # raised where `ended` is awaited instead of being lost in the loop
+        except Exception as error:  # the code that awaits `ended` raises it; otherwise the loop would only log it
             self.close(error)
 
 
@@ -399,7 +401,7 @@ def _reads(job: jobs.Job) -> Iterator[str]:
 def _writes(job: jobs.Job) -> Iterator[str]:
     if isinstance(job, jobs.Build):
         yield job.out
-        if job.order.timings:  # of one device, for all of its builds
+        if job.order.timings:  # timings are per device and shared by all builds for it
             yield str(Path(job.order.timings).parent)
     if isinstance(job, (jobs.MakeGolden, Lower, FreeDims, Simplify)):
         yield str(Path(job.out).parent)

@@ -22,7 +22,7 @@ from edged.models.model import Model
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of processor time in /proc
-_SHARE = 0.005  # of one processor; the slowest build gets, while the box serves, several times this
+_SHARE = 0.005  # of one processor; even the slowest build on a serving box uses several times this
 _LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc, a look at known ones a file each
 
 
@@ -108,10 +108,10 @@ def kill(pid: int) -> set[int]:
     """Kill a session's leader, which must not be reaped yet, and its family. Returns the family without the leader."""
     try:
         members = family(pid) - {pid}
-    except OSError:  # no descriptor is left to look; its group ends all the same
+    except OSError:  # no file descriptor is left for the search; killpg still kills the group
         members = set()
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)  # at once, so that none of the group can start another
+        os.killpg(pid, signal.SIGKILL)  # all at once, so that no process of the group can start another
     for member in members:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(member, signal.SIGKILL)
@@ -132,7 +132,7 @@ class Family:
 
     def measure(self) -> Usage:
         if self._looks % _LOOKS_PER_SEARCH == 0:
-            with contextlib.suppress(OSError):  # no descriptor is left to look for new ones
+            with contextlib.suppress(OSError):  # no file descriptor is left for the search
                 self._members = family(self._pid)
         self._looks += 1
         readings = {pid: reading for pid in self._members if (reading := read(pid))}
@@ -179,7 +179,7 @@ class Watch:
         if self._was_large and (was_large or usage.processes == 1):
             return f"used more than {self._memory_mb:g} MiB of memory"
         self._silent += elapsed
-        # The sum decreases if a process ends that no member of the family reaps.
+        # The sum decreases if a process ends and its parent is not in the family.
         used = max(usage.cpu_seconds - self._last_cpu, 0.0)
         self._last_cpu = usage.cpu_seconds
         self._used += used
@@ -187,9 +187,9 @@ class Watch:
         if self._used >= self._enough:
             self._lives()
         if 0 < self.quiet_seconds <= self._quiet:
-            return f"got no further for {self.quiet_seconds:.0f} s"
+            return f"reported no progress for {self.quiet_seconds:.0f} s"
         if self._silent >= self._stall_seconds:
-            return f"showed no sign of life for {self._stall_seconds:g} s"
+            return f"was inactive for {self._stall_seconds:g} s"
         return ""
 
     def _lives(self) -> None:

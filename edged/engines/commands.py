@@ -66,7 +66,7 @@ class Commands:
         """Build engines: with `force` all selected engines, otherwise only the missing ones.
         Stored engines that are quarantined for killing their hosts are opened again.
 
-        What serves goes on until its successor is verified. Returns the engines that will be built.
+        A serving engine continues until its successor is verified. Returns the engines that will be built.
         """
         self._require_writable()
         chosen = [
@@ -99,7 +99,7 @@ class Commands:
         """Verify and time the selected stored engines again, and return them. Raises Refused if none is stored."""
         chosen = [(p, e) for p, e in self._planned(selection) if e.is_usable]
         if not chosen:
-            raise Refused("none of the selected engines is in the store to be verified; see: edged engines list")
+            raise Refused("no selected engine is in the store, so there is nothing to verify; see: edged engines list")
         made = _once(chosen)
         for _, engine in made.values():
             if engine.state not in MAKING:
@@ -132,7 +132,7 @@ class Commands:
         keys = [key for key in self._stored(selection) if self._store.records()[key].files]
         needed = [key for key in keys if self._maker.eviction.eviction_class(key) is EvictionClass.NEEDED]
         if needed and not selection.everything and len(needed) == len(keys):
-            why = "pinned; unpin it first" if self._store.is_pinned(needed[0]) else "needed: it serves or soon will"
+            why = "pinned; unpin it first" if self._store.is_pinned(needed[0]) else "needed: it serves or is about to"
             raise Refused(f"engine {needed[0][:12]} is {why}; nothing was evicted")
         chosen = [key for key in keys if key not in needed]
         for key in chosen:
@@ -229,15 +229,17 @@ class Commands:
 
     def _require_writable(self) -> None:
         if self._maker.eviction.problem:
-            raise Refused(f"nothing can be changed in the store: {self._maker.eviction.problem}")
+            raise Refused(f"cannot change the store: {self._maker.eviction.problem}")
 
     @staticmethod
     def _require_one(keys: set[str], selection: Selection) -> None:
-        what = f"whose key begins with {selection.engine!r}" if selection.engine else f"of model {selection.model!r}"
+        what = (
+            f"with a key that begins with {selection.engine!r}" if selection.engine else f"of model {selection.model!r}"
+        )
         if not keys and not selection.everything:
             raise NotFound(f"no engine {what}; see: edged engines list")
         if selection.engine and len(keys) > 1:
-            raise InvalidInput(f"{len(keys)} keys begin with {selection.engine!r}; give more of it")
+            raise InvalidInput(f"{len(keys)} keys begin with {selection.engine!r}; give more characters")
 
     def _commanded(self, verb: str, chosen: list[_Planned], made: dict[str, _Planned]) -> tuple[Ordered, ...]:
         for planned, engine in chosen:
@@ -263,9 +265,9 @@ def _is_under_way(engine: PlannedEngine) -> bool:
 
 def _check(selection: Selection) -> None:
     if selection.everything == bool(selection.model or selection.engine):
-        raise InvalidInput("name a model or an engine, or select all")
+        raise InvalidInput("select a model, an engine, or all")
     if selection.engine and len(selection.engine) < _SHORTEST:
-        raise InvalidInput(f"{selection.engine!r} is too short for the beginning of a key; give {_SHORTEST} characters")
+        raise InvalidInput(f"{selection.engine!r} is too short for a key prefix; give at least {_SHORTEST} characters")
 
 
 def _gone(ordered: Ordered) -> EngineProgress:

@@ -65,7 +65,7 @@ from edged.tasks import TaskGroup, keep, until_set
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 1.0  # between two turns if nothing happens
 _IDLE_SECONDS = 4.0  # the same on an idle box where every model is served
-_START_SECONDS = 120.0  # in which nothing is made until the first models are examined
+_START_SECONDS = 120.0  # the longest time that builds wait until the first models are examined
 _FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 
 
@@ -98,7 +98,7 @@ class Start:
 
 
 class Controller:
-    """Owns everything that is planned, made and opened. Runs on one event loop and never blocks it."""
+    """The control loop, and the plans, engines and hosts that it manages. Never blocks its event loop."""
 
     def __init__(
         self,
@@ -182,10 +182,10 @@ class Controller:
         while True:
             try:
                 if await self.catalogue.look_aside():
-                    self.wake()  # everything else waits for the next turn
+                    self.wake()  # the next turn acts on the changes
                 await asyncio.to_thread(self.maker.eviction.look)
                 self._state = await asyncio.to_thread(unwritable, self.repository.root.parent)
-            except OSError as error:  # nothing is lost: the next scan sees everything
+            except OSError as error:  # the next scan finds the same changes
                 _LOG.error("cannot scan the models: %s; trying again", error.strerror)
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -195,10 +195,13 @@ class Controller:
             try:
                 self._act()
                 self._turned = time.monotonic()  # only after success: the watchdog must see a loop that keeps failing
-            except OSError as error:  # nothing is lost: the next turn looks at everything
+            except OSError as error:  # the next turn reads the whole state again
                 if error.errno not in NO_DESCRIPTORS:
                     raise
-                _LOG.error("the control loop is interrupted: %s; are there too many connections?", error.strerror)
+                _LOG.error(
+                    "the control loop cannot continue: %s; trying again; are there too many connections?",
+                    error.strerror,
+                )
             await until_set(self._wake, self._pause(time.monotonic()))
 
     def _pause(self, now: float) -> float:
@@ -222,7 +225,7 @@ class Controller:
         return self.surveyor.fingerprint
 
     def wake(self) -> None:
-        """Start the next turn now, because something changed."""
+        """Start the next turn now."""
         self._wake.set()
 
     def links(self) -> list[HostLink]:
@@ -237,7 +240,7 @@ class Controller:
     def liveness(self) -> Liveness:
         """Return what the watchdog judges progress by."""
         hosts: dict[str, float] = {}
-        for link in self._hosts.links():  # of one backend there may be several
+        for link in self._hosts.links():  # a backend may have several hosts
             hosts[link.backend] = max(link.overdue, hosts.get(link.backend, 0.0))
         return Liveness(time.monotonic() - self._turned, hosts)
 
@@ -282,7 +285,7 @@ class Controller:
         self.selection.drop(name)
         self._disk.put(partial(self.overrides.discard, loaded))
         self._quarantine.forgive(name)
-        with contextlib.suppress(OSError):  # the next scan follows anyway
+        with contextlib.suppress(OSError):  # the next scan finds the removal as well
             await self.catalogue.look_aside()
 
     def is_configured(self, name: str) -> bool:
@@ -380,7 +383,9 @@ def carry_out(action: Action, now: float, catalogue: Catalogue, opener: Opener, 
             return planned.engines.keys() != before.keys()
         case Review():
             planned.engines[action.key].request = Request.REVIEW
-            for other in catalogue.models.values():  # of the same content: one review is enough for all
+            for (
+                other
+            ) in catalogue.models.values():  # models of the same content share the engine, so one review is enough
                 if action.key in other.engines:
                     other.engines[action.key].reviewed_at = now
             return True

@@ -56,7 +56,7 @@ _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
         "int8": _on_request,
     },
     ("openvino", "intel-gpu"): {"fp16": _by_itself, "fp32": _by_itself, "int8": _on_request},
-    ("openvino", "intel-npu"): {"fp16": _by_itself, "int8": _on_request},  # it computes in nothing wider
+    ("openvino", "intel-npu"): {"fp16": _by_itself, "int8": _on_request},  # the NPU has no wider type
     ("tensorrt", "cuda"): _CUDA,
     ("tensorrt_rtx", "cuda"): _CUDA,
 }
@@ -114,9 +114,9 @@ def _is_usable(backend: str, device: Device, facts: Mapping[str, str]) -> bool:
         return False
     if backend != "onnxruntime":
         return True
-    code = facts.get("runtime.onnxruntime_gpu_code")  # its kernels are compiled ahead, for some GPUs only
+    code = facts.get("runtime.onnxruntime_gpu_code")  # its kernels are compiled ahead for certain GPUs
     is_compiled_for = code is None or fatbin.runs_on(code, device.compute_capability)
-    return "runtime.onnxruntime_gpu" in facts and is_compiled_for  # only that package has CUDA in it
+    return "runtime.onnxruntime_gpu" in facts and is_compiled_for  # only the package onnxruntime-gpu supports CUDA
 
 
 def _capability(device: Device) -> tuple[int, int] | None:
@@ -124,7 +124,7 @@ def _capability(device: Device) -> tuple[int, int] | None:
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
 
 
-# The backend for tests of ranges: it accepts any shape, but only shapes within the range if one is set.
+# The backend for tests of shape ranges. Without a range it accepts any shape.
 _NULL = "null"
 # Backends that build engines for a range of shapes.
 RANGED = registry.TIMING_KERNELS | {_NULL}
@@ -193,7 +193,10 @@ def desired(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]
     return tuple(engines)
 
 
-_BACKEND, _PRECISION = "onnxruntime", "fp32"  # a lower precision is rejected for its precision
+_BACKEND, _PRECISION = (
+    "onnxruntime",
+    "fp32",
+)  # an engine of lower precision is rejected because of its precision, not its fusions
 _BELOW = {"all": "extended", "extended": "basic"}
 
 

@@ -29,7 +29,7 @@ class EngineState(str, enum.Enum):
     UNSUITABLE = "unsuitable"  # the backend reports that it cannot do what this model needs
     QUARANTINED = "quarantined"  # failed too often, or cancelled: only a command tries it again
     EVICTED = "evicted"  # accepted; its files were removed to make room
-    STALE = "stale"  # in the store, but no model wants it on this device as it is now
+    STALE = "stale"  # in the store, but no model needs it on the current device
 
 
 _S = EngineState
@@ -73,7 +73,7 @@ class Request(str, enum.Enum):
     NONE = ""
     BUILD = "build"  # an operator's command
     VERIFY = "verify"  # an operator's command
-    REVIEW = "review"  # as VERIFY, by the daemon: it was judged by another standard, or its figures may be off
+    REVIEW = "review"  # as VERIFY, requested by the daemon: the standard changed, or the timings may be wrong
 
 
 @dataclass
@@ -115,19 +115,19 @@ class PlannedEngine:
     record: EngineRecord | None = None
     reason: str = ""
     is_held: bool = False  # quarantined by an operator's command, which raises no alarm
-    last_attempt_failed: str = ""  # why the last attempt failed, while the engine from before stays
+    last_attempt_failed: str = ""  # why the last attempt failed, while the previous engine stays
     failures: int = 0
     failure: str = ""  # message of the last one
     retry_at: float = 0.0
-    open_at: float = 0.0  # infinite if its runtime refuses it for good
+    open_at: float = 0.0  # infinite if the runtime refused it permanently
     refusals: int = 0  # times in a row that its host refused to open it
-    quarantined: str = ""  # why it is no longer opened: its work killed its host again and again
-    apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
+    quarantined: str = ""  # why it is no longer opened: it killed its host repeatedly
+    apart: str = ""  # the separate host that it is opened in; empty for the shared host
     request: Request = Request.NONE
     reviewed_at: float = -math.inf  # when the daemon last asked for a review
-    trial: str = ""  # key of an engine for another driver whose files may do
-    nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, if its runtime reports it
-    misplaced: tuple[str, ...] = ()  # nodes that did not run where they ran when it was verified, a line each
+    trial: str = ""  # key of a stored engine to try first: built ahead, or for another driver
+    nodes: Nodes = field(default_factory=dict)  # where its nodes ran when it was last opened, if the runtime reports it
+    misplaced: tuple[str, ...] = ()  # a line for each kind of nodes that ran elsewhere than during verification
     mismatch: str = ""  # how the stored engine's answers differed from the reference's, until it is built again
     disk: str = ""  # how the disk failed when it was last made or opened
     disk_failures: int = 0  # in a row
@@ -191,7 +191,7 @@ class PlannedEngine:
         elif stored is not None and stored.is_usable and (not self._is_outdated(stored) or stored == self.record):
             self.record = stored
             self.request = Request.REVIEW if self._is_outdated(stored) else Request.NONE
-            self._stay(f"built again and rejected: {record.verdict.reason}; the one before stays")
+            self._stay(f"rebuilt and rejected: {record.verdict.reason}; the previous engine stays")
         else:
             self.record = record
             self.move(EngineState.REJECTED, record.verdict.reason)
@@ -203,11 +203,11 @@ class PlannedEngine:
         self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures, self.failure = self.failures + 1, str(error)
         if self.is_usable:
-            self._stay(f"making it again failed: {error}; the one before stays")
+            self._stay(f"the last attempt failed: {error}; the previous engine stays")
         elif hopeless:
-            self.quarantine(f"failed {hopeless}, the last time: {error}")
+            self.quarantine(f"failed {hopeless}; last error: {error}")
         elif most and self.failures >= most:
-            self.quarantine(f"failed {many(self.failures, 'time')}, the last time: {error}")
+            self.quarantine(f"failed {many(self.failures, 'time')}; last error: {error}")
         else:
             self.move(EngineState.FAILED, str(error))
 
@@ -249,7 +249,7 @@ class PlannedEngine:
             return  # it is tried first, as an engine for another driver is
         self.record = record
         if record.evicted:
-            self._settle(EngineState.EVICTED, "its files gave way to others")
+            self._settle(EngineState.EVICTED, "its files were removed to make room")
         elif record.is_usable:
             self._settle(EngineState.READY)
             if self.request is Request.NONE and self._is_outdated(record):

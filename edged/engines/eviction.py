@@ -67,8 +67,8 @@ class EvictionManager:
         least = max(1, self._settings.keep_free_mb) * _MB
         if self.free_bytes < least and not self._evictable():
             return (
-                f"builds stopped: {self.free_bytes // _MB} MiB are free in {self._store.root}, and "
-                f"{least // _MB} MiB are to stay free; free some space or lower engines.keep_free_mb"
+                f"builds stopped: {self._store.root} has {self.free_bytes // _MB} MiB free, and at least "
+                f"{least // _MB} MiB must stay free; free some space or lower engines.keep_free_mb"
             )
         return ""
 
@@ -82,8 +82,8 @@ class EvictionManager:
         choice = choose(self._held(), need, self._left(replacing))
         if choice.short:
             raise OutOfSpace(
-                f"an engine of about {_mb(need)} does not fit: {_mb(choice.short)} are missing, and everything else "
-                "serves or is pinned; free some space, unpin an engine or raise engines.budget_mb"
+                f"an engine of about {_mb(need)} does not fit: {_mb(choice.short)} more are needed, and all other "
+                "engines serve or are pinned; free some space, unpin an engine or raise engines.budget_mb"
             )
         for key in choice.evict:
             await self.evict(key, "to make room")
@@ -94,7 +94,7 @@ class EvictionManager:
         """Remove an engine's files. Its record stays if a model's plan has the engine; otherwise the engine would be
         built at once and evicted again."""
         record = self._store.records().get(key)
-        if record is None:  # it was just removed by something else
+        if record is None:  # another task just removed it
             return
         wanting = [planned.engines[key] for planned in self._models.values() if key in planned.engines]
         message, about = "engine %s of model %s is evicted %s: %d bytes", {"event": "engine_evicted"}
@@ -162,8 +162,8 @@ def _mb(size: int) -> str:
 class EvictionClass(enum.IntEnum):
     """The order of eviction; the lowest class is evicted first."""
 
-    STALE = 0  # no model wants it on the current device
-    SPARE = 1  # a model wants it, and has a better one
+    STALE = 0  # no model needs it on the current device
+    SPARE = 1  # a model has a better one
     NEEDED = 2  # it serves, is about to, or an operator pinned it: never evicted
 
 

@@ -35,7 +35,7 @@ from edged.tensors import ANY_SHAPE, TensorSpec
 
 _LOG = logging.getLogger("edged.engines")
 _WRITE_SECONDS = 60.0  # between two writes of the observed shapes
-_FORGIVE_SECONDS = 3600.0  # until a range that no engine could be made for is tried again
+_FORGIVE_SECONDS = 3600.0  # before a range that could not be built is tried again
 _OVER = (EngineState.FAILED, EngineState.REJECTED, EngineState.UNSUITABLE, EngineState.QUARANTINED)
 
 
@@ -116,9 +116,11 @@ class Learning:
         page, clock = self._book.page(learning.model), time.time()
         times = recent(page.widened, clock)
         if not demand.is_due(now, policy.quiet_s):
-            learning.state = f"requests call for engines of {_words(demand.profile)}; built once shapes stop changing"
+            learning.state = f"requests need engines for {_words(demand.profile)}; built once shapes stop changing"
         elif len(times) >= policy.per_hour:
-            learning.state = f"requests call for engines of {_words(demand.profile)}; {len(times)} begun in this hour"
+            learning.state = (
+                f"requests need engines for {_words(demand.profile)}; delayed: {len(times)} begun in the last hour"
+            )
         elif not _is_busy(planned):
             self._begin(planned, learning, demand.profile, (*times, clock))
 
@@ -144,8 +146,8 @@ class Learning:
         page = msgspec.structs.replace(self._book.page(learning.model), widened=times)
         self._book.change(learning.model, page)
         learning.target, learning.demand = profile, None
-        learning.state = f"engines of {_words(profile)} are being built"
-        _LOG.info("model %s: its requests call for engines of %s", planned.entry.name, _words(profile))
+        learning.state = f"engines for {_words(profile)} are being built"
+        _LOG.info("model %s: requests need engines for %s", planned.entry.name, _words(profile))
         self._book.aim(learning.model, profile)
         self._replans.append(Replan(planned.entry.name))
 
@@ -161,11 +163,11 @@ class Learning:
             self._book.unaim(learning.model)
             learning.target, learning.state, learning.looked = None, "", -1
         elif all(engine.state in _OVER for engine in engines):
-            why = engines[0].reason if engines else "no backend here builds for a range of shapes any more"
-            _LOG.warning("model %s: no engine of %s can be made: %s", planned.entry.name, _words(target), why)
+            why = engines[0].reason if engines else "no installed backend builds for a range of shapes"
+            _LOG.warning("model %s: no engine for %s can be made: %s", planned.entry.name, _words(target), why)
             learning.refused[target] = now + _FORGIVE_SECONDS
             learning.target, learning.looked = None, -1
-            learning.state = f"no engine of {_words(target)} can be made: {why}"
+            learning.state = f"no engine for {_words(target)} can be made: {why}"
             self._book.unaim(learning.model)
             self._replans.append(Replan(planned.entry.name))
 
@@ -223,7 +225,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 _HOUR = 3600.0
-_PATIENCE = 10  # times the quiet time, after which a demand is due although it still grows
+_PATIENCE = 10  # times the quiet time; then a demand is due even if it still grows
 _MOST_DIMENSIONS = 8  # of a tensor in TensorRT
 
 

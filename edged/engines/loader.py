@@ -27,9 +27,9 @@ from edged.models.repository import Overrides, Repository
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 0.02
 _LOAD_SECONDS = 900.0  # a box that is busy may take minutes to read and open a model
-_MOST_REASONS = 1000  # models that are not loaded for a known reason
+_MOST_REASONS = 1000  # the most models with a stored reason why they are not loaded
 _PATIENCE = 2  # refusals to open the reference before loading fails
-_DRAIN_SECONDS = 30.0  # until a command to unload is answered, at most
+_DRAIN_SECONDS = 30.0  # the longest time until a command to unload is answered
 READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 
 
@@ -123,7 +123,7 @@ class Loader:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller got it, if there still was one
+            task.exception()  # the caller received it, unless it was cancelled
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         async with self._turn(name):
@@ -228,11 +228,11 @@ class Loader:
     def _require_command(self, name: str) -> None:
         if self._selection.mode != "explicit":
             mode = self._selection.mode
-            every = "every model on disk" if mode == "poll" else "every model that was there at the start"
+            every = "every model on disk" if mode == "poll" else "every model that was on disk at the start"
             raise Refused(f'models are loaded by command only with model_control = "explicit"; "{mode}" serves {every}')
         check_name(name)
         if self._catalogue.is_configured(name):
-            raise Refused(f"model {name!r} is named by the daemon's configuration and always served; remove it there")
+            raise Refused(f"model {name!r} is in the daemon's configuration and always served; remove it from there")
 
 
 def _once(places: Sequence[_Rows]) -> list[Listed]:

@@ -39,7 +39,7 @@ from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
 _EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
-_AGAIN_SECONDS = 0.2  # after the model on disk turned out to be another
+_AGAIN_SECONDS = 0.2  # after the model on disk turned out to have changed
 _SPACE_SECONDS = 30.0  # after the disk was full
 _LONG_SECONDS = 60.0  # after which another engine may be made at the same time
 _SPARE_MB = 1024  # free memory for a second child in a lane
@@ -128,8 +128,8 @@ class Maker:
         wanted = {id(engine) for planned in self._models.values() for engine in planned.engines.values()}
         for work in self._work:
             if id(work.engine) not in wanted and not work.is_cancelled:
-                work.is_cancelled = True  # only once: its child is being stopped
-                work.engine.on_change = None  # its end is of no interest
+                work.is_cancelled = True  # cancel only once, because its child is being stopped
+                work.engine.on_change = None  # no event for its outcome
                 work.task.cancel()
 
     def is_making(self, engine: PlannedEngine) -> bool:
@@ -170,7 +170,7 @@ class Maker:
                 await self._verify(engine, task)
         except Superseded as error:
             engine.postpone(str(error), _AGAIN_SECONDS)
-            _LOG.info("model %s: engine %s is void: %s", name, short, error)
+            _LOG.info("model %s: the work on engine %s was discarded: %s", name, short, error)
             planned.is_superseded = True
         except OutOfSpace as error:
             engine.met_disk(error)
@@ -239,14 +239,14 @@ class Maker:
             if is_unproven:
                 # Remove it here, because no other check finds that it is unusable.
                 await asyncio.to_thread(self._store.remove, source, keep_pin=True)
-            self._give_up_trial(engine, task, f"is not right with this device: {error}")
+            self._give_up_trial(engine, task, f"does not work with this device: {error}")
         except EdgedError as error:
             if is_unproven and engine.failures + 1 < self._settings.attempts:
                 engine.fail(error)  # it says nothing about the engine, which took an hour to build
             else:
                 self._give_up_trial(engine, task, f"could not be tried: {error}")
         except KeyError:
-            self._give_up_trial(engine, task, "is not in the store any more")
+            self._give_up_trial(engine, task, "is no longer in the store")
         else:
             engine.trial = ""
             engine.finish(record, record, f"taken over from {source[:12]} after a trial")
@@ -256,7 +256,7 @@ class Maker:
     @staticmethod
     def _give_up_trial(engine: PlannedEngine, task: Task, why: str) -> None:
         """Give up a trial, so that the engine is built instead."""
-        reason = f"engine {engine.trial[:12]} {why}; it is built again"
+        reason = f"engine {engine.trial[:12]} {why}; a new one is built"
         _LOG.warning("model %s: %s", task.model.name, reason)
         engine.trial, engine.failures = "", 0
         engine.move(EngineState.ABSENT, reason)
@@ -319,7 +319,7 @@ def reason_to_give_up(error: EdgedError, backend: str, before: str, kin: Iterabl
     if own in map(_kind, kin):
         return "as in another precision"
     # For a builder that times kernels the next attempt has a lower effort, so it may succeed.
-    return "alike" if own == _kind(before) and backend not in TIMING_KERNELS else ""
+    return "twice in the same way" if own == _kind(before) and backend not in TIMING_KERNELS else ""
 
 
 def _is_of_model(error: EdgedError) -> bool:

@@ -70,17 +70,21 @@ def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Ta
     theirs = Fingerprint(dict(facts))
     capability = theirs.facts.get("gpu.0.compute_capability")
     if capability is None:
-        raise InvalidInput(f"{name} has no NVIDIA GPU of a known compute capability")
+        raise InvalidInput(f"{name} has no NVIDIA GPU with a known compute capability")
     if theirs.facts.get(_HOST) != own.facts.get(_HOST):
         here, there = own.facts.get(_HOST), theirs.facts.get(_HOST)
-        raise InvalidInput(f"{name} is of a box with {there}, and engines built here are for {here}; build them there")
+        raise InvalidInput(
+            f"{name} describes a box with {there}, but engines built here are for {here}; build them there"
+        )
     here, there = own.facts.get(_RUNTIME), theirs.facts.get(_RUNTIME)
     if there is None:
         raise InvalidInput(
-            f"{name} is of a box without TensorRT-RTX, which the engines are for; install it there first"
+            f"{name} describes a box without TensorRT-RTX, which the engines need; install it there first"
         )
     if here != there:
-        raise InvalidInput(f"{name} is of a box with TensorRT-RTX {there}, here is {here}; install the same version")
+        raise InvalidInput(
+            f"{name} describes a box with TensorRT-RTX {there}, but this box has {here}; install the same version"
+        )
     gpu = theirs.facts.get("gpu.0.name", f"sm_{capability.replace('.', '')}")
     return Target(gpu, capability, theirs)
 
@@ -96,5 +100,5 @@ def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[Desi
     found = tuple(engine for engine in wanted if engine.recipe.device == "cuda:0")
     if not found:
         asked = f" in {', '.join(precisions)}" if precisions else ""
-        raise InvalidInput(f"TensorRT-RTX builds nothing for {on.name}{asked}")
+        raise InvalidInput(f"TensorRT-RTX can build no engine for {on.name}{asked}")
     return found

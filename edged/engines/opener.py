@@ -131,7 +131,7 @@ class Opener:
                 planned.is_superseded = True
             _LOG.warning("engine %s of model %s cannot be opened now: %s", engine.digest[:12], model.name, error)
         except EdgedError as error:
-            if planned.is_being_read:  # its file may be gone by now
+            if planned.is_being_read:  # its file may have been removed
                 engine.open_at = time.monotonic() + _REPLACED_SECONDS
             else:
                 await self._cannot_open(model, engine, error)
@@ -203,7 +203,7 @@ class Opener:
                 await asyncio.to_thread(self._store.damaged, artefact)
             raise
         except EdgedError:
-            if engine.recipe.is_reference:  # runtimes report missing or partial files badly
+            if engine.recipe.is_reference:  # the runtime's message about a missing or partial file is unclear
                 with contextlib.suppress(ModelRefused):
                     await asyncio.to_thread(require_same, order)
             raise
@@ -215,10 +215,10 @@ class Opener:
             verified = engine.record.composition.nodes if engine.record is not None else {}
             engine.nodes, engine.misplaced = nodes, misplaced_nodes(engine.recipe, verified, nodes)
             if engine.misplaced and planned.has_other(engine):
-                raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.misplaced)}")
+                raise EngineUnusable(f"its nodes do not run where they were verified: {'; '.join(engine.misplaced)}")
             await warm_up(model, link, number, ref.profile)
             session.health = await self._prove(planned, model, engine, session)
-            if link.lost:  # the loss was reported before this session was known
+            if link.lost:  # the host was lost before the session was registered
                 raise HostLost(f"engine host {link.backend} {link.lost}")
         except BaseException:  # nothing else refers to the session yet
             self.retire(session)
@@ -230,7 +230,7 @@ class Opener:
     ) -> SessionHealth:
         """Probe a session before it serves. If even the reference refuses every probe, the model needs other requests
         than edged can make up: its engines serve, and it is ready once one of them has answered a request."""
-        if self._probe is None or planned.model is not model:  # another model is on disk by now
+        if self._probe is None or planned.model is not model:  # the model on disk has changed
             return SessionHealth()
         known, is_reference = planned.known_answers(), engine.recipe.is_reference
         try:
@@ -320,7 +320,7 @@ def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str
     if home is None or not opened:
         return ()
     if not any(_is(provider, home) for provider in opened):
-        return (f"nothing runs on {home}: its nodes are on {', '.join(sorted(opened))}",)
+        return (f"no node runs on {home}; all run on {', '.join(sorted(opened))}",)
     is_recorded = bool(verified) and not recipe.is_reference
     lines = []
     for provider in sorted(opened):
@@ -341,9 +341,7 @@ def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> li
     """Return a line on nodes that no longer run on the device, nor elsewhere; empty if there are none or if operators
     are unknown."""
     gone = Counter(before) - Counter(now) if before and now else Counter[str]()
-    return (
-        [f"{gone.total()} of {sum(before.values())} nodes are not on {home} any more: {_words(gone)}"] if gone else []
-    )
+    return [f"{gone.total()} of {sum(before.values())} nodes no longer run on {home}: {_words(gone)}"] if gone else []
 
 
 def _is(provider: str, home: str) -> bool:

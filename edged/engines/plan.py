@@ -44,7 +44,7 @@ class PlannedModel:
     model: Model | None = None
     served: Model | None = None
     problem: EdgedError | None = None
-    warnings: tuple[Finding, ...] = ()  # findings about a model that serves all the same
+    warnings: tuple[Finding, ...] = ()  # findings that do not prevent serving
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     fallback: Slot = field(init=False)  # answers requests outside the range of the engine in `slot`
@@ -54,8 +54,8 @@ class PlannedModel:
     fallback_open_at: float = 0.0  # when opening may be tried again, in monotonic seconds
     fallback_why: str = ""  # why it was not opened the last time
     reading: asyncio.Task[None] | None = None
-    is_superseded: bool = False  # its file was found to be another one while an engine was made or opened
-    examined: str = ""  # digest of what was read last, with whatever outcome
+    is_superseded: bool = False  # its file changed while an engine was made or opened
+    examined: str = ""  # digest of the content that was read last, accepted or not
     weights: tuple[Path, ...] = ()  # external data files, as the model was last read
     _weights: str = ""
     _known: KnownAnswers | None = None
@@ -148,7 +148,7 @@ class PlannedModel:
 
     @property
     def quarantine(self) -> str:
-        """Why no engine is opened any more: all are quarantined or refused. Empty if an engine serves or may open."""
+        """Why no engine is opened: all are quarantined or refused. Empty if an engine serves or may open."""
         reasons = [engine.quarantined for engine in self.engines.values() if engine.quarantined]
         if not reasons or self.slot.current is not None or self.opening is not None:
             return ""
@@ -258,7 +258,7 @@ def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
     if isinstance(batch, int):
         return min(batch, wanted or batch)
     if any(output.shape and output.shape[0] == 1 for output in signature.outputs):
-        return 1  # whatever the input says, only one picture comes out
+        return 1  # the output has one picture, whatever the input declares
     allowed = parsed(recipe.profile).range(spec.name)
     if allowed is None:
         return wanted or 1
@@ -306,9 +306,9 @@ class Planner:
             engine.quarantine(before.reason, held=True)
             return
         if before.stopped or before.failures >= self._settings.attempts:
-            engine.quarantine(f"failed {many(before.failures, 'time')}, the last time: {before.reason}")
+            engine.quarantine(f"failed {many(before.failures, 'time')}; last error: {before.reason}")
             return
-        if before.failures:  # a trial may have taken the box down
+        if before.failures:  # a trial may have crashed the box
             return
         engine.trial = trial(engine, stored, self._settings.on_driver_change == "verify")
         if engine.trial:

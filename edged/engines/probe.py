@@ -68,7 +68,7 @@ async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session
         raise refused[0]
     try:
         reply = await batch.send(session, 0)
-        assert isinstance(reply, m.Answer)  # tensors are answered so
+        assert isinstance(reply, m.Answer)  # the host answers tensors with `Answer`
         yield reply
     finally:
         batch.release()
@@ -142,7 +142,7 @@ class SessionProbe:
             return
         why = first or "a probe would be too large"
         if first is not None and not is_reference and await self._is_answered(known):
-            raise EngineUnusable(f"it refuses what the reference answers: {first}")
+            raise EngineUnusable(f"it refuses probes that the reference answers: {first}")
         raise NoUsableProbe(f"it answers no probe: {why}")
 
     async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
@@ -157,7 +157,7 @@ class SessionProbe:
             try:
                 async with probe_session(tuple(_inputs(signature, sample)), link, session) as reply:
                     verdict = await asyncio.to_thread(_verdict, sample, reply, link.arena, model, held)
-            except (EngineUnusable, InvalidInput):  # whether it answers was probed before
+            except (EngineUnusable, InvalidInput):  # `ask` has tested whether it answers
                 continue
             except Overloaded as error:
                 raise NotReady(f"no probe could be sent: {error}") from error
@@ -194,7 +194,7 @@ def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> s
     for spec in signature.outputs:
         form, right = forms.get(spec.name), reference.get(spec.name)
         if form is None:
-            return f"it answers without output {spec.name!r}"
+            return f"its answer has no output {spec.name!r}"
         if form.datatype != spec.datatype:
             return f"its output {spec.name!r} is {form.datatype}, the model declares {spec.datatype}"
         if not spec.admits(form.shape) and not (right is not None and right.shape == form.shape):

@@ -55,7 +55,7 @@ class Quarantine:
             if record.is_quarantined and not known.is_quarantined:
                 _LOG.warning("model %s: engine %s is quarantined: %s", *_named(suspect), self._reason(suspect))
             elif record.host and record.host != known.host:
-                _LOG.info("model %s: engine %s moves to host %d for suspects", *_named(suspect), record.host)
+                _LOG.info("model %s: engine %s moves to the separate host %d", *_named(suspect), record.host)
         self._write()
 
     def apart(self, suspect: EngineId) -> str:
@@ -87,7 +87,7 @@ class Quarantine:
         if record is None or not record.is_quarantined:
             return ""
         deaths = many(len(record.deaths), "time")
-        return f"its work ended its engine host {deaths}, which at last {record.deaths[-1].why}"
+        return f"it ended its engine host {deaths}; the last time the host {record.deaths[-1].why}"
 
     def _write(self) -> None:
         self._records = crash_attribution.live(self._records, time.time())

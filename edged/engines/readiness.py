@@ -26,7 +26,7 @@ class ReadyState(str, enum.Enum):
     READY = "ready"
     LOADING = "loading"  # requests wait until an engine answers
     UNPROVEN = "unproven"  # an engine is open but refuses every probe; requests may be answered
-    FAILING = "failing"  # an engine is open and no longer answers
+    FAILING = "failing"  # an engine is open but no longer answers
     REFUSED = "refused"  # it cannot be served
 
 
@@ -131,7 +131,7 @@ class Prober:
         except (HostLost, NotReady):  # the link reports a lost host
             pass
         except EdgedError as error:
-            if not health.unproven:  # otherwise it is nothing new
+            if not health.unproven:  # an unproven engine refuses every probe anyway
                 health.missed(error)
                 _LOG.warning("model %s: a probe of its engine failed: %s", planned.entry.name, error)
         else:
@@ -143,6 +143,6 @@ class Prober:
     async def _ask(self, planned: PlannedModel, session: ServingSession) -> None:
         engine = planned.engines.get(session.engine.key)
         if engine is None or planned.model is None:
-            raise NotReady("the model was planned again since: another engine is about to serve")
+            raise NotReady("the model was planned again, and another engine is about to serve")
         known = planned.known_answers()
         await self._session_probe.ask(known, session.link, session.number, is_reference=engine.recipe.is_reference)

@@ -31,8 +31,8 @@ class EngineView(msgspec.Struct, frozen=True):
     lane: str = "cpu"  # engines of one lane are made one after the other
     usable: bool = False  # in the store, accepted and whole, also while it is being made again
     is_doubted: bool = False
-    edition: str = ""  # tells one build of it from another
-    apart: str = ""  # the host for suspects that it belongs in
+    edition: str = ""  # identifies the build
+    apart: str = ""  # the separate host that it belongs in; empty for the shared host
     cost: float | None = None
     parallelism: Parallelism = ONE_INSTANCE  # the form that `cost` is of, the best for the model's demand
     retry_at: float = 0.0  # of a failed build
@@ -40,8 +40,8 @@ class EngineView(msgspec.Struct, frozen=True):
     request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
     was_loaded: bool = False  # other work used much of the box while it was timed
     reviewed_at: float = -math.inf  # when the daemon last asked for a review
-    trial: str = ""  # key of an engine for another driver whose files may do
-    failures: int = 0  # in a row, of making it
+    trial: str = ""  # key of a stored engine to try first: built ahead, or for another driver
+    failures: int = 0  # failed attempts in a row to make it
 
 
 class FallbackView(msgspec.Struct, frozen=True):
@@ -54,9 +54,9 @@ class FallbackView(msgspec.Struct, frozen=True):
     waits: bool = False  # requests wait for it
     opening: bool = False
     open_at: float = 0.0  # when opening may be tried again
-    why: str = ""  # it was not opened the last time
+    why: str = ""  # why it was not opened the last time
     problem: str = ""  # why the model on disk cannot be opened
-    is_settled: bool = True  # what serves is the model on disk
+    is_settled: bool = True  # the serving engine is of the model on disk
     has_defaults: bool = False  # requests may give inputs that all engines but the reference have built in
     outside: str = ""  # the message for a request that the serving engine does not take
 
@@ -67,16 +67,16 @@ class ModelView(msgspec.Struct, frozen=True):
     name: str
     engines: tuple[EngineView, ...]
     serving: str | None = None  # key
-    edition: str = ""  # of what serves
-    apart: str = ""  # the host for suspects that it is in
+    edition: str = ""  # of the serving engine
+    apart: str = ""  # the separate host that it is open in
     parallelism: Parallelism = ONE_INSTANCE  # the form in which it is open
-    cost: float | None = None  # of what serves in that form, if another one is better
+    cost: float | None = None  # of the serving engine in that form, even if another form is better
     opening: bool = False
-    reading: bool = False  # it may become another model
-    holds: bool = False  # it serves while it is being read: nothing but its fallback slot changes
-    superseded: bool = False  # its file is another one by now
-    outdated: bool = False  # what serves is the right model, but was built for the device before a change
-    is_slow: bool = False  # what serves has been much slower than usual for a while
+    reading: bool = False  # its content may change
+    holds: bool = False  # it serves while it is being read; only its fallback slot may change
+    superseded: bool = False  # its file has changed
+    outdated: bool = False  # the serving engine is of the right model, but was built before the device changed
+    is_slow: bool = False  # the serving engine has been much slower than usual for a while
     lowering: bool = False  # an optimised engine was rejected, and the one optimised less is not planned yet
     is_hopeless: bool = False  # nothing serves, and no engine can ever be opened
     fallback: FallbackView = FallbackView()
@@ -175,7 +175,7 @@ def reconcile(
     return actions + [Refuse(model.name) for model in models if model.is_hopeless]
 
 
-# -- what serves ----------------------------------------------------------------------------------------------------
+# -- the serving engine ---------------------------------------------------------------------------------------------
 
 
 def _open(model: ModelView, now: float) -> Open | None:
@@ -188,7 +188,9 @@ def _open(model: ModelView, now: float) -> Open | None:
     serving = next((e for e in model.engines if e.key == model.serving), None)
     if model.outdated and serving is None:
         return _replace_outdated(model, able)
-    if serving is None or (serving not in able and _is_wrong(serving)):  # wrong answers end at once
+    if serving is None or (
+        serving not in able and _is_wrong(serving)
+    ):  # an engine with wrong answers is replaced at once
         return _opened(model, _first_choice(able))
     best = min(able, key=_cost)
     is_in_form = serving.parallelism == model.parallelism
@@ -268,14 +270,14 @@ def _fallback(model: ModelView, now: float) -> OpenFallback | CloseFallback | Re
     if able:
         return OpenFallback(model.name, min(able, key=_cost).key)
     if any(e.recipe.is_reference and e.open_at < math.inf for e in model.engines):
-        return None  # until it may be tried again
+        return None  # wait until it may be tried again
     return _refuse(model, slot.outside)
 
 
 def _refuse(model: ModelView, why: str) -> RefuseFallback:
     is_widening = any(e.recipe.profile and e.state in MAKING for e in model.engines)
     return RefuseFallback(
-        model.name, why + ("; an engine of a wider range is being built, try again later" if is_widening else "")
+        model.name, why + ("; an engine for a wider range is being built, try again later" if is_widening else "")
     )
 
 

@@ -122,12 +122,12 @@ class _Work:
         opset, ir = self.inspection.opsets.get("ai.onnx", 0), self.inspection.ir_version
         takes = await self._newest(REFERENCE.backend)
         if takes is None:
-            missing = "ONNX Runtime, which every repair is compared with, is missing or broken; see: edged doctor"
+            missing = "ONNX Runtime is missing or broken, and every repair is compared with it; see: edged doctor"
             raise Unsupported(missing)
         newest, named = [takes], self._options.insists(Step.OPSET) or self._options.insists(Step.IR)
         if (
             named or opset > takes.opset or ir > takes.ir_version
-        ):  # otherwise it is served, and other runtimes do not matter
+        ):  # otherwise ONNX Runtime serves it, and the others do not matter
             others = [await self._newest(name) for name in self._installed if name != REFERENCE.backend]
             newest += [found for found in others if found is not None]
         opsets = self._targets(Step.OPSET, opset, takes.opset, [each.opset for each in newest])
@@ -143,7 +143,7 @@ class _Work:
             except (Unsuitable, EngineUnusable, BuildFailed) as error:
                 if place == len(attempts) - 1:
                     raise
-                self.left_out.append(f"{_versions(to_opset, to_ir)}, which every runtime here takes: {error}")
+                self.left_out.append(f"{_versions(to_opset, to_ir)}, which every installed runtime supports: {error}")
             else:
                 return
 
@@ -165,7 +165,7 @@ class _Work:
             return [0]
         if target := self._options.version(step):
             if target > version:
-                raise Unsuitable(f"{step.value}={target}: it is {version}, and repairs lead to older versions only")
+                raise Unsuitable(f"{step.value}={target}: the model has {version}, and a repair can only lower it")
             return [target] if target < version else [0]
         older = sorted({newest for newest in (*all_newest, reference) if newest <= reference and newest < version})
         return older if older and (version > reference or self._options.insists(step)) else [0]
@@ -173,8 +173,8 @@ class _Work:
     def _note_named(self, opsets: list[int], irs: list[int], opset: int, ir: int) -> None:
         for step, targets, is_at in ((Step.OPSET, opsets, opset), (Step.IR, irs, ir)):
             if self._options.insists(step) and targets == [0]:
-                taken = "" if self._options.version(step) else ", which every runtime here takes"
-                self.left_out.append(f"{step.value}: it is {is_at} already{taken}")
+                taken = "" if self._options.version(step) else ", which every installed runtime supports"
+                self.left_out.append(f"{step.value}: it is already {is_at}{taken}")
 
     async def _lower(self, opset: int, ir: int, is_run_here: bool) -> None:
         before, out = self.inspection, self._beside("lowered")
@@ -183,7 +183,7 @@ class _Work:
         proof = await self._proof(out, after, evaluate=not is_run_here, lowered=lowered)
         if opset:
             was, became = before.opsets.get("ai.onnx", 0), after.opsets.get("ai.onnx", 0)
-            details = lowered.details or ("every operator that it uses is the same in both",)
+            details = lowered.details or ("all its operators are the same in both versions",)
             self.done.append(Done(Step.OPSET.value, str(was), str(became), proof, details))
         if ir:
             self.done.append(Done(Step.IR.value, str(before.ir_version), str(after.ir_version), proof))
@@ -204,11 +204,13 @@ class _Work:
             proven = await run(job, Proven, _WORK)
         except (Unsuitable, EngineUnusable, BuildFailed) as error:
             if lowered is not None and lowered.by_definition:
-                detail = f"every operator means the same in both by ONNX's definitions; comparing failed: {error}"
+                detail = (
+                    f"by ONNX's definitions all operators mean the same in both versions; comparing failed: {error}"
+                )
                 return Proof(_DEFINITIONS, detail)
-            raise Unsuitable(f"nothing here can tell whether it answers as before: {error}") from error
+            raise Unsuitable(f"cannot verify that it answers as before: {error}") from error
         if not proven.verdict.accepted:
-            raise Unsuitable(f"what came out does not answer as the original does: {proven.verdict.reason}")
+            raise Unsuitable(f"the result does not answer as the original does: {proven.verdict.reason}")
         asked = f"{proven.questions} question{'s' if proven.questions != 1 else ''}"
         detail = f"answers {asked} as the original does, by {proven.by}"
         return Proof(proven.by, detail, proven.questions, proven.verdict.figures)
@@ -238,7 +240,7 @@ class _Work:
                 raise Unsuitable(freed.refused)
             self.left_out.append(freed.refused)
         elif self._options.insists(Step.DIMS) and not freed.details:
-            self.left_out.append("dims: its inputs take what they are declared as, as far as was tried")
+            self.left_out.append("dims: its inputs accept only the declared dimensions, as far as tried")
         if freed.details:
             proof = Proof("onnxruntime", "; ".join(freed.details), freed.questions, freed.figures)
             step = Step.SIZES if freed.sized and len(freed.details) == 1 else Step.DIMS
@@ -263,7 +265,7 @@ class _Work:
             job = Simplify(str(self.path), str(out), str(weights))
             made = await run(job, Simplified, _WORK)
             if made.after == made.before:
-                raise Unsuitable(f"{made.by} finds nothing to leave out of its {made.before} nodes")
+                raise Unsuitable(f"{made.by} finds no node to remove among {made.before}")
             after = await _inspect(out)
             proof = await self._proof(out, after, evaluate=False)
         except EdgedError as error:
@@ -322,7 +324,7 @@ class _Work:
                 )
             except ConfigError:
                 continue
-        raise Unsuitable("nothing is known of its inputs")
+        raise Unsuitable("its inputs cannot be recognised")
 
 
 def _versions(opset: int, ir: int) -> str:

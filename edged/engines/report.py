@@ -125,7 +125,7 @@ def _awaited(engine: PlannedEngine, model: str) -> str:
     """Return the reason for the engine's state if engines are built by command only."""
     if engine.state is not EngineState.ABSENT or engine.request is not Request.NONE or engine.recipe.is_reference:
         return engine.reason
-    return engine.reason or f"built by command alone (engines.build): edged engines rebuild {model}"
+    return engine.reason or f"built by command only (engines.build): edged engines rebuild {model}"
 
 
 def status(controller: Controller) -> StatusInfo:
@@ -159,7 +159,7 @@ def explain(planned: PlannedModel, store: Store) -> list[Explanation]:
 def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], trials: set[str]) -> tuple[str, str]:
     """Return the state and reason of an engine that is in the store and in no plan."""
     if key in serving:
-        return SERVING, f"model {serving[key]} is served by it until its successor for the device as it is now is ready"
+        return SERVING, f"serves model {serving[key]} until its successor for the changed device is ready"
     if key in trials:
         origin = f"built ahead for {record.ahead}" if record.is_unproven else "built for another driver"
         return EngineState.QUARANTINED.value, f"{origin}; it is tried before it is used here"
@@ -243,7 +243,7 @@ def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, Engi
 
 def _summary(state: str, differing: tuple[keys.PartChange, ...], near: str) -> str:
     if not near:
-        return f"{state}: the store holds none of this model and backend yet"
+        return f"{state}: the store has no engine of this model and backend yet"
     text = "; ".join(str(change) for change in differing if change.part not in ("model",))
     if any(change.part == "model" for change in differing):
         text = f"the model's content changed{'; ' if text else ''}{text}"

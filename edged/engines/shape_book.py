@@ -137,7 +137,7 @@ def _require_sound(page: Page, model: Model) -> None:
     named = [seen.smallest, seen.largest, *(kind.shapes for kind in seen.kinds)]
     shapes = [(name, shape) for each in named for name, shape in each.items()]
     if len(seen.kinds) > MOST_KINDS or any(kind.count < 1 for kind in seen.kinds) or seen.requests < 0:
-        raise ValueError("its counts make no sense")
+        raise ValueError("its counts are invalid")
     if any(name not in inputs or not inputs[name].admits(shape) or min(shape, default=0) < 0 for name, shape in shapes):
         raise ValueError("it has shapes that the model does not take")
     learnt = Profile.parse(page.learnt)
@@ -150,6 +150,6 @@ def _require_sound(page: Page, model: Model) -> None:
     if learnt.ranges:
         open_inputs = {spec.name for spec in inputs.values() if not spec.is_static}
         if {each.name for each in learnt.ranges} != open_inputs:
-            raise ValueError("its range is not of the model's inputs")
+            raise ValueError("its range does not cover the model's inputs")
         if largest_bytes(learnt, model.inspection.signature) > 1 << 40:
-            raise ValueError("its range is beyond all bounds")
+            raise ValueError("its range is too large")

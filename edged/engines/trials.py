@@ -71,7 +71,7 @@ def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: in
         remedy = "export it with smaller dimensions"
     elif least_mb > limits.most_mb(size_mb):
         most = limits.most_mb(size_mb)
-        allowed = f"examining it may use {_size(most << 20)}"
+        allowed = f"its examination may use only {_size(most << 20)}"
         message = f"the model needs at least {_size(needs.least)} of memory, and {allowed}: {what}"
         remedy = _raise_memory(limits)
     else:
@@ -89,8 +89,8 @@ def lost(error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float
             stage, Category.TIMED_OUT, message, f"if it is only slow, raise {_named('seconds')}, now {limits.seconds:g}"
         )
     if error.how == "too large":
-        return Finding(stage, Category.TOO_MUCH_MEMORY, f"{where} took more memory than it may", _raise_memory(limits))
-    remedy = "see whether an update of the runtime takes it" if runtime else "export the model again"
+        return Finding(stage, Category.TOO_MUCH_MEMORY, f"{where} used more memory than allowed", _raise_memory(limits))
+    remedy = "try a newer version of the runtime" if runtime else "export the model again"
     return Finding(stage, Category.CRASHED, f"{where} crashed: {error}", remedy)
 
 
@@ -121,7 +121,7 @@ _WHERE: Mapping[Stage, str] = {
     Stage.FILE: "opening the file",
     Stage.PARSE: "parsing the model",
     Stage.GRAPH: "checking the graph",
-    Stage.OPSET: "asking {runtime} for what it takes",
+    Stage.OPSET: "asking {runtime} which versions it supports",
     Stage.OPERATORS: "asking {runtime} for its operators",
     Stage.EXTERNAL_DATA: "reading the external data",
     Stage.MEMORY: "estimating the memory",
@@ -147,7 +147,7 @@ def _size(size: int) -> str:
 
 
 _UNKNOWN = RuntimeSupport("", 0, 0, 0)  # of a runtime that ended before it reported anything
-_STARVED = 8.0  # times as long again, for a child that others on the box do not let run
+_STARVED = 8.0  # times the limit as extra time, for a child that waits for a processor
 _HASHING_SECONDS = 3600.0  # the external data of a model are regular files of a known size, and disks are slow
 
 

@@ -43,8 +43,8 @@ def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
     """Apply a stored record to an engine. Models of the same content share engines, and any of them may have made one.
 
     An engine that was judged by its model's standard ignores verdicts by the standard of another model, otherwise each
-    of the two would have it made again forever; but if its files are gone it is made again. An engine that was given up
-    accepts only a usable record. An engine that waits for its next attempt also accepts a rejection.
+    of the two would have it made again forever. If its files are missing, it is made again. An engine that was given
+    up accepts only a usable record. An engine that waits for its next attempt also accepts a rejection.
     """
     same_standard = record.standard == engine.standard or engine.recipe.is_reference
     if engine.is_judged and not same_standard:
@@ -178,7 +178,7 @@ def _against(engine: PlannedEngine, planned: PlannedModel) -> str:
     if engine.state is EngineState.REJECTED:
         return "answers differ"
     if is_doubted(engine, planned.engines.values()):
-        return f"not trusted, {engine.recipe.backend} in fp32 answers wrongly"
+        return f"not trusted, because {engine.recipe.backend} in fp32 gives wrong answers"
     gain = _gain(engine, planned) if engine.is_usable else None
     return f"{gain:.1f}x as fast" if gain is not None else ""
 

@@ -174,7 +174,7 @@ class EngineThreads:
         while (job := self._todo.get()) is not None:
             if (prepared := self._prepare_or_fail(pipeline, job)) is not None:
                 self._prepared.put((job, prepared))
-            del prepared  # the other thread owns it now
+            del prepared  # the inference thread owns it now
         self._prepared.put(None)
 
     def _infer_loop(self, pipeline: Pipeline) -> None:

@@ -40,7 +40,7 @@ def batch_gain(session: Session, inputs: Tensors) -> float:
         if single_seconds < _SECONDS:
             single_seconds = min(_seconds(session, rows) for _ in range(_RUNS))
             batch_seconds = min(_seconds(session, [batch]) for _ in range(_RUNS))
-    except (EngineUnusable, InvalidInput, MemoryError):  # it takes no batches, which is no fault
+    except (EngineUnusable, InvalidInput, MemoryError):  # the model takes no batches, which is not an error
         return 0.0
     return round(single_seconds / batch_seconds, 3)
 

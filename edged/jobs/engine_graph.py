@@ -77,7 +77,7 @@ class EngineGraph:
         if not counts or precision in counts or precision == "tf32":
             return dict(sorted(counts.items())), ()
         mostly = max(counts, key=lambda name: counts[name])
-        return dict(counts), (f"asked for {precision}, ONNX Runtime computes its layers in {mostly}",)
+        return dict(counts), (f"{precision} was requested, but ONNX Runtime computes most layers in {mostly}",)
 
     def shape_work(self) -> frozenset[str]:
         """Return the names of nodes whose inputs were all computed from sizes of tensors (or are constants).

@@ -24,7 +24,7 @@ from edged.models.inspection import ExternalFile
 
 _SHA_1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK = 1 << 20
-_LARGEST = 1 << 62  # beyond it offset and length together do not fit into the 64 bits that runtimes have for them
+_LARGEST = 1 << 62  # beyond it offset plus length overflow the 64 bits that runtimes use
 
 
 class _Reference(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ def _compared(folder: Path, location: str, checksums: Mapping[str, str]) -> Find
         return None
     for checksum, tensor in checksums.items():
         if checksum != held:
-            what = f"external data {location[:200]!r} was altered: its SHA-1 is {held[:12]}..., the model says"
+            what = f"external data {location[:200]!r} was altered: its SHA-1 is {held[:12]}..., the model declares"
             return _finding(Category.EXTERNAL_DAMAGED, f"{what} {checksum[:12]}...", "copy it again", tensor)
     return None
 
@@ -118,7 +118,7 @@ def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
     name, entries = onnx_walk.text(tensor.name), _entries(tensor)
     location = entries.get("location", "")
     if not location:
-        message = f"the weights of {name!r} are said to be in a file that is not named"
+        message = f"tensor {name!r} has external data, but names no file"
         return _finding(Category.EXTERNAL_DAMAGED, message, "export the model again", name)
     numbers = []
     for key in ("offset", "length"):
@@ -152,20 +152,22 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
     path = PurePosixPath(location)
     if leads_outside(location):
         outside = f"{named} lies outside the model's folder"
-        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "export it beside the model", tensor)
+        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "export it into the model's folder", tensor)
     try:
         status = (folder / location).lstat()
         linked = _linked(folder, path)
     except OSError as error:
         what = "is missing" if isinstance(error, (FileNotFoundError, NotADirectoryError)) else "cannot be read"
         missing = f"{named} {what}" + ("" if what == "is missing" else f": {error.strerror}")
-        return 0, _finding(Category.EXTERNAL_MISSING, missing, "put it beside the model", tensor)
+        return 0, _finding(Category.EXTERNAL_MISSING, missing, "put it into the model's folder", tensor)
     if linked:
-        outside = f"{named} is reached by a link, {linked[:100]!r}, which may lead outside the model's folder"
-        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "copy the file itself beside the model", tensor)
+        outside = f"{named} is behind the symbolic link {linked[:100]!r}, which may lead outside the model's folder"
+        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "copy the file itself into the model's folder", tensor)
     if not stat.S_ISREG(status.st_mode):
         message = f"{named} is not a regular file"
-        return 0, _finding(Category.EXTERNAL_NOT_A_FILE, message, "copy the file itself beside the model", tensor)
+        return 0, _finding(
+            Category.EXTERNAL_NOT_A_FILE, message, "copy the file itself into the model's folder", tensor
+        )
     if not os.access(folder / location, os.R_OK):
         unreadable = f"{named} cannot be read: permission denied"
         return status.st_size, _finding(Category.EXTERNAL_MISSING, unreadable, "make it readable", tensor)

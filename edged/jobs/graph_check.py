@@ -37,7 +37,7 @@ def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
     if not proto.graph.output:
         yield _finding(Category.NO_GRAPH, "the model has no outputs")
     if not proto.opset_import:
-        yield _finding(Category.NO_GRAPH, "the model does not say which opset it is written in")
+        yield _finding(Category.NO_GRAPH, "the model declares no opset")
     yield from _opsets("the model", proto.opset_import)
     yield from _functions(proto)
     yield from _graph(proto.graph, (), ())
@@ -52,7 +52,7 @@ def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[F
     named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
     for domain in _twice([domain for domain, _ in sorted(named)]):
         versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
-        yield _finding(Category.DUPLICATE, f"{what} names opsets {versions} of domain {domain[:100]!r}")
+        yield _finding(Category.DUPLICATE, f"{what} declares opsets {versions} of domain {domain[:100]!r}")
 
 
 # -- one graph ------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def _graph(graph: onnx.GraphProto, outer: Sequence[_Names], taken: Sequence[_Nam
     known = {*inputs, *constants, *(name for node in graph.node for name in node.output)}
     for output in graph.output:
         if not _is_known(output.name, (known, *outer)):
-            message = f"output {text(output.name)[:100]!r} is made by no node"
+            message = f"no node produces output {text(output.name)[:100]!r}"
             yield _finding(Category.DANGLING, message, text(output.name))
 
 
@@ -88,30 +88,34 @@ def _nodes(
     """Yield the findings of the nodes of a graph or function. `given`: its inputs and initialisers."""
     makers: dict[str, int] = {}
     names: set[str] = set()
-    made = [tuple(node.output) for node in nodes]  # asked for once: what is in a message of protobuf is slow to come by
+    made = [tuple(node.output) for node in nodes]  # read once, because reading fields of protobuf messages is slow
     for index, node in enumerate(nodes):
         own = node.name
         if own and own in names:
-            yield _finding(Category.DUPLICATE, f"two nodes are called {label(node)[:100]!r}", label(node))
+            yield _finding(Category.DUPLICATE, f"two nodes have the name {label(node)[:100]!r}", label(node))
         names.add(own)
         for name in made[index]:
             if not name:
                 continue
             if not _is_text(name):
-                yield from _bad_name(name, f"what {called(node)} makes")
+                yield from _bad_name(name, f"an output of {called(node)}")
             if name in makers or name in given:
-                other = called(nodes[makers[name]]) + " makes" if name in makers else "the inputs or initialisers have"
-                message = f"{called(node)} makes {text(name)[:100]!r}, which {other} already"
+                other = (
+                    called(nodes[makers[name]]) + " also produces"
+                    if name in makers
+                    else "is also an input or initialiser"
+                )
+                message = f"{called(node)} produces {text(name)[:100]!r}, which {other}"
                 yield _finding(Category.DUPLICATE, message, label(node))
             if taken and _is_known(name, taken):
-                message = f"{called(node)} makes {text(name)[:100]!r}, which the graph around it has as well"
+                message = f"{called(node)} produces {text(name)[:100]!r}, which the enclosing graph also has"
                 yield _finding(Category.DUPLICATE, message, label(node))
             makers[name] = index
     here, before = {*given, *makers}, set(given)
     for index, node in enumerate(nodes):
         for name in node.input:
             if name and name not in here and not _is_known(name, outer):
-                message = f"{called(node)} reads {text(name)[:100]!r}, which nothing makes"
+                message = f"{called(node)} reads {text(name)[:100]!r}, which no node produces"
                 yield _finding(Category.DANGLING, message, label(node))
         if node.attribute:
             for body in bodies(node):
@@ -132,7 +136,7 @@ def _bad_name(name: str | bytes, what: str) -> Iterator[Finding]:
     if not name:
         yield _finding(Category.BAD_NAME, f"{what} has no name")
     elif not isinstance(name, str):
-        yield _finding(Category.BAD_NAME, f"{what} has a tensor's name that is not UTF-8: {name!r}", text(name))
+        yield _finding(Category.BAD_NAME, f"{what} has a name that is not UTF-8: {name!r}", text(name))
 
 
 def _twice(names: Sequence[str]) -> list[str]:
@@ -146,7 +150,7 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
     """Yield a finding if a node depends on itself. Files may list nodes in any order."""
     needs = [{makers[name] for name in _read(node) if name in makers} for node in nodes]
     if all(max(needed, default=-1) < index for index, needed in enumerate(needs)):
-        return  # in the order of the file, as exporters write it, every node comes after what it reads
+        return  # as exporters write them, the nodes follow the nodes that they depend on
     users: dict[int, list[int]] = {}
     for index, needed in enumerate(needs):
         for need in needed:
@@ -164,7 +168,7 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
         ring = [nodes[index] for index in _ring(needs, missing)]
         shown = " -> ".join(called(node) for node in ring[:3]) + (" -> ..." if len(ring) > 3 else "")
         what = f"the graph has a cycle of {len(ring)} nodes: {shown}"
-        message = what if len(ring) > 1 else f"{shown} reads what it makes, which is a cycle"
+        message = what if len(ring) > 1 else f"{shown} reads its own output, which is a cycle"
         yield _finding(Category.CYCLE, message, label(ring[0]))
 
 
@@ -201,7 +205,7 @@ def _functions(proto: onnx.ModelProto) -> Iterator[Finding]:
     for function in proto.functions:
         key = _key(function.domain, function.name, getattr(function, "overload", ""))
         if key in known:
-            yield _finding(Category.DUPLICATE, f"there are two functions {_written(key)!r}", _written(key))
+            yield _finding(Category.DUPLICATE, f"two functions have the name {_written(key)!r}", _written(key))
         known[key] = function
     if not known:
         return
@@ -214,7 +218,7 @@ def _functions(proto: onnx.ModelProto) -> Iterator[Finding]:
         made = {*function.input, *(name for node in function.node for name in node.output)}
         for name in function.output:
             if name not in made:
-                message = f"output {text(name)[:100]!r} is made by no node"
+                message = f"no node produces output {text(name)[:100]!r}"
                 yield _in_function(_finding(Category.DANGLING, message, text(name)), key)
 
 
@@ -229,7 +233,7 @@ def _recursion(proto: onnx.ModelProto, known: dict[_Function, onnx.FunctionProto
         if key in sizes:
             waiting.pop()
             continue
-        if open_ and open_[-1] == key:  # all that it calls is known
+        if open_ and open_[-1] == key:  # the sizes of all functions that it calls are known
             open_.pop()
             waiting.pop()
             sizes[key] = len(known[key].node) + sum(sizes[each] * count for each, count in calls[key].items())
@@ -243,7 +247,7 @@ def _recursion(proto: onnx.ModelProto, known: dict[_Function, onnx.FunctionProto
         waiting += [each for each in calls[key] if each not in sizes]
     total = sum(sizes[each] for each in _calls(proto.graph.node, known))
     if max(total, *sizes.values()) > _MOST_UNFOLDED:
-        message = f"the model's functions call each other until there are {total} nodes; {_MOST_UNFOLDED} are the most"
+        message = f"the model's functions expand to {total} nodes; the limit is {_MOST_UNFOLDED}"
         yield _finding(Category.TOO_LARGE, message)
 
 

@@ -22,7 +22,7 @@ from edged.models.finding import Category, Finding, Stage
 _MOST = 1024  # the highest plausible version
 _KEPT = 4096  # the most bytes of a tensor from which shapes may be inferred; larger ones are weights
 # Messages to ignore: their cause is that values are external or were removed here, the package has no rule for the
-# case, or the runtimes are asked about it.
+# case, or the runtimes check it.
 _NOT_SAID = re.compile(
     r"external|Data size mismatch|Cannot parse data|sparse_tensor|No Op registered|TensorProto \(tensor name",
     re.IGNORECASE,
@@ -46,7 +46,7 @@ def infer(walk: Walk) -> tuple[onnx.ModelProto, Finding | None]:
     finds nothing, or cannot check the model)."""
     versions = [walk.proto.ir_version, *(entry.version for entry in walk.proto.opset_import)]
     finding = None
-    if all(0 <= version <= _MOST for version in versions):  # the package uses 32 bits; runtimes are asked too
+    if all(0 <= version <= _MOST for version in versions):  # the package uses 32 bits; the runtimes check versions too
         finding = next(_nodes(walk), None)
         if finding is None:
             try:  # without an error, the result is the same as below

@@ -127,8 +127,8 @@ def _digest(
         return "", missing
     try:
         return model_digest(path, [file.path for file in external], graph_digest=graph_digest), None
-    except ModelRefused as error:  # such as one that went meanwhile
-        return "", Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, str(error), "put it beside the model")
+    except ModelRefused as error:  # for example because a file was removed meanwhile
+        return "", Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, str(error), "put it into the model's folder")
 
 
 def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Value], list[_Value]]:
@@ -165,7 +165,7 @@ def _value(value: onnx.ValueInfoProto, remedy: str = "") -> _Value:
     if kind != "tensor_type":
         what = (kind or "value without a type").removesuffix("_type")
         spec = TensorSpec(name, what.upper() if kind else "UNDEFINED", ANY_SHAPE)
-        remedy = remedy or ("leave out the node that makes it" if kind else "export the model again")
+        remedy = remedy or ("remove the node that produces it" if kind else "export the model again")
         return spec, _unservable(f"{name!r} is a {what}: only tensors can be served", remedy, name)
     tensor = value.type.tensor_type
     datatype, finding = _datatype(name, tensor.elem_type)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _ANSWERED, _FAILED = 0, 3
-_LINGER_SECONDS = 10.0  # after the last word; a parent that is alive needs an instant
+_LINGER_SECONDS = 10.0  # after the last message; a living parent kills this process much earlier
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def run() -> NoReturn:
         if status in (_ANSWERED, _FAILED):
             time.sleep(_LINGER_SECONDS)
     except BaseException:
-        traceback.print_exc()  # its last line is what the parent tells
+        traceback.print_exc()  # the parent reports its last line
     finally:
         sys.stderr.flush()
         os._exit(status)
@@ -82,10 +82,12 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         reporter.answer(answer)
         return _ANSWERED
     except MemoryError:
-        reporter.fail("BuildFailed", "the child ran out of its memory limit; raise build.memory_mb")
+        reporter.fail("BuildFailed", "the child exceeded its memory limit; raise build.memory_mb")
     except Exception as error:
         if _is_too_large(error) or _was_cut_off(job, disk_mb):
-            reason = f"the child wrote a file beyond its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
+            reason = (
+                f"the child wrote a file larger than its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
+            )
             reporter.fail("BuildFailed", reason)
         elif (fault := tasks.find_disk_fault(job, error)) is not None:
             reporter.fail(type(fault).__name__, str(fault))

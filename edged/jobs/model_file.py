@@ -43,23 +43,26 @@ def require(path: Path) -> int:
         raise finding.refusal()
     if not os.access(path, os.R_OK):
         message = f"{path.name} cannot be read: permission denied"
-        raise Finding(Stage.FILE, Category.UNREADABLE, message, "let edged's user read it").refusal()
+        raise Finding(Stage.FILE, Category.UNREADABLE, message, "give edged's user read permission").refusal()
     return status.st_size
 
 
 def _unopened(path: Path, error: OSError) -> Finding:
     name = path.name
     if error.errno == errno.ELOOP:
-        message = f"{name} is a link that leads back to itself"
+        message = f"{name} is a symbolic link that leads back to itself"
         return Finding(Stage.FILE, Category.UNREADABLE, message, "name the .onnx file itself, or link to it")
     if isinstance(error, FileNotFoundError):
         if path.is_symlink():
-            message = f"{name} is a link to a file that does not exist"
+            message = f"{name} is a symbolic link to a file that does not exist"
             return Finding(Stage.FILE, Category.MISSING, message, "correct the link, or copy the file itself")
         end = Path(*path.parts[-3:]) if name == _TRITON_NAME else name
         return Finding(Stage.FILE, Category.MISSING, f"file {end} does not exist", _instead(path))
     return Finding(
-        Stage.FILE, Category.UNREADABLE, f"{name} cannot be opened: {error.strerror}", "let edged's user read it"
+        Stage.FILE,
+        Category.UNREADABLE,
+        f"{name} cannot be opened: {error.strerror}",
+        "give edged's user read permission",
     )
 
 
@@ -104,7 +107,7 @@ def parse(path: Path) -> tuple[onnx.ModelProto, str]:
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
-    except Exception as error:  # the parser's errors share no base
+    except Exception as error:  # the parser's errors have no common class
         _require_onnx(path.name, data)
         raise _unparsed(path.name, data) from error
     # The bytes happen to be a valid message, but may not be a model.
@@ -121,13 +124,9 @@ def _unparsed(name: str, data: bytes) -> ModelRefused:
     trouble = wire_trouble(data)
     if trouble == "too deep":
         message = f"{name} nests graphs or types deeper than protobuf allows"
-        return _no_model(
-            Category.TOO_DEEP, message, "export the model with fewer loops and branches inside one another"
-        )
-    reason = "it was cut off" if trouble == "truncated" else "it is damaged, or no model"
-    return _no_model(
-        Category.DAMAGED, f"{name} is not a whole ONNX model: it cannot be parsed, {reason}", "copy it again"
-    )
+        return _no_model(Category.TOO_DEEP, message, "export the model with fewer nested loops and branches")
+    reason = "it is truncated" if trouble == "truncated" else "it is damaged, or not a model"
+    return _no_model(Category.DAMAGED, f"{name} cannot be parsed as an ONNX model: {reason}", "copy it again")
 
 
 def _no_model(category: Category, message: str, remedy: str = "name the .onnx file itself") -> ModelRefused:
@@ -151,7 +150,7 @@ def _is_tensor(data: bytes) -> bool:
     tensor = onnx.TensorProto()
     try:
         tensor.ParseFromString(data)
-    except Exception:  # the parser's errors share no base
+    except Exception:  # the parser's errors have no common class
         return False
     holds = (tensor.raw_data, tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data)
     has_values = any(map(len, (*holds, tensor.uint64_data, tensor.string_data)))
@@ -164,7 +163,7 @@ def _is_tensor(data: bytes) -> bool:
 _TEXT = 4096  # the first bytes of a file, by which text is recognised
 _UNPACK = "unpack it first"
 _KERAS = "convert it with tf2onnx"
-_ORIGINAL = "name the .onnx file that it was made of"
+_ORIGINAL = "name the .onnx file that it was made from"
 _EXPORT = "export it with torch.onnx.export, or with its project's own exporter"
 
 
@@ -186,9 +185,9 @@ _MAGIC: tuple[tuple[int, bytes, OtherFormat], ...] = (
     (0, b"version https://git-lfs", OtherFormat("a Git LFS pointer, not the file itself", "run git lfs pull")),
     (4, b"TFL3", OtherFormat("a TensorFlow Lite model", _KERAS)),
     (4, b"ORTM", OtherFormat("a model in ONNX Runtime's own format", _ORIGINAL)),
-    (0, b"ftrt", OtherFormat("an engine of TensorRT's", _ORIGINAL)),
+    (0, b"ftrt", OtherFormat("a TensorRT engine", _ORIGINAL)),
     (0, b"\x89HDF\r\n\x1a\n", OtherFormat("an HDF5 file, as Keras writes it", _KERAS)),
-    (0, b"\x93NUMPY", OtherFormat("an array of NumPy's", "name the .onnx file itself")),
+    (0, b"\x93NUMPY", OtherFormat("a NumPy array", "name the .onnx file itself")),
     (0, b"\x89PNG\r\n", OtherFormat("a picture", "name the .onnx file itself")),
     (0, b"\xff\xd8\xff", OtherFormat("a picture", "name the .onnx file itself")),
     (0, b"\x7fELF", OtherFormat("a program or library", "name the .onnx file itself")),
@@ -219,7 +218,7 @@ def _text(data: bytes) -> OtherFormat | None:
         return OtherFormat("a model in OpenVINO's own format", _ORIGINAL)
     if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<"):
         return OtherFormat("a web page or XML, not an ONNX model", "download the file itself")
-    return OtherFormat("a text file, not a whole ONNX model", "name the .onnx file itself")
+    return OtherFormat("a text file, not an ONNX model", "name the .onnx file itself")
 
 
 def _is_text(data: bytes) -> bool:

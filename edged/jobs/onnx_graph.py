@@ -115,7 +115,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
     try:
         proto = onnx.load(str(path), load_external_data=False)
         return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
-    except Exception as error:  # the parser's errors share no base
+    except Exception as error:  # the parser's errors have no common class
         raise EngineUnusable(f"{path.name} cannot be read: {one_line(error)}") from error
 
 

@@ -50,7 +50,7 @@ _LIMITING = _SATURATING | {"InstanceNormalization", "LayerNormalization", "Softm
 _ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization": (2, 3), "LayerNormalization": (2,)}
 # Operators that stay float32 after a node kept in float32, because a Cast between them would lose its accuracy.
 _FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
-_UNHELD = "it works on what float16 cannot hold"
+_UNHELD = "its inputs may exceed what float16 can hold"
 _TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))
 _SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales, whatever the definition of an opset allows
 
@@ -63,7 +63,9 @@ def to_half(source: Path, out: Path) -> tuple[bool, tuple[str, ...]]:
     """
     model = Model.read(source)
     if any(node.op_type in QUANTISED for node in model.graph.node):
-        raise Unsuitable(f"{source.name} is quantised: casts would part its layers from their scales; build it as fp32")
+        raise Unsuitable(
+            f"{source.name} is quantised: casts would separate its layers from their scales; build it as fp32"
+        )
     choice = Choice.of(model)
     kept = describe_kept((model.graph.node[index].op_type, reason) for index, reason in choice.kept.items())
     if choice.nodes:
@@ -195,7 +197,7 @@ class Choice(msgspec.Struct, frozen=True):
         chosen: dict[int, Slots] = {}
         kept: dict[int, str] = {}
         delicate: set[str] = set()  # values that float16 cannot hold well
-        vast: set[str] = set()  # values that may be beyond it, since a constant that made them is
+        vast: set[str] = set()  # values that may exceed it, because they come from a constant that does
         for index, node in enumerate(nodes):
             if not _uses_float(node, model):
                 continue
@@ -228,7 +230,7 @@ def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
     except defs.SchemaError:
         return "it is unknown in this opset"
     if node.op_type != "Cast" and any(attribute.name in _TYPE_ATTRIBUTES for attribute in node.attribute):
-        return "it names its own type"
+        return "its attribute sets a type"
     if any(name and name not in model.types for name in (*node.input, *(set(node.output) & model.used))):
         return "the types of its values are not known"
     free = {entry.type_param_str for entry in schema.type_constraints if _HALF in entry.allowed_type_strs}
@@ -254,7 +256,7 @@ def _free(
 def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str], vast: set[str]) -> str:
     """Return why float16 would harm the result of a node; empty if no reason is known."""
     if node.op_type in _WIDE:
-        return "what it computes leaves the range of float16"
+        return "its results may exceed the range of float16"
     if node.op_type in _EXACT:
         return "positions and choices must be exact"
     unheld = delicate | vast if node.op_type in _FOLLOWERS else vast if node.op_type not in _SATURATING else set()
@@ -299,5 +301,5 @@ def _loss(array: Array, bounds: bool, added: bool) -> str:
     if largest > _LARGEST:
         return "" if bounds else f"{largest:.3g}, beyond float16"
     if not added and abs(float(np.float16(largest)) - largest) > 0.1 * largest:
-        return f"nothing above {largest:.3g}, too small for float16"
+        return f"no value above {largest:.3g}, too small for float16"
     return ""

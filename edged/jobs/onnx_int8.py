@@ -101,7 +101,7 @@ def _choose(model: Model) -> tuple[list[str], tuple[str, ...]]:
 def _obstacle(node: onnx.NodeProto, model: Model) -> str:
     """Return why a layer cannot be quantised; empty if it can."""
     if node.op_type not in ort_quantize.FORMS:
-        return "runtimes have no int8 form of it"
+        return "runtimes have no int8 kernel for it"
     weights = model.constants.get(node.input[1])
     if weights is None or weights.data_type != FLOAT or node.input[0] in model.constants:
         return "its weights are not constant"
@@ -152,7 +152,9 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     ready = Model(proto, model.folder)
     if model.opset < _OPSET:
         ready = _raise_opset(ready, work)
-        notes = (f"opset raised from {model.opset} to {_OPSET}: before that Q/DQ knows no scales for each channel",)
+        notes = (
+            f"opset raised from {model.opset} to {_OPSET}: older opsets have no Q/DQ with a scale for each channel",
+        )
     keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
     ready.proto.ir_version = max(ready.proto.ir_version, _IR_VERSION)
     ready = _fold(ready, work)

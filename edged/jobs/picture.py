@@ -14,7 +14,7 @@ from edged.verification.probes import Pictures, read_sample
 from edged.vision.draw import encode_jpeg
 from edged.vision.family import Classifier, open_family
 
-_LEAST_SCORE = 0.05  # a user who looks for a threshold sees what lower ones would show
+_LEAST_SCORE = 0.05  # low, so that users see which boxes a lower threshold would add
 
 
 def ask(job: jobs.AskPicture) -> jobs.AskedPicture:

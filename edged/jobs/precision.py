@@ -39,7 +39,7 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 def convert_order(job: jobs.Build, folder: Path) -> tuple[Order, Composition]:
-    """Convert a model into the empty `folder`. Return the order for it, and what was kept in float32.
+    """Convert a model into the empty `folder`. Return the order for it, and the layers that stay in float32.
 
     Raises Superseded if the calibration pictures are not those of the engine's key, and otherwise as `convert`.
     """
@@ -99,14 +99,14 @@ def convert(model: Path, precision: Precision, out: Path, calibration: Calibrati
     and OSError if a file cannot be written.
     """
     if precision == "fp16":
-        from edged.jobs.onnx_half import to_half  # brings the onnx package
+        from edged.jobs.onnx_half import to_half  # imports the onnx package
 
         changed, kept = to_half(model, out)
         return Converted(str(out if changed else model), precision, kept)
     if precision == "int8":
         if not calibration:
-            raise Unsuitable(f"{model.name} cannot become int8 without calibration data; give it sample pictures")
-        from edged.jobs.onnx_int8 import to_int8  # brings the onnx package and ONNX Runtime
+            raise Unsuitable(f"{model.name} needs calibration data for int8; give it sample pictures")
+        from edged.jobs.onnx_int8 import to_int8  # imports the onnx package and ONNX Runtime
 
         changed, kept, notes = to_int8(model, out, calibration)
         return Converted(str(out if changed else model), precision, kept, notes)

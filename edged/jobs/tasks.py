@@ -33,13 +33,13 @@ from edged.verification.verify import Pair, judge
 
 Report: TypeAlias = Callable[[jobs.Progress], None]
 
-_PROBE = 64 << 10  # bytes written to find out whether a disk takes any
+_PROBE = 64 << 10  # bytes written to test whether the disk is full
 
 
 def do(job: jobs.Job, report: Report) -> msgspec.Struct:
     """Do one job in this process, and return its answer."""
     if isinstance(job, jobs.Inspect):
-        from edged.jobs.inspect import inspect  # brings the onnx package, which the other jobs do without
+        from edged.jobs.inspect import inspect  # imports the onnx package, which the other jobs do not need
 
         return inspect(Path(job.path), lambda stage: report(jobs.Progress(stage.value)))
     if isinstance(job, jobs.Check):
@@ -53,7 +53,7 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
                 read_sample(sample)
         return jobs.Done()
     if isinstance(job, jobs.AskPicture):
-        from edged.jobs.picture import ask  # brings the code that draws
+        from edged.jobs.picture import ask  # imports the code that draws
 
         require_same(job.order)
         return ask(job)
@@ -78,7 +78,7 @@ def do(job: jobs.Job, report: Report) -> msgspec.Struct:
 
 
 def _repair(job: Lower | Prove | FreeDims | Simplify) -> msgspec.Struct:
-    from edged.jobs.repair import dims, lowering, proof, simplify  # bring the onnx package
+    from edged.jobs.repair import dims, lowering, proof, simplify  # import the onnx package
 
     if isinstance(job, Prove):
         return proof.prove(job)
@@ -140,7 +140,7 @@ def _compare_levels(job: jobs.CompareLevels, report: Report) -> jobs.ComparedLev
     Optimisers fuse and fold nodes, which is wrong for some models. Raises EngineUnusable if the reference answers no
     probe.
     """
-    from edged.backends.ort import session as ort_levels  # brings ONNX Runtime
+    from edged.backends.ort import session as ort_levels  # imports ONNX Runtime
 
     session = registry.load(job.order.recipe.backend).open(job.order)
     report(jobs.Progress("asking the reference"))
@@ -155,7 +155,7 @@ def _compare_levels(job: jobs.CompareLevels, report: Report) -> jobs.ComparedLev
             pairs = (Pair.of(sample, session.infer(sample.inputs)) for sample in asked.samples)
             verdict = judge(pairs, job.tolerance, matcher)
         except (EngineUnusable, InvalidInput) as error:
-            verdict = Verdict(False, f"it does not answer what the unoptimised model answers: {error}", {})
+            verdict = Verdict(False, f"it refuses probes that the unoptimised model answers: {error}", {})
         found.append(jobs.LevelVerdict(level, verdict))
     return jobs.ComparedLevels(tuple(found))
 
@@ -180,7 +180,7 @@ def _time(job: jobs.Time, report: Report) -> jobs.Timed:
     def open_form(form: Parallelism) -> Session:
         report(jobs.Progress("timing"))
         if job.order.recipe.is_reference and form == ONE_INSTANCE:
-            return reference  # a large model fits once
+            return reference  # memory may be too small for a large model twice
         return backend.open(msgspec.structs.replace(job.order, parallelism=form))
 
     def is_right(session: Session) -> bool:
@@ -196,11 +196,11 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, report:
     report(jobs.Progress("verifying"))
     try:
         answer = session.infer(sample.inputs)
-    except InvalidInput as error:  # built again it would be the same
+    except InvalidInput as error:  # a rebuilt engine would refuse them too
         asked = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in sample.inputs.items())
         where = " and ".join(PREFIX + spec.name for spec in signature.inputs if not spec.is_static)
         advice = f"; change {where} to accept them" if where else ""
-        raise Unsuitable(f"the engine refuses shapes that the reference takes, {asked}: {error}{advice}") from error
+        raise Unsuitable(f"the engine refuses shapes that the reference accepts, {asked}: {error}{advice}") from error
     return Pair.of(sample, answer)
 
 
@@ -213,7 +213,7 @@ def _load(job: jobs.Build | jobs.Verify) -> Backend:
     """Load the backend. Raises Superseded if its version is not the one in the engine's key."""
     backend = registry.load(job.order.recipe.backend)
     if job.expects and not registry.agree(backend.version(), job.expects):
-        raise Superseded(f"{backend.name} is {backend.version()} now, not {job.expects}: the libraries changed")
+        raise Superseded(f"{backend.name} is now version {backend.version()}, not {job.expects}: its libraries changed")
     return backend
 
 

@@ -31,9 +31,7 @@ from edged.vision.family import Recognition
 Report: TypeAlias = Callable[[jobs.Progress], None]
 
 _CONVERT = "or convert it: edged models add NAME FILE --convert"
-_EXTENSIONS = (
-    "export it without what onnxruntime-extensions puts before and after it: edged loads no libraries of operators"
-)
+_EXTENSIONS = "export it without the steps that onnxruntime-extensions adds: edged loads no libraries of operators"
 _REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
 _PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
 # For models that answer only some values or sizes.
@@ -63,7 +61,7 @@ def attempt(job: jobs.Check, backend: Backend, report: Report) -> jobs.Checked:
     try:
         session = backend.trial(job.order)
     except MemoryError:
-        return jobs.Checked(known, _no_memory(Stage.SESSION, f"{title} found no memory to open the model"))
+        return jobs.Checked(known, _no_memory(Stage.SESSION, f"{title} has too little memory to open the model"))
     except EngineUnusable as error:
         return jobs.Checked(known, refused(job, error, title))
     if session is None or job.through is Stage.SESSION or job.recognition is None:
@@ -125,7 +123,9 @@ def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
             return _unknown_operator(operator, node, title)
         version = job.opsets.get(domain)
         if version is not None and domain == "ai.onnx" and since > version:
-            message = f"node {node[:100]!r} uses {name}, which ONNX has from opset {since} on; the model says {version}"
+            message = (
+                f"node {node[:100]!r} uses {name}, which ONNX has from opset {since} on; the model declares {version}"
+            )
             remedy = f"export it with opset {since} or newer"
             return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
     return None
@@ -138,13 +138,13 @@ def _called(node: str) -> str:
 
 def _unknown_domain(domain: str, name: str, node: str, title: str) -> Finding:
     message = f"{_called(node)} uses {name[:100]} of domain {domain[:100]!r}, which {title} does not have"
-    remedy = _REMEDIES.get(domain, "export it with operators of ONNX's own")
+    remedy = _REMEDIES.get(domain, "export it with standard ONNX operators")
     return Finding(Stage.OPERATORS, Category.UNKNOWN_DOMAIN, message, remedy, node)
 
 
 def _unknown_operator(operator: str, node: str, title: str) -> Finding:
     message = f"{_called(node)} uses {operator[:100]}, an operator that {title} does not have"
-    remedy = "export it with operators of ONNX's own"
+    remedy = "export it with standard ONNX operators"
     return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
 
 
@@ -166,7 +166,7 @@ def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
         message = f"{where}{title} has no {error.operator[:100]} for these types or this opset"
         remedy = "cast to FP32 around it, or export it with another opset"
         if error.operator.endswith(_PLUGIN):
-            remedy = "it is a plugin of TensorRT's: export it without, as edged does what comes after a detector itself"
+            remedy = "it is a TensorRT plugin: export without it; edged does the postprocessing of detectors itself"
         return Finding(Stage.OPERATORS, Category.NOT_IMPLEMENTED, message, remedy, node)
     if error.why == "too_much_memory":
         return _no_memory(Stage.SESSION, str(error), node)
@@ -193,14 +193,14 @@ def inference(
     answered: set[str] = set()
     warnings: list[Finding] = []
     first: Exception | None = None
-    has_given = False  # whether the user gave something that is answered
+    has_given = False  # whether one of the user's samples was answered
     for name, make in _probes(job, recognition, answered):
         if has_given and not name:
             break
         try:
             probe = make()
             if probe.kind in answered - {GIVEN}:
-                break  # the next shapes, where these would do; one picture tells as much as another
+                break  # this kind was answered already, in other shapes
             answer = session.infer(probe.inputs)
             answers()
         except (EngineUnusable, InvalidInput, MemoryError) as error:
@@ -220,10 +220,10 @@ def inference(
         remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
         return Finding(Stage.INFERENCE, Category.FAILED, message, remedy), ()
     reason = " ".join(str(first).split()) or type(first).__name__
-    whole = str(first.__cause__ or first)  # the runtime's own words, of which the error has the beginning
+    whole = str(first.__cause__ or first)  # the runtime's complete message; the error has only its beginning
     if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
-        return _no_memory(Stage.INFERENCE, f"running it takes more memory than it may: {reason[:300]}"), ()
-    return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {reason[:300]}", _GIVE), ()
+        return _no_memory(Stage.INFERENCE, f"running it needs more memory than allowed: {reason[:300]}"), ()
+    return Finding(Stage.INFERENCE, Category.FAILED, f"the model answers no golden input: {reason[:300]}", _GIVE), ()
 
 
 def _batch_gain(job: jobs.Check, recognition: Recognition, session: Session) -> float:
@@ -253,7 +253,7 @@ def _probes(job: jobs.Check, recognition: Recognition, answered: Set[str]) -> It
     if pictures is not None:
         for probe in pictures.drawn():
             yield "", partial(_as_it_is, probe)
-            if PICTURE in answered:  # drawing the next one takes longer than all else here
+            if PICTURE in answered:  # drawing another picture takes longer than all other steps
                 return
 
 
@@ -264,7 +264,9 @@ def _as_it_is(probe: Probe) -> Probe:
 def _not_answered(sample: str, error: Exception) -> Finding:
     """Return the warning that a model does not answer a sample, so that it cannot verify the engines."""
     reason = " ".join(str(error).split())
-    message = reason if reason.startswith("sample ") else f"sample {sample[:80]} is not answered: {reason[:300]}"
+    message = (
+        reason if reason.startswith("sample ") else f"the model does not answer sample {sample[:80]}: {reason[:300]}"
+    )
     return Finding(Stage.INFERENCE, Category.FAILED, message, "give another one, or none")
 
 
@@ -279,7 +281,7 @@ def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Fi
         why = str(error)
     if not why:
         return ()
-    message = f"family={recognition.family} does not fit what the model answers to a picture: {why}"
+    message = f"family={recognition.family} does not fit the model's answer to a picture: {why}"
     return (Finding(Stage.INFERENCE, Category.IMPLAUSIBLE, message, "set another family, or family=raw"),)
 
 
@@ -290,6 +292,6 @@ def _not_finite(answer: dict[str, Array]) -> tuple[Finding, ...]:
             message = (
                 f"output {name[:100]!r} has {count} values of {array.size} that are not finite for ordinary inputs"
             )
-            remedy = "see whether it is meant to: divisions by zero, logarithms, overflow in FP16"
+            remedy = "check whether this is intended: divisions by zero, logarithms, overflow in FP16"
             return (Finding(Stage.INFERENCE, Category.NOT_FINITE, message, remedy, name),)
     return ()

@@ -52,7 +52,7 @@ def check(tensor: TensorProto) -> Finding | None:
         return _finding(Category.UNSERVABLE_TYPE, f"the values of tensor {name!r} have {kind}", name)
     negative = next((size for size in tensor.dims if size < 0), None)
     if negative is not None:
-        return _finding(Category.SHAPE_MISMATCH, f"tensor {name!r} has a dimension of {negative}", name)
+        return _finding(Category.SHAPE_MISMATCH, f"tensor {name!r} has a negative dimension, {negative}", name)
     if tensor.data_location == TensorProto.EXTERNAL:
         return None
     if tensor.HasField("raw_data"):

@@ -1,8 +1,8 @@
 """Build the Debian package of edged: `make deb ARCH=arm64 PY=3.10 EXTRAS=jetson,media`.
 
-Everything comes from wheels that pip's index has for the box's processor and Python; no program of the box runs. Equal
-sources, extras and constraints give equal bytes: file times are those of the last commit, names are sorted, and what
-installers write about this machine is removed.
+All files come from wheels for the box's processor and Python; no program of the box runs. Builds are reproducible for
+equal sources, extras and constraints: file times are those of the last commit, names are sorted, and files that
+installers write about this machine are removed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ PROCESSORS = {"amd64": "x86_64", "arm64": "aarch64"}
 GLIBC = "2.35"
 # The base package: 110 MB in half a minute, 91 MB in three minutes.
 COMPRESSIONS = {"fast": ("-Zzstd", "-z1"), "good": ("-Zzstd", "-z10"), "best": ("-Zxz",)}
-# Folders and files that nothing imports: tests of libraries, sources of their extensions.
+# Files that edged does not need: tests of libraries, sources of their extensions.
 UNUSED = re.compile(r"(^|/)(tests|onnx/backend/test)/|\.(c|cpp|h|hpp|pyx|pxd|a)$|^[^/]+\.lock$|^\.lock$|^bin/")
-# What installers write about the machine that they run on.
+# Files that installers write about this machine.
 LOCAL = re.compile(r"\.dist-info/(RECORD|REQUESTED|direct_url\.json|uv_cache\.json)$")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A package to build. `extras` are those of pyproject.toml, in any order; `revision` tells two builds apart."""
+    """A package to build. `extras` are those of pyproject.toml, in any order; `revision` distinguishes two builds."""
 
     version: str
     arch: str
@@ -53,7 +53,7 @@ class Target:
 
     @property
     def package_version(self) -> str:
-        """As `0.1.0+py310.jetson.media-1`: a box has one package of edged, and its version says which flavour."""
+        """The Debian version with Python and extras, such as `0.1.0+py310.jetson.media-1`."""
         flavour = ".".join(("py" + self.python.replace(".", ""), *sorted(self.extras)))
         # A pre-release comes before its release: 1.0~rc1.
         return f"{re.sub(r'(?=(a|b|rc)[0-9])', '~', self.version)}+{flavour}-{self.revision}"
@@ -64,7 +64,7 @@ class Target:
 
     @property
     def sees_system(self) -> bool:
-        """Whether it sees the system's Python packages: TensorRT's module is a Debian package of JetPack."""
+        """Whether it can import the system's Python packages, as JetPack's TensorRT."""
         return "jetson" in self.extras
 
 
@@ -93,7 +93,7 @@ Description: inference daemon for cameras on edge boxes
 
 
 def md5sums(root: Path) -> str:
-    """Return the sums of all regular files (deb-md5sums(5)), sorted by name; conffiles are dpkg's own business."""
+    """Return the sums of regular files without conffiles (deb-md5sums(5)), sorted by name."""
     lines = []
     for path in _files(root):
         name = str(path.relative_to(root))
@@ -115,7 +115,7 @@ def script(name: str, target: Target, state_format: int) -> str:
 
 
 def constraints(target: Target) -> str:
-    """Return the versions to install. A Jetson's CUDA bindings are those of its JetPack, not the newest."""
+    """Return the versions to install. On a Jetson the CUDA bindings must match JetPack."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     lines += (HERE / "constraints.txt").read_text().splitlines()
     if target.sees_system:
@@ -125,7 +125,7 @@ def constraints(target: Target) -> str:
 
 
 def vendor(target: Target, wheel: Path, site: Path, uv: Sequence[str]) -> None:
-    """Install edged and what it needs from wheels into a folder, and remove what is not needed there."""
+    """Install edged and its dependencies from wheels into a folder, and remove unneeded files."""
     extras = f"[{','.join(target.extras)}]" if target.extras else ""
     platform = f"{PROCESSORS[target.arch]}-manylinux_{GLIBC.replace('.', '_')}"
     with tempfile.TemporaryDirectory() as scratch:
@@ -135,7 +135,7 @@ def vendor(target: Target, wheel: Path, site: Path, uv: Sequence[str]) -> None:
         install += ["--python-platform", platform, "--only-binary", ":all:", "--link-mode", "copy"]
         install += ["--constraint", str(limits)]
         _run(*install, f"{wheel}{extras}")
-        if "tracking" in target.extras:  # its dependencies would bring an OpenCV that needs a display
+        if "tracking" in target.extras:  # its dependencies include an OpenCV that needs a display
             _run(*install, "--no-deps", "trackers")
     for path in [path for path in site.rglob("*") if path.is_file()]:
         name = str(path.relative_to(site))
@@ -204,7 +204,7 @@ def _state_format() -> int:
 
 
 def _settle(root: Path, date: int) -> None:
-    """Give all files the same time, and the modes that Debian wants, whatever the builder's umask is."""
+    """Set the same time on all files, and the modes that Debian requires, independent of the umask."""
     for path in [*root.rglob("*"), root]:
         if not path.is_symlink():
             executable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
@@ -235,7 +235,9 @@ def _run(*command: str, **environment: str) -> str:
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.stderr.write(done.stderr)
-        raise SystemExit(f"build.py: {Path(command[0]).name} failed with status {done.returncode}: see its lines above")
+        raise SystemExit(
+            f"build.py: {Path(command[0]).name} failed with status {done.returncode}; see its output above"
+        )
     return done.stdout
 
 
@@ -273,7 +275,7 @@ def main(words: Sequence[str]) -> None:
         raise SystemExit("build.py: dpkg-deb is not installed: sudo apt install dpkg")
     extras = tuple(filter(None, given.extras.split(",")))
     if given.arch == "arm64" and {"tensorrt", "tensorrt-rtx"} & set(extras):
-        raise SystemExit("build.py: TensorRT has no wheels for arm64; on a Jetson JetPack brings it: EXTRAS=jetson")
+        raise SystemExit("build.py: TensorRT has no wheels for arm64; on a Jetson use JetPack's: EXTRAS=jetson")
     target = Target(__version__, given.arch, given.python, extras, given.revision)
     date, uv = _date(), given.uv.split()
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""The command edged. As a file in a folder of its own: `python -m` would import from the current folder."""
+"""The command edged. It is a file, because `python -m edged` would import modules from the current folder."""
 
 import sys
 

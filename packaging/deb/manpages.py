@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 from typer._completion_shared import get_completion_script
 
-# Where each shell looks, below /usr/share.
+# The path of each shell's completion file, below /usr/share.
 _COMPLETIONS = {
     "bash": "bash-completion/completions/edged",
     "zsh": "zsh/vendor-completions/_edged",
@@ -37,7 +37,7 @@ def completions() -> dict[str, str]:
         path: get_completion_script(prog_name="edged", complete_var=_VARIABLE, shell=shell) + "\n"
         for shell, path in _COMPLETIONS.items()
     }
-    # zsh runs the file at the first completion, which would only define the function.
+    # zsh runs the file at the first completion. Without this line it would only define the function.
     scripts[_COMPLETIONS["zsh"]] += '_edged_completion "$@"\n'
     return scripts
 
@@ -68,7 +68,7 @@ def _page(context: typer.Context, version: str, day: str) -> str:
     command, words = context.command, _words(context)
     name = "-".join(words)
     usage = " ".join(command.collect_usage_pieces(context))
-    # Names of settings have no spaces: without the second line, filled lines would have gaps and wrong hyphens.
+    # Long setting names cannot be broken: without the second line, justified text would have gaps and wrong hyphens.
     lines = [f'.TH "{name.upper()}" 1 "{day}" "edged {version}" "edged"', ".ad l\n.nh"]
     lines += [".SH NAME", f"{escape(name)} \\- {escape(command.get_short_help_str(200).rstrip('.'))}"]
     lines += [".SH SYNOPSIS", f".B {escape(' '.join(words))}", escape(usage)]
@@ -116,7 +116,7 @@ def _example(epilog: str) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Return text that roff prints as it is: backslashes, hyphens of options, dots at the beginning of a line.
+    """Return text that roff prints unchanged. Escapes backslashes, hyphens, and dots at the beginning of a line.
 
     Long lists without spaces may break after a comma.
     """

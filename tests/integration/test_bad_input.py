@@ -26,7 +26,7 @@ def serves_on(daemon: Daemon) -> Iterator[None]:
     ("model", "words"),
     [
         ("truncated", "truncated"),
-        ("text", "not a whole ONNX model"),
+        ("text", "not an ONNX model"),
         ("lost_weights", "weights.bin' is missing"),
         ("unknown_operator", "Frobnicate"),
     ],

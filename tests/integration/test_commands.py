@@ -308,7 +308,7 @@ def test_build_by_command_only_serves_the_reference_until_then() -> None:
         assert others
         assert {engine.state for engine in others} <= {"absent", "unsuitable"}
         waiting = next(engine for engine in others if engine.state == "absent")
-        assert waiting.reason == "built by command alone (engines.build): edged engines rebuild scale"
+        assert waiting.reason == "built by command only (engines.build): edged engines rebuild scale"
         with client.rebuild(engine=waiting.key) as progress:
             assert list(progress)[-1].succeeded
         assert client.status().building == ()

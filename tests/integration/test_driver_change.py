@@ -91,7 +91,7 @@ def test_engine_with_wrong_answers_is_rebuilt(daemon: Daemon) -> None:
     assert engine.created_unix_s > before[engine.key].created_unix_s
     assert engine.verdict is not None
     assert engine.verdict.accepted
-    assert "is not right with this device" in daemon.log.read_text()
+    assert "does not work with this device" in daemon.log.read_text()
 
 
 def is_onnx(backend: str) -> bool:

@@ -168,7 +168,7 @@ def test_a_new_version_that_cannot_be_served_leaves_the_old_one_answering() -> N
         assert set(ask.index(ready=True)) == {("m", "1")}
         assert ask.scaled("m") == ask.scaled("m", "1") == (1.0, "1")
         assert list(ask("ModelMetadata", name="m").versions) == ["1"]
-        assert "does not answer yet" in refused(UNAVAILABLE, lambda: ask.scaled("m", "2"))
+        assert "is not ready" in refused(UNAVAILABLE, lambda: ask.scaled("m", "2"))
 
 
 # -- configurations -------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_add_list_infer_remove_by_command(daemon: Daemon, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"This is not a model.\n", "not a whole ONNX model"), (MODEL_PATH.read_bytes()[:5000], "it was cut off")],
+    [(b"This is not a model.\n", "not an ONNX model"), (MODEL_PATH.read_bytes()[:5000], "it is truncated")],
     ids=["text", "truncated"],
 )
 def test_add_refused_upload_leaves_nothing(daemon: Daemon, tmp_path: Path, content: bytes, words: str) -> None:
@@ -166,7 +166,9 @@ def test_broken_replacement_leaves_the_model_serving(daemon: Daemon) -> None:
     daemon.ready("steady")
     (daemon.home / "next.onnx").write_bytes(b"\x08\x09 broken")
     (daemon.home / "next.onnx").rename(place)
-    wait_for("the change is seen", lambda: "model steady is not what is served" in daemon.log.read_text())
+    wait_for(
+        "the change is seen", lambda: "model steady changed on disk and cannot be served" in daemon.log.read_text()
+    )
     assert scaled(daemon, "steady") == 5
     onnx_files.scale(daemon.home / "next.onnx", 7).rename(place)
     wait_for("the mended file answers", lambda: scaled(daemon, "steady") == 7)

@@ -85,7 +85,7 @@ def test_a_model_that_answers_odd_values_only_serves_with_tensors_that_were_uplo
 ) -> None:
     model, ask = models.save(choosy(50, 70), tmp_path / "choosy.onnx"), npz(tmp_path / "ask.npz", x=[50, 70])
     with daemon.client() as client:
-        with pytest.raises(EdgedError, match=r"no golden input is answered: .*--samples INPUTS\.npz"):
+        with pytest.raises(EdgedError, match=r"answers no golden input: .*--samples INPUTS\.npz"):
             client.add_model("choosy", model)
         before = golden_files(daemon)
         client.add_model("choosy", model, samples=ask, settings={"backends": "onnxruntime"})

@@ -43,7 +43,7 @@ def test_engines_are_built_for_a_compute_capability_and_lie_in_the_store_unprove
         assert (entry / "engine.plan").read_bytes()[:4] == b"vtrt"
     shown = edged("engines", "show", built[0]["key"], "--cache", str(tmp_path), "--state", str(tmp_path / "state"))
     assert "for sm_86, on another box" in shown.stdout
-    assert "its answers are compared there before it serves" in shown.stdout
+    assert "it is verified there before it serves" in shown.stdout
     again = lines(build(tmp_path, "--for", "8.6", "--precision", "fp16", "--json"))
     assert [engine["key"] for engine in again] == [built[0]["key"]]
 
@@ -67,7 +67,7 @@ def test_a_box_is_named_by_the_facts_that_it_wrote_down(tmp_path: Path) -> None:
     [
         (("--for", "sm_90"), 1, "could not be built"),
         (("--for", "orin"), 2, "'orin' is neither a compute capability such as sm_86 nor a file of facts"),
-        (("--for", "sm_86", "--precision", "bf16"), 2, "builds nothing for sm_86 in bf16"),
+        (("--for", "sm_86", "--precision", "bf16"), 2, "no engine for sm_86 in bf16"),
         (("--for", "sm_86", "--set", "tensorrt.dla=1"), 2, "unknown setting tensorrt.dla"),
     ],
 )

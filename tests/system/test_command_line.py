@@ -98,7 +98,7 @@ def test_inspect_reports_every_problem_of_a_model(edged: Shell) -> None:
     assert bad["ok"] is False
     assert (bad["stage"], bad["category"], bad["node"]) == ("graph", "unservable_type", "many")
     assert bad["message"] == "'many' is a sequence: only tensors can be served"
-    assert bad["remedy"] == "leave out the node that makes it"
+    assert bad["remedy"] == "remove the node that produces it"
     assert bad["opsets"] == {"ai.onnx": models.OPSET}
     assert bad["operators"] == {"SequenceConstruct": 1}
     assert bad["inputs"][0]["name"] == "x"
@@ -117,7 +117,7 @@ def test_inspect_missing_external_data_is_listed(edged: Shell) -> None:
     ended = edged("inspect", "m/model.onnx", "--json")
     assert ended.returncode == 2
     found = json.loads(ended.stdout)
-    why, remedy = "external data 'weights.bin' is missing", "put it beside the model"
+    why, remedy = "external data 'weights.bin' is missing", "put it into the model's folder"
     assert (found["category"], found["message"], found["remedy"]) == ("external_missing", why, remedy)
     assert found["external"] == [{"path": "weights.bin", "size": 0, "problem": f"{why}; {remedy}"}]
 

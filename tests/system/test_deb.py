@@ -122,7 +122,7 @@ def test_failed_self_check_keeps_the_old_release_serving(debian: Chroot, package
     done = debian.install(broken, check=False)
     assert done.returncode != 0
     assert "no runtime" in done.stdout + done.stderr
-    assert "keeps serving" in done.stdout + done.stderr
+    assert "continues to serve" in done.stdout + done.stderr
     assert release(debian).endswith("-1")
     assert debian.run("edged", "--version").stdout.startswith("edged ")
     debian.install(packages[0])

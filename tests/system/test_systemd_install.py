@@ -107,10 +107,10 @@ def test_install_with_another_prefix_writes_it_into_the_units(tree: Tree) -> Non
     ("settings", "words"),
     [
         ({"PYTHON": "/usr/bin/false"}, "/usr/bin/false is not Python 3.10 or newer"),
-        ({"WHEELS": "/nowhere"}, "there is no folder WHEELS=/nowhere"),
-        ({"DESTDIR": "here"}, "DESTDIR=here is not absolute"),
-        ({"APP": "opt"}, "APP=opt is not absolute"),
-        ({"APP": "/taken"}, "is no virtual environment"),
+        ({"WHEELS": "/nowhere"}, "folder WHEELS=/nowhere does not exist"),
+        ({"DESTDIR": "here"}, "DESTDIR=here is not an absolute path"),
+        ({"APP": "opt"}, "APP=opt is not an absolute path"),
+        ({"APP": "/taken"}, "is not a virtual environment"),
     ],
 )
 def test_failed_install_step_is_one_line(tree: Tree, settings: dict[str, str], words: str) -> None:

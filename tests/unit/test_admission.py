@@ -278,5 +278,5 @@ def test_examine_child_that_cannot_be_started_is_a_failed_build(
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    with pytest.raises(BuildFailed, match="could not be started"):
+    with pytest.raises(BuildFailed, match="cannot start"):
         run(examine(builder_in(cache), path, {}, ["onnxruntime"]))

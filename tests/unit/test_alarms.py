@@ -175,7 +175,7 @@ def test_slow_alarm_stays_without_requests(served: Served) -> None:
     served.infer(340, 90)
     served.clock.now += 600
     (alarm,) = served.look()
-    assert alarm.message.endswith("inference took much longer than 12 ms, then no inference ended for a while")
+    assert alarm.message.endswith("inference took much longer than 12 ms, then no inference finished for a while")
 
 
 def test_slow_engine_with_few_answers_raises_no_alarm(served: Served) -> None:
@@ -193,7 +193,7 @@ def test_slow_engine_with_few_answers_raises_no_alarm(served: Served) -> None:
     ("box", "kind", "message"),
     [
         (Box(paused="the disk is full"), AlarmKind.BUILDS_PAUSED, "the disk is full"),
-        (Box(is_reboot_pending=True), AlarmKind.REBOOT_PENDING, "rebooted"),
+        (Box(is_reboot_pending=True), AlarmKind.REBOOT_PENDING, "reboot"),
         (Box(untracked="no library: install it"), AlarmKind.UNTRACKED, "no tracker ids: no library: install it"),
     ],
 )
@@ -217,14 +217,14 @@ def test_quarantined_engine_alarm_has_reason_and_remedy(served: Served) -> None:
     served.engine.fail(BuildFailed("no memory"), most=4)
     (alarm,) = served.look()
     assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.QUARANTINED, "m", served.engine.digest)
-    assert "failed 4 times, the last time: no memory; see: edged engines rebuild" in alarm.message
+    assert "failed 4 times; last error: no memory; see: edged engines rebuild" in alarm.message
 
 
 def test_refused_and_replaced_models_raise_different_alarms(served: Served) -> None:
     served.planned.problem = NotReady("it is no model")
     (alarm,) = served.look()
     assert alarm.kind is AlarmKind.UNSERVED
-    assert "is not what is served: it is no model" in alarm.message
+    assert "its previous version serves: it is no model" in alarm.message
     served.planned.slot.current = None
     (alarm,) = served.look()
     assert "cannot be served: it is no model" in alarm.message
@@ -253,7 +253,7 @@ def test_settings_without_candidates_raise_an_alarm(settings: dict[str, str]) ->
     (alarm,) = wrong([planned], SETTINGS, 0.0, Box())
     assert alarm.kind is AlarmKind.NO_CANDIDATE
     ((name, value),) = settings.items()
-    assert f"{name}={value} names nothing that this box can use" in alarm.message
+    assert f"{name}={value} allows no engine that this box can make" in alarm.message
     planned.entry = msgspec.structs.replace(planned.entry, settings={})
     assert list(wrong([planned], SETTINGS, 0.0, Box())) == []
 
@@ -276,7 +276,7 @@ def test_not_finite_alarm_lasts_until_outputs_were_finite_for_a_while(served: Se
 
 
 def test_alarms_quarantined_engines_and_their_model_are_raised(served: Served) -> None:
-    served.engine.quarantined = "its work ended its engine host 3 times, which at last died"
+    served.engine.quarantined = "it ended its engine host 3 times; the last time the host died"
     (alarm,) = served.look()
     assert (alarm.kind, alarm.engine) == (AlarmKind.QUARANTINED, served.engine.digest)
     assert "3 times" in alarm.message

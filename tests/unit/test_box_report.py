@@ -146,8 +146,8 @@ def test_rows_one_for_each_device_and_backend() -> None:
         ({"engines": (msgspec.structs.replace(ON_GPU, device="cuda:1"),)}, "does not show that tensorrt on cuda:1"),
         ({"engines": ()}, "no runtime was compared"),
         ({"self_check": (check("tensorrt on cuda:0"), check("onnxruntime on cpu"))}, "no runtime was compared"),
-        ({"facts": ORIN | {"cpu.arch": ""}}, "lacks cpu.arch"),
-        ({"day": "2026-11-26"}, "is to come"),
+        ({"facts": ORIN | {"cpu.arch": ""}}, "lacks the facts cpu.arch"),
+        ({"day": "2026-11-26"}, "is in the future"),
         ({"day": "2026-02-31"}, "is not a day"),
     ],
 )

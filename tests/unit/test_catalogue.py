@@ -215,7 +215,9 @@ async def test_look_external_data_outside_its_folder_leaves_other_models_alone(
 
 async def test_look_external_data_that_arrives_later_makes_the_model_ready(house: House, tmp_path: Path) -> None:
     whole = inspection(external=["weights.bin"])
-    cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, "weights.bin is missing", "put it beside the model")
+    cut = Finding(
+        Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, "weights.bin is missing", "put it into the model's folder"
+    )
     house.readers.files["model"] = msgspec.structs.replace(whole, finding=cut)
     house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
     await house.look(3)
@@ -492,7 +494,7 @@ async def test_find_version_by_number_or_name(house: House) -> None:
     assert find("m") is find("m", "10") is find("m", "010") is find("m:10") is newest
     assert find("m", "9") is find("m:9") is beside
     assert house.catalogue.versions("m") == [newest, beside]
-    with pytest.raises(ModelNotFound, match="has no version 8 that is served; there are: 10, 9"):
+    with pytest.raises(ModelNotFound, match="has no version 8; available: 10, 9"):
         find("m", "8")
     with pytest.raises(ModelNotFound, match="no version 8"):
         find("m:8")

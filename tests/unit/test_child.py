@@ -190,7 +190,7 @@ def test_run_child_beyond_its_memory_is_a_failed_build() -> None:
 async def test_run_child_killed_by_a_signal_is_reported_by_its_name(tmp_path: Path, number: signal.Signals) -> None:
     async with running(verification(tmp_path, milliseconds=SLOW), jobs.Verified) as (task, pid):
         os.kill(pid, number)
-        perhaps = ", perhaps by the kernel for want of memory" if number == signal.SIGKILL else ""
+        perhaps = ", perhaps by the kernel because memory ran out" if number == signal.SIGKILL else ""
         with pytest.raises(BuildFailed, match=f"verify child was killed by {number.name}{perhaps}$"):
             await task
 
@@ -245,7 +245,7 @@ def test_run_process_that_cannot_be_started_is_a_failed_build(tmp_path: Path, mo
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     before = descriptors()
-    with pytest.raises(BuildFailed, match="verify child could not be started: Resource temporarily unavailable"):
+    with pytest.raises(BuildFailed, match="cannot start the verify child: Resource temporarily unavailable"):
         run(do(verification(tmp_path), jobs.Verified, ENOUGH))
     assert descriptors() == before
 

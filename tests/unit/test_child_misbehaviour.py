@@ -143,11 +143,11 @@ def test_run_error_in_on_progress_is_raised_and_stops_the_child() -> None:
         ("send(b'P', b'{')", "sent an invalid progress"),
         ("send(b'P', b'[' * 60000)", "sent an invalid progress"),
         ('send(b\'P\', b\'{"type":"Progress","phase":"x","more":\' + b\'[\' * 60000)', "invalid progress"),
-        ("send(b'A', b'')", "gave an answer that cannot be read"),
-        ("send(b'A', b'[1, 2]')", "gave an answer that cannot be read"),
-        ("send(b'A', b'{\"x\":' + b'[' * 1000000)", "gave an answer that cannot be read"),
-        ("send(b'A', b'\\xff\\xfe')", "gave an answer that cannot be read"),
-        ("send(b'F', b'null')", "gave an answer that cannot be read"),
+        ("send(b'A', b'')", "cannot parse the answer"),
+        ("send(b'A', b'[1, 2]')", "cannot parse the answer"),
+        ("send(b'A', b'{\"x\":' + b'[' * 1000000)", "cannot parse the answer"),
+        ("send(b'A', b'\\xff\\xfe')", "cannot parse the answer"),
+        ("send(b'F', b'null')", "cannot parse the answer"),
         ('send(b\'F\', b\'{"error": "annotations", "message": "odd"}\')', "odd"),
         ('send(b\'F\', b\'{"error": "__doc__", "message": "odd"}\')', "odd"),
         ("os.write(1, b'A\\x10\\0\\0\\0half'); os._exit(0)", "ended with status 0"),
@@ -211,10 +211,10 @@ def test_run_large_output_neither_blocks_the_child_nor_takes_memory() -> None:
         "waits for one that waits",
     ],
 )
-def test_run_child_without_a_sign_of_life_is_stopped(body: str) -> None:
+def test_run_inactive_child_is_stopped(body: str) -> None:
     begun = time.monotonic()
     message = failure(working(body), Limits(seconds=60, stall_seconds=3))
-    assert message == "inspect child showed no sign of life for 3 s and was stopped"
+    assert message == "inspect child was inactive for 3 s and was stopped"
     assert time.monotonic() - begun < 15
 
 
@@ -272,7 +272,7 @@ def test_run_counts_shared_memory_once() -> None:
 def test_run_file_beyond_the_limit_is_a_failed_build(tmp_path: Path, write: str) -> None:
     command = working(f"file = job.out + '/engine'\n{write}")
     job = jobs.Build(ORDER, str(tmp_path), TENSORS)
-    with pytest.raises(BuildFailed, match="wrote a file beyond its limit of 1 MiB; free some space or raise"):
+    with pytest.raises(BuildFailed, match="wrote a file larger than its limit of 1 MiB; free some space or raise"):
         run(child.run(job, jobs.Done, Limits(seconds=30, disk_mb=1), command=command))
     assert run(child.run(job, jobs.Done, Limits(seconds=30, disk_mb=3), command=command)) == jobs.Done()
 

@@ -34,7 +34,7 @@ def silence(guard: Watch, seconds: int, *, used: float = 0.0) -> str:
 
 def test_watch_idle_child_is_stopped_in_time() -> None:
     assert silence(Watch(100, 600), 599) == ""
-    assert silence(Watch(100, 600), 600) == "showed no sign of life for 600 s"
+    assert silence(Watch(100, 600), 600) == "was inactive for 600 s"
 
 
 @pytest.mark.parametrize(("used", "stopped"), [(0.0005, True), (0.002, True), (0.01, False), (1.0, False)])

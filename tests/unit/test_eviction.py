@@ -170,7 +170,7 @@ def test_reserve_evicts_the_least_recently_used_spare_engine_and_keeps_its_recor
 def test_reserve_more_than_possible_is_refused_and_evicts_nothing(house: House) -> None:
     house.stale()
     before = house.held
-    with pytest.raises(OutOfSpace, match=r"0\.2 MiB are missing.*budget_mb"):
+    with pytest.raises(OutOfSpace, match=r"0\.2 MiB more are needed.*budget_mb"):
         make(house, MB, budget_mb=1)
     assert house.held == before
     assert house.evicted() == []
@@ -269,8 +269,8 @@ def test_look_full_disk_pauses_builds_if_nothing_can_be_evicted(house: House, fr
     for engine in house.engines:
         house.store.pin(engine.digest)
     paused = house.eviction(keep_free_mb=6).paused
-    assert "5 MiB are free" in paused
-    assert "6 MiB are to stay free" in paused
+    assert "has 5 MiB free" in paused
+    assert "6 MiB must stay free" in paused
     assert "keep_free_mb" in paused
 
 
@@ -278,7 +278,7 @@ def test_look_full_disk_is_reported_despite_engines_without_files(house: House, 
     for engine in house.engines[1:]:
         run(house.eviction().evict(engine.digest, "by command"))
     free(0)
-    assert "0 MiB are free" in house.eviction(keep_free_mb=1).paused
+    assert "has 0 MiB free" in house.eviction(keep_free_mb=1).paused
 
 
 def test_look_read_only_disk_is_reported(small_disk: Path, make_read_only: Callable[[Path], None]) -> None:

@@ -175,7 +175,7 @@ async def test_only_so_many_are_begun_in_an_hour_also_across_restarts(tmp_path: 
         await school.look()
     school.ask((1, 64))
     assert await school.look(1) == "x=1x16:1x16:1x32"
-    assert "2 begun in this hour" in school.learning.state("m")
+    assert "2 begun in the last hour" in school.learning.state("m")
     await school.settle()
     school.start()
     assert await school.look() == await school.look(60) == "x=1x16:1x16:1x32"

@@ -168,13 +168,13 @@ async def test_make_failing_engine_is_retried_with_less_effort_until_quarantined
         assert shop.attempts() == Attempts(number, f"failure {number}")
     await shop.make(BuildFailed("failure 6"))
     assert engine.state is S.QUARANTINED
-    assert engine.reason == "failed 6 times, the last time: failure 6"
+    assert engine.reason == "failed 6 times; last error: failure 6"
     assert shop.attempts() == Attempts(6, "failure 6")
     assert shop.builder.efforts == ["full", "full", "reduced", "least", "least", "least"]
 
 
 async def test_make_engine_that_hangs_twice_is_given_up_and_similar_ones_after_one_try(shop: Workshop) -> None:
-    hang = ChildLost("build child got no further for 120 s and was stopped", "late")
+    hang = ChildLost("build child reported no progress for 120 s and was stopped", "late")
     assert (await shop.make(hang)).state is S.FAILED
     assert (await shop.make(hang)).state is S.QUARANTINED
     shop.builder.outcomes.append(hang)
@@ -351,7 +351,7 @@ async def test_trial_failed_builds_the_engine_and_counts_no_failure(
 def ahead_for(shop: Workshop) -> str:
     """An engine of this very key that was built on another box."""
     engine = shop.engine
-    verdict = Verdict(False, "built ahead for sm_86; its answers are compared there before it serves", {})
+    verdict = Verdict(False, "built ahead for sm_86; it is verified there before it serves", {})
     record = record_of(engine.key, engine.recipe)
     engine.trial = put(shop.store, msgspec.structs.replace(record, ahead="sm_86", verdict=verdict))
     return engine.trial
@@ -508,24 +508,30 @@ async def test_make_records_the_attempt_without_blocking_the_loop(shop: Workshop
     assert threads != [threading.get_ident()]
 
 
-HANG = "build child got no further for 120 s and was stopped"
+HANG = "build child reported no progress for 120 s and was stopped"
 CASES: dict[str, tuple[EdgedError, str, str, list[str], str]] = {
     "first failure": (EngineUnusable("no kernel"), "openvino", "", [], ""),
     "another failure": (EngineUnusable("no kernel"), "openvino", HANG, [], ""),
-    "the same again": (EngineUnusable("no kernel"), "openvino", "no kernel", [], "alike"),
+    "the same again": (EngineUnusable("no kernel"), "openvino", "no kernel", [], "twice in the same way"),
     "the same with other numbers": (
         EngineUnusable("node 'a_17' at /tmp/x: 12.5 MB"),
         "onnxruntime",
         "node 'b' at /var/y: 3 MB",
         [],
-        "alike",
+        "twice in the same way",
     ),
-    "a hang again": (ChildLost(HANG, "late"), "openvino", HANG.replace("120", "180"), [], "alike"),
-    "a crash again": (ChildLost("was killed by SIGSEGV", "crashed"), "openvino", "was killed by SIGSEGV", [], "alike"),
+    "a hang again": (ChildLost(HANG, "late"), "openvino", HANG.replace("120", "180"), [], "twice in the same way"),
+    "a crash again": (
+        ChildLost("was killed by SIGSEGV", "crashed"),
+        "openvino",
+        "was killed by SIGSEGV",
+        [],
+        "twice in the same way",
+    ),
     "killed from outside again": (ChildLost("was killed", "killed"), "openvino", "was killed", [], ""),
     "too large again": (ChildLost("used more than 5 MiB", "too large"), "openvino", "used more than 5 MiB", [], ""),
     "no memory again": (OutOfMemory("no memory"), "onnxruntime", "no memory", [], ""),
-    "no process again": (BuildFailed("could not be started"), "openvino", "could not be started", [], ""),
+    "no process again": (BuildFailed("cannot start"), "openvino", "cannot start", [], ""),
     "full disk again": (OutOfSpace("full"), "openvino", "full", [], ""),
     "less effort may help": (EngineUnusable("no tactic"), "tensorrt", "no tactic", [], ""),
     "another precision": (ChildLost(HANG, "late"), "openvino", "", [HANG], "as in another precision"),

@@ -94,20 +94,20 @@ def test_engine_built_ahead_is_for_its_compute_capability_only() -> None:
 def test_precisions_may_be_named() -> None:
     (engine,) = offline.engines(model(), target("8.6", OWN), ("fp16",))
     assert (engine.recipe.precision, engine.recipe.device) == ("fp16", "cuda:0")
-    with pytest.raises(InvalidInput, match="builds nothing for sm_86 in bf16"):
+    with pytest.raises(InvalidInput, match="no engine for sm_86 in bf16"):
         offline.engines(model(), target("8.6", OWN), ("bf16",))
 
 
 def test_a_box_on_which_nothing_that_is_built_here_could_run_is_refused() -> None:
     orin = probe(BOXES / "jetson-orin-nano").facts
-    with pytest.raises(InvalidInput, match="box with aarch64, and engines built here are for x86_64"):
+    with pytest.raises(InvalidInput, match="box with aarch64, but engines built here are for x86_64"):
         recorded_target(orin, OWN, "orin.json")
-    with pytest.raises(InvalidInput, match=r"TensorRT-RTX 1\.6\.1\.120, here is 1\.7\.1\.116"):
+    with pytest.raises(InvalidInput, match=r"TensorRT-RTX 1\.6\.1\.120, but this box has 1\.7\.1\.116"):
         recorded_target(CARD | {"runtime.tensorrt_rtx": "1.6.1.120"}, OWN, "card.json")
     with pytest.raises(InvalidInput, match="no NVIDIA GPU"):
         recorded_target(probe(BOXES / "intel-nuc-11").facts, OWN, "nuc.json")
     bare = {name: value for name, value in CARD.items() if not name.startswith("runtime.")}
-    with pytest.raises(InvalidInput, match="of a box without TensorRT-RTX"):
+    with pytest.raises(InvalidInput, match="a box without TensorRT-RTX"):
         recorded_target(bare, OWN, "bare.json")
 
 

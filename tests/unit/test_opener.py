@@ -465,11 +465,11 @@ async def test_open_misplaced_engine_is_not_installed_if_another_can_serve(gate:
     assert gate.examiner.asked == [(1, True)], "only the reference is probed"
     (alarm,) = gate.alarms()
     assert alarm.engine == gate.engine.digest
-    assert "nothing runs on CPU: its nodes are on GPU; it does not serve" in alarm.message
+    assert "no node runs on CPU; all run on GPU; it does not serve" in alarm.message
     report = next(r for r in reports({"m": gate.planned}, gate.store, "m") if r.key == gate.engine.digest)
     assert report.composition.nodes == ELSEWHERE
-    assert report.composition.fallback == ("nothing runs on CPU: its nodes are on GPU",)
-    assert "it is not what was verified" in report.reason
+    assert report.composition.fallback == ("no node runs on CPU; all run on GPU",)
+    assert "do not run where they were verified" in report.reason
     for _ in range(2):
         await gate.open(nodes=ELSEWHERE)
     assert gate.engine.digest not in gate.store.records()
@@ -486,7 +486,7 @@ async def test_open_misplaced_engine_serves_if_nothing_else_can_and_raises_one_a
     await gate.open(nodes=ELSEWHERE)
     assert gate.serving == gate.engine.digest
     (alarm,) = gate.alarms()
-    assert "1 Loop runs on the CPU; nothing runs on CPU" in alarm.message
+    assert "1 Loop runs on the CPU; no node runs on CPU" in alarm.message
     assert "does not serve" not in alarm.message
 
 
@@ -505,7 +505,7 @@ MOVED: dict[str, tuple[Recipe, Nodes, Nodes, str]] = {  # the only line that is 
         CUDA,
         VERIFIED,
         {"CPUExecutionProvider": {"Conv": 39, "Relu": 33, "Shape": 2}},
-        "nothing runs on CUDAExecutionProvider: its nodes are on CPUExecutionProvider",
+        "no node runs on CUDAExecutionProvider; all run on CPUExecutionProvider",
     ),
     "one node moved": (
         CUDA,
@@ -517,7 +517,7 @@ MOVED: dict[str, tuple[Recipe, Nodes, Nodes, str]] = {  # the only line that is 
         CUDA,
         VERIFIED,
         {"CUDAExecutionProvider": {"Conv": 30, "Relu": 33}, "CPUExecutionProvider": {"Shape": 2}},
-        "9 of 72 nodes are not on CUDAExecutionProvider any more: 9 Conv",
+        "9 of 72 nodes no longer run on CUDAExecutionProvider: 9 Conv",
     ),
     "many operators": (
         CUDA,
@@ -541,7 +541,7 @@ MOVED: dict[str, tuple[Recipe, Nodes, Nodes, str]] = {  # the only line that is 
     ),
     "fused on the CPU": (CPU, {"CPUExecutionProvider": {"Conv": 3}}, {"CPUExecutionProvider": {"FusedConv": 2}}, ""),
     "one of several devices": (GPU_1, {"GPU.1": {"Convolution": 3}}, {"GPU.1": {"Convolution": 3}}, ""),
-    "moved off one of several devices": (GPU_1, {"GPU.1": {"Convolution": 3}}, {"CPU": {"Convolution": 3}}, "nothing"),
+    "moved off one of several devices": (GPU_1, {"GPU.1": {"Convolution": 3}}, {"CPU": {"Convolution": 3}}, "no node"),
     "no data": (CUDA, VERIFIED, {}, ""),
     "no counts": (CUDA, VERIFIED, {"CUDAExecutionProvider": {}}, ""),
     "no counts of TensorRT": (Recipe("tensorrt", device="cuda:0"), {}, {"TensorRT": {}}, ""),

@@ -437,13 +437,13 @@ def fail(log: AttemptLog, times: int) -> None:
         log.failed(key_of(model(), RECIPE).digest, "no memory")
 
 
-FAILED = "failed 4 times, the last time: no memory"
+FAILED = "failed 4 times; last error: no memory"
 REMEMBERED: dict[str, tuple[int, str, dict[str, Any], bool, tuple[EngineState, int, str, bool]]] = {
     "failed a few times": (3, "", {}, False, (S.ABSENT, 3, "", False)),
     "failed too often": (4, "", {}, False, (S.QUARANTINED, 4, FAILED, False)),
     "failed too often for other settings": (4, "", {"attempts": 5}, False, (S.ABSENT, 4, "", False)),
     "failed, and is in the store": (9, "", {}, True, (S.READY, 0, "", False)),
-    "is hopeless": (0, "hopeless", {}, False, (S.QUARANTINED, 1, "failed 1 time, the last time: no kernel", False)),
+    "is hopeless": (0, "hopeless", {}, False, (S.QUARANTINED, 1, "failed 1 time; last error: no kernel", False)),
     "was cancelled": (0, "cancelled", {}, False, (S.QUARANTINED, 0, "by an operator", True)),
 }
 

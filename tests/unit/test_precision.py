@@ -20,7 +20,7 @@ from tests.unit import precision_models as nets
 from tests.unit.precision_models import CHANNELS, SHAPE, SIZE, answers, constant, conv, kinds, network, relu, store
 
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
-BEYOND = "it works on what float16 cannot hold"
+BEYOND = "its inputs may exceed what float16 can hold"
 HUGE_WEIGHTS = constant("w3", np.full((8, 8, 3, 3), 1e6))
 
 
@@ -190,7 +190,7 @@ def test_convert_value_that_two_nodes_need_in_float32_is_cast_once(tmp_path: Pat
 def test_convert_epsilon_that_would_vanish_keeps_its_division(tmp_path: Path) -> None:
     between = ["zero = Sub(a, a)", "d = Add(zero, eps)", "q = Div(zero, d)", "b = Add(a, q)"]
     converted, out = halve(network(between, [constant("eps", 1e-12)]), tmp_path)
-    assert converted.kept_fp32[0] == "Add: constant 'eps' holds nothing above 1e-12, too small for float16"
+    assert converted.kept_fp32[0] == "Add: constant 'eps' holds no value above 1e-12, too small for float16"
     assert not any(np.isnan(array).any() for array in answers(out, nets.picture()).values())
 
 

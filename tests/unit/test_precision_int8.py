@@ -165,7 +165,7 @@ def test_convert_raises_the_opset_only_if_it_is_too_old(
     assert [(e.domain, e.version) for e in found.opset_import] == [("", made[0])]
     assert (found.ir_version, found.producer_name) == (made[1], "edged-tests")
     assert {entry.key: entry.value for entry in found.metadata_props} == {"stride": "32"}
-    raised = f"opset raised from {opset} to 13: before that Q/DQ knows no scales for each channel"
+    raised = f"opset raised from {opset} to 13: older opsets have no Q/DQ with a scale for each channel"
     assert converted.notes == (() if opset == made[0] else (raised,))
 
 
@@ -274,7 +274,7 @@ def test_convert_weights_in_constant_nodes_count_without_folding(
 @pytest.mark.parametrize(
     ("samples", "reason"),
     [
-        ([], "without calibration data"),
+        ([], "needs calibration data"),
         ([{}], "sample 1 has nothing, but the model takes x float32"),
         ([*SAMPLES, {"y": SAMPLES[0]["x"]}], "sample 5 has y float32"),
         ([{"x": SAMPLES[0]["x"].astype(np.float64)}], "x float64"),

@@ -105,7 +105,7 @@ def recorded(kind: str, answer: Array = ONES) -> Sample:
 def test_ask_engine_that_refuses_an_answered_probe_is_unusable() -> None:
     known = ask(Host(), is_reference=True)
     for samples in [(), (recorded("unit"),)]:
-        with pytest.raises(EngineUnusable, match="refuses what the reference answers") as refused:
+        with pytest.raises(EngineUnusable, match="refuses probes that the reference answers") as refused:
             ask(Host(refuse("no kernel")), None if samples else known, *samples)
         assert not isinstance(refused.value, NoUsableProbe)
 
@@ -198,7 +198,7 @@ GOOD = {"a": OutputForm("FP32", (2, 4), True), "b": OutputForm("INT64", (1,), Tr
 @pytest.mark.parametrize(
     ("change", "reported"),
     [
-        ({"a": None}, "without output 'a'"),
+        ({"a": None}, "has no output 'a'"),
         ({"b": OutputForm("INT32", (1,), True)}, "is INT32, the model declares INT64"),
         ({"a": OutputForm("FP32", (2, 5), True)}, "is [2, 5], the model declares [-1, 4]"),
         ({"a": OutputForm("FP32", (2, 4), False)}, "NaN or infinity"),

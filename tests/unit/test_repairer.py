@@ -91,14 +91,14 @@ def test_repair_to_a_named_version_suits_every_runtime(tmp_path: Path, monkeypat
     runtimes_take(monkeypatch, {"onnxruntime": 20, "tensorrt": 64})
     assert done(RepairOptions.parse(False, ["opset"])) == (
         [],
-        ("opset: it is 18 already, which every runtime here takes",),
+        ("opset: it is already 18, which every installed runtime supports",),
     )
-    assert done(RepairOptions.parse(False, ["opset=18"])) == ([], ("opset: it is 18 already",))
+    assert done(RepairOptions.parse(False, ["opset=18"])) == ([], ("opset: it is already 18",))
 
 
 def test_a_newer_version_that_is_named_is_an_error(tmp_path: Path) -> None:
     path = models.save(models.mean(), tmp_path / "mean.onnx")
-    with pytest.raises(ModelRefused, match="opset=19: it is 18, and repairs lead to older versions only"):
+    with pytest.raises(ModelRefused, match="opset=19: the model has 18, and a repair can only lower it"):
         _repair(path, RepairOptions.parse(False, ["opset=19"]))
 
 
@@ -142,7 +142,7 @@ def test_repair_frees_fixed_sizes_if_settings_need_others(tmp_path: Path) -> Non
 
 def test_a_named_size_that_cannot_be_freed_is_an_error(tmp_path: Path) -> None:
     path = models.save(models.split(), tmp_path / "m.onnx")
-    with pytest.raises(ModelRefused, match="sizes: no input takes pictures of one size"):
+    with pytest.raises(ModelRefused, match="sizes: no input takes pictures of a fixed size"):
         _repair(path, RepairOptions.parse(False, ["sizes"]))
 
 
@@ -219,7 +219,7 @@ def test_repair_without_a_proof_is_rejected(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         repairer, "run", _Runs(Prove, BuildFailed("prove child took longer than 300 s and was stopped"))
     )
-    with pytest.raises(ModelRefused, match="nothing here can tell whether it answers as before"):
+    with pytest.raises(ModelRefused, match="cannot verify that it answers as before"):
         _repair(path, RepairOptions.parse(False, ["opset=13"]))
 
 

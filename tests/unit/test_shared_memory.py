@@ -101,7 +101,7 @@ def test_picture_in_a_truncated_segment_is_unusable(tmp_path: Path, segments: Se
         place = ring.put(b"a" * 8000)
         picture = announced(segments, place)
         os.truncate(tmp_path / place.segment[1:], place.offset + left)
-        with pytest.raises(SegmentUnusable, match="cut off"):
+        with pytest.raises(SegmentUnusable, match="truncated"):
             read(picture)
         with pytest.raises(InvalidInput, match=f"has {place.offset + left}"):
             announced(segments, place)

@@ -42,7 +42,7 @@ def remedy(operator: str, opset: int) -> str:
 
 
 def test_refused_plugin_of_tensorrt_has_its_own_remedy() -> None:
-    assert "plugin of TensorRT" in remedy("EfficientNMS_TRT", 17)
+    assert "TensorRT plugin" in remedy("EfficientNMS_TRT", 17)
 
 
 def test_refused_shape_in_external_data_has_a_remedy() -> None:

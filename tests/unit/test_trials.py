@@ -72,7 +72,7 @@ def test_memory_limit_grows_with_the_model() -> None:
     [
         ("late", Category.TIMED_OUT, "raise admission.seconds"),
         ("too large", Category.TOO_MUCH_MEMORY, "raise admission.memory_mb"),
-        ("crashed", Category.CRASHED, "update of the runtime"),
+        ("crashed", Category.CRASHED, "newer version of the runtime"),
     ],
 )
 def test_outcome_of_a_dead_child_is_a_finding_of_its_stage(how: How, category: Category, words: str) -> None:

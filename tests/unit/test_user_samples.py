@@ -233,8 +233,11 @@ def test_admit_sample_that_is_not_answered_is_a_warning_or_the_reason(
 ) -> None:
     sample = npz(tmp_path / "ask.npz", x=[3])
     (warning,) = admitted(tmp_path, choosy(0, 1), sample).warnings
-    assert (warning.category, warning.message.partition(": ")[0]) == (Category.FAILED, "sample ask.npz is not answered")
-    with pytest.raises(ModelRefused, match="no golden input is answered: "):
+    assert (warning.category, warning.message.partition(": ")[0]) == (
+        Category.FAILED,
+        "the model does not answer sample ask.npz",
+    )
+    with pytest.raises(ModelRefused, match="answers no golden input: "):
         admitted(tmp_path, choosy(50, 70), sample)
     floats = npz(tmp_path / "ask.npz", x=[50.0])
     with pytest.raises(ModelRefused, match=r"sample ask\.npz cannot be used: array 'x' is float64"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_TEXT = "is a text file, not a whole ONNX model"
+_TEXT = "is a text file, not an ONNX model"
 _OUTSIDE, _MISSING = "outside the model's folder", "'weights.bin' is missing"
 WORDS: dict[str, str] = {
     # Files
@@ -27,7 +27,7 @@ WORDS: dict[str, str] = {
     "keras": "HDF5",
     "tensor": "numpy.savez",
     **dict.fromkeys(("safetensors", "safetensors_bracket"), "safetensors"),
-    "truncated_to_50": "it was cut off",
+    "truncated_to_50": "it is truncated",
     # Graphs
     "opset_twice": "opsets 13 and 17",
     "function_of_two_opsets": "opsets 13 and 17",
@@ -54,7 +54,7 @@ WORDS: dict[str, str] = {
     "map_out": "options={'zipmap': False}",
     # External data
     **dict.fromkeys(("external_absolute", "external_upwards", "external_roundabout"), _OUTSIDE),
-    **dict.fromkeys(("external_link_outside", "external_through_a_linked_folder"), "a link"),
+    **dict.fromkeys(("external_link_outside", "external_through_a_linked_folder"), "symbolic link"),
     **dict.fromkeys(("external_fifo", "external_directory"), "is not a regular file"),
     **dict.fromkeys(("external_missing", "external_missing_in_a_branch", "external_missing_in_a_function"), _MISSING),
     "external_missing_in_an_attribute": _MISSING,

@@ -30,7 +30,7 @@ def light(inside: int, outside: int, kernel: int = 3, stride: int = 1) -> Any:
     return nn.Sequential(conv(inside, inside, kernel, stride, inside), conv(inside, outside, 1))
 
 
-class Bottleneck(nn.Module):  # type: ignore[misc] # torch is not there when types are checked
+class Bottleneck(nn.Module):  # type: ignore[misc] # mypy runs without torch
     """Two plain 3x3 convolutions through half the channels, added to their input."""
 
     def __init__(self, channels: int) -> None:
@@ -41,7 +41,7 @@ class Bottleneck(nn.Module):  # type: ignore[misc] # torch is not there when typ
         return x + self.body(x)
 
 
-class Head(nn.Module):  # type: ignore[misc] # torch is not there when types are checked
+class Head(nn.Module):  # type: ignore[misc] # mypy runs without torch
     """Class logits [B, C, cells] and box distances [B, 4, cells], in cells, of one stride."""
 
     def __init__(self, classes: int, cells: int) -> None:
@@ -53,7 +53,7 @@ class Head(nn.Module):  # type: ignore[misc] # torch is not there when types are
         nn.init.constant_(self.reach[-1].bias, 2.0)
 
     def forward(self, x: Any) -> tuple[Any, Any]:
-        # Training uses bfloat16, whose eight bits are too few for the edge of a box.
+        # Training uses bfloat16, but its eight bits are too few for the edges of a box.
         with torch.autocast("cpu", enabled=False):
             x = x if x.dtype == torch.float32 else x.float()
             score, reach = self.score(x), F.softplus(self.reach(x))
@@ -61,7 +61,7 @@ class Head(nn.Module):  # type: ignore[misc] # torch is not there when types are
         return score.reshape(-1, self.classes, self.cells), reach.reshape(-1, 4, self.cells)
 
 
-class Detector(nn.Module):  # type: ignore[misc] # torch is not there when types are checked
+class Detector(nn.Module):  # type: ignore[misc] # mypy runs without torch
     """Pictures [B, 3, S, S] (RGB, 0..1) to [B, 4 + classes, A]: cx, cy, w, h in pixels, then scores 0..1."""
 
     def __init__(self, classes: int, size: int) -> None:

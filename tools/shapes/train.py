@@ -185,12 +185,12 @@ def report(path: Path, scenes: int) -> None:
 
 
 def main() -> None:
-    """Reads the command line, trains, exports, reports."""
-    parser = argparse.ArgumentParser("tools.shapes.train", description="train the detector edged comes with")
-    parser.add_argument("--minutes", type=float, default=25.0, help="0: only judge the file --out")
+    """Read the command line, train, export, report."""
+    parser = argparse.ArgumentParser("tools.shapes.train", description="train the embedded detector of edged")
+    parser.add_argument("--minutes", type=float, default=25.0, help="0: only evaluate the file --out")
     parser.add_argument("--out", type=Path, default=MODEL_PATH)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", type=Path, help="weights (.pt) to go on from, with another --seed")
+    parser.add_argument("--start", type=Path, help="weights (.pt) to continue from, with another --seed")
     parser.add_argument("--save", type=Path, help="also write the weights (.pt) here")
     parser.add_argument("--scenes", type=int, default=60, help="unseen scenes per resolution in the report")
     # One thread: on a busy box, threads that wait for each other at every layer are slower than one alone.

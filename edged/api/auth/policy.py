@@ -223,7 +223,7 @@ def host_of(peer: str) -> str:
 
 
 # Every client that reaches the address: probes have no secret, and learn only whether the daemon answers.
-ANYBODY: Final[Roles | None] = None
+PUBLIC: Final[Roles | None] = None
 OPERATE: Final[Roles] = frozenset({"operate"})
 READ: Final[Roles] = frozenset({"read", "operate"})
 INFER: Final[Roles] = frozenset({"infer", "operate"})
@@ -234,13 +234,14 @@ _CAMERAS, _OPERATIONS = "/edged.v1.Cameras/", "/edged.v1.Operations/"
 INFERENCE: Final = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/"
 
-NOBODY: Final[Roles] = NONE
+# For methods that are missing from `METHODS`.
+DENY_ALL: Final[Roles] = NONE
 
 METHODS: Final[dict[str, Roles | None]] = {
     f"{service}{name}": roles
     for roles, service, names in (
-        (ANYBODY, _HEALTH, "Check Watch"),
-        (ANYBODY, INFERENCE, "ServerLive ServerReady ModelReady"),
+        (PUBLIC, _HEALTH, "Check Watch"),
+        (PUBLIC, INFERENCE, "ServerLive ServerReady ModelReady"),
         (KNOW, "/grpc.reflection.v1alpha.ServerReflection/", "ServerReflectionInfo"),
         (KNOW, INFERENCE, "ServerMetadata ModelMetadata ModelConfig RepositoryIndex ModelStatistics"),
         (INFER, _CAMERAS, "Detect DetectOne"),
@@ -249,7 +250,7 @@ METHODS: Final[dict[str, Roles | None]] = {
         (INFER, INFERENCE, "SystemSharedMemoryStatus SystemSharedMemoryRegister SystemSharedMemoryUnregister"),
         (INFER, INFERENCE, "CudaSharedMemoryStatus CudaSharedMemoryRegister CudaSharedMemoryUnregister"),
         (OPERATE, INFERENCE, "RepositoryModelLoad RepositoryModelUnload"),
-        (OPERATE, INFERENCE, "TraceSetting LogSettings"),  # which read and change
+        (OPERATE, INFERENCE, "TraceSetting LogSettings"),  # each reads and changes settings
         (READ, _OPERATIONS, "ListModels ListEngines ExplainEngine ListCameras GetStatus GetLoad GetDevice WatchEvents"),
         (
             OPERATE,
@@ -265,9 +266,9 @@ METHODS: Final[dict[str, Roles | None]] = {
 
 def refusal(method: str, caller: Caller) -> EdgedError | None:
     """Return why a caller may not call a method, such as `/edged.v1.Cameras/Detect`; None if it may."""
-    if caller.problem:  # also for methods that need no role: a client with a wrong secret must learn of it
+    if caller.problem:  # also for methods that need no role, so that a client learns that its secret is wrong
         return Unauthenticated(caller.problem)
-    needed = METHODS.get(method, NOBODY)
+    needed = METHODS.get(method, DENY_ALL)
     if needed is None or caller.roles & needed:
         return None
     name = method.rpartition("/")[2]
@@ -280,7 +281,7 @@ def refusal(method: str, caller: Caller) -> EdgedError | None:
 
 def least_role(method: str) -> str:
     """Return the least role that may call a method, or two roles if either may; empty if no role is needed."""
-    needed = METHODS.get(method, NOBODY)
+    needed = METHODS.get(method, DENY_ALL)
     if needed is None:
         return ""
     return " or ".join(role for role in ("infer", "read") if role in needed) or "operate"

@@ -100,7 +100,7 @@ class FrigateEndpoint:
             if file not in self._missing and len(self._missing) < _MOST_PEERS:
                 self._missing.add(file)
                 _LOG.error(
-                    "Frigate asks for %.80r: %s. It finds nothing until it is restarted: add the model "
+                    "Frigate asks for %.80r: %s. It gets no detections until it is restarted: add the model "
                     "(edged models add NAME FILE) or name one as [frigate] model, then restart Frigate",
                     file,
                     error,

@@ -23,7 +23,7 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class SharedObject:
-    """An open shared memory object, closed when nothing refers to it any more. `is_writable`: client and daemon may
+    """An open shared memory object, closed when nothing refers to it. `is_writable`: client and daemon may
     both write it."""
 
     def __init__(
@@ -56,7 +56,7 @@ class SharedObject:
             except OSError as error:
                 return f"cannot be read: {error.strerror}"
             if not count:
-                return "was cut off before it was read"
+                return "was truncated before it was read"
             position += count
         return ""
 
@@ -94,7 +94,7 @@ def _unfit(status: os.stat_result, client: Identity) -> str:
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"
     if status.st_nlink > 1:
-        return "has a second name, which may belong to another user"
+        return "has several hard links, and one may belong to another user"
     if status.st_mode & stat.S_IWOTH:
         return "is writable by every user; create it with mode 0600 or 0640"
     if not client.may(status, READ):
@@ -120,9 +120,9 @@ class Segments:
         name = name.removeprefix("/")
         length = self._segment(name).length()  # no variable holds the segment: an error's traceback would keep it open
         if size <= 0 or stamp <= 0:
-            raise InvalidInput("the shared image announces no picture: its size or its stamp is 0")
+            raise InvalidInput("the shared image has a size or a stamp of 0")
         if not 0 <= offset <= LARGEST_OFFSET or offset + layout.HEADER + size > length:
-            raise InvalidInput(f"the shared image lies at {offset} and has {size} bytes; segment {name} has {length}")
+            raise InvalidInput(f"the shared image has {size} bytes at offset {offset}, but segment {name} has {length}")
         return SharedPicture(self._open[name], offset, stamp, size)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 A message is a JSON header, and the picture's bytes after it or in shared memory. Unknown keys are refused.
 
-ZeroMQ does not report when a peer disconnects. A peer's stream ends if a result finds the peer gone, if the peer does
+ZeroMQ does not report when a peer disconnects. A peer's stream ends if a result cannot reach the peer, if the peer does
 not read its results for 10 seconds, or if it is idle for a minute. Until then a peer that does not read costs a few
 results and one waiting frame, as with gRPC: newer frames replace older ones in its stream.
 """
@@ -146,7 +146,7 @@ def parse(frames: Sequence[memoryview]) -> Message:
         raise InvalidInput(f"the frame's header cannot be used: {explain(error)}") from None
     data = frames[1] if len(frames) == 2 else None
     if (data is None) == (header.shared is None):
-        raise InvalidInput("the frame holds no picture, or two; send its bytes after the header, or set `shared`")
+        raise InvalidInput("the frame must hold one picture; send its bytes after the header, or set `shared`")
     return Message(header, data)
 
 
@@ -228,7 +228,7 @@ class FrameEndpoint:
         return peer
 
     async def _serve(self, envelope: tuple[bytes, ...], peer: _Peer) -> None:
-        """Send a peer its results until its stream ends or it is gone."""
+        """Send a peer its results until its stream ends or the peer has disconnected."""
         try:
             async with aclosing(peer.stream.results()) as found:
                 async for each in found:
@@ -276,7 +276,7 @@ class FrameEndpoint:
             oldest = time.monotonic() - self._idle_seconds
             for identity, peer in list(self._peers.items()):
                 if peer.last_frame < oldest:
-                    del self._peers[identity]  # what it sends later begins another stream
+                    del self._peers[identity]  # a later message begins another stream
                     peer.stream.end()
 
 

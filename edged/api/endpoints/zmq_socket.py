@@ -21,7 +21,7 @@ Received = Callable[[list[zmq.Frame]], None]
 
 _BURST = 16  # messages that are read before other tasks get their turn
 _LONGEST_PATH = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
-_HEARTBEAT_MS = 5000  # a peer is forgotten after three times this without a sign of life
+_HEARTBEAT_MS = 5000  # a peer is forgotten after three times this without a message
 _LINGER_MS = 200  # time to send the last answers when the socket is closed
 
 
@@ -69,7 +69,7 @@ class BoundSocket:
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
         if kind == zmq.ROUTER:
-            # A reply to a peer that has gone, or does not read, is an error that can be counted.
+            # With this option, sending to a peer that has disconnected or does not read is a countable error.
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
             self._listen(target, setting)
@@ -88,12 +88,12 @@ class BoundSocket:
         return bound.rstrip(b"\0").decode()
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool | None:
-        """Return True if the message was sent, False if its peer has gone, None if the peer does not read."""
+        """Return True if the message was sent, False if its peer has disconnected, None if the peer does not read."""
         try:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
-                # Reading this option makes ZeroMQ notice that the peer has read, which it seldom does by itself.
+                # Reading this option makes ZeroMQ notice that the peer has read, which it seldom does otherwise.
                 self._socket.getsockopt(zmq.EVENTS)
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
@@ -121,7 +121,7 @@ class BoundSocket:
         try:
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-                make_way(self._path)  # ZeroMQ would take over the socket of another daemon
+                make_way(self._path)  # otherwise ZeroMQ would take over the socket of another daemon
             self._socket.bind(target)
             if self._path is not None:
                 self._path.chmod(0o660)

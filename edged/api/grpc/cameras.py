@@ -233,7 +233,7 @@ def _image(request: FrameRequest, segments: Segments) -> tuple[Blob, str, int, i
 
 def _roi(frame: pb.Frame) -> Roi | None:
     if frame.rotation not in _ROTATIONS:
-        raise InvalidInput(f"a rotation of {frame.rotation} degrees is not possible; give 0, 90, 180 or 270")
+        raise InvalidInput(f"invalid rotation of {frame.rotation} degrees; give 0, 90, 180 or 270")
     wanted = frame.region if frame.HasField("region") else None
     if wanted is None and not frame.rotation:
         return None

@@ -112,7 +112,7 @@ class Listener:
             connection.leave()
         if self._calls and grace > 0:
             await asyncio.wait(self._calls, timeout=grace)
-        if self._connections:  # clients close first: `Connection.leave` says what for
+        if self._connections:  # let clients close first, see `Connection.leave`
             self._is_empty.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._is_empty.wait(), self._limits.linger)

@@ -125,7 +125,7 @@ class Held:
                 raise TooSlow(f"the body arrived too slowly: {size} bytes so far; send it again") from None
             except asyncio.CancelledError:
                 if self._has_given_way:
-                    raise Overloaded(f"a body that arrived faster took the room of this one; {_AGAIN}") from None
+                    raise Overloaded(f"this body was dropped to make room for a faster one; {_AGAIN}") from None
                 raise
             finally:
                 self._piece = None
@@ -193,7 +193,7 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     if len(found) > limit:
         raise TooLarge(f"the body unpacks to more than {limit} bytes; send it without content-encoding")
     if not reader.eof or reader.unused_data:
-        raise InvalidInput(f"the body is not one whole {name}")
+        raise InvalidInput(f"the body is not one complete {name}")
     return found
 
 

@@ -139,7 +139,7 @@ def web_page_refusal(headers: Mapping[str, str], peer: str, any_host: bool = Fal
         return f"host {host[:80]!r} is not a name of this machine's loopback; use localhost"
     origin = headers.get("origin")
     if origin is not None and (not host or origin.partition("://")[2] != host):
-        return "requests of web pages from elsewhere are refused; use a program, or send no Origin"
+        return "requests from web pages of another origin are refused; use a program, or send no Origin header"
     return None
 
 

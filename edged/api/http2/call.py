@@ -217,7 +217,7 @@ class Call:
         """Note that the client sends no more messages."""
         self._received_all = True
         if (self._expected >= 0 or self._prefix) and not self.has_ended:
-            self.finish(Status.INTERNAL, "the call ended within a message")
+            self.finish(Status.INTERNAL, "the stream ended in the middle of a message")
             self._cancel()
         self._wake()
 
@@ -230,7 +230,7 @@ class Call:
         """Enlarge the window for answers. Raises ConnectionFault beyond the largest window of HTTP/2."""
         self.send_window += more
         if self.send_window > frames.LARGEST_WINDOW:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window that is too large")
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "window updates beyond 2**31 - 1 bytes")
 
     # -- answers -------------------------------------------------------------------------------------------------------
 

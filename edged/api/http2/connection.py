@@ -23,14 +23,14 @@ from edged.api.http2.sending import Sender
 _LOG = logging.getLogger("edged.api")
 
 _BUFFER = 32 << 10  # bytes read at once, unless they are read directly into a large message
-_DIRECT = 16 << 10  # bytes from which they are read directly
+_DIRECT = 16 << 10  # from this size on, data is read directly into the message
 _AT_ONCE = 1024  # units of work before other connections get their turn: a frame is one unit
-_HEADERS_WORK = 16  # units for the beginning of a call
+_HEADERS_WORK = 16  # units for a new call
 _MESSAGES_WORK, _BLOCK_WORK = 4, 16  # messages per unit; bytes of headers per unit
-_REPLENISHED = 1 << 20  # consumed bytes that are collected into one WINDOW_UPDATE
+_REPLENISHED = 1 << 20  # consumed bytes that one WINDOW_UPDATE returns
 _ON_THEIR_WAY = 4  # messages of a stream that its window should hold
-_WIDEST = 4 << 20  # bytes of the largest window of one call
-_POOL = 16 << 20  # bytes by which the windows of all calls of a connection may grow together
+_WIDEST = 4 << 20  # the largest window of one call, in bytes
+_POOL = 16 << 20  # the most bytes by which the windows of all calls of a connection may grow together
 
 # Frames that cause an answer at once; they are not read while the client does not read.
 _ANSWERED_AT_ONCE = frozenset({frames.HEADERS, frames.CONTINUATION, frames.PING, frames.SETTINGS})
@@ -45,8 +45,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, limits: Limits, begin: Begin, peer: str, ended: Callable[[Connection], None]) -> None:
         """`peer`: the client as gRPC names it."""
         self.peer = peer
-        self.certificate: dict[str, Any] | None = None  # of the client, as the ssl module reports it
-        self.memory: Any = None  # for the handler of calls
+        self.certificate: dict[str, Any] | None = None  # the client's certificate, as the ssl module reports it
+        self.memory: Any = None  # used only by the handler of calls
         self._limits, self._begin_call, self._ended = limits, begin, ended
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -160,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._has_preface:
             size = min(self._end, len(frames.PREFACE))
             if self._buffer[:size] != frames.PREFACE[:size]:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "not HTTP/2 with prior knowledge")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "no HTTP/2 connection preface")
             if size < len(frames.PREFACE):
                 return
             self._begin, self._has_preface = size, True
@@ -185,9 +185,9 @@ class Connection(asyncio.BufferedProtocol):
                 return
             self._work += 1
             if not self._has_settings and kind != frames.SETTINGS:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "the first frame has no settings")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "a first frame other than SETTINGS")
             if self._block is not None and (kind != frames.CONTINUATION or stream != self._block_stream):
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame within headers")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame between HEADERS and CONTINUATION")
             if kind == frames.DATA:
                 if not self._begin_data(size, flags, stream):
                     break
@@ -227,21 +227,21 @@ class Connection(asyncio.BufferedProtocol):
             padding = self._buffer[begin] + 1
             begin += 1
             if padding > size:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "padding larger than its frame")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "padding longer than its frame")
         if not stream or ((call := self.calls.get(stream)) is None and stream > self._last_stream):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "data of a call that has not begun")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "DATA on a stream that was never opened")
         self._receive_window -= size
         if self._receive_window < 0:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than the connection's window")
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more DATA than the connection's window allows")
         unread = padding  # bytes that no handler reads
         if call is None:
             unread = size
         else:
             if not call.is_receiving:
-                raise ConnectionFault(Code.STREAM_CLOSED, "data after the end of its call")
+                raise ConnectionFault(Code.STREAM_CLOSED, "DATA after the end of its stream")
             call.receive_window -= size
             if call.receive_window < 0:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than the call's window")
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more DATA than the stream's window allows")
             call.unread += size - padding
             self._credit(call, padding)
         if unread:
@@ -296,12 +296,12 @@ class Connection(asyncio.BufferedProtocol):
             self._settings(flags, payload)
         elif kind == frames.PING:
             if len(payload) != 8:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a ping of a wrong size")
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a PING frame of a wrong size")
             self._allowance.charge()
             if not flags & frames.ACK:
                 self.sender.send(frames.ping(payload, frames.ACK))
         elif kind == frames.PUSH_PROMISE:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a push of a client")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a PUSH_PROMISE frame, which only servers may send")
         elif kind == frames.GOAWAY:
             self._is_leaving, self._lingers = True, False
             self._close_if_done()
@@ -324,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _widen(self, stream: int, more: int) -> None:
         if not more:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a window that grows by nothing")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a WINDOW_UPDATE frame with an increment of 0")
         if not stream:
             self.sender.widen(more)
         elif (call := self.calls.get(stream)) is not None:
@@ -345,13 +345,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _require_begun(self, stream: int) -> None:
         if stream > self._last_stream or not stream:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a call that has not begun")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     # -- headers -------------------------------------------------------------------------------------------------------
 
     def _begin_block(self, flags: int, stream: int, block: bytes) -> None:
         if not stream % 2:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "headers of an even stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS with an even stream number")
         if flags & frames.END_HEADERS:
             self._headers(stream, flags, block)
             return
@@ -359,7 +359,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on_with_block(self, flags: int, more: bytes) -> None:
         if self._block is None:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a continuation of nothing")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._allowance.charge()
         self._block += more
         if len(self._block) > MOST_BLOCK:
@@ -378,7 +378,7 @@ class Connection(asyncio.BufferedProtocol):
             self._decoder.fields(block)
             if (call := self.calls.get(stream)) is not None:
                 if not flags & frames.END_STREAM or not call.is_receiving:
-                    raise ConnectionFault(Code.PROTOCOL_ERROR, "headers within a call")
+                    raise ConnectionFault(Code.PROTOCOL_ERROR, "unexpected HEADERS on an open stream")
                 call.received_all()
             return
         self._last_stream = stream
@@ -504,7 +504,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._has_preface:
             _LOG.log(
                 logging.WARNING if fault.code is Code.ENHANCE_YOUR_CALM else logging.DEBUG,
-                "%s sent %s; disconnecting it",
+                "%s sent %s; closing its connection",
                 self.peer,
                 fault.why,
             )

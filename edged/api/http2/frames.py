@@ -59,14 +59,14 @@ def settings(values: dict[int, int]) -> bytes:
 def read_settings(payload: bytes) -> dict[int, int]:
     """Return the settings in a frame. Raises ConnectionFault for values that RFC 9113, section 6.5.2 forbids."""
     if len(payload) % _SETTING.size:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "settings of a wrong size")
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a SETTINGS frame of a wrong size")
     found: dict[int, int] = dict(_SETTING.iter_unpack(payload))
     if found.get(ENABLE_PUSH, 0) > 1:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "a wrong setting of push")
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "an invalid SETTINGS_ENABLE_PUSH")
     if found.get(INITIAL_WINDOW, 0) > LARGEST_WINDOW:
-        raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "an initial window that is too large")
+        raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a SETTINGS_INITIAL_WINDOW_SIZE above 2**31 - 1")
     if not DEFAULT_FRAME <= found.get(MAX_FRAME, DEFAULT_FRAME) < 1 << 24:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "a wrong frame size in its settings")
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "an invalid SETTINGS_MAX_FRAME_SIZE")
     return found
 
 
@@ -97,7 +97,7 @@ def go_away(last: int, code: Code, why: str = "") -> bytes:
 def read_word(payload: bytes) -> int:
     """Return the number in a frame of four bytes, without its reserved bit."""
     if len(payload) != _WORD.size:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame of a wrong size")
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame whose payload is not 4 bytes")
     return int(_WORD.unpack(payload)[0]) & LARGEST_WINDOW
 
 
@@ -106,10 +106,10 @@ def without_padding(payload: bytes, flags: int) -> bytes:
     begin, end = 0, len(payload)
     if flags & PADDED:
         if not payload:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a padded frame without its padding")
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a PADDED frame without a padding length")
         begin, end = 1, end - payload[0]
     if flags & HAS_PRIORITY:
         begin += 5
     if begin > end:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "padding larger than its frame")
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "padding longer than its frame")
     return payload[begin:end]

@@ -97,7 +97,7 @@ class HeadDecoder:
         except hpack.OversizedHeaderListError:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers that are too large") from None
         except (hpack.HPACKError, UnicodeError, IndexError, ValueError):
-            raise ConnectionFault(Code.COMPRESSION_ERROR, "headers that cannot be decoded") from None
+            raise ConnectionFault(Code.COMPRESSION_ERROR, "headers that HPACK cannot decode") from None
 
 
 def _is_small(metadata: Metadata) -> bool:
@@ -150,7 +150,9 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
     if pseudo[":method"] != b"POST":
         return msgspec.structs.replace(head, status=Status.INTERNAL, problem="the method is not POST", http=405)
     if not content_type.startswith("application/grpc"):
-        return msgspec.structs.replace(head, status=Status.UNKNOWN, problem="the content is not gRPC", http=415)
+        return msgspec.structs.replace(
+            head, status=Status.UNKNOWN, problem="the content-type is not application/grpc", http=415
+        )
     if size > MOST_METADATA:
         problem = f"the metadata has {size} bytes, more than {MOST_METADATA}"
         return msgspec.structs.replace(head, status=Status.RESOURCE_EXHAUSTED, problem=problem)

@@ -51,7 +51,7 @@ class Sender:
         """Enlarge the connection's window for answers. Raises ConnectionFault beyond the largest window of HTTP/2."""
         self._window += more
         if self._window > frames.LARGEST_WINDOW:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window that is too large")
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "window updates beyond 2**31 - 1 bytes")
 
     def send(self, data: bytes | memoryview) -> None:
         """Send frames; drop them if the connection is closing, since asyncio would log each of them."""

@@ -144,7 +144,7 @@ class PageApp:
                 pictures = _pictures(unquote(match[1]), request)
                 kind = f"multipart/x-mixed-replace; boundary={_BOUNDARY.decode()}"
                 return await self._stream(receive, send, kind, self._video(pictures))
-        raise NotFound(f"the page has no {request.path[:100]!r}; open /")
+        raise NotFound(f"path {request.path[:100]!r} does not exist; open /")
 
     def _session(self, request: HttpRequest) -> HttpResponse:
         """Return the name and roles of the browser's caller."""
@@ -214,7 +214,7 @@ class PageApp:
                 return self._sign_in(request)
             if match := _CALL.fullmatch(request.path):
                 return await self._command(match[1], request)
-        raise NotFound(f"the page has no {request.path[:100]!r}; open /")
+        raise NotFound(f"path {request.path[:100]!r} does not exist; open /")
 
     def _sign_in(self, request: HttpRequest) -> HttpResponse:
         """Store a token in a cookie of the browser; an empty one signs out. Raises Unauthenticated."""
@@ -234,7 +234,7 @@ class PageApp:
 
     async def _command(self, name: str, request: HttpRequest) -> HttpResponse:
         if name not in COMMANDS:
-            raise NotFound(f"the page has no command {name!r}")
+            raise NotFound(f"command {name!r} does not exist")
         kind, response = COMMANDS[name]
         message = _message(request.body, kind)
         about = {"name": str(getattr(message, "name", ""))[:200]}

@@ -50,7 +50,7 @@ class _Trial:
         self._backend = registry.load(job.order.recipe.backend)
         self._tolerance = tolerance_for(self._path)
         self._changes: dict[tuple[str, int], Dim] = {}
-        self._observed: dict[str, tuple[Dim, ...]] = {}  # outputs, as far as trials show what they are
+        self._observed: dict[str, tuple[Dim, ...]] = {}  # shapes of outputs that trials found
         self._details: list[str] = []
         self._figures: dict[str, float] = {}
         self._questions = 0
@@ -84,7 +84,7 @@ class _Trial:
         if self._changes:
             with self._opened() as (session, signature):
                 if self._answered(session, signature) is None:
-                    raise Unsuitable("its inputs have sizes of 0 or less, and it answers nothing with any others")
+                    raise Unsuitable("its inputs declare sizes of 0 or less, and it answers no probe with other sizes")
 
     # -- a batch that is the exporter's example ---------------------------------------------------------------------
 
@@ -103,12 +103,12 @@ class _Trial:
         opened: dict[tuple[str, int], Dim] = {(name, 0): _BATCH for name in concerned}
         try:
             verdict = self._by_rows(opened, concerned, inputs, expected, size)
-        except EdgedError:  # it needs that very batch
+        except EdgedError:  # it needs exactly this batch
             return
         if verdict.accepted:
             self._changes |= opened
             self._figures |= verdict.figures
-            self._details.append(f"each row of a batch of {size} is answered alike alone and in a batch of 2")
+            self._details.append(f"each row of a batch of {size} has the same answer alone and in a batch of 2")
 
     def _by_rows(
         self,
@@ -129,7 +129,7 @@ class _Trial:
         self._questions += len(parts)
         return judge(pairs, self._tolerance)
 
-    # -- sizes that are open by name only ---------------------------------------------------------------------------
+    # -- sizes that are declared open, but are fixed ----------------------------------------------------------------
 
     def _close_batch(self) -> None:
         """Fix a batch that is declared open if only one of the tried sizes is answered."""
@@ -149,7 +149,7 @@ class _Trial:
                 if spec.shape and spec.shape[0] in leading:
                     self._changes[spec.name, 0] = works[0]
             tried = ", ".join(str(size) for size in _BATCHES if size != works[0])
-            self._details.append(f"a batch of {works[0]} is answered, none of {tried}")
+            self._details.append(f"it answers a batch of {works[0]}, but none of {tried}")
 
     def _takes_rows(self, session: Session, signature: Signature, leading: AbstractSet[str], size: int) -> bool:
         fixed = _fixed(signature, {(s.name, 0): size for s in signature.inputs if s.shape and s.shape[0] in leading})
@@ -171,7 +171,9 @@ class _Trial:
                         break
             if len(works) == 1:
                 self._changes |= {(spec.name, axis): works[0] for axis in axes}
-                self._details.append(f"pictures of {works[0]}x{works[0]} are answered, and of no other size tried")
+                self._details.append(
+                    f"it answers pictures of {works[0]}x{works[0]}, but of no other size that was tried"
+                )
 
     # -- a size that is the exporter's example ----------------------------------------------------------------------
 
@@ -182,7 +184,7 @@ class _Trial:
             (s for s in signature.inputs if _sides(s) and all(isinstance(s.shape[a], int) for a in _axes(s))), None
         )
         if spec is None:
-            return False, "sizes: no input takes pictures of one size"
+            return False, "sizes: no input takes pictures of a fixed size"
         axes = _axes(spec)
         height, width = (int(spec.shape[axis]) for axis in axes)
         opened = {(spec.name, axes[0]): _HEIGHT, (spec.name, axes[1]): _WIDTH}
@@ -199,14 +201,14 @@ class _Trial:
         except EdgedError as error:
             return False, f"sizes: {error}"
         if any(len(each[name]) != len(shapes[0][name]) for each in shapes for name in each):
-            return False, "sizes: its outputs are of another kind then"
+            return False, "sizes: the rank of its outputs depends on the size"
         self._changes |= opened
         self._observed = {name: _common([each[name] for each in shapes], name) for name in shapes[0]}
         self._questions += len(tried)
-        self._details.append(f"pictures of {', '.join(f'{w}x{h}' for h, w in tried)} are answered")
+        self._details.append(f"it answers pictures of {', '.join(f'{w}x{h}' for h, w in tried)}")
         return True, ""
 
-    # -- asking -----------------------------------------------------------------------------------------------------
+    # -- running ----------------------------------------------------------------------------------------------------
 
     def _opened(self, more: Places | None = None) -> _Variant:
         return _Variant(self, {**self._changes, **(more or {})})

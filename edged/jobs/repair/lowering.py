@@ -52,7 +52,7 @@ def write_lowered(job: Lower) -> Lowered:
     """Write a model in an older opset, an older IR version or both. Raises Unsuitable if it cannot be converted."""
     try:
         model = onnx.load(job.path, load_external_data=False)
-    except Exception as error:  # the parser's errors share no base
+    except Exception as error:  # the parser's errors have no common class
         raise ModelRefused(f"{Path(job.path).name} cannot be read: {one_line(error)}") from error
     done, details = LoweredGraph(), list[str]()
     if job.opset:
@@ -95,7 +95,7 @@ def lower(model: ModelProto, target: int) -> LoweredGraph:
     source, lowered = opset_of(model), LoweredGraph()
     if source > newest_known():
         raise Unsuitable(
-            f"opset {source} is newer than the installed onnx package ({newest_known()}): edged cannot know what "
+            f"opset {source} is newer than the installed onnx package ({newest_known()}), which cannot tell what "
             f"changed; update it: {packages.install('onnx', option='-U')}"
         )
     used = _used(model.graph)
@@ -148,7 +148,7 @@ class _Floor:
 
     def _graph_down(self, graph: GraphProto, outer: Scope, typed: GraphProto, depth: int) -> None:
         if depth > _DEEPEST:
-            raise Unsuitable(f"its graphs are nested deeper than {_DEEPEST}")
+            raise Unsuitable(f"its graphs are nested more than {_DEEPEST} deep")
         scope = _scope(graph, typed, outer)
         made: list[NodeProto] = []
         for node, twin in zip(graph.node, typed.node, strict=True):
@@ -156,7 +156,7 @@ class _Floor:
                 self._graph_down(body, scope, typed_body, depth + 1)
             made.extend(self._node_down(node, scope))
             if len(made) > _MOST_NODES:
-                raise Unsuitable(f"written out it has more than {_MOST_NODES} nodes")
+                raise Unsuitable(f"it has more than {_MOST_NODES} nodes after its operators are replaced")
         replace_nodes(graph, made)
 
     def _node_down(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
@@ -175,7 +175,7 @@ class _Floor:
             self._report(node, "rewritten")
             return rewrite(node, scope, self._new_name)
         failed = ""
-        if not any(True for _ in bodies(node)):  # the converter does not see what a graph inside takes from outside
+        if not any(True for _ in bodies(node)):  # the converter does not see which values a nested graph captures
             try:
                 made = self._converted(node, scope)
             except Exception as error:  # of C++, without a type
@@ -184,7 +184,7 @@ class _Floor:
                 self._report(node, "converted")
                 return made
         if like is Likeness.ALIKE:
-            self._report(node, "kept as they are")
+            self._report(node, "kept unchanged")
             return [node]
         raise Unsuitable(f"{self._called(node)} cannot be converted to opset {self._version - 1}: {why or failed}")
 
@@ -193,9 +193,11 @@ class _Floor:
             return onnx.version_converter.convert_version(alone, self._version - 1)
 
         made = changed(node, scope, self._version, convert, self._new_name)
-        for each in made:  # it leaves attributes where they are that are not there before
+        for each in made:  # the converter may keep attributes that the older version lacks
             old = schema(each.op_type, self._version - 1)
-            like, why = likeness(each, scope, old, old) if old is not None else (Likeness.OTHER, "it is not there")
+            like, why = (
+                likeness(each, scope, old, old) if old is not None else (Likeness.OTHER, "the older opset lacks it")
+            )
             if like is Likeness.OTHER:
                 raise ValueError(why)
         return made
@@ -232,7 +234,7 @@ def _typed(model: ModelProto) -> ModelProto:
     """Return the model with the inferred types of its values, or unchanged if inference fails."""
     try:
         return onnx.shape_inference.infer_shapes(model)
-    except Exception:  # an aid: where types are not known, answers decide
+    except Exception:  # inference only helps: if types are unknown, answers decide
         return model
 
 
@@ -285,12 +287,12 @@ def stamp_ir_version(model: ModelProto, target: int) -> None:
     """Set an older IR version. Raises Unsuitable if the model uses a feature that this version lacks."""
     if model.ir_version > onnx.IR_VERSION:
         raise Unsuitable(
-            f"IR version {model.ir_version} is newer than the installed onnx package ({onnx.IR_VERSION}): it "
+            f"IR version {model.ir_version} is newer than the installed onnx package ({onnx.IR_VERSION}), which "
             f"cannot tell what changed; update it: {packages.install('onnx', option='-U')}"
         )
     needed, what = max(_ir_needs(model))
     if needed > target:
-        raise Unsuitable(f"it has {what}, which IR version {target} does not know; update the runtime")
+        raise Unsuitable(f"it has {what}, which IR version {target} does not support; update the runtime")
     model.ir_version = target
 
 
@@ -300,7 +302,7 @@ def _ir_needs(model: ModelProto) -> Iterator[tuple[int, str]]:
     if model.functions:
         yield _FUNCTIONS, "local functions"
     if any(getattr(function, "overload", "") for function in model.functions):
-        yield _OVERLOADS, "functions of one name"
+        yield _OVERLOADS, "several functions with one name"
     if len(getattr(model, "configuration", ())):
         yield _DEVICES, "a distribution over devices"
     versions = {

@@ -24,7 +24,7 @@ Change: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto]
 NewName: TypeAlias = Callable[[str], str]
 
 _IR_VERSION = 10
-_SMALL = 4096  # bytes of a constant that goes along: axes, sizes, scales; what is larger decides nothing
+_SMALL = 4096  # the most bytes of a constant that the converter sees: axes, sizes, scales
 
 
 class Scope:
@@ -140,9 +140,9 @@ def small_constants(nodes: Iterable[NodeProto]) -> dict[str, TensorProto]:
 class Likeness(enum.Enum):
     """How the older definition of a node compares with the newer one, for the inputs and attributes of this node."""
 
-    SAME = enum.auto()  # but for types that the node does not have: it means the same by definition
-    ALIKE = enum.auto()  # in form; its answers show whether it means the same
-    OTHER = enum.auto()  # it cannot stay as it is
+    SAME = enum.auto()  # the same by definition, except for types that the node does not use
+    ALIKE = enum.auto()  # the same form; only its answers show whether it means the same
+    OTHER = enum.auto()  # the node cannot stay unchanged
 
 
 def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
@@ -166,7 +166,7 @@ def likeness(node: NodeProto, scope: Scope, new: onnx.defs.OpSchema, old: onnx.d
         return Likeness.OTHER, f"input {empty[0]} is required"
     unknown = [attribute.name for attribute in node.attribute if attribute.name not in old.attributes]
     if unknown:
-        return Likeness.OTHER, f"attribute {unknown[0]} does not exist there"
+        return Likeness.OTHER, f"attribute {unknown[0]} does not exist in the older version"
     given = {attribute.name for attribute in node.attribute}
     needed = [name for name, attribute in old.attributes.items() if attribute.required and name not in given]
     if needed:

@@ -25,7 +25,7 @@ from edged.verification.probes import Pictures, Probe, tensors
 from edged.verification.standard import TOLERANCES, Tolerance
 from edged.verification.verify import Pair, judge
 
-_PICTURES = 2  # of those that edged draws, which the reference implementation is asked; it takes seconds for each
+_PICTURES = 2  # drawn pictures for the reference implementation, which takes seconds for each
 NAME = f"onnx.reference {onnx.__version__}"
 
 
@@ -39,7 +39,7 @@ def prove(job: Prove) -> Proven:
     try:
         verdict = judge(_pairs(asked, repaired), tolerance, compared)
     except (EngineUnusable, InvalidInput) as error:
-        verdict = Verdict(False, f"it refuses what the original answers: {error}", {})
+        verdict = Verdict(False, f"it refuses probes that the original answers: {error}", {})
     return Proven(verdict, by, len(asked))
 
 
@@ -87,10 +87,10 @@ def _probes(job: Prove, asked: list[Sample]) -> Iterator[Probe]:
     signature = job.original.signature
     for probes in tensors(signature, job.recognition, job.shape_range):
         yield from probes
-        if asked:  # one way to fill dynamic dimensions in is enough
+        if asked:  # one set of values for the dynamic dimensions is enough
             break
     for make in user_samples.tensor_probes(signature, job.samples):
-        with contextlib.suppress(InvalidInput):  # which was reported when it was added
+        with contextlib.suppress(InvalidInput):  # reported when the sample was added
             yield make()
     if job.recognition.preprocess is not None:
         for _, probe in zip(range(_PICTURES), Pictures(signature, job.recognition).drawn(), strict=False):
@@ -103,11 +103,11 @@ class Evaluator:
     def __init__(self, path: Path, signature: Signature) -> None:
         """Raises Unsuitable if the reference implementation cannot read the model."""
         if any(spec.datatype == "BF16" for spec in (*signature.inputs, *signature.outputs)):
-            raise Unsuitable("the reference implementation takes no bfloat16")
+            raise Unsuitable("the reference implementation does not support bfloat16")
         self._signature = signature
         try:
             self._model = ReferenceEvaluator(onnx.load(str(path)))
-        except Exception as error:  # of the package, of what it imports
+        except Exception as error:  # errors of the package, or of a package that it imports
             raise Unsuitable(f"the reference implementation cannot run it: {one_line(error)}") from error
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:

@@ -36,7 +36,7 @@ def simplify(job: Simplify) -> Simplified:
     except Exception as error:  # whatever it raises
         raise Unsuitable(f"onnxslim cannot simplify it: {one_line(error)}") from error
     if slim is None or not slim.graph.node:
-        raise Unsuitable("onnxslim cannot simplify it: nothing is left of the graph")
+        raise Unsuitable("onnxslim cannot simplify it: the result has no nodes")
     header = onnx.load(str(path), load_external_data=False)
     for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string", "ir_version"):
         setattr(slim, field, getattr(header, field))
@@ -53,5 +53,5 @@ def _load(path: Path) -> onnx.ModelProto:
     outside = {e.value for t in graph.graph.initializer for e in t.external_data if e.key == "location"}
     size = path.stat().st_size + sum((path.parent / name).stat().st_size for name in outside)
     if size > _LARGEST:
-        raise Unsuitable(f"a model of {size >> 20} MiB is too large to simplify; {_LARGEST >> 20} MiB are the most")
+        raise Unsuitable(f"a model of {size >> 20} MiB is too large to simplify; the limit is {_LARGEST >> 20} MiB")
     return onnx.load(str(path))
