@@ -1,11 +1,11 @@
-"""The arithmetic of the table of speed."""
+"""The arithmetic of the benchmark table."""
 
 from __future__ import annotations
 
 from tests.bench.table import Skipped, as_json, compare, in_rounds, markdown
 
 
-def test_in_rounds_two_ways_warms_up_and_alternates_order() -> None:
+def test_in_rounds_of_two_candidates_warms_up_and_alternates_order() -> None:
     calls: list[str] = []
 
     def way(name: str) -> dict[str, float]:
