@@ -1,4 +1,4 @@
-"""What to do next, alone and in a little world where everything that can go wrong does, until it goes quiet."""
+"""The reconciler: tables of decisions, random views, and a simulation with faults (little_world.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ S = EngineState
 
 
 def view(key: str, state: EngineState = S.ABSENT, cost: float | None = None, **more: Any) -> EngineView:
-    """An engine; one that is ready is usable unless it is said otherwise. `ref` is the reference."""
+    """Return an engine's view. A ready engine is usable by default. `ref` is the reference."""
     recipe = more.pop("recipe", REFERENCE if key == "ref" else Recipe("openvino"))
     return EngineView(key, recipe, state, **({"usable": state is S.READY, "cost": cost} | more))
 
@@ -37,16 +37,16 @@ def model(*engines: EngineView, name: str = "m", **more: Any) -> ModelView:
 
 
 def opened(*engines: EngineView, **more: Any) -> list[Action]:
-    """What is opened for a model while everything is busy."""
+    """Return the engines that are opened for a model while all lanes are busy."""
     return reconcile([model(*engines, **more)], NOW, {"cpu"})
 
 
 def made(*models: ModelView, busy: frozenset[str] = frozenset(), **more: bool) -> list[Action]:
-    """What is made for models."""
+    """Return the engines that are made for models."""
     return [action for action in reconcile(models, NOW, busy, **more) if not isinstance(action, Open)]
 
 
-# -- forms of an engine ---------------------------------------------------------------------------------------------
+# -- forms of an engine -----------------------------------------------------------------------------------------------
 
 ALL_CORES, TWO = Parallelism(1, 0), Parallelism(2, 1)
 
@@ -69,13 +69,13 @@ def test_reconcile_opens_the_serving_engine_in_a_form_that_is_faster(
     assert actions == ([] if expected is None else [Open("m", "a", expected)])
 
 
-def test_reconcile_compares_engines_with_what_serves_as_it_is_open() -> None:
+def test_reconcile_compares_engines_with_the_form_that_serves() -> None:
     slower, faster = ready("a", 0.4, parallelism=TWO), ready("b", 0.39, parallelism=TWO)
     now = {"serving": "a", "parallelism": ALL_CORES, "cost": 0.6}
     assert opened(slower, faster, **now) == [Open("m", "b", TWO)]
 
 
-# -- what is reviewed and planned again -----------------------------------------------------------------------------
+# -- reviews and new plans --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_reconcile_rejected_optimised_engine_plans_the_model_again() -> None:
     assert found == [Replan("m")]
 
 
-# -- what serves ----------------------------------------------------------------------------------------------------
+# -- opening ----------------------------------------------------------------------------------------------------------
 
 
 REF, WRONG = ready("ref", 1.0), view("a", S.REJECTED, 0.5)
@@ -180,7 +180,7 @@ def test_reconcile_outdated_engine_serves_until_others_are_decided() -> None:
     assert after(ready("ref", 1.0, open_at=NOW + 1), view("new", S.REJECTED)) == []
 
 
-# -- what is made ---------------------------------------------------------------------------------------------------
+# -- making -----------------------------------------------------------------------------------------------------------
 
 
 def gone(key: str, cost: float | None = 0.5) -> EngineView:
@@ -256,7 +256,7 @@ MADE: dict[str, Made] = {
     "by command only the reference": (m(view("ref")), BY_COMMAND, [Make("m", "ref")]),
     "starting, a verification": (m(ready("a", request="verify")), STARTING, [VERIFY]),
     "starting, a build": (m(view("a", request="build")), STARTING, [MAKE]),
-    # What gave way is built again if it is needed.
+    # An evicted engine is built again if it is needed.
     "gone, faster than the reference": (m(READY_REF, gone("a"), serving="ref"), {}, [MAKE]),
     **{
         f"gone, another is {state}": (m(READY_REF, gone("a"), view("b", state), serving="ref"), {}, [MAKE])
@@ -266,14 +266,14 @@ MADE: dict[str, Made] = {
     "gone, the fastest": (m(READY_REF, *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
     "gone, one of equals": (m(READY_REF, FOUR[3], *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
     "gone, untimed": (m(READY_REF, gone("a", None), serving="ref"), {}, [MAKE]),
-    # It gave way because nothing needed it; built again it would be the first to go, and so on for ever.
+    # It was evicted because nothing needed it; if it were built again, it would be evicted first, endlessly.
     "gone, as slow as the reference": (m(READY_REF, gone("a", 1.0), serving="ref"), {}, []),
     "gone, slower than the reference": (m(READY_REF, gone("a", 1.5), serving="ref"), {}, []),
 }
 
 
 @pytest.mark.parametrize("case", MADE)
-def test_reconcile_makes_what_is_needed_most(case: str) -> None:
+def test_reconcile_makes_the_most_needed_engine(case: str) -> None:
     models, more, actions = MADE[case]
     assert made(*models, **more) == actions
 
@@ -315,7 +315,7 @@ def test_reconcile_while_paused_or_starting_opens_and_makes_only_on_command() ->
 
 @pytest.mark.parametrize("requested", ["build", "verify", "review"])
 def test_reconcile_failed_request_is_retried_when_due(requested: str) -> None:
-    """A disk that is full stays full for a while; trying at every look would keep the box busy with nothing."""
+    """A full disk stays full for a while, and retries at every round would only load the box."""
     for state in (S.READY, S.FAILED):
         engine = view("a", state, 0.5, usable=True, request=requested, retry_at=NOW + 30)
         assert made(model(engine, serving="a")) == []
@@ -328,7 +328,7 @@ def test_reconcile_evicted_engine_is_not_rebuilt_while_others_are_pending(state:
     assert Make("m", "a") not in made(model(ready("ref", 1.0), gone("a"), rival, serving="ref"))
 
 
-# -- every question -------------------------------------------------------------------------------------------------
+# -- random views -----------------------------------------------------------------------------------------------------
 
 ENGINES = st.builds(
     EngineView,
@@ -395,7 +395,7 @@ def test_reconcile_random_views_keep_every_rule(models: list[ModelView], busy: f
         assert isinstance(action, Try) <= bool(engine.trial)
 
 
-# -- a little world -------------------------------------------------------------------------------------------------
+# -- simulation -------------------------------------------------------------------------------------------------------
 
 _PASSING = st.lists(
     st.sampled_from(("good", "rejected", "failed", "unsuitable", "void", "no space", "a bug")), max_size=3
@@ -493,7 +493,7 @@ def _lives(fates: Any, history: list[tuple[Any, ...]], budget_mb: int) -> None:
         run(story())
 
 
-@pytest.mark.timeout(600)  # finding the shortest history that goes wrong takes a while
+@pytest.mark.timeout(600)  # reducing a failing history to the shortest takes a while
 @settings(max_examples=100)
 @given(_FATES, _HISTORY)
 def test_simulated_box_ends_with_the_best_engine_serving(fates: Any, history: list[tuple[Any, ...]]) -> None:
