@@ -39,7 +39,7 @@ def health(planned: PlannedModel) -> SessionHealth:
     return planned.slot.current.health
 
 
-# -- readiness --------------------------------------------------------------------------------------------------------
+# -- readiness ------------------------------------------------------------------------------------------------------
 
 
 def test_readiness_without_an_engine_is_loading_with_a_reason() -> None:
@@ -124,7 +124,7 @@ def test_server_is_ready_if_every_servable_model_is_ready(strict: bool, ready: b
     assert all_ready([served_reference(), planned_model("loading")], settings) is ready
 
 
-# -- choice of the engine to probe ------------------------------------------------------------------------------------
+# -- choice of the engine to probe ----------------------------------------------------------------------------------
 
 
 def test_prober_probes_an_idle_engine(clock: Clock) -> None:
@@ -214,7 +214,7 @@ def prober(probe: SessionProbe) -> Prober:
     return Prober(asking, Health(), TaskGroup(lambda: None))
 
 
-# -- probes -----------------------------------------------------------------------------------------------------------
+# -- probes ---------------------------------------------------------------------------------------------------------
 
 
 async def test_probe_records_its_outcome() -> None:
@@ -257,7 +257,7 @@ async def test_prober_probes_one_engine_at_a_time() -> None:
     assert len(probe.asked) == 2
 
 
-# -- requests ---------------------------------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------------------------
 
 
 async def test_request_outcomes_are_recorded_for_their_engine() -> None:

@@ -46,7 +46,7 @@ def made(*models: ModelView, busy: frozenset[str] = frozenset(), **more: bool) -
     return [action for action in reconcile(models, NOW, busy, **more) if not isinstance(action, Open)]
 
 
-# -- forms of an engine -----------------------------------------------------------------------------------------------
+# -- forms of an engine ---------------------------------------------------------------------------------------------
 
 ALL_CORES, TWO = Parallelism(1, 0), Parallelism(2, 1)
 
@@ -75,7 +75,7 @@ def test_reconcile_compares_engines_with_the_form_that_serves() -> None:
     assert opened(slower, faster, **now) == [Open("m", "b", TWO)]
 
 
-# -- reviews and new plans --------------------------------------------------------------------------------------------
+# -- reviews and new plans ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_reconcile_rejected_optimised_engine_plans_the_model_again() -> None:
     assert found == [Replan("m")]
 
 
-# -- opening ----------------------------------------------------------------------------------------------------------
+# -- opening --------------------------------------------------------------------------------------------------------
 
 
 REF, WRONG = ready("ref", 1.0), view("a", S.REJECTED, 0.5)
@@ -180,7 +180,7 @@ def test_reconcile_outdated_engine_serves_until_others_are_decided() -> None:
     assert after(ready("ref", 1.0, open_at=NOW + 1), view("new", S.REJECTED)) == []
 
 
-# -- making -----------------------------------------------------------------------------------------------------------
+# -- making ---------------------------------------------------------------------------------------------------------
 
 
 def gone(key: str, cost: float | None = 0.5) -> EngineView:
@@ -328,7 +328,7 @@ def test_reconcile_evicted_engine_is_not_rebuilt_while_others_are_pending(state:
     assert Make("m", "a") not in made(model(ready("ref", 1.0), gone("a"), rival, serving="ref"))
 
 
-# -- random views -----------------------------------------------------------------------------------------------------
+# -- random views ---------------------------------------------------------------------------------------------------
 
 ENGINES = st.builds(
     EngineView,
@@ -395,7 +395,7 @@ def test_reconcile_random_views_keep_every_rule(models: list[ModelView], busy: f
         assert isinstance(action, Try) <= bool(engine.trial)
 
 
-# -- simulation -------------------------------------------------------------------------------------------------------
+# -- simulation -----------------------------------------------------------------------------------------------------
 
 _PASSING = st.lists(
     st.sampled_from(("good", "rejected", "failed", "unsuitable", "void", "no space", "a bug")), max_size=3

@@ -139,7 +139,7 @@ def test_entries_model_removed_meanwhile_is_skipped(root: Path, monkeypatch: pyt
     assert "good" in Repository(root).entries()
 
 
-# -- detection of changes ---------------------------------------------------------------------------------------------
+# -- detection of changes -------------------------------------------------------------------------------------------
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
@@ -209,7 +209,7 @@ def test_stamp_changes_with_a_file_of_equal_size_and_time(root: Path) -> None:
     assert Repository(root).entries()["yolo"].stamp != before
 
 
-# -- adding and removing ----------------------------------------------------------------------------------------------
+# -- adding and removing --------------------------------------------------------------------------------------------
 
 
 def test_add_copies_weights_and_settings(root: Path, source: Path, tmp_path: Path) -> None:
@@ -291,9 +291,7 @@ def test_add_onto_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path) -> 
     assert list((small_disk / "models").iterdir()) == []
 
 
-def test_add_shows_the_model_completely_or_not_at_all(
-    root: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_add_shows_the_complete_model_or_nothing(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository, seen = Repository(root), []
     real = shutil.copyfile
 
