@@ -108,7 +108,7 @@ def test_parse_malformed_message_is_refused_in_one_line(header: Any, data: tuple
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
-def test_parse_any_bytes_are_taken_or_refused(frames: list[bytes]) -> None:
+def test_parse_any_bytes_are_accepted_or_refused(frames: list[bytes]) -> None:
     with contextlib.suppress(InvalidInput):
         wire.parse([memoryview(frame) for frame in frames])
 
