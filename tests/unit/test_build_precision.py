@@ -149,7 +149,7 @@ def exchange(samples: Sequence[str], monkeypatch: pytest.MonkeyPatch, after: Cal
         lambda path: path.write_bytes(b"no picture"),
         lambda path: path.unlink(),
     ],
-    ids=["another picture", "no picture", "gone"],
+    ids=["another picture", "no picture", "missing"],
 )
 def test_convert_order_sample_changed_before_it_is_read_is_superseded(
     shapes: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: Callable[[Path], object]

@@ -63,11 +63,11 @@ RIGHT: dict[str, onnx.ModelProto] = {
     "equal opsets of a function": calling(function("F", "b = Relu(a)", '"": 20, "": 20, "ai.onnx": 20')),
     "consumers first": chain("y = Neg(h)", "h = Abs(x)"),
     "optional input left out": chain("y = Clip(x, , x)"),
-    "branch reads what comes later in the file": chain(choice("t = Neg(h)"), "h = Abs(x)"),
+    "branch reads a value that is defined later": chain(choice("t = Neg(h)"), "h = Abs(x)"),
     "same names in both branches": chain(choice("e = Neg(x)", output="e")),
     # ONNX's checker and ONNX Runtime accept these, because they read a body before the outputs of its node exist.
     "branch names its output as its node does": chain(choice("y = Neg(x)", output="y")),
-    "branch makes what is made again after it": chain(
+    "branch defines a value that is defined again later": chain(
         choice("h = Neg(x)", output="h", made="c"), "h = Abs(c)", "y = Neg(h)"
     ),
     "body names an input as a value outside": chain(

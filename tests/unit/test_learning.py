@@ -234,7 +234,7 @@ WIDENED: dict[str, tuple[str, Seen, Signature, str]] = {
     "both ends grow": (EXACT, ids((6, 2)), IDS, "ids=1x2:6x2:8x100"),
     "no range yet": ("", ids((1, 17), (1, 5), (3, 33)), IDS, "ids=1x4:1x17:4x40"),
     "the most frequent is the usual one": (USUAL, SEEN, IDS, "ids=1x1:2x200:4x224"),
-    "too much memory, and what fits": (USUAL, GREEDY, IDS, "ids=1x1:1x200:4x224"),
+    "too much memory, and a part that fits": (USUAL, GREEDY, IDS, "ids=1x1:1x200:4x224"),
     "a setting beyond the limit": (HUGE, ids((1025, 1)), IDS, HUGE),
     "dimensions of one name": ("", TWO, TOGETHER, "a=8x3:9x3:16x3;b=8x16:9x17:16x20"),
     "any rank": ("", seen(({"x": (1, 2)}, 1)), signature(x=ANY_SHAPE), ""),

@@ -120,7 +120,7 @@ OPENED: dict[str, tuple[tuple[EngineView, ...], dict[str, Any], str]] = {
     "the speed of one is known": ((view("ref"), ready("a", 5.0)), {}, "a"),
     "one is faster": ((REF, ready("a")), {"serving": "ref"}, "a"),
     "one is faster by noise": ((REF, ready("a", 0.98)), {"serving": "ref"}, ""),
-    "the speed of what serves is unknown": ((view("ref"), ready("a", 5.0)), {"serving": "ref"}, "a"),
+    "the speed of the serving engine is unknown": ((view("ref"), ready("a", 5.0)), {"serving": "ref"}, "a"),
     "one is clearly faster, one not": ((ready("ref", 0.98), ready("a", 1.0), ready("b", 0.94)), {"serving": "a"}, "b"),
     "one is slower": ((REF, ready("a", 5.0)), {"serving": "ref"}, ""),
     "what serves is of an older model": ((view("ref"),), {"serving": "older"}, "ref"),
@@ -204,7 +204,7 @@ def m(*engines: EngineView, serving: str | None = None) -> tuple[ModelView, ...]
 Made = tuple[tuple[ModelView, ...], dict[str, Any], list[Action]]
 MADE: dict[str, Made] = {
     "the reference first": (m(view("ref"), view("a"), serving="ref"), {}, [Make("m", "ref")]),
-    "what may be retried later is passed over": (
+    "an engine to retry later is skipped": (
         (model(view("d", S.FAILED, retry_at=NOW + 1), name="later"), *m(view("a"), serving="ref")),
         {},
         [MAKE],
@@ -214,7 +214,7 @@ MADE: dict[str, Made] = {
     "a trial after a failure": (m(view("a", S.FAILED, trial="old")), {}, [TRY]),
     "a trial that has to wait": (m(view("a", S.FAILED, trial="old", retry_at=NOW + 1)), {}, []),
     "a trial by command": (m(view("a", trial="old", request="build")), {}, [TRY]),
-    "to be made anew though it is there": (m(ready("a", trial="old", request="build")), {}, [MAKE]),
+    "a build by command of a stored engine": (m(ready("a", trial="old", request="build")), {}, [MAKE]),
     "a trial before a build": (m(view("b"), view("a", trial="old"), serving="ref"), {}, [TRY]),
     "a review before a build": (m(view("b"), ready("a", request="review"), serving="ref"), {}, [VERIFY]),
     "a trial before a build of another": ((POOR, *m(view("a", trial="old"), serving="ref")), {}, [TRY]),
@@ -222,32 +222,36 @@ MADE: dict[str, Made] = {
     "a verification before an unserved model": ((DARK, *m(ready("a", request="verify"), serving="a")), {}, [VERIFY]),
     "a build by command before an unserved model": ((DARK, *m(ready("a", request="build"), serving="a")), {}, [MAKE]),
     "a review is no command": ((DARK, *m(ready("a", request="review"), serving="a")), {}, [Make("dark", "d")]),
-    "a verification of what is stored": (m(ready("a", request="verify"), serving="a"), {}, [VERIFY]),
+    "a verification of a stored engine": (m(ready("a", request="verify"), serving="a"), {}, [VERIFY]),
     **{
-        f"a {requested} of what {what}": (m(*engines), {}, actions)
+        f"a {requested} of an engine that {what}": (m(*engines), {}, actions)
         for requested in ("verify", "review")
         for what, engines, actions in (
-            ("gave way", (view("a", S.EVICTED, request=requested), ready("b")), []),
+            ("was evicted", (view("a", S.EVICTED, request=requested), ready("b")), []),
             ("has to be made first", (view("a", request=requested),), [MAKE]),
         )
     },
     # Models in order, one engine per lane.
     "the unserved model first": ((RICH, POOR, HOPELESS), {}, [Make("dark", "d3")]),
     "the model with the fewest engines first": ((RICH, POOR), {}, [Make("poor", "p1")]),
-    "what failed comes last": (
+    "a failed engine comes last": (
         (model(view("h", S.FAILED, failures=1), name="hanging"), POOR),
         {},
         [Make("poor", "p1")],
     ),
-    "nothing but what failed": (m(view("a", S.FAILED, failures=1)), {}, [MAKE]),
+    "only a failed engine": (m(view("a", S.FAILED, failures=1)), {}, [MAKE]),
     "one per lane": ((LANES,), {}, [MAKE, Make("m", "c")]),
     "one lane is busy": ((LANES,), {"busy": frozenset({"cpu"})}, [Make("m", "c")]),
     "the other lane is busy": ((LANES,), {"busy": frozenset({"cuda:0"})}, [MAKE]),
     "all lanes are busy": ((LANES,), {"busy": frozenset({"cpu", "cuda:0"})}, []),
     # By command only: requests, short work and the reference. While starting: requests.
     **{
-        f"unasked {what}": (m(READY_REF, engine), more, [] if more else [MAKE])
-        for state, engine in (("", view("a")), ("failed ", view("a", S.FAILED, retry_at=NOW - 1)), ("gone ", gone("a")))
+        f"unrequested {what}": (m(READY_REF, engine), more, [] if more else [MAKE])
+        for state, engine in (
+            ("", view("a")),
+            ("failed ", view("a", S.FAILED, retry_at=NOW - 1)),
+            ("evicted ", gone("a")),
+        )
         for what, more in ((f"{state}engine", {}), (f"{state}engine by command only", BY_COMMAND))
     },
     "by command only a build": (m(view("a", request="build")), BY_COMMAND, [MAKE]),
@@ -257,18 +261,18 @@ MADE: dict[str, Made] = {
     "starting, a verification": (m(ready("a", request="verify")), STARTING, [VERIFY]),
     "starting, a build": (m(view("a", request="build")), STARTING, [MAKE]),
     # An evicted engine is built again if it is needed.
-    "gone, faster than the reference": (m(READY_REF, gone("a"), serving="ref"), {}, [MAKE]),
+    "evicted, faster than the reference": (m(READY_REF, gone("a"), serving="ref"), {}, [MAKE]),
     **{
-        f"gone, another is {state}": (m(READY_REF, gone("a"), view("b", state), serving="ref"), {}, [MAKE])
+        f"evicted, another is {state}": (m(READY_REF, gone("a"), view("b", state), serving="ref"), {}, [MAKE])
         for state in DECIDED
     },
-    "gone, another serves": (m(READY_REF, gone("a"), ready("b", 0.7), serving="b"), {}, []),
-    "gone, the fastest": (m(READY_REF, *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
-    "gone, one of equals": (m(READY_REF, FOUR[3], *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
-    "gone, untimed": (m(READY_REF, gone("a", None), serving="ref"), {}, [MAKE]),
+    "evicted, another serves": (m(READY_REF, gone("a"), ready("b", 0.7), serving="b"), {}, []),
+    "evicted, the fastest": (m(READY_REF, *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
+    "evicted, one of equals": (m(READY_REF, FOUR[3], *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
+    "evicted, untimed": (m(READY_REF, gone("a", None), serving="ref"), {}, [MAKE]),
     # It was evicted because nothing needed it; if it were built again, it would be evicted first, endlessly.
-    "gone, as slow as the reference": (m(READY_REF, gone("a", 1.0), serving="ref"), {}, []),
-    "gone, slower than the reference": (m(READY_REF, gone("a", 1.5), serving="ref"), {}, []),
+    "evicted, as slow as the reference": (m(READY_REF, gone("a", 1.0), serving="ref"), {}, []),
+    "evicted, slower than the reference": (m(READY_REF, gone("a", 1.5), serving="ref"), {}, []),
 }
 
 

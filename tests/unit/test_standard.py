@@ -81,8 +81,8 @@ def test_standard_changes_with_the_probes(folder: Path, what: str) -> None:
 SAME: dict[str, Callable[[Path], object]] = {
     "a sample's name": lambda folder: (folder / "samples" / "a.jpg").rename(folder / "samples" / "z.jpg"),
     "a sample's time": lambda folder: os.utime(folder / "samples" / "a.jpg", ns=(1, 1)),
-    "what is no picture": lambda folder: (folder / "samples" / "README.md").write_text("from the hall"),
-    "settings of other rooms": lambda folder: settle(folder, {"threads": "4"}),
+    "a file that is no picture": lambda folder: (folder / "samples" / "README.md").write_text("from the hall"),
+    "an unrelated setting": lambda folder: settle(folder, {"threads": "4"}),
     "a bound of another precision": lambda folder: settle(folder, {"verify.int8.cosine": "0.5"}),
 }
 
