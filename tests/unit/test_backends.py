@@ -175,7 +175,7 @@ def test_infer_answer_stays_while_the_next_one_is_computed(tmp_path: Path, backe
 
 
 @pytest.mark.parametrize("backend", SESSIONS)
-def test_infer_takes_read_only_inputs(tmp_path: Path, backend: str) -> None:
+def test_infer_accepts_read_only_inputs(tmp_path: Path, backend: str) -> None:
     session = engine(tmp_path, models.several(), backend)
     data = np.float32([[1, 2, 3]]).tobytes()
     inputs = {name: np.frombuffer(data, np.float32).reshape(1, 3) for name in "ab"}

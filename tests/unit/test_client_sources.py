@@ -107,7 +107,7 @@ def test_pictures_looped_are_paced(folder: Path) -> None:
 # --- videos ---------------------------------------------------------------------------------------------------------
 
 
-def test_recording_gives_every_frame(tmp_path: Path) -> None:
+def test_recording_returns_every_frame(tmp_path: Path) -> None:
     source = open_source(video(tmp_path / "v.avi", range(0, 200, 20)), pace=False)
     frames = list(source)
     assert (len(frames), source.paced, source.damaged) == (10, False, 0)
@@ -141,7 +141,7 @@ def test_recording_max_fps_skips_frames_by_the_videos_clock(tmp_path: Path) -> N
     assert source.skipped == 5
 
 
-def test_recording_paced_gives_the_newest_frame(tmp_path: Path) -> None:
+def test_recording_paced_returns_the_newest_frame(tmp_path: Path) -> None:
     with open_source(video(tmp_path / "v.avi", range(0, 200, 20), 50), latest=True) as source:
         time.sleep(0.5)
         assert value(next(source)) > 170

@@ -81,7 +81,7 @@ def test_bisection_second_death_moves_half_of_those_with_most_deaths() -> None:
     assert [host_of(records, each, 2) for each in (*engines, B)] == [1, 1, 2, 0, 0, 0]
 
 
-def test_suspect_without_another_death_goes_back_to_the_shared_host() -> None:
+def test_suspect_without_another_death_returns_to_the_shared_host() -> None:
     records = died({}, [(A, True)], death(1))
     assert host_of(records, A, 1 + APART_SECONDS) == 1
     assert host_of(records, A, 2 + APART_SECONDS) == 0
@@ -108,7 +108,7 @@ def test_death_from_outside_that_repeats_without_an_answer_makes_suspects() -> N
     assert (host_of(records, A, 2), host_of(records, B, 2)) == (1, 0)
 
 
-def test_suspect_of_deaths_from_outside_goes_back_once_it_has_answered() -> None:
+def test_suspect_of_deaths_from_outside_returns_after_an_answer() -> None:
     records = history(death(at, outside=True) for at in (1.0, 2.0))
     assert host_of(records, A, 2) == 1
     records = died(records, [(A, True)], death(3, outside=True))

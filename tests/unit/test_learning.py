@@ -256,7 +256,7 @@ def test_widened_range_of_pictures_keeps_their_usual_shape() -> None:
 
 
 @given(st.integers(1, 1 << 31), st.integers(0, 10))
-def test_rounding_goes_outward_by_a_quarter_at_most(n: int, power: int) -> None:
+def test_rounding_is_outward_by_a_quarter_at_most(n: int, power: int) -> None:
     n <<= power
     high, low = up(n), down(n)
     assert low <= n <= high

@@ -373,7 +373,7 @@ async def test_host_that_waits_for_a_device_answers_pings_and_is_kept(box: Box) 
 
 
 @within(hosted, limits=HostLimits(arena_mb=4))
-async def test_host_that_takes_too_much_memory_is_ended(box: Box) -> None:
+async def test_host_that_uses_too_much_memory_is_ended(box: Box) -> None:
     link = await box.host()
     link.memory_mb = 1  # less than Python needs; set after the start, which it would prevent
     await lost(link)

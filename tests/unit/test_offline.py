@@ -71,7 +71,7 @@ def keys(on: Target, **settings: str) -> list[dict[str, str]]:
     return [e.key.parts for e in offline.engines(model(**settings), on, ())]
 
 
-def test_recorded_target_engines_have_the_keys_that_the_box_wants() -> None:
+def test_recorded_target_engines_have_the_keys_of_the_box() -> None:
     on = recorded_target(CARD, OWN, "a2000.json")
     assert (on.name, on.capability) == ("NVIDIA RTX A2000", "8.6")
     there = {e.key.digest for e in desired(Fingerprint(CARD), model(precisions=ALL))}

@@ -477,7 +477,7 @@ def by_key(*records: EngineRecord) -> dict[str, EngineRecord]:
     return {EngineKey(record.parts).digest: record for record in records}
 
 
-def test_trial_takes_the_newest_candidate() -> None:
+def test_trial_uses_the_newest_candidate() -> None:
     wanted = PlannedEngine(key_of(model(), RECIPE), RECIPE)
     old, new = of_another(1.0), of_another(2.0, cpu__model="N200", cpu__signature="7")
     ours, other = of_another(9.0, **OTHER_RUNTIME), of_another(9.0, Recipe("onnxruntime"))

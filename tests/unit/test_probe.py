@@ -169,7 +169,7 @@ def test_ask_falls_back_to_constants() -> None:
     assert known.place == len(host.asked) - 1, "all other kinds are tried first"
 
 
-def test_ask_takes_the_users_samples_first_and_again_when_replaced(tmp_path: Path) -> None:
+def test_ask_uses_the_users_samples_first_and_again_when_replaced(tmp_path: Path) -> None:
     np.savez(tmp_path / "ask.npz", x=7.5 * ONES)
     given = msgspec.structs.replace(entry(), samples=(str(tmp_path / "ask.npz"),))
     host, known = Host(only(7.5)), KnownAnswers(Model.of(given, inspection()))

@@ -143,7 +143,7 @@ def test_prober_waits_between_two_probes(clock: Clock) -> None:
     assert next_probe([planned], SETTINGS, clock.now + 60.0) is planned
 
 
-def test_prober_takes_the_longest_idle_engine_first(clock: Clock) -> None:
+def test_prober_probes_the_longest_idle_engine_first(clock: Clock) -> None:
     one, other = served_reference("one"), served_reference("other")
     health(one).answered_at = health(one).probed_at = clock.now + 5.0
     assert next_probe([one, other], SETTINGS, clock.now + 100.0) is other

@@ -87,7 +87,7 @@ def test_lower_operators_with_equal_definitions_changes_only_the_opset() -> None
     assert changed.metadata_props == original.metadata_props
 
 
-def test_lower_types_that_only_the_newer_version_takes_are_no_definition() -> None:
+def test_lower_types_that_only_the_newer_version_accepts_are_no_definition() -> None:
     model = models.parse("(float[4] x) => (float[4] y) { e = Cast<to = 24>(x) y = Cast<to = 1>(e) }", opset=24)
     try:
         _, done = _lowered(model, 23)

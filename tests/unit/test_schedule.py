@@ -132,7 +132,7 @@ def test_share_is_proportional_to_weight(weights: list[float]) -> None:
         assert abs(counts[name] - due) <= 1 + 0.01 * due
 
 
-def test_share_higher_priority_goes_first_while_it_has_work() -> None:
+def test_share_higher_priority_is_first_while_it_has_work() -> None:
     schedule = Schedule[Piece](4)
     cameras = {"door": Share(priority=1), "yard": Share(weight=100.0), "street": Share()}
     assert served(schedule, cameras, 50) == {"door": 50}

@@ -301,7 +301,7 @@ async def test_requests_beyond_the_queue_size_are_refused(policy: TensorBatching
     assert all(isinstance(work.future.exception(), EngineUnusable) for work in works)
 
 
-async def test_queue_size_of_a_level_holds_for_that_level_alone() -> None:
+async def test_queue_size_of_a_level_applies_to_that_level_only() -> None:
     policy = TensorBatching(policy=QueuePolicy(size=2), levels=2, default_level=1, policies={2: QueuePolicy(size=100)})
     slot = slot_of(policy, rows(b"a"), rows(b"a"), *(rows(b"b", priority=2) for _ in range(100)))
     with pytest.raises(Overloaded):

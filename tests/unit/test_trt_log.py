@@ -78,7 +78,7 @@ def test_listen_invalid_messages_raise_nothing(message: Any) -> None:
         ("cudaError 3590", "^cudaError 3590$"),
     ],
 )
-def test_explain_adds_what_to_do(reason: str, words: str) -> None:
+def test_explain_adds_a_remedy(reason: str, words: str) -> None:
     assert re.search(words, explain(reason))
 
 
