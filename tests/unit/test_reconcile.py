@@ -37,12 +37,12 @@ def model(*engines: EngineView, name: str = "m", **more: Any) -> ModelView:
 
 
 def opened(*engines: EngineView, **more: Any) -> list[Action]:
-    """Return the engines that are opened for a model while all lanes are busy."""
+    """Return the actions for one model while all lanes are busy."""
     return reconcile([model(*engines, **more)], NOW, {"cpu"})
 
 
 def made(*models: ModelView, busy: frozenset[str] = frozenset(), **more: bool) -> list[Action]:
-    """Return the engines that are made for models."""
+    """Return the actions for models, without those that open engines."""
     return [action for action in reconcile(models, NOW, busy, **more) if not isinstance(action, Open)]
 
 

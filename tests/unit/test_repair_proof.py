@@ -121,7 +121,7 @@ def test_prove_conversion_is_judged_by_the_reference_implementation(tmp_path: Pa
         converted.opset_import[0].version = 12
     proven = proof.prove(_proof(original, models.save(converted, tmp_path / "new.onnx"), evaluate=True))
     assert proven.verdict.accepted is is_right
-    assert (proven.by, proven.questions) == (NAME, 1)  # the time was enough for one only
+    assert (proven.by, proven.questions) == (NAME, 1)  # the time was enough for one question
 
 
 def test_prove_model_that_runs_here_is_compared_by_the_runtime(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_mp4_shows_annotations_at_capture_times(tmp_path: Path) -> None:
     for number, seconds in enumerate(at):
         image = jpeg(40 * number) if number % 2 else shade(40 * number)
         sink.on_answer(answered(number + 1, image, int(seconds * 1e9)))
-    sink.on_answer(Answered(result(9)))  # its picture was already dropped
+    sink.on_answer(Answered(result(9)))  # without a picture
     sink.close()
     images, times = read_back(path)
     assert np.allclose(times, [0, 0.04, 0.5, 2, 2.001, 2.002, 2.003], atol=0.002)

@@ -30,7 +30,7 @@ from edged.vision.family import Recognition, Thresholds
 from tests import models
 from tests.waiting import run
 
-TENSORS = Recognition(None, "", None, "", (), Thresholds())  # of a model without pictures
+TENSORS = Recognition(None, "", None, "", (), Thresholds())  # a model without picture input
 SIGNATURE = Signature((TensorSpec("a", "FP32", ("n", 2)), TensorSpec("b.0", "BYTES", ("n",))), ())
 
 
