@@ -163,7 +163,7 @@ def test_stream_every_frame_is_answered_or_reported_as_skipped_exactly_once(acti
         for camera in "bc":
             mine = tags([each for each in results if each.camera == camera])
             assert mine == sorted(mine)
-        # A run names its first and last frame. A frame is in at most one run, and all frames without a run were answered.
+        # A run names its first and last frame. A frame is in at most one run, and every other frame was answered.
         missing = sorted(set(range(world.sent)) - set(tags(results)))
         assert sum(count for *_, count, _ in skips(results)) == len(missing)
         inside = {n for first, last, *_ in skips(results) for n in range(first, last + 1) if n in missing}
