@@ -1,4 +1,4 @@
-"""The operators' commands of the tests' small daemon. The selected model's name selects the behaviour."""
+"""Operations calls of the clients' test daemon. The name of the selected model chooses the behaviour."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ EVENTS = [
     ops.Event(
         sequence=2, unix_s=1.6e9, epoch="e1", engine="k" * 64, engine_evicted={"bytes": 5, "reason": "to make room"}
     ),
-    ops.Event(sequence=3, unix_s=1.6e9, epoch="e1"),  # of a kind that comes after this client
+    ops.Event(sequence=3, unix_s=1.6e9, epoch="e1"),  # without a kind, as an event that this client is too old to know
 ]
 
 
 class Commands:
-    """`given` is what was commanded; `watching` counts the calls that are answered now."""
+    """The handlers. `given` has the requests received; `watching` counts the streaming calls in progress."""
 
     def __init__(self) -> None:
         self.given: list[Any] = []
@@ -33,7 +33,7 @@ class Commands:
         self.alarms: list[ops.Alarm] = []
 
     async def rebuild(self, request: Any, context: Any) -> AsyncIterator[ops.EngineProgress]:
-        """Also Verify. Both engines wait first, then one is built in steps and both end as the model selects."""
+        """Answer Rebuild and Verify: queue two engines, build the first in steps, end as the model's name says."""
         model = request.selector.model
         self.given.append(request)
         self.watching += 1
@@ -64,7 +64,7 @@ class Commands:
             self.watching -= 1
 
     async def select(self, request: ops.SelectEngines, context: Any) -> ops.SelectedEngines:
-        """Cancel, Pin, Unpin, Evict."""
+        """Answer Cancel, Pin, Unpin and Evict."""
         self.given.append(request)
         if request.selector.model == "serving":
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "engine aaaaaa111111 serves; nothing was evicted")
@@ -86,7 +86,7 @@ class Commands:
         )
 
     async def load(self, *_: Any) -> ops.GetLoadResponse:
-        """A model that is asked 50 times a second, by the clock of this machine."""
+        """Report one model that gets 50 requests a second, by the monotonic clock."""
         now = time.monotonic()
         doors = ops.ModelLoad(
             name="doors", state="ready", backend="openvino", precision="fp32", answered=int(now * 50), infer_ms=4.2
@@ -139,7 +139,7 @@ def _progress(
 
 
 async def abort(context: Any, error: Exception) -> NoReturn:
-    """End a call as the daemon does."""
+    """Abort a call with the status and trailers that the daemon sends for `error`."""
     status, message = describe(error)
     await context.abort(grpc.StatusCode[status.name], message, trailing(error, status, message))
     raise AssertionError("abort returned")

@@ -1,6 +1,4 @@
-"""A small daemon that speaks edged.v1 as protos/ document it, for the client's tests. The model's name selects the
-behaviour.
-"""
+"""A test daemon for clients: it serves edged.v1 as documented in protos/. The model's name chooses the behaviour."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ JPEG = b"\xff\xd8 a picture"
 
 
 class Frames:
-    """A generator of pictures, ordinary or asynchronous; `closed` is set at its end, `puller` names its thread."""
+    """A sync or async generator of pictures. `closed` is set when it ends; `puller` names the thread that pulls."""
 
     def __init__(self, gap: float = 0.0, count: int | None = None, failure: Exception | None = None) -> None:
         self.started = False
@@ -49,7 +47,7 @@ class Frames:
         self._gap, self._count, self._failure = gap, count, failure
 
     def over(self) -> bool:
-        """Closed in time, or never started, as when the call fails before the first frame is pulled."""
+        """Return whether it was closed within 5 seconds, or never started because the call failed early."""
         return not self.started or self.closed.wait(5)
 
     def ordinary(self) -> Iterator[bytes]:
@@ -89,8 +87,8 @@ def encode(array: np.ndarray) -> bytes:
 
 
 class Daemon:
-    """`frames` and `uploads` are what came; `ended` counts Detect calls that are over, for whatever reason;
-    `cancelled` counts cancelled calls of DetectOne."""
+    """The handlers. `frames` and `uploads` have what was received, `ended` counts finished Detect calls,
+    `cancelled` counts cancelled DetectOne calls."""
 
     def __init__(self) -> None:
         self.frames: list[cam.Frame] = []
@@ -98,8 +96,8 @@ class Daemon:
         self.ended = self.cancelled = 0
         self.removed: list[str] = []
         self.commands = Commands()
-        self.shown: list[tuple[str, str]] = []  # each call and its authorization
-        self.token = ""  # without which calls are refused; empty for none
+        self.shown: list[tuple[str, str]] = []  # (method, authorization header) of each call
+        self.token = ""  # the token that every call must carry; empty: no token
 
     async def detect(self, frames: AsyncIterator[cam.Frame], context: Any) -> AsyncIterator[cam.Result]:
         waiting: dict[str, tuple[cam.Frame, int]] = {}
@@ -238,8 +236,8 @@ def answer(frame: cam.Frame, skipped: int) -> cam.Result:
 
 
 class Running:
-    """The daemon in a thread, listening on `target`, or on a free port of the loopback for None; `secured` for TLS,
-    `guarded` to have it look at who calls."""
+    """The daemon in a thread. It listens on `target`, or on a free loopback port if that is None; with TLS if `secured`
+    is given, and checking tokens if `guarded`."""
 
     def __init__(
         self, target: str | None, secured: grpc.ServerCredentials | None = None, *, guarded: bool = False
@@ -275,7 +273,7 @@ class Running:
 
 
 class _Guard(aio.ServerInterceptor):
-    """Records who calls, and refuses calls without the token."""
+    """Records the authorization of each call, and refuses calls without the token."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon

@@ -1,4 +1,4 @@
-"""A camera on the loopback: RTSP (RFC 2326) with RTP interleaved in its TCP connection, and H.264 in it."""
+"""A camera on the loopback: RTSP (RFC 2326) with H.264 over RTP, interleaved in the TCP connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit import client_rtsp_h264
 
 
 class RtspCamera:
-    """Sends `frames` frames at 25 a second, then hangs up; every connection starts again."""
+    """Sends `frames` frames at 25 a second, then closes the connection. Each connection starts at the first frame."""
 
     def __init__(self, frames: int) -> None:
         self.connections = 0

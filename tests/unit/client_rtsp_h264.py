@@ -1,4 +1,4 @@
-"""H.264 as network cameras send it over RTSP: packets of RFC 6184, in non-interleaved mode (fragments by FU-A)."""
+"""H.264 as network cameras send it over RTSP: RTP packets of RFC 6184, non-interleaved mode, FU-A fragments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KIND = 96
 
 
 def packets(frames: int, fps: int = 25) -> list[tuple[float, bytes]]:
-    """RTP packets, and when each is due in seconds: gray, 256x192, brighter and brighter 20 times, then again."""
+    """Return (seconds when due, RTP packet): gray 256x192 frames that get brighter for 20 frames, then start again."""
     made: list[tuple[float, bytes]] = []
     codec = av.CodecContext.create("libx264", "w")
     codec.width, codec.height, codec.pix_fmt = 256, 192, "yuv420p"
@@ -39,7 +39,7 @@ def packets(frames: int, fps: int = 25) -> list[tuple[float, bytes]]:
 
 
 def _units(annex_b: bytes) -> list[bytes]:
-    """The units between start codes; the first zero of a start code of four bytes belongs to no unit."""
+    """Return the NAL units between start codes, without the leading zero of four-byte start codes."""
     return [unit.rstrip(b"\0") for unit in annex_b.split(b"\0\0\1") if unit.strip(b"\0")]
 
 

@@ -1,4 +1,4 @@
-"""What the unit tests share: a disk that can be filled, a small daemon with a client, and repeatable examples."""
+"""Fixtures of the unit tests, and the Hypothesis profile that makes their examples repeatable."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB of its own, which a test may fill or make read-only."""
+    """A separate file system of 1 MiB, which a test may fill or make read-only."""
     with disks.tmpfs(tmp_path / "disk", 1) as place:
         yield place
 
 
 @pytest.fixture
 def fill() -> Callable[[Path], Path]:
-    """Takes all the room of a disk; the file that holds it."""
+    """A function that fills a disk and returns the file that takes the space."""
     return disks.fill
 
 
 @pytest.fixture
 def make_read_only() -> Callable[[Path], None]:
-    """Makes a mounted file system refuse every write, as one does after an error on its card."""
+    """A function that remounts a file system read-only, as the kernel does after an error of an SD card."""
 
     def remount(place: Path) -> None:
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
@@ -59,7 +59,7 @@ def make_read_only() -> Callable[[Path], None]:
 
 @pytest.fixture
 def as_nobody() -> Iterator[Callable[[], None]]:
-    """Gives root's rights away until the test ends: root may read everything."""
+    """A function that drops root's rights until the test ends, because root may read everything."""
     if os.geteuid() != 0:
         yield lambda: None
         return
@@ -69,8 +69,8 @@ def as_nobody() -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    """The small daemon of the client's tests behind a unix socket."""
-    from tests.unit.client_daemon import Running  # brings gRPC, which few tests need
+    """The clients' test daemon behind a unix socket."""
+    from tests.unit.client_daemon import Running  # imports gRPC, which few tests need
 
     with Running(f"unix:{tmp_path}/edged.sock") as running:
         yield running

@@ -1,4 +1,4 @@
-"""A control room without runtimes: models that no child read, a builder and hosts that do what a test decides."""
+"""The engines' control loop without runtimes: models made in memory, a scripted builder and scripted hosts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MB = 1 << 20
 
 
 class Clock:
-    """Time that passes only when a test says so."""
+    """A clock that stands still until a test advances it."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -63,7 +63,7 @@ class Clock:
 
 
 def stop_time(patch: pytest.MonkeyPatch) -> Clock:
-    """From now on the control room lives by the clock that is returned."""
+    """Patch the modules of the control loop to read the clock that is returned."""
     clock = Clock()
     for module in (engine_module, maker_module, opener_module):
         patch.setattr(module, "time", clock)
@@ -76,7 +76,7 @@ def stop_time(patch: pytest.MonkeyPatch) -> Clock:
 def inspection(
     content: str = "content", external: Sequence[str] = (), shape: tuple[int | str, ...] = (1, 4)
 ) -> Inspection:
-    """What a child would have read of a file with that content: one matrix in, one out."""
+    """Return the inspection of a model file with this content: one input `x`, one output `y`, both of this shape."""
     digest = hashlib.sha256(content.encode()).hexdigest()
     tensor = TensorSpec("x", "FP32", shape)
     signature = Signature((tensor,), (msgspec.structs.replace(tensor, name="y"),))
@@ -97,12 +97,12 @@ def planned_model(name: str = "m") -> PlannedModel:
 
 
 def key_of(of: Model, recipe: Recipe, **facts: str) -> EngineKey:
-    """The key of a model's engine on a box with those facts."""
+    """Return the key of a model's engine on a box with these facts."""
     return EngineKey.of(of.digest, recipe, box(**facts))
 
 
 def box(**facts: str) -> Fingerprint:
-    """The box of `FACTS`, with facts that differ as `cpu__model="other"`."""
+    """Return `FACTS` with some facts replaced: `cpu__model="other"` sets `cpu.model`."""
     return Fingerprint(FACTS | {name.replace("__", "."): value for name, value in facts.items()})
 
 
@@ -119,7 +119,7 @@ def record_of(
     made: float = 1.0,
     **more: Any,
 ) -> EngineRecord:
-    """What the store would hold of an engine; a reference and a rejected engine have no files."""
+    """Return an engine's record as the store has it. References and rejected engines have no files."""
     reason = "" if accepted else "cosine 0.5 is below 0.999"
     has_files = accepted and not recipe.is_reference
     files = {"engine.bin": FileRecord(hashlib.sha256(content).hexdigest(), len(content))} if has_files else {}
@@ -129,7 +129,7 @@ def record_of(
 
 
 def put(store: Store, record: EngineRecord, content: bytes = b"engine") -> str:
-    """Commits an engine of a record to the store, with files of that content. Returns its key's digest."""
+    """Commit an engine with this record to the store; its files have this content. Return its key's digest."""
     with store.stage() as out:
         for name in record.files:
             (out / name).write_bytes(content)
@@ -137,18 +137,18 @@ def put(store: Store, record: EngineRecord, content: bytes = b"engine") -> str:
 
 
 class Unexpected(RuntimeError):
-    """An error that no code expects."""
+    """An error that no code handles."""
 
 
 class FakeBuilder:
-    """A builder whose outcomes a test gives: an error to raise, or whether the engine is accepted.
+    """A builder with scripted outcomes: an error to raise, or whether the engine is accepted.
 
-    While `gate` is clear, work waits as if a child were at work. `says` is the progress that the child reports.
+    While `gate` is clear, jobs wait as if a child were running. `says` is the progress that the child reports.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.outcomes: deque[bool | BaseException] = deque()  # then everything is accepted
+        self.outcomes: deque[bool | BaseException] = deque()  # if empty, every engine is accepted
         self.did: list[tuple[str, str]] = []  # verb, key
         self.efforts: list[str] = []
         self.sources: list[str] = []
@@ -221,7 +221,7 @@ class FakeBuilder:
 
 
 class FakeHost:
-    """As much of a link as opening and serving nothing takes. `outcomes` are errors, or None for success."""
+    """A host link that only opens and closes sessions. `outcomes` are errors, or None for success."""
 
     def __init__(self, backend: str) -> None:
         self.backend, self.lost, self.stopping = backend, "", False
@@ -248,7 +248,7 @@ class FakeHost:
 
 
 class FakeHosts:
-    """One host for each backend, started when it is asked for."""
+    """One host per backend, started on the first `get`."""
 
     def __init__(self) -> None:
         self.hosts: dict[str, FakeHost] = {}
@@ -271,7 +271,7 @@ class FakeHosts:
 
 
 def served_reference(name: str = "m") -> PlannedModel:
-    """A model whose reference was just installed."""
+    """Return a model with an installed reference engine."""
     planned = planned_model(name)
     planned.model = model(name)
     key = key_of(planned.model, REFERENCE)
@@ -281,7 +281,7 @@ def served_reference(name: str = "m") -> PlannedModel:
 
 
 def serve(planned: PlannedModel, key: str, *, edition: str = "", backend: str = "fake") -> FakeHost:
-    """Lets an engine serve a model, as if it had been opened. Returns its host."""
+    """Install an engine in the model's slot, as after opening it. Return its host."""
     assert planned.model is not None
     host: Any = FakeHost(backend)
     known = planned.model
@@ -294,12 +294,12 @@ def serve(planned: PlannedModel, key: str, *, edition: str = "", backend: str = 
 
 
 class ControlRoom:
-    """Models with a reference and two engines, a scripted builder, scripted hosts, and a maker."""
+    """Models that have a reference and two engines each, with a scripted builder, scripted hosts and a real maker."""
 
     def __init__(self, root: Path, clock: Clock, names: str = "m", **settings: object) -> None:
         self.clock, self.store, self.events, self.looks = clock, Store(root), EventLog(), 0
         self.builder, self.hosts, self.log = FakeBuilder(self.store), FakeHosts(), AttemptLog(root)
-        self.states: list[str] = []  # of all engines, as they change
+        self.states: list[str] = []  # each new state of any engine, in order
         self.models = {name: planned_model(name) for name in names}
         self.planned = self.models["m"]
         for name in names:
@@ -311,7 +311,7 @@ class ControlRoom:
         self.maker = Maker(builder, self.store, self.models, wanted, self.events, self.tasks, self.log)
 
     def plan(self, name: str, content: str) -> None:
-        """Let a model have this content."""
+        """Plan a model with this content."""
         of = model(name, content, backends="openvino", threads="1,2")
         for engine in self.models[name].plan(of, desired(box(), of)):
             engine.on_change = lambda changed: self.states.append(changed.state.value)
@@ -320,13 +320,13 @@ class ControlRoom:
         self.looks += 1
 
     async def idle(self) -> None:
-        """Wait until nothing is made or opened any more."""
+        """Wait until all builds and openings have ended."""
         plans = self.models.values()
         await until(lambda: not self.maker.busy and all(plan.opening is None for plan in plans), "all work has ended")
         await settle()
 
     async def at_work(self) -> None:
-        """Let the engine be made, until it waits for the gate of the builder."""
+        """Start making the engine, and wait until it waits for the builder's gate."""
         self.builder.gate.clear()
         self.maker.start(self.planned, Make("m", self.engine.digest))
         await until(lambda: bool(self.builder.did), "a child is at work")
@@ -350,6 +350,6 @@ def emitted(events: EventLog, kind: type[What]) -> list[Any]:
 
 
 async def settle() -> None:
-    """Lets everything that can run without waiting do so."""
+    """Let all tasks run until they wait for something."""
     for _ in range(20):
         await asyncio.sleep(0)

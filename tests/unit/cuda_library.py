@@ -1,4 +1,4 @@
-"""CUDA libraries made up for tests: an ELF file whose only content is containers of kernels."""
+"""CUDA libraries for tests: ELF files with one section of fatbin containers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PTX, CODE, EXACT = 1, 2, 0x100000
 
 
 def entry(kind: int, architecture: int, flags: int = 0, content: bytes = b"kernel!!") -> bytes:
-    """A kernel; content of any size, whose first bytes are as those of a real one compressed."""
+    """Return one entry of a container: a header of 64 bytes, then the content."""
     head = struct.pack("<HHIQIIHHIIIQQQ", kind, 0x101, 64, len(content), 0, 0, 7, 1, architecture, 0, 0, flags, 0, 0)
     assert len(head) == 64
     return head + content
@@ -20,7 +20,7 @@ def container(*entries: bytes) -> bytes:
 
 
 def library(*containers: bytes, gap: int = 24, section: bytes = b".nv_fatbin") -> bytes:
-    """The file: header, zeros between containers, names of the sections, the table of sections."""
+    """Return the file: ELF header, containers with zeros between them, section names, section table."""
     fatbin = b"".join(each + bytes(gap) for each in containers)
     names = b"\0" + section + b"\0.shstrtab\0"
     begin, names_at = 64, 64 + len(fatbin)
@@ -34,7 +34,7 @@ def library(*containers: bytes, gap: int = 24, section: bytes = b".nv_fatbin") -
     return head + fatbin + names + b"".join(table)
 
 
-# As onnxruntime-gpu 1.31.1 for aarch64 and 1.23.2 for x86-64 have it.
+# The entries of onnxruntime-gpu 1.31.1 for aarch64 and of 1.23.2 for x86-64.
 WHEEL_OF_ARM = library(
     container(entry(CODE, 90, EXACT)),
     container(entry(CODE, 89), entry(CODE, 90, EXACT), entry(CODE, 120, EXACT), entry(CODE, 121, EXACT)),

@@ -1,4 +1,4 @@
-"""Trees of device files for tests."""
+"""Trees of files that describe a device: /proc, /sys, /etc and others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edged.device.root import Root
 
 
 def tree(top: Path, files: Mapping[str, str | bytes]) -> Root:
-    """Write files below `top`; a text "-> TARGET" makes a symbolic link."""
+    """Write files below `top`. The text "-> TARGET" makes a symbolic link."""
     for name, content in files.items():
         path = top / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,7 +23,7 @@ def tree(top: Path, files: Mapping[str, str | bytes]) -> Root:
 
 
 def dpkg(**packages: str) -> dict[str, str]:
-    """The status file of dpkg with installed packages; `_` in a name stands for `-`."""
+    """Return dpkg's status file with these packages installed. `_` in a name means `-`."""
     paragraphs = (
         f"Package: {name.replace('_', '-')}\nStatus: install ok installed\nVersion: {version}\n"
         for name, version in packages.items()
@@ -32,7 +32,7 @@ def dpkg(**packages: str) -> dict[str, str]:
 
 
 class Live(Root):
-    """A tree that passes for the running system."""
+    """A tree that claims to be the running system."""
 
     @property
     def is_live(self) -> bool:

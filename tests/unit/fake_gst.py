@@ -1,5 +1,6 @@
-"""Stands in for GStreamer's Python module: pipelines remember their text and properties, and give scripted
-samples. It imitates the small part that `edged.client.sources.gstreamer` uses.
+"""A fake of GStreamer's Python module. Pipelines record their text and properties, and return scripted samples.
+
+It has only what `edged.client.sources.gstreamer` uses.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Buffer:
 
 @dataclass
 class Sample:
-    """Raw video unless `kind` says otherwise."""
+    """One sample: raw video by default."""
 
     data: bytes
     width: int = 4
@@ -62,7 +63,7 @@ class Element:
 
 
 class Pipeline:
-    """`script` is what the sink gives: samples, None for nothing yet, an Exception for an error, and then the end."""
+    """A pipeline whose sink gives `script`: samples, None (no sample yet), Exceptions. Then it ends."""
 
     def __init__(self, text: str, script: list[Any], base_time: int) -> None:
         self.text = text
@@ -112,7 +113,7 @@ class Pipeline:
 
 
 class Gst(ModuleType):
-    """`elements` are the factories that there are, `scripts` those of the pipelines to come."""
+    """The module. `elements` names the existing factories; `scripts` has the scripts of the next pipelines."""
 
     CLOCK_TIME_NONE = NONE
     State = SimpleNamespace(NULL="null", PAUSED="paused", PLAYING="playing")
@@ -125,7 +126,7 @@ class Gst(ModuleType):
         self.elements: set[str] = set()
         self.scripts: list[list[Any]] = []
         self.pipelines: list[Pipeline] = []
-        self.refuses = False  # to open a file
+        self.refuses = False  # whether new pipelines fail to change their state
         self.base_time = time.monotonic_ns()
         self.ElementFactory = SimpleNamespace(find=lambda name: name if name in self.elements else None)
         self._initialized = False

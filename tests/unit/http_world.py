@@ -1,4 +1,4 @@
-"""The HTTP listener in this process, over a unix socket, with a service that echoes tensors."""
+"""The HTTP listener in this process, on a unix socket, with a service that echoes tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edged.proto import open_inference_pb2 as pb
 
 
 class Echo:
-    """Answers an inference with its inputs, once `gate` is open; counts who waits and who was cancelled."""
+    """Answers a request with its inputs when `gate` is set. Counts waiting and cancelled requests."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -55,7 +55,7 @@ class World:
         return await asyncio.open_unix_connection(self.path)
 
     async def ask(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Sends bytes on a connection of their own and reads one answer."""
+        """Send bytes on a new connection and return one answer."""
         reader, writer = await self.connect()
         try:
             writer.write(request)
@@ -95,7 +95,7 @@ async def world(body_mb: int = 1) -> AsyncIterator[World]:
 
 
 async def answer_of(reader: asyncio.StreamReader, seconds: float = 20.0) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the next answer on a connection."""
+    """Return status, headers and body of the next answer on a connection."""
 
     async def read() -> tuple[int, dict[str, str], bytes]:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()

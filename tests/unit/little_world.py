@@ -1,7 +1,7 @@
-"""A little world: the whole control room on a box of memory, where everything that can go wrong does, step by step.
+"""Fault simulation of the control loop: steps of a simulated box whose builds, hosts and disk fail.
 
-Planning, looking, deciding, making, opening, evicting and commands are the real ones. Children, hosts, the disk and
-time are made up: what comes of each build and each opening is a fate that was drawn before.
+The catalogue, planner, reconciler, maker, opener, eviction and commands are real. Children, hosts, disk and clock are
+simulated: a `Fate` that the test draws in advance gives the outcome of each build and each opening.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ from tests.unit.control_room import (
 )
 
 GPU = Recipe("onnxruntime", device="cuda:0")
-NOISE = 0.95  # an engine is replaced only by one that takes less than this part of its time
+NOISE = 0.95  # an engine is replaced only by one that takes less than this share of its time
 ATTEMPTS = 3
 UNDECIDED = MAKING | {EngineState.ABSENT, EngineState.FAILED}
-# What is tried in the world is one of these; a recipe's fate is the same for every model of one content.
+# Every engine is one of these kinds. Models with equal content share the fate of each kind.
 KINDS = ("reference", "onnxruntime", "openvino", "gpu")
 
 
@@ -87,7 +87,7 @@ def kind_of(recipe: Recipe) -> str:
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """What comes of the first, the second, ... attempt at an engine; the last one repeats for ever."""
+    """Outcomes of the first, second, ... attempt at an engine. The last outcome repeats."""
 
     builds: tuple[str, ...] = ("good",)
     opens: tuple[str, ...] = ("good",)
@@ -109,7 +109,7 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class MemoryStore:
-    """A store without a disk."""
+    """An engine store in memory."""
 
     def __init__(self) -> None:
         self.root, self.problem = Path("/"), ""
@@ -164,7 +164,7 @@ class MemoryStore:
 
 
 class MemoryLog(AttemptLog):
-    """A log of attempts without a disk."""
+    """A log of attempts in memory."""
 
     def __init__(self) -> None:
         self._known: dict[str, Attempts] = {}
@@ -178,7 +178,7 @@ class MemoryLog(AttemptLog):
 
 
 class Steps:
-    """Work that takes time waits here for the next step of the world."""
+    """Holds work that takes time until the next step of the simulation."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
@@ -196,15 +196,15 @@ class Steps:
 
 
 class Box(FakeBuilder):
-    """Everything outside the control room: children, hosts, and what must never be asked of them."""
+    """Simulated children and hosts. Asserts that the control loop requests nothing forbidden."""
 
     def __init__(self, fates: Mapping[str, Mapping[str, Fate]], store: MemoryStore, steps: Steps) -> None:
         held: Any = store
         super().__init__(held)
         self.fates, self.steps, self.content = fates, steps, bytes(MB)
         self.files: dict[str, Inspection] = {}
-        self.commanded: set[str] = set()  # keys of what a command wants made
-        self.contents: dict[str, str] = {}  # digest of a model -> the content that its fate hangs on
+        self.commanded: set[str] = set()  # keys of engines that a command wants built
+        self.contents: dict[str, str] = {}  # digest of a model -> the content that selects its fate
         self.busy: Counter[str] = Counter()
         self.tries: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.built = self.opened = 0
@@ -221,7 +221,7 @@ class Box(FakeBuilder):
 
     async def _work(self, verb: str, task: Task, on_progress: OnProgress) -> bool:
         self.busy[task.recipe.device] += 1
-        assert self.busy[task.recipe.device] == 1, "one thing at a time is made in a lane"
+        assert self.busy[task.recipe.device] == 1, "one build at a time in a lane"
         try:
             self.built += verb == "make"
             await self.steps.wait()
@@ -265,7 +265,7 @@ class Box(FakeBuilder):
         return self.outcome(task.model.digest, task.recipe, task.key.digest, what)
 
     def outcome(self, digest: str, recipe: Recipe, key: str, what: str) -> Any:
-        """What comes of the next attempt."""
+        """Return the outcome of the next attempt."""
         fates = getattr(self.fate(digest, recipe), what)
         number = self.tries[(key, what)]
         self.tries[(key, what)] += 1
@@ -290,7 +290,7 @@ class Box(FakeBuilder):
 
 
 class Link(FakeHost):
-    """A host."""
+    """A link to a simulated host."""
 
     def __init__(self, box: Box, kind: HostKind) -> None:
         super().__init__(kind.backend)
@@ -301,7 +301,7 @@ class Link(FakeHost):
         key = Path(order.artefact.root).name if order.artefact is not None else f"reference of {order.digest}"
         record = box.store.records().get(key)
         if order.artefact is not None:
-            assert record is not None, "what is opened is in the store"
+            assert record is not None, "an engine that is opened is in the store"
             assert record.is_usable, "a rejected engine is not opened"
         await box.steps.wait()
         if self.lost:
@@ -314,7 +314,7 @@ class Link(FakeHost):
 
 
 class WatchedChores(TaskGroup):
-    """TaskGroup whose errors are not only logged."""
+    """A TaskGroup that also records the errors of its tasks."""
 
     def __init__(self) -> None:
         super().__init__(lambda: None)
@@ -331,7 +331,7 @@ class WatchedChores(TaskGroup):
 
 
 class World:
-    """The control room on such a box. Made within a loop, with `laws` in force."""
+    """The control loop on a simulated box. Create it inside an event loop, after calling `laws`."""
 
     def __init__(self, clock: Clock, fates: Mapping[str, Mapping[str, Fate]], budget_mb: int = 0) -> None:
         self.clock, self.steps, self.store, self.events = clock, Steps(), MemoryStore(), EventLog()
@@ -354,10 +354,10 @@ class World:
     def entries(self) -> dict[str, ModelEntry]:
         return dict(self.entries_now)
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- events of the simulation -----------------------------------------------------------------------------------
 
     def put_model(self, name: str, content: str, version: int, is_strict: bool = False) -> None:
-        """A model appears, or is replaced by another version, or gets other settings."""
+        """Add a model, or replace its version or settings."""
         settings = {"verify.fp32.cosine": "0.9999999"} if is_strict else {}
         found = inspection(f"{content} {version}")
         self.box.contents[found.digest] = content
@@ -390,10 +390,10 @@ class World:
             else:
                 await self.commands.evict(selection)
         except EdgedError:
-            pass  # it fits nothing now
+            pass  # the command is not possible now
 
     async def step(self, seconds: float = 1.0, *, is_missed: bool = False) -> None:
-        """Time passes, what takes time gets on, and the control room looks at it unless that is missed."""
+        """Advance the clock, let waiting work continue, and run the control loop unless `is_missed`."""
         before = {name: planned.slot.current for name, planned in self.models.items()}
         self.clock.now += seconds
         self.steps.go()
@@ -404,16 +404,16 @@ class World:
         self._check(before)
 
     def _act(self) -> None:
-        """What the controller does at every look."""
+        """Run one round of the control loop."""
         self.catalogue.look()
         self.maker.abandon()
         views, now, busy = actual(self.store, self.models.values()), self.clock.now, self.maker.busy  # type: ignore
         written = msgspec.json.encode(views)
         actions = reconcile(views, now, busy, paused=bool(self.store.problem), is_idle=True)
         assert actions == reconcile(iter(views), now, busy, paused=bool(self.store.problem), is_idle=True), (
-            "it depends on nothing else"
+            "reconcile depends only on its arguments"
         )
-        assert msgspec.json.encode(views) == written, "deciding changes nothing"
+        assert msgspec.json.encode(views) == written, "reconcile changes nothing"
         self._check_actions(views, actions)
         for action in actions:
             if isinstance(action, Work) and self.models[action.model].engines[action.key].request is Request.BUILD:
@@ -424,7 +424,7 @@ class World:
         for _ in range(12):
             await asyncio.sleep(0)
 
-    # -- what must hold at every step -------------------------------------------------------------------------------
+    # -- invariants of every step -----------------------------------------------------------------------------------
 
     def _check_actions(self, views: list[ModelView], actions: list[Any]) -> None:
         opens = [action for action in actions if isinstance(action, Open)]
@@ -432,28 +432,28 @@ class World:
         assert len({action.model for action in opens}) == len(opens), "one opening at a time for a model"
         engines = {(view.name, e.key): e for view in views for e in view.engines}
         lanes = [engines[action.model, action.key].lane for action in makes]
-        assert len(set(lanes)) == len(lanes), "one thing at a time in a lane"
+        assert len(set(lanes)) == len(lanes), "one build at a time in a lane"
         assert not set(lanes) & self.maker.busy
-        assert not (makes and self.store.problem), "while paused nothing is made"
+        assert not (makes and self.store.problem), "no builds while paused"
         for view in views:
             mine = [action for action in opens if action.model == view.name]
             assert not (mine and view.opening)
             able = [e for e in view.engines if (e.usable or e.recipe.is_reference) and e.open_at <= self.clock.now]
             if able and view.serving is None and not view.opening and not view.holds:
-                assert mine, "an engine that can be opened is opened if nothing serves"
+                assert mine, "a model without a serving engine opens one that can be opened"
 
     def _check(self, before: Mapping[str, ServingSession | None]) -> None:
         bugs = [error for error in self.chores.errors if not isinstance(error, Unexpected)]
         assert not bugs, bugs
         for name, planned in self.models.items():
             if before.get(name) is not None and planned.slot.current is None:
-                assert name in self.lost, "only a lost host takes away what serves"
+                assert name in self.lost, "a model loses its serving engine only with a lost host"
         self.lost.clear()
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def sign(self) -> Any:
-        """What there is, as far as it is to come to rest."""
+        """Return the state that must stop changing for `come_to_rest` to end."""
         serving = {
             name: (
                 planned.serving,
@@ -466,17 +466,17 @@ class World:
         return serving, held, self.box.built, self.box.opened
 
     async def come_to_rest(self) -> None:
-        """Everything that waits for time gets it, until nothing changes any more."""
+        """Step until the state stays the same."""
         self.store.problem = ""
         quiet, last = 0, None
         for _ in range(100):
-            for seconds in (200.0, *(0.3,) * 6):  # one after the other, what waits gets its turn
+            for seconds in (200.0, *(0.3,) * 6):  # long enough for every retry, then short steps for the queued work
                 await self.step(seconds)
             now = self.sign()
             quiet, last = (quiet + 1 if now == last else 0), now
             if quiet >= 4:
                 return
-        raise AssertionError("it never came to rest")
+        raise AssertionError("the box did not settle")
 
     def check_end(self, *, has_budget: bool) -> None:
         for name in self.entries_now:
@@ -497,35 +497,35 @@ class World:
 
     def _check_serving(self, planned: PlannedModel, able: list[PlannedEngine]) -> None:
         current = planned.slot.current
-        assert current is not None, "what could serve does"
+        assert current is not None, "a model with a usable engine has a serving engine"
         assert not current.link.lost
-        assert planned.fits(), "what serves is the model as it is"
+        assert planned.fits(), "the serving engine is of the current model"
         serving = planned.engines.get(current.engine.key)
-        assert serving is not None, "what serves is for the device as it is"
+        assert serving is not None, "the serving engine is for the current device"
         costs = [e.record.cost for e in able if e.record is not None and e.record.cost is not None]
         if costs:
             assert serving.record is not None
             assert serving.record.cost is not None
-            assert min(costs) >= serving.record.cost * NOISE, "what serves is as good as the best"
+            assert min(costs) >= serving.record.cost * NOISE, "the serving engine is about as fast as the fastest"
         if serving.is_usable:
-            assert current.engine.edition == serving.edition, "what serves is the newest build"
+            assert current.engine.edition == serving.edition, "the serving engine is the newest build"
 
     def _check_refused(self, planned: PlannedModel) -> None:
-        """A model is refused for good reason only."""
+        """Check that a refused model has a reference that cannot be opened."""
         digest = self.box.files[planned.entry.name].digest
         assert "refused" in self.box.fates[self.box.contents[digest]]["reference"].opens
         assert planned.slot.current is None or planned.serving not in planned.engines
 
 
 def desired_here(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]:
-    """What is desired of every box, and an engine for the GPU that this one has."""
+    """Return the desired engines of any box, plus one for the GPU of the simulated box."""
     key = EngineKey.of(model.digest, GPU, fingerprint)
     on_gpu = DesiredEngine(key, GPU, Standard.of(model, GPU.precision).digest, GPU.device)
     return (*desired(fingerprint, model), on_gpu)
 
 
 def laws(patch: pytest.MonkeyPatch) -> Clock:
-    """What holds in the world: time stands still between two steps, and nothing waits for a disk."""
+    """Patch the modules for the simulation: the clock stands still between steps, and no call waits for a thread."""
 
     async def in_the_loop(function: Any, *args: Any, **named: Any) -> Any:
         return function(*args, **named)

@@ -19,7 +19,7 @@ def jpeg(value: int, size: tuple[int, int] = (64, 48)) -> bytes:
 
 
 def video(path: Path, values: Iterable[int], fps: float = 20) -> Path:
-    """A file of Motion JPEG."""
+    """Write a Motion JPEG file with one gray picture for each value."""
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), fps, (64, 48))
     assert writer.isOpened()
     for value in values:
@@ -29,10 +29,10 @@ def video(path: Path, values: Iterable[int], fps: float = 20) -> Path:
 
 
 def h264(frames: int, size: tuple[int, int] = (256, 192), *, container: str = "mpegts", keyframes: int = 10) -> bytes:
-    """Pictures that get brighter; noise makes them fill some packets."""
+    """Return an H.264 stream of pictures that get brighter, with noise so that a picture needs several packets."""
     width, height = size
     noise = np.random.default_rng(0).integers(0, 20, (height, width, 3), np.uint8)
-    import av  # which not every installation has
+    import av  # an optional dependency
 
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as made:

@@ -23,7 +23,7 @@ class Published:
 
 
 class Broker:
-    """`refuse` is a return code of CONNACK; `stalled` has it read nothing more, as behind a network that is gone."""
+    """A broker. `refuse` is the return code of CONNACK. While `stalled` is set, it does not read."""
 
     def __init__(self, port: int = 0, *, refuse: int = 0) -> None:
         self.published: list[Published] = []
@@ -56,7 +56,7 @@ class Broker:
         self._connections.clear()
 
     def wait_for(self, topic: str, payload: bytes | None = None, count: int = 1, seconds: float = 20) -> Published:
-        """Return the newest message of a topic, and payload, once `count` of them were published."""
+        """Wait for `count` messages with this topic, and payload if given. Return the newest."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             found = [m for m in self.published if m.topic == topic and payload in (None, m.payload)]

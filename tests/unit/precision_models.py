@@ -1,4 +1,4 @@
-"""Small networks whose layers have weights enough to count, with things between, before and behind them."""
+"""Small networks of two or more convolutions, with other nodes between and after them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def network(
     opset: int = OPSET,
     **more: object,
 ) -> onnx.ModelProto:
-    """x -> layer -> a -> `between` -> b -> layer -> y -> `behind`, all of `SHAPE` but for x of [1, 3, 16, 16]."""
+    """x -> Conv -> a -> `between` -> b -> Conv -> y -> `behind`. x is [1, 3, 16, 16]; all others have `SHAPE`."""
     return model(
         nodes(conv("x", "a", "w1"), *between, conv("b", "y", "w2"), *behind),
         [value("x", "FP32", [1, 3, SIZE, SIZE]), *inputs],
@@ -56,7 +56,7 @@ def relu(**more: object) -> onnx.ModelProto:
 
 
 def chain(count: int = 3, opset: int = OPSET, **more: object) -> onnx.ModelProto:
-    """As many layers as that, each with a bias, with ReLU between them."""
+    """Return `count` convolutions with bias, and a ReLU between each two."""
     layers, constants, last = [], [], "x"
     for index in range(count):
         constants += [random(f"w{index}", CHANNELS, CHANNELS if index else 3, 3, 3), random(f"bias{index}", CHANNELS)]
@@ -84,7 +84,7 @@ def store(proto: onnx.ModelProto, folder: Path, is_external: bool = False) -> Pa
 
 
 def answers(path: Path | str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Of ONNX Runtime on the CPU, with the model as it is."""
+    """Return the outputs of ONNX Runtime on the CPU without graph optimisation."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -93,7 +93,7 @@ def answers(path: Path | str, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def declared(path: Path | str) -> list[tuple[str, int, list[int]]]:
-    """Inputs and outputs of the file, but for initialisers: name, element type, dimensions."""
+    """Return name, element type and dimensions of all inputs and outputs, without inputs that are initialisers."""
     graph = onnx.load(path, load_external_data=False).graph
     held = {tensor.name for tensor in graph.initializer}
     values = [v for v in (*graph.input, *graph.output) if v.name not in held]
@@ -103,7 +103,7 @@ def declared(path: Path | str) -> list[tuple[str, int, list[int]]]:
 
 
 def kinds(path: Path | str) -> dict[str, int]:
-    """The element type of every value, as ONNX infers it."""
+    """Return the element type of every value, as ONNX's shape inference finds it."""
     proto = onnx.load(path)
     graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input, *graph.output)}

@@ -1,4 +1,4 @@
-"""A daemon whose `Detect` is a function of the test."""
+"""A daemon whose `Detect` handler is a function of the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def answer(frame: pb.Frame, **more: Any) -> pb.Result:
 
 
 class ScriptedDaemon:
-    """`frames` are those of all calls of Detect."""
+    """The server. `frames` has the frames of all Detect calls."""
 
     def __init__(self, target: str, detect: Detect, detect_one: DetectOne | None = None) -> None:
         self.frames: list[pb.Frame] = []

@@ -1,4 +1,4 @@
-"""What a roi shows of a picture, computed slowly: an oracle for placements, masks and points that come back."""
+"""The part of a picture that a roi shows, computed with plain numpy: an oracle for placements, masks and points."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from edged.vision.placement import Fit, Placement, Region, Roi, crop_window, pla
 
 
 def placed(roi: Roi | None, size: tuple[int, int], shape: tuple[int, int], fit: Fit) -> Placement:
-    """The placement of a picture of `size` (width, height), seen so, in an input of `shape` (width, height)."""
+    """Return the placement of the roi of a picture in an input. `size` and `shape` are (width, height)."""
     window = crop_window(roi, *size)
     return place(*size, *shape, fit) if window is None else place_window(window, *size, *shape, fit)
 
 
 def shown(array: np.ndarray, roi: Roi | None) -> np.ndarray:
-    """The part of [h, w, ...] that a roi shows, turned, by numpy alone."""
+    """Return the part of an array [h, w, ...] that a roi shows, rotated."""
     roi = roi or Roi()
     region = roi.region or Region()
     bottom = region.y + region.height if region.height else len(array)
@@ -23,8 +23,7 @@ def shown(array: np.ndarray, roi: Roi | None) -> np.ndarray:
 
 
 def in_input(placement: Placement, roi: Roi | None) -> tuple[np.ndarray, np.ndarray]:
-    """Where the middle of each pixel of the picture lies in the input: x and y, [height, width], NaN for those that are
-    not shown."""
+    """Return x and y of the middle of each picture pixel in the input, as [height, width]; NaN for hidden pixels."""
     height, width = placement.height, placement.width
     numbers = shown(np.arange(height * width).reshape(height, width), roi)
     rows, columns = np.indices(numbers.shape)

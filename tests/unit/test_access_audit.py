@@ -1,4 +1,4 @@
-"""The audit log: whole lines in rotated files, at no cost for calls; and the names in a request."""
+"""The audit log: whole lines in rotated files, writes that never block a call, and the names it takes from requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def line(number: int = 0) -> Line:
 
 
 def written(folder: Path, *numbers: int) -> AuditLog:
-    """A log that was closed after these lines."""
+    """Write these lines to a log and close it."""
     log = AuditLog(folder, 4000)
     for number in numbers:
         log.write(line(number))
@@ -45,12 +45,12 @@ def test_write_many_lines_rotates_files_of_json(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in files) <= 4000 + 200 * 4
     lines = [json.loads(text) for file in files for text in file.read_text().splitlines()]
     numbers = {int(each["who"].split()[1]) for each in lines}
-    assert numbers == set(range(min(numbers), 100))  # the oldest are gone, and none in between
+    assert numbers == set(range(min(numbers), 100))  # only the oldest lines are missing
     assert lines[0].keys() == {"time", "who", "method", "outcome", "roles", "peer", "about", "milliseconds"}
     assert log.lost == 0
 
 
-def test_write_to_an_unusable_folder_is_counted_until_it_works(tmp_path: Path) -> None:
+def test_write_to_an_unusable_folder_counts_lost_lines(tmp_path: Path) -> None:
     folder = tmp_path / "audit"
     folder.write_text("in the way")
     log = written(folder, 1)
@@ -62,7 +62,7 @@ def test_write_to_an_unusable_folder_is_counted_until_it_works(tmp_path: Path) -
     assert (log.lost, log.problem) == (1, "")
 
 
-def test_write_to_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_to_a_full_disk_leaves_no_partial_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, real = written(tmp_path, 1), os.write
     monkeypatch.setattr(os, "write", lambda handle, data: real(handle, data[:10]))
     log.write(line(2))
@@ -71,7 +71,7 @@ def test_write_to_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: p
     assert [json.loads(text)["who"] for text in (tmp_path / FILE).read_text().splitlines()] == ["token 1"]
 
 
-def test_write_while_the_disk_hangs_loses_lines_and_takes_no_time(tmp_path: Path) -> None:
+def test_write_while_the_disk_hangs_loses_lines_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FILE)  # the thread that writes waits for a reader
     log = AuditLog(tmp_path, 4000, waiting=3)
     for number in range(10):
@@ -81,7 +81,7 @@ def test_write_while_the_disk_hangs_loses_lines_and_takes_no_time(tmp_path: Path
     os.close(os.open(tmp_path / FILE, os.O_RDONLY | os.O_NONBLOCK))
 
 
-def test_refused_is_written_once_a_second_for_each_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_call_is_logged_once_a_second_for_each_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
     log = AuditLog(tmp_path, 1 << 20, clock=lambda: now[0])
     with caplog.at_level(logging.WARNING, "edged.access"):
@@ -115,7 +115,7 @@ def load_request() -> inference.RepositoryModelLoadRequest:
         (load_request(), {"model_name": "m" * 200}),
     ],
 )
-def test_about_has_the_names_in_a_request_and_no_contents(request_: Message, names: dict[str, str]) -> None:
+def test_about_request_returns_names_without_contents(request_: Message, names: dict[str, str]) -> None:
     assert about(request_) == names
 
 
@@ -130,7 +130,7 @@ def test_about_has_the_names_in_a_request_and_no_contents(request_: Message, nam
         ("/v2/repository/models/door/load", b'{"parameters": {"config": "x"}}', {"model": "door"}),
     ],
 )
-def test_http_command_is_recorded_as_over_grpc(
+def test_http_command_is_recorded_as_the_same_command_over_grpc(
     tmp_path: Path, path: str, body: bytes, names: dict[str, str] | None
 ) -> None:
     guard = Guard(Access(loopback=("infer", "read", "operate")), Tls(), tmp_path)

@@ -21,7 +21,7 @@ is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files aw
     ("mode", "words"),
     [(0o755, ""), (0o775, ""), (0o757, "may be written by all users; chmod o-w"), (0o1777, "")],
 )
-def test_foreign_names_folders_that_all_users_may_write(tmp_path: Path, mode: int, words: str) -> None:
+def test_foreign_folder_that_all_users_may_write_is_named(tmp_path: Path, mode: int, words: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(mode)
@@ -31,7 +31,7 @@ def test_foreign_names_folders_that_all_users_may_write(tmp_path: Path, mode: in
 
 
 @is_root
-def test_foreign_names_files_of_other_users_and_groups(tmp_path: Path) -> None:
+def test_foreign_file_of_another_user_or_group_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"")
     os.chown(file, -1, 4321)
@@ -65,7 +65,7 @@ def test_entries_model_that_others_may_replace_is_refused(tmp_path: Path) -> Non
     assert str(folder) in repository.entries()["door"].problem
 
 
-def test_settle_socket_without_its_group_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_settle_socket_without_its_group_only_its_owner_may_connect(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     path.write_bytes(b"")
     settle(path)
@@ -75,7 +75,7 @@ def test_settle_socket_without_its_group_is_for_its_owner_alone(tmp_path: Path) 
 
 
 @is_root
-def test_settle_socket_is_for_its_group(tmp_path: Path) -> None:
+def test_settle_socket_its_group_may_connect(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     path.write_bytes(b"")
     group = grp.getgrall()[-1]

@@ -1,4 +1,4 @@
-"""Whose files the daemon opens for a client."""
+"""The user that a client counts as when the daemon opens files for it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_may_owner_without_right_is_refused_even_if_others_have_it() -> None:
     assert not Identity("owner", 1000, 44).may(status, READ)
 
 
-def test_of_socket_for_its_owner_alone_is_the_owner(tmp_path: Path) -> None:
+def test_of_socket_only_owner_may_connect_returns_the_owner(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     path.touch(0o600)
     assert of_socket(path).uid == os.geteuid()
 
 
-def test_of_socket_for_everybody_is_anyone(tmp_path: Path) -> None:
+def test_of_socket_all_may_connect_returns_anyone(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     path.touch()
     path.chmod(0o666)
@@ -52,7 +52,7 @@ def test_of_socket_for_everybody_is_anyone(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to any group")
-def test_of_socket_for_a_group_is_its_members_and_not_the_owner(
+def test_of_socket_group_may_connect_returns_the_group_without_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "socket"
@@ -65,7 +65,7 @@ def test_of_socket_for_a_group_is_its_members_and_not_the_owner(
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_of_peer_connection_over_loopback_is_its_user(family: socket.AddressFamily, host: str) -> None:
+def test_of_peer_connection_over_loopback_returns_its_user(family: socket.AddressFamily, host: str) -> None:
     with socket.socket(family) as server:
         server.bind((host, 0))
         server.listen()
@@ -73,9 +73,9 @@ def test_of_peer_connection_over_loopback_is_its_user(family: socket.AddressFami
             port = client.getsockname()[1]
             peer = f"ipv4:{host}:{port}" if family == socket.AF_INET else f"ipv6:%5B{host}%5D:{port}"
             assert of_peer(peer).uid == os.getuid()
-        assert of_peer(peer) == ANYONE  # what waits for its end belongs to no user
+        assert of_peer(peer) == ANYONE  # a socket in TIME_WAIT has no user
 
 
 @pytest.mark.parametrize("peer", ["", "unix:", "ipv4:nonsense", "ipv4:127.0.0.1:x", "ipv4:10.0.0.1:1"])
-def test_of_peer_without_a_connection_is_anyone(peer: str) -> None:
+def test_of_peer_without_a_connection_returns_anyone(peer: str) -> None:
     assert of_peer(peer) == ANYONE

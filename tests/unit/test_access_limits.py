@@ -1,4 +1,4 @@
-"""Limits of one client, and the budget of large messages."""
+"""Limits per client, and the memory budget for large messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def usage(limits: ClientLimits) -> Usage:
     return limits.usage("a", "token a", 0.0)
 
 
-def test_request_beyond_the_number_is_refused_until_one_ends(limits: ClientLimits, usage: Usage) -> None:
+def test_request_over_the_limit_of_requests_is_refused_until_one_ends(limits: ClientLimits, usage: Usage) -> None:
     for _ in range(3):
         limits.request(usage, 1, 0.0)
     with pytest.raises(ClientLimited, match="token a") as raised:
@@ -35,7 +35,7 @@ def test_request_beyond_the_number_is_refused_until_one_ends(limits: ClientLimit
     assert limits.refused == {"requests": 1}
 
 
-def test_request_beyond_the_bytes_is_refused_except_a_single_one(limits: ClientLimits, usage: Usage) -> None:
+def test_request_over_the_limit_of_bytes_is_refused_unless_alone(limits: ClientLimits, usage: Usage) -> None:
     limits.request(usage, 1000, 0.0)
     with pytest.raises(ClientLimited):
         limits.request(usage, 1, 0.0)
@@ -47,7 +47,7 @@ def test_request_beyond_the_bytes_is_refused_except_a_single_one(limits: ClientL
     assert limits.refused == {"bytes": 2}
 
 
-def test_request_beyond_the_rate_is_refused_with_the_time_to_try_again(limits: ClientLimits, usage: Usage) -> None:
+def test_request_over_the_rate_is_refused_with_a_retry_time(limits: ClientLimits, usage: Usage) -> None:
     limits.bounds = Bounds(streams=99, requests=99, size=100, rate=10.0)
     for _ in range(10):
         limits.request(usage, 0, 0.0)
@@ -55,14 +55,14 @@ def test_request_beyond_the_rate_is_refused_with_the_time_to_try_again(limits: C
         limits.request(usage, 0, 0.05)
     assert raised.value.seconds == pytest.approx(0.05)
     limits.request(usage, 0, 0.11)
-    for _ in range(10):  # a pause gives a second's worth and no more
+    for _ in range(10):  # after any pause, one second of the rate is allowed
         limits.request(usage, 0, 1000.0)
     with pytest.raises(ClientLimited):
         limits.stream(usage, 1000.0)
     assert limits.refused == {"rate": 2}
 
 
-def test_stream_beyond_the_number_is_refused_until_one_ends(limits: ClientLimits, usage: Usage) -> None:
+def test_stream_over_the_limit_is_refused_until_one_ends(limits: ClientLimits, usage: Usage) -> None:
     for _ in range(2):
         limits.stream(usage, 0.0)
     with pytest.raises(ClientLimited):
@@ -82,7 +82,7 @@ def test_usage_of_idle_clients_is_forgotten(limits: ClientLimits) -> None:
 
 # -- large messages -------------------------------------------------------------------------------------------------
 
-LONG = 60.0  # seconds that a message took, so that its room is free at once
+LONG = 60.0  # seconds for which a message was held: long enough that its bytes are free at once
 
 
 async def settle() -> None:
@@ -102,7 +102,7 @@ async def test_take_within_the_budget_or_alone_does_not_wait(sizes: dict[str, in
     assert budget.used == sum(sizes.values())
 
 
-async def test_take_beyond_a_clients_share_waits_and_another_client_does_not() -> None:
+async def test_take_over_a_clients_share_waits_but_another_client_does_not() -> None:
     budget = budget_of(10, 6)
     await budget.take("a", 5)
     second = asyncio.create_task(budget.take("a", 5))
@@ -143,7 +143,7 @@ async def test_take_cancelled_while_it_waits_leaves_nothing() -> None:
     await asyncio.wait_for(budget.take("c", 4), 1)
 
 
-async def test_take_impatient_beyond_the_waiting_bytes_is_refused() -> None:
+async def test_take_impatient_over_the_waiting_bytes_is_refused() -> None:
     budget = budget_of()
     await budget.take("a", 4)
     waiting = asyncio.create_task(budget.take("b", 4, is_patient=False))
@@ -154,7 +154,7 @@ async def test_take_impatient_beyond_the_waiting_bytes_is_refused() -> None:
     await asyncio.wait_for(waiting, 1)
 
 
-async def test_give_back_early_keeps_the_room_for_a_while() -> None:
+async def test_give_back_soon_after_take_frees_the_bytes_later() -> None:
     budget = budget_of(64 << 20, 64 << 20)
     await budget.take("a", 32 << 20)
     budget.give_back("a", 32 << 20, 0.0)
@@ -162,7 +162,7 @@ async def test_give_back_early_keeps_the_room_for_a_while() -> None:
     await until(lambda: not budget.used)
 
 
-async def test_take_cancelled_while_room_is_given_ends_as_cancelled() -> None:
+async def test_take_cancelled_just_before_bytes_are_freed_raises_cancelled() -> None:
     budget = budget_of(10, 10)
     await budget.take("a", 10)
     waiting = asyncio.ensure_future(budget.take("b", 10))

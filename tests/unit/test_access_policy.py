@@ -1,4 +1,4 @@
-"""Addresses, callers and roles: what each grants, and how a caller without a role is refused."""
+"""Roles of listener addresses and callers, and refusals of callers without the role."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_parse_roles_by_name() -> None:
 
 
 @pytest.mark.parametrize("half", [{"certificate": "c"}, {"client_ca": "a"}])
-def test_half_of_tls_is_refused(half: dict[str, str]) -> None:
+def test_tls_incomplete_settings_are_refused(half: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"tls|together"):
         Tls(**half)  # type: ignore[arg-type]
 

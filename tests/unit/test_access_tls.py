@@ -37,7 +37,7 @@ def test_validity_reads_both_forms_of_dates(authority: Authority, certificate: P
     found = validity(certificate.read_text())
     assert found.ends - found.begins == pytest.approx(60 * _DAY, abs=1)
     assert abs(found.begins - time.time()) < 3600
-    far = authority.folder / "far.pem"  # beyond 2049 dates are written otherwise
+    far = authority.folder / "far.pem"  # from 2050 on, X.509 writes dates in another form
     key = str(certificate.with_suffix(".key"))
     openssl("req", "-x509", "-key", key, "-out", str(far), "-days", "20000", "-subj", "/CN=far")
     assert validity(far.read_text()).ends == pytest.approx(time.time() + 20000 * _DAY, abs=3600)
@@ -58,7 +58,7 @@ def test_check_certificate_invalid_file_is_refused() -> None:
             validity(text)
 
 
-def test_credentials_are_checked_before_they_are_used(authority: Authority, certificate: Path, tmp_path: Path) -> None:
+def test_read_unusable_credentials_are_refused(authority: Authority, certificate: Path, tmp_path: Path) -> None:
     other = authority.sign("other")[0]
     locked = tmp_path / "locked.key"
     key = str(certificate.with_suffix(".key"))
@@ -87,7 +87,7 @@ def test_credentials_are_checked_before_they_are_used(authority: Authority, cert
     ("now", "words"),
     [(0.0, "check the clock"), (10 * _DAY, ""), (20 * _DAY, "expires in 10 days"), (30 * _DAY, "expired")],
 )
-def test_certificate_facts_are_read(now: float, words: str) -> None:
+def test_worry_certificate_outside_or_near_the_end_of_its_validity_warns(now: float, words: str) -> None:
     found = worry("box.pem", Validity(_DAY, 30 * _DAY), now)
     assert words in found
     assert bool(found) is bool(words)
@@ -116,7 +116,7 @@ def test_reload_unusable_change_keeps_the_old_credentials(
         held.reconfigure(_tls(tmp_path / "missing.pem"))
 
 
-def test_look_file_changed_while_read_is_seen_next_time(
+def test_look_file_replaced_while_it_was_read_is_reloaded(
     authority: Authority, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, second = tmp_path / "box.pem", authority.sign("meanwhile")[0]

@@ -1,4 +1,4 @@
-"""Tokens: created, stored, found and revoked; files that must not be trusted; calls that lose their token."""
+"""Tokens: creation, storage, lookup, revocation, untrusted token files, and calls whose token is revoked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edged.config import Access, Tls
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
 
 
-def test_find_token_by_its_secret_alone(tmp_path: Path) -> None:
+def test_find_token_needs_its_exact_secret(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "access" / "tokens.json")
     assert file.read() == ()
     (one, secret), (two, other) = make("one", frozenset({"infer"})), make("two", frozenset({"read", "operate"}), 1.0)
@@ -89,10 +89,10 @@ def test_read_tokens_file_of_another_user_grants_nothing(tmp_path: Path) -> None
     os.chown(file.path, 1234, 1234)
     with pytest.raises(ConfigError, match="belongs to another user"):
         TokenBook(file)
-    assert file.read()  # root may list them
+    assert file.read()  # root may still list its tokens
 
 
-def test_token_book_applies_changes_and_keeps_its_tokens_if_the_file_is_invalid(tmp_path: Path) -> None:
+def test_look_applies_changes_but_an_invalid_file_keeps_the_known_tokens(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     book = TokenBook(file)
     token, secret = make("one", frozenset({"infer"}))
@@ -120,7 +120,7 @@ def test_look_file_given_to_another_user_is_a_problem(tmp_path: Path) -> None:
     assert [token.name for token in book.tokens] == ["a"]
 
 
-def test_part_files_of_killed_writers_are_removed_at_start_and_by_add(tmp_path: Path) -> None:
+def test_token_file_partial_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "access" / "tokens.json")
     file.add(make("a", frozenset({"infer"}))[0])
     stray = file.path.with_name(".tokens.json.x.part")
@@ -131,7 +131,7 @@ def test_part_files_of_killed_writers_are_removed_at_start_and_by_add(tmp_path: 
         assert not stray.exists()
 
 
-def test_revoked_token_ends_calls_although_another_has_its_name(tmp_path: Path) -> None:
+def test_lost_revoked_token_ends_its_calls_even_if_a_new_token_has_its_name(tmp_path: Path) -> None:
     file = TokenFile(tokens_path(Access(), tmp_path))
     token, secret = make("yard", parse_roles(["infer"]))
     file.add(token)
@@ -144,7 +144,7 @@ def test_revoked_token_ends_calls_although_another_has_its_name(tmp_path: Path) 
     assert "token yard is no longer valid" in str(guard.lost(who))
 
 
-def test_lost_certificate_without_a_former_role(tmp_path: Path) -> None:
+def test_lost_certificate_that_lost_a_role_ends_its_calls(tmp_path: Path) -> None:
     access = Access(certificates={"anna": ("infer", "read"), "operators": ("operate",)})
     guard = Guard(access, Tls(), tmp_path)
     anonymous = policy.anonymous(guard.listener("localhost:8001"))

@@ -1,4 +1,4 @@
-"""Sockets that systemd passes: what its variables say, what is taken of it, and whose address each is."""
+"""Socket activation: the variables of systemd, usable and unusable sockets, and the address of each socket."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_take_returns_the_sockets_of_this_process(environment: dict[str, str], p
 
 
 class Passing:
-    """Passes descriptors as systemd does, from another number on: `first`, beyond those that this process uses."""
+    """Passes descriptors as systemd does, but from number `first` instead of 3: beyond those of this process."""
 
     def __init__(self) -> None:
         self.environment: dict[str, str] = {}
-        self.first = max(int(each) for each in os.listdir("/proc/self/fd")) + 50  # what the test opens comes before
+        self.first = max(int(each) for each in os.listdir("/proc/self/fd")) + 50  # above those of the test
 
     def take(self, *descriptors: int, more: int = 0) -> Activation:
-        """`more` are counted and are not there."""
+        """Pass these descriptors. LISTEN_FDS counts `more` descriptors that do not exist."""
         for index, each in enumerate(descriptors):
             assert fcntl.fcntl(each, fcntl.F_DUPFD, self.first + index) == self.first + index
         count = str(len(descriptors) + more)
@@ -85,7 +85,7 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
-async def test_each_is_for_the_address_of_its_path_and_no_child_hears_of_it(passing: Passing, tmp_path: Path) -> None:
+async def test_take_over_returns_the_socket_of_the_address_for_no_child(passing: Passing, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "var").symlink_to("run")
     with listening(tmp_path / "run/a") as first, listening(tmp_path / "run/b") as second:
@@ -114,7 +114,7 @@ def test_take_ignores_sockets_of_another_process(passing: Passing, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["tcp", "bound", "datagram", "packets", "abstract", "file"])
-async def test_take_unusable_socket_is_one_line(
+async def test_take_unusable_socket_is_logged_and_closed(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     with passed(kind, tmp_path) as other, listening(tmp_path / "good") as good:
@@ -146,7 +146,7 @@ def passed(kind: str, folder: Path) -> socket.socket | TextIO:
     return found
 
 
-async def test_take_too_large_count_is_one_line(
+async def test_take_too_large_count_is_logged_once(
     passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with listening(tmp_path / "a") as good:
@@ -171,7 +171,7 @@ async def test_activated_socket_without_a_configured_address_refuses_clients(
         assert f"systemd listens on {tmp_path}/a, which is not configured" in caplog.text
         activation.rest()
         reader, writer = await asyncio.open_unix_connection(tmp_path / "a")
-        with pytest.raises(asyncio.TimeoutError):  # who comes now waits for the next daemon
+        with pytest.raises(asyncio.TimeoutError):  # this client waits for the next daemon
             await asyncio.wait_for(reader.read(), 0.2)
         writer.close()
         activation.close()

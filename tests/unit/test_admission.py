@@ -1,4 +1,4 @@
-"""Admission through all stages in real children: where each model ends, and what is remembered of it."""
+"""Admission in real child processes: the stage that refuses a model, and which results are cached."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ def chain(nodes: str, constants: str = "", **more: object) -> onnx.ModelProto:
 
 
 def forever(kind: str, condition: str) -> str:
-    """A Loop over x that never ends by itself."""
+    """Return an ONNX Loop over x that does not end."""
     return f"""y = Loop({condition}, yes, x) <
         body = body (int64 i, bool go, {kind} v) => (bool on, {kind} w) {{ on = Identity(go) w = Identity(v) }}
     >"""
 
 
 ENDLESS = chain(forever("float[1,4]", ""), "bool yes = {1}")
-# Fills sixteen gibibytes, which no size in the file shows.
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def test_examine_endless_loop_is_stopped_with_its_processes(tmp_path: Path, cach
 
 
 def refused_after(finding: Finding, tried: list[object]) -> Callable[..., object]:
-    """Stands for a child that ends so, and counts how often it was started."""
+    """Return a replacement for the child that ends with this finding and appends each job to `tried`."""
 
     async def attempt(job: Check, *_: object) -> Checked:
         tried.append(job)
@@ -89,7 +88,7 @@ def refused_after(finding: Finding, tried: list[object]) -> Callable[..., object
     return attempt
 
 
-def test_page_describes_every_category() -> None:
+def test_docs_page_describes_every_category() -> None:
     page = Path(__file__, "../../../docs/admission.md").resolve().read_text()
     _, _, table = page.partition("| category | stages | meaning |")
     rows = itertools.takewhile(lambda line: line.startswith("|"), table.splitlines()[2:])
@@ -100,14 +99,14 @@ def test_page_describes_every_category() -> None:
 HANGS = Finding(Stage.INFERENCE, Category.TIMED_OUT, "running it did not end")
 
 
-def test_prove_model_that_hangs_is_tried_again_only_as_often_as_asked_for(
+def test_prove_model_that_hangs_is_retried_up_to_the_requested_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, tried = models.save(models.matmul(), tmp_path / "model.onnx"), list[object]()
     model = Model.of(plain_entry("m", path, {}), run(builder_in(tmp_path).inspect(path), 200))
     monkeypatch.setattr(trials, "attempt", refused_after(HANGS, tried))
     started = []
-    for tries in (1, 1, 4, 1, 4, 4, 4, 4, 1):  # each by a daemon that was just started
+    for tries in (1, 1, 4, 1, 4, 4, 4, 4, 1):  # each time in a new daemon
         with pytest.raises(ModelRefused) as refused:
             run(prove(builder_in(tmp_path), model, tries))
         assert Reason.of(refused.value) == Reason("timed_out", "inference")
@@ -120,7 +119,7 @@ def test_prove_model_that_hangs_is_tried_again_only_as_often_as_asked_for(
     assert len(tried) == 6  # an operator's command
 
 
-def test_inspect_file_whose_reader_hangs_is_retried_as_often_as_requested(
+def test_inspect_file_that_hangs_its_reader_is_retried_up_to_the_requested_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, tried = models.save(models.matmul(), tmp_path / "model.onnx"), list[object]()
@@ -146,7 +145,7 @@ def test_inspect_file_whose_reader_hangs_is_retried_as_often_as_requested(
     assert len(tried) == 3
 
 
-# Counts for ever, unless x is 50.
+# Loops for ever unless x is 50.
 PICKY = models.parse(
     f"""(int64[1] x) => (int64[1] y)
         <int64[1] fifty = {{50}}, int64[1] much = {{1000000000000000}}, bool yes = {{1}}> {{
@@ -160,7 +159,7 @@ PICKY = models.parse(
 
 
 @pytest.mark.long
-def test_examine_model_that_hangs_on_made_up_questions_is_admitted_with_a_sample(tmp_path: Path, cache: Path) -> None:
+def test_examine_model_that_hangs_on_generated_probes_is_admitted_with_a_sample(tmp_path: Path, cache: Path) -> None:
     path, sample = models.save(PICKY, tmp_path / "model.onnx"), tmp_path / "ask.npz"
     np.savez(sample, x=np.array([50]))
     builder = builder_in(cache, seconds=6.0)
@@ -170,7 +169,7 @@ def test_examine_model_that_hangs_on_made_up_questions_is_admitted_with_a_sample
     assert run(examine(builder, path, {}, ["onnxruntime"], [sample]), 200).finding is None
 
 
-def test_make_golden_model_that_hangs_on_made_up_questions_keeps_the_users_answer(tmp_path: Path) -> None:
+def test_make_golden_model_that_hangs_on_generated_probes_keeps_the_users_sample(tmp_path: Path) -> None:
     path, sample = models.save(PICKY, tmp_path / "model.onnx"), tmp_path / "ask.npz"
     np.savez(sample, x=np.array([50]))
     signature = models.signature(PICKY)
@@ -206,7 +205,7 @@ def test_admit_model_with_doubts_is_served_with_a_warning(
     [("y = Softmax<axis = 1>(x)", True), ("y = Softmax<axis = 0>(x)", False)],
     ids=["over a row", "over the batch"],
 )
-def test_prove_finds_whether_rows_are_independent(tmp_path: Path, y: str, is_independent: bool) -> None:
+def test_prove_reports_whether_rows_are_independent(tmp_path: Path, y: str, is_independent: bool) -> None:
     tensors = [models.value("x", "FP32", ["n", 5])], [models.value("y", "FP32", ["n", 5])]
     path = models.save(models.model(models.nodes(y), *tensors), tmp_path / "model.onnx")
     builder = builder_in(tmp_path / "cache")
@@ -214,7 +213,7 @@ def test_prove_finds_whether_rows_are_independent(tmp_path: Path, y: str, is_ind
     assert (run(prove(builder, model), 200).batch_gain > 0) is is_independent
 
 
-def test_prove_result_is_remembered_for_the_same_limits_until_the_model_is_forgotten(
+def test_prove_result_is_cached_for_the_same_limits_until_the_model_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = models.save(models.matmul(), tmp_path / "model.onnx")
@@ -233,7 +232,7 @@ def test_prove_result_is_remembered_for_the_same_limits_until_the_model_is_forgo
     with pytest.raises(BuildFailed):
         run(prove(builder_in(tmp_path / "cache", seconds=30.0), model))
     for file in (tmp_path / "cache" / "admissions").iterdir():
-        file.write_bytes(b'{"reach": {"version": "\xff"}}')  # not UTF-8: it is proved again
+        file.write_bytes(b'{"reach": {"version": "\xff"}}')  # not UTF-8, so the model is proved again
     with pytest.raises(BuildFailed):
         run(prove(builder, model))
     builder.forget(model.digest)
@@ -256,7 +255,7 @@ def test_examine_unknown_settings_are_a_configuration_error(tmp_path: Path, cach
         run(examine(builder_in(cache), path, {"colour": "blue"}, ["onnxruntime"]))
 
 
-def test_examine_missing_external_data_comes_after_what_the_runtime_lacks(tmp_path: Path, cache: Path) -> None:
+def test_examine_missing_external_data_is_reported_after_an_unsupported_opset(tmp_path: Path, cache: Path) -> None:
     path = models.external(tmp_path, write=False)
     finding = run(examine(builder_in(cache), path, {}, ["onnxruntime"]), 200).finding
     assert finding is not None

@@ -1,4 +1,4 @@
-"""Alarms: what raises them, and that each is reported once when it begins and once when it ends."""
+"""Alarms: the conditions that raise them, and one event at the beginning and one at the end of each."""
 
 from __future__ import annotations
 
@@ -96,8 +96,7 @@ RECIPE = Recipe("openvino")
 
 
 class Served:
-    """A model with one engine that took 12 ms while it served before, and cameras that never pause. When it was built,
-    on a busy box, it took 201 ms."""
+    """A model with one serving engine, timed at 201 ms when built on a busy box, and at 12 ms when it served before."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.planned = clock, planned_model()
@@ -110,7 +109,7 @@ class Served:
         serve(self.planned, key.digest)
 
     def infer(self, milliseconds: float, seconds: float) -> list[AlarmKind]:
-        """Answers frame after frame for a while; what was wrong at the looks that were taken meanwhile."""
+        """Answer frames without a pause for some seconds. Return the alarms seen meanwhile, checked once a second."""
         found, end, look = [], self.clock.now + seconds, self.clock.now
         while self.clock.now < end:
             self.clock.now += max(0.04, milliseconds / 1000)
@@ -133,7 +132,7 @@ def served() -> Served:
 # -- slowness -------------------------------------------------------------------------------------------------------
 
 
-# Milliseconds and seconds of what is answered in turn, and whether the alarm is raised at the end of each.
+# The usual latency in ms, then periods: (latency in ms, seconds, whether the alarm is active at the end).
 SLOWNESS: dict[str, tuple[float | None, list[tuple[float, float, bool]]]] = {
     "for long enough": (12, [(12, 60, False), (340, 29, False), (340, 60, True)]),
     "fast again": (12, [(340, 90, True), (12, 30, False)]),
@@ -165,7 +164,7 @@ def test_slow_alarm_names_the_engine_and_ends_with_it(served: Served) -> None:
     for part in ("340 ms", "12 ms", "28.3x", "25%"):
         assert part in alarm.message
     engines, served.planned.engines = served.planned.engines, {}
-    assert served.look() == [], "it is outdated"
+    assert served.look() == [], "an outdated engine has no alarm"
     served.planned.engines = engines
     serve(served.planned, served.engine.digest)
     assert served.look() == []
@@ -204,7 +203,7 @@ def test_alarm_of_the_box_has_its_reason(box: Box, kind: AlarmKind, message: str
 
 
 @pytest.mark.parametrize("state", EngineState)
-def test_wrong_healthy_or_cancelled_engine_has_no_alarm(served: Served, state: EngineState) -> None:
+def test_wrong_engine_not_quarantined_or_cancelled_has_no_alarm(served: Served, state: EngineState) -> None:
     served.engine.state, served.engine.is_held = state, True
     assert served.look() == []
     served.engine.is_held = False
@@ -239,7 +238,7 @@ def test_fallback_nodes_alarm_lasts_while_the_engine_serves(served: Served) -> N
     assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.FALLBACK, "m", served.engine.digest)
     assert "1 Loop runs on the CPU" in alarm.message
     assert "\n" not in alarm.message
-    served.planned.engines = {"another": served.engine}  # it is there, and another serves
+    served.planned.engines = {"another": served.engine}  # the engine exists, but another one serves
     assert served.look() == []
 
 

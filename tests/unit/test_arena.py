@@ -1,4 +1,4 @@
-"""Shared memory: spans never overlap, all of it is released, and both ends see the same bytes."""
+"""The arena in shared memory: spans do not overlap, all memory is released, and both ends see the same bytes."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_free_list_spans_never_overlap_and_all_are_released(
     for offset in chance.sample(sorted(held), len(held)):
         free.give(offset)
     assert free.taken == 0
-    assert free.take(CAPACITY) == 0  # one hole again
+    assert free.take(CAPACITY) == 0  # the free spans are joined again
 
 
-def test_free_list_give_twice_raises() -> None:
+def test_free_list_span_given_back_twice_raises() -> None:
     free = FreeList(CAPACITY)
     offset = free.take(10)
     free.give(offset)

@@ -1,4 +1,4 @@
-"""Files and directories appear whole or not at all, also if a process is killed or the disk is full."""
+"""Atomic writes: a file or folder appears complete or not at all, even if the writer is killed or the disk is full."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_write_file_on_full_disk_keeps_the_old_content(small_disk: Path) -> None
     assert [p.name for p in small_disk.iterdir()] == ["file"]
 
 
-def test_write_file_by_a_process_that_is_killed_is_never_seen_in_part(tmp_path: Path) -> None:
+def test_write_file_by_a_killed_process_is_never_seen_in_part(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with subprocess.Popen([sys.executable, "-c", _WRITER, str(path)]) as writer:
         try:
@@ -87,7 +87,7 @@ def test_publish_moves_a_directory_unless_its_place_is_taken(tmp_path: Path) -> 
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Path, Path]:
-    """Two folders, each with a file that holds its name."""
+    """Two folders. Each has a file with the folder's name in it."""
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
@@ -104,7 +104,7 @@ def test_exchange_swaps_two_folders(two: tuple[Path, Path]) -> None:
 def test_exchange_on_a_file_system_without_it_changes_nothing(
     two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(atomic, "_RENAME_EXCHANGE", 1 << 9)  # a flag that no file system knows
+    monkeypatch.setattr(atomic, "_RENAME_EXCHANGE", 1 << 9)  # a flag that no file system supports
     assert not atomic.exchange(*two)
     assert [(path / "file").read_text() for path in two] == ["one", "other"]
 
@@ -119,12 +119,12 @@ def test_exchange_with_a_missing_folder_raises(two: tuple[Path, Path]) -> None:
 # -- sweeping -------------------------------------------------------------------------------------------------------
 
 
-def test_sweep_removes_what_a_killed_writer_left_after_a_while(tmp_path: Path) -> None:
+def test_sweep_removes_old_files_of_a_killed_writer(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path / "file")]) as writer:
         try:
             wait(lambda: any(tmp_path.glob(".file.*")), "a file that is being written")
         finally:
-            os.kill(writer.pid, signal.SIGSTOP)  # so that it is killed while it writes
+            os.kill(writer.pid, signal.SIGSTOP)  # so that SIGKILL hits it in the middle of a write
             os.kill(writer.pid, signal.SIGKILL)
     (tmp_path / ".file.stray.part").write_bytes(b"half")
     (tmp_path / ".hidden").write_bytes(b"mine")
@@ -139,7 +139,7 @@ def test_sweep_removes_what_a_killed_writer_left_after_a_while(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("seconds", [1, 1 << 32], ids=["old", "of the future: the clock was set back"])
-def test_sweep_removes_strays_that_no_writer_holds_locked(tmp_path: Path, seconds: int) -> None:
+def test_sweep_removes_partial_files_that_no_writer_locks(tmp_path: Path, seconds: int) -> None:
     place = tmp_path / ".file.x.part"
     place.write_bytes(b"half")
     os.utime(place, (seconds, seconds))

@@ -1,4 +1,4 @@
-"""Failed attempts of making engines, as the disk remembers them."""
+"""The log of failed attempts to make engines, on disk and in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY, OTHER = "a" * 32, "b" * 32
 
 @pytest.fixture
 def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that names this run of the box."""
+    """The boot id file of the kernel, which changes with each boot."""
     place = tmp_path / "boot_id"
     place.write_text("first\n")
     monkeypatch.setattr(attempts_module, "_BOOT", place)

@@ -26,7 +26,7 @@ RANDOM = np.random.default_rng(11)
 
 
 def engine(folder: Path, proto: onnx.ModelProto, backend: str, **recipe: object) -> Session:
-    """An engine of a backend; BOUND is ONNX Runtime with its tensors on a device, which the CPU stands for here."""
+    """Build and open an engine. BOUND is ONNX Runtime with tensors bound to a device, which is the CPU here."""
     if backend == BOUND:
         path = models.save(proto, folder / "model.onnx")
         return DeviceSession(create(str(path), session_options("all", 1)), models.signature(proto), "cpu", 0)
@@ -64,7 +64,7 @@ def test_infer_built_engine_answers_as_the_reference(tmp_path: Path, backend: st
 
 @pytest.mark.parametrize("backend", REAL)
 @pytest.mark.parametrize("ir_version", [3, 4, 10])
-def test_build_model_that_lists_equal_constants_as_inputs_wants_no_values_for_them(
+def test_build_model_that_lists_equal_constants_as_inputs_needs_no_values_for_them(
     tmp_path: Path, backend: str, ir_version: int
 ) -> None:
     proto = models.equal_constants(ir_version)
@@ -87,7 +87,7 @@ def test_build_model_that_lists_its_initializers_as_inputs_folds_them(
     made = onnx.load(out / "model.onnx", load_external_data=False).graph
     assert [value.name for value in made.input] == ["x"]
     assert not {"w", "v"} & {name for node in made.node for name in node.input}
-    for file in tmp_path.glob("*.*"):  # an engine needs nothing of the model
+    for file in tmp_path.glob("*.*"):  # an engine does not need the model's files
         file.unlink()
     answer = opened(built).infer(inputs)["y"]
     np.testing.assert_allclose(answer, np.tile(inputs["x"].sum() * 6, (1, 5)), rtol=1e-4)
@@ -113,7 +113,7 @@ def test_infer_onnx_runtime_keeps_the_bits_of_every_datatype(
 
 
 @pytest.mark.parametrize("datatype", EXACT_ON_OPENVINO)
-def test_infer_openvino_keeps_the_bits_of_datatypes_that_it_has(tmp_path: Path, datatype: str) -> None:
+def test_infer_openvino_keeps_the_bits_of_datatypes_that_it_supports(tmp_path: Path, datatype: str) -> None:
     proto = models.identity(datatype, [7])
     array = values(models.signature(proto).inputs[0])
     answer = engine(tmp_path, proto, "openvino").infer({"x": array})["y"]
@@ -175,7 +175,7 @@ def test_infer_answer_stays_while_the_next_one_is_computed(tmp_path: Path, backe
 
 
 @pytest.mark.parametrize("backend", SESSIONS)
-def test_infer_takes_read_only_inputs(tmp_path: Path, backend: str) -> None:
+def test_infer_accepts_read_only_inputs(tmp_path: Path, backend: str) -> None:
     session = engine(tmp_path, models.several(), backend)
     data = np.float32([[1, 2, 3]]).tobytes()
     inputs = {name: np.frombuffer(data, np.float32).reshape(1, 3) for name in "ab"}
@@ -192,7 +192,7 @@ def test_build_external_weights_are_part_of_the_engine(tmp_path: Path, backend: 
     built, _ = build(wanted, tmp_path / "out")
     x = np.float32([[1, 2, 3, 4]])
     expected = reference(tmp_path, proto).infer({"x": x})["y"]
-    (path.parent / "weights.bin").write_bytes(bytes(16 * columns))  # what is there later must not matter
+    (path.parent / "weights.bin").write_bytes(bytes(16 * columns))  # the engine must not read this file again
     np.testing.assert_allclose(opened(built).infer({"x": x})["y"], expected, rtol=1e-4)
 
 
@@ -253,7 +253,7 @@ def test_check_and_build_refused_model_is_unusable_in_one_line(
 
 
 @pytest.mark.parametrize("backend", REAL)
-def test_check_model_that_a_runtime_takes_passes(tmp_path: Path, backend: str) -> None:
+def test_check_valid_model_passes(tmp_path: Path, backend: str) -> None:
     registry.load(backend).check(models.save(models.conv(), tmp_path / "model.onnx"))
 
 
@@ -277,7 +277,7 @@ def test_check_model_that_a_runtime_takes_passes(tmp_path: Path, backend: str) -
     ],
     ids=["index out of range", "another shape"],
 )
-def test_infer_that_fails_is_unusable_and_the_next_one_is_right(
+def test_infer_after_a_failed_inference_answers_correctly(
     tmp_path: Path,
     backend: str,
     proto: onnx.ModelProto,
@@ -300,7 +300,7 @@ NOT_UTF8 = {
 
 
 @pytest.mark.parametrize("elements", NOT_UTF8.values(), ids=NOT_UTF8)
-def test_infer_bytes_that_are_not_utf8_reach_the_model_as_they_are(tmp_path: Path, elements: list[bytes]) -> None:
+def test_infer_bytes_that_are_not_utf8_reach_the_model_unchanged(tmp_path: Path, elements: list[bytes]) -> None:
     session = engine(tmp_path, models.equals_text(elements), "onnxruntime")
     assert session.infer({"x": np.array(elements, np.object_)})["y"].all()
     for place, element in enumerate(elements):
@@ -312,27 +312,27 @@ def test_infer_bytes_that_are_not_utf8_reach_the_model_as_they_are(tmp_path: Pat
 @pytest.mark.parametrize(
     "elements", [[b"\xff\0\xff", b"a"], [b"\xff" * 1000, *[b""] * 100_000]], ids=["zero bytes", "too large"]
 )
-def test_infer_bytes_that_the_runtime_cannot_be_given_are_refused(tmp_path: Path, elements: list[bytes]) -> None:
+def test_infer_bytes_that_the_runtime_cannot_represent_are_refused(tmp_path: Path, elements: list[bytes]) -> None:
     session = engine(tmp_path, models.text(), "onnxruntime")
     with pytest.raises(InvalidInput, match="'x'"):
         session.infer({"x": np.array(elements, np.object_)})
 
 
-def test_infer_an_output_that_is_not_utf8_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_infer_output_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
     session = engine(tmp_path, models.text(), "onnxruntime")
     with pytest.raises(InvalidInput, match="'y'"):
         session.infer({"x": np.array([b"fine", b"\xff\xfe"], np.object_)})
     assert session.infer({"x": np.array([b"fine"], np.object_)})["y"].tolist() == [b"fine"]
 
 
-def test_infer_strings_of_any_rank(tmp_path: Path) -> None:
+def test_infer_strings_of_any_rank_are_answered(tmp_path: Path) -> None:
     session = engine(tmp_path, models.identity("BYTES", ["n", "m"]), "onnxruntime")
     array = np.array([[b"a", "ö".encode()], [b"", b"long" * 100]], np.object_)
     assert session.infer({"x": array})["y"].tolist() == array.tolist()
     assert session.infer({"x": np.empty((0, 2), np.object_)})["y"].shape == (0, 2)
 
 
-# -- the backend without a runtime ----------------------------------------------------------------------------------
+# -- the null backend -----------------------------------------------------------------------------------------------
 
 
 def test_null_answers_the_mean_of_all_bytes_in_declared_shapes() -> None:
@@ -351,7 +351,7 @@ def test_null_answers_the_mean_of_all_bytes_in_declared_shapes() -> None:
     assert list(session.infer({"a": np.zeros(4, np.uint8)}, ["INT64", "FP32"])) == ["INT64", "FP32"]
 
 
-def test_null_check_folder_is_unusable(tmp_path: Path) -> None:
+def test_null_check_of_a_folder_is_unusable(tmp_path: Path) -> None:
     with pytest.raises(EngineUnusable):
         registry.load("null").check(tmp_path)
 
@@ -371,7 +371,7 @@ def test_installed_backends_follow_the_facts() -> None:
     assert registry.usable(everything) == ("onnxruntime", "openvino")
 
 
-def test_one_line_is_short() -> None:
+def test_one_line_shortens_long_text() -> None:
     assert one_line(RuntimeError("a\n  b\tc ")) == "a b c"
     assert len(one_line(RuntimeError("x" * 5000))) == 400
 

@@ -1,4 +1,4 @@
-"""Whether the rows of a model are independent: proven by comparing a batch with its rows."""
+"""The batch check: whether a model's rows are independent, found by comparing a batch with its single rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INPUTS = {"x": np.arange(200, dtype=np.float32).reshape(2, 100)}
 
 
 class Computed:
-    """A session that computes a function; a call takes a millisecond and each row a part of it."""
+    """A session that computes a function. Each call takes 1 ms plus `row_ms` for each row."""
 
     def __init__(self, function: Callable[[Array], Array], row_ms: float = 0.0) -> None:
         self._function, self._row_ms = function, row_ms
@@ -81,6 +81,6 @@ def test_batch_gain_of_rows_that_are_not_proven_independent_is_zero(function: Ca
 
 
 def test_batch_gain_follows_the_time_of_a_row() -> None:
-    """Rows that take as long in a batch as alone leave little to gain."""
+    """If a row takes as long in a batch as alone, batching gains little."""
     cheap, costly = (batch_gain(Computed(lambda x: x * 2, row_ms), INPUTS) for row_ms in (0.0, 10.0))
     assert costly < 1.25 < cheap

@@ -1,11 +1,11 @@
-"""The arithmetic of the table of speed."""
+"""The arithmetic of the benchmark table."""
 
 from __future__ import annotations
 
 from tests.bench.table import Skipped, as_json, compare, in_rounds, markdown
 
 
-def test_in_rounds_two_ways_warms_up_and_alternates_order() -> None:
+def test_in_rounds_of_two_candidates_warms_up_and_alternates_order() -> None:
     calls: list[str] = []
 
     def way(name: str) -> dict[str, float]:
@@ -18,7 +18,7 @@ def test_in_rounds_two_ways_warms_up_and_alternates_order() -> None:
     assert measured == {"a": [{"n": 3}, {"n": 6}], "b": [{"n": 4}, {"n": 5}]}
 
 
-def test_compare_several_references_takes_best_and_median_of_round_ratios() -> None:
+def test_compare_several_references_has_best_and_median_of_round_ratios() -> None:
     measured = {
         "edged": [{"r": 10.0}, {"r": 30.0}, {"r": 80.0}],
         "slow": [{"r": 1.0}, {"r": 2.0}, {"r": 3.0}],

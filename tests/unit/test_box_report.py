@@ -1,4 +1,4 @@
-"""The report of a box: its file can be read again, and `make verified` makes rows of it or says why not."""
+"""Box reports: the file format, and the rows that `make verified` derives from a report or the reason why not."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def report(**changes: Any) -> BoxReport:
     return msgspec.structs.replace(plain, **changes)
 
 
-def test_render_can_be_read_again_and_shows_everything() -> None:
+def test_render_report_is_readable_again_and_shows_every_field() -> None:
     made = box_report.redacted(report(), Identity())
     text = box_report.render(made)
     assert box_report.read(text) == made
@@ -75,7 +75,7 @@ def test_render_can_be_read_again_and_shows_everything() -> None:
     assert "make test-gpu" in text
 
 
-def test_render_texts_begin_nothing_in_markdown() -> None:
+def test_render_text_with_markdown_is_escaped() -> None:
     text = "a | b\n```json\n{}\n```\n# <img src=x> [link](x)"
     made = box_report.redacted(report(left_out=(text,), facts=ORIN | {"cpu.model": text}), Identity())
     shown = box_report.render(made)
@@ -85,13 +85,13 @@ def test_render_texts_begin_nothing_in_markdown() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "# edged\n", '{"format": 1, "edged": "1"}', "```json\n[]\n```", "[" * 9999])
-def test_read_refuses_what_is_no_report(text: str) -> None:
+def test_read_text_that_is_no_report_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="no report of edged"):
         box_report.read(text)
 
 
 @pytest.mark.parametrize("field", sorted(set(BoxReport.__struct_fields__)))
-def test_read_refuses_a_report_that_lacks_a_field(field: str) -> None:
+def test_read_report_without_a_field_is_refused(field: str) -> None:
     found = msgspec.to_builtins(report())
     del found[field]
     with pytest.raises(InvalidInput, match=field):
@@ -99,7 +99,7 @@ def test_read_refuses_a_report_that_lacks_a_field(field: str) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("format", 2), ("day", "yesterday"), ("by", "| me |"), ("engines", 1)])
-def test_read_refuses_wrong_values(field: str, value: object) -> None:
+def test_read_wrong_value_is_refused(field: str, value: object) -> None:
     with pytest.raises(InvalidInput):
         box_report.read(msgspec.json.encode(msgspec.to_builtins(report()) | {field: value}).decode())
 
@@ -107,7 +107,7 @@ def test_read_refuses_wrong_values(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("yes", "answer", "written"), [(False, "n\n", False), (False, "\n", False), (False, "y\n", True), (True, "", True)]
 )
-def test_write_asks_first(tmp_path: Path, yes: bool, answer: str, written: bool) -> None:
+def test_write_asks_for_confirmation(tmp_path: Path, yes: bool, answer: str, written: bool) -> None:
     app, file = typer.Typer(), tmp_path / "report.md"
     app.command()(lambda: write("shown\n", file, yes=yes))
     done = CliRunner().invoke(app, [], input=answer)
@@ -169,7 +169,7 @@ def test_verified_page_has_the_table_and_keeps_everything_else(tmp_path: Path) -
     text = (ROOT / "jetson" / "VERIFIED.md").read_text()
     page.write_text(text)
     file.write_text(box_report.render(report()))
-    for _ in range(2):  # the same report adds nothing more
+    for _ in range(2):  # the second time adds no row
         assert verified.main([str(file)], page) == 0
         lines = page.read_text().splitlines()
         new = [line for line in lines if "Orin Nano Developer Kit" in line and line.startswith("| 2026-11-24")]

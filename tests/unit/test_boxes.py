@@ -1,4 +1,4 @@
-"""Matched boxes: detections of an engine compared with those of the reference, in both directions."""
+"""Box matching: an engine's detections compared with the reference's, in both directions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests import models
 from tests.drift import as_bf16, as_fp16
 
 Floats = npt.NDArray[np.float32]
-Row = tuple[float, ...]  # centre x, centre y, width, height, then a score for each class
+Row = tuple[float, ...]  # centre x, centre y, width, height, and one score for each class
 
-CELLS = 21  # of a 32 x 32 input at strides 8, 16, 32
+CELLS = 21  # 16 + 4 + 1 cells of a 32 x 32 input at strides 8, 16, 32
 SCORE = 0.25  # the threshold
 
 
 def known_as(**thresholds: float) -> Recognition:
-    """A detector of two classes with a tiny input, as Ultralytics exports them."""
+    """Return the recognition of a detector with two classes and a 32 x 32 input, in the format of Ultralytics."""
     sign = models.signature(models.parse(f"(float[1,3,32,32] x) => (float[1,6,{CELLS}] y) {{}}"))
     known = recognise(sign.inputs, sign.outputs, {}, {"family": "ultralytics"})
     return msgspec.structs.replace(known, thresholds=Thresholds(**thresholds))  # type: ignore[arg-type]
@@ -58,8 +58,8 @@ ONE: Row = (8, 8, 10, 10, 0.9, 0.0)
 TWO: Row = (22, 22, 8, 8, 0.0, 0.6)
 
 
-# Reference, engine, share of matched boxes, largest difference of scores.
-LEFT, RIGHT = (10.0, 10.0, 12.0, 12.0), (11.0, 10.0, 12.0, 12.0)  # IoU 0.85: one suppresses the other
+# (answer of the reference, answer of the engine, share of matched boxes, largest difference of scores)
+LEFT, RIGHT = (10.0, 10.0, 12.0, 12.0), (11.0, 10.0, 12.0, 12.0)  # IoU 0.85, so that NMS keeps only one
 COMPARED: dict[str, tuple[dict[str, Array], dict[str, Array], float | None, float]] = {
     "same in another order": (table(ONE, TWO), table(TWO, ONE), 1.0, 0.0),
     "nothing in either": (table(), table(), None, 0.0),
@@ -105,15 +105,15 @@ def test_compare_large_slack_does_not_forgive_scores_below_half_the_threshold() 
     assert compare(table(ONE, TWO), found, slack=0.5).share == 0.5
 
 
-def test_compare_box_that_only_one_suppresses_is_no_mismatch() -> None:
+def test_compare_box_that_only_one_side_suppresses_is_no_mismatch() -> None:
     first, second = (10.0, 10.0, 12.0, 12.0, 0.9, 0.0), (12.0, 10.0, 12.0, 12.0, 0.5, 0.0)  # IoU 0.714
     nearer = (12.2, 10.0, 12.0, 12.0, 0.5, 0.0)  # IoU 0.690
     found = compare(table(first, second), table(first, nearer), iou=0.7)
     assert (found.expected, found.found, found.share, found.score) == (1, 2, 1.0, 0.0)
 
 
-def test_compare_looks_at_more_detections_than_are_reported() -> None:
-    """If one is reported, which of two equal ones that is may differ."""
+def test_compare_with_a_limit_of_detections_also_matches_those_beyond_it() -> None:
+    """With a limit of one detection, either of two almost equal boxes may be reported."""
     ours = table((*ONE[:4], 0.7, 0.0), (*TWO[:4], 0.0, 0.701))
     theirs = table((*ONE[:4], 0.701, 0.0), (*TWO[:4], 0.0, 0.7))
     found = compare(ours, theirs, max_detections=1)
@@ -132,7 +132,7 @@ def test_compare_very_many_detections_is_bounded() -> None:
     assert found.share == 1.0
 
 
-def test_matcher_for_no_family_is_none() -> None:
+def test_matcher_for_model_without_family_returns_none() -> None:
     assert matcher_for(Recognition(None, "", None, "", (), Thresholds()), 0.1) is None
 
 
@@ -151,7 +151,7 @@ def test_judge_classifier_by_its_winners() -> None:
         assert found.accepted is (top1 == 1)
 
 
-def test_judge_classifier_with_changed_probabilities_is_rejected_although_the_top_class_is_equal() -> None:
+def test_judge_classifier_with_changed_probabilities_is_rejected_despite_the_same_top_class() -> None:
     expected, moved = (np.array([row], np.float32) for row in ((0.7, 0.1, 0.1, 0.1), (0.65, 0.15, 0.1, 0.1)))
     pair, matcher = Pair({"y": expected}, {"y": moved}, "picture"), matcher_for(classifier(), 0.1)
     assert judge([pair], tolerance({"precisions": "bf16"}, "bf16"), matcher).accepted
@@ -170,7 +170,7 @@ def detector() -> Model:
 
 @pytest.fixture(scope="module")
 def asked(detector: Model, tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
-    """Scenes that it knows, as the user's samples, with its answers."""
+    """Golden answers to scenes with known shapes, which are given as user samples."""
     import cv2
 
     folder, paths = tmp_path_factory.mktemp("samples"), []
@@ -190,7 +190,7 @@ def judged(detector: Model, asked: list[Sample], alter: Callable[[Floats], Float
 
 
 def by_scores(factor: float) -> Callable[[Floats], Floats]:
-    """Multiplies the scores."""
+    """Return a function that multiplies the scores by `factor`."""
 
     def alter(output: Floats) -> Floats:
         output[:, 4:] *= np.float32(factor)
@@ -200,14 +200,14 @@ def by_scores(factor: float) -> Callable[[Floats], Floats]:
 
 
 def blind(output: Floats) -> Floats:
-    """Sees nothing in one corner."""
+    """Remove all detections in one corner."""
     x, y = output[:, 0], output[:, 1]
     output[:, 4:] = np.where((x < 160) & (y < 160), np.minimum(output[:, 4:], 0.01), output[:, 4:])
     return output
 
 
 def seeing(output: Floats) -> Floats:
-    """Invents boxes."""
+    """Add false boxes."""
     output[:, 4, ::200] = 0.8
     return output
 
@@ -217,7 +217,7 @@ def same(output: Floats) -> Floats:
 
 
 def only_boxes(precision: str) -> Tolerance:
-    """Bounds that leave the decision to the boxes."""
+    """Return a tolerance that only the boxes can violate."""
     return msgspec.structs.replace(TOLERANCES[precision], cosine=0.0, relative_l2=9.0, outliers=1.0)
 
 
@@ -255,7 +255,7 @@ def test_judge_detector_by_its_boxes(
         assert (found.figures["boxes"], found.figures["box_score"]) == (1.0, 0.0)
 
 
-def test_judge_names_the_worst_picture_and_measures_drift(detector: Model, asked: list[Sample]) -> None:
+def test_judge_detector_names_the_worst_picture_and_measures_drift(detector: Model, asked: list[Sample]) -> None:
     assert "(worst on scene" in judged(detector, asked, by_scores(0.05), only_boxes("int8")).reason
     strict = judged(detector, asked, as_bf16, TOLERANCES["fp32"])
     assert strict.figures["relative_l2"] > 1e-3

@@ -1,4 +1,4 @@
-"""A family that is set by hand is proven on what the model answers."""
+"""Plausibility of a `family` setting, checked against the model's answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NORMALISED = np.concatenate((CORNER, CORNER + 0.02 + RANDOM.random((QUERIES, 2))
 LOGITS = RANDOM.standard_normal((QUERIES, CLASSES)) * 3
 
 
-def test_doubt_ssd_with_scores_of_a_softmax_and_boxes_in_the_picture_is_empty() -> None:
+def test_doubt_ssd_with_softmax_scores_and_boxes_in_the_picture_is_empty() -> None:
     assert doubt(*tables(NORMALISED, softmax(LOGITS), family="ssd")) == ""
 
 
@@ -43,11 +43,11 @@ def test_doubt_ssd_with_scores_of_a_softmax_and_boxes_in_the_picture_is_empty() 
         (NORMALISED * 5, softmax(LOGITS), "lie in the picture"),
     ],
 )
-def test_doubt_tables_that_only_look_like_an_ssd_are_named(boxes: Array, scores: Array, word: str) -> None:
+def test_doubt_tables_that_only_look_like_an_ssd_returns_the_reason(boxes: Array, scores: Array, word: str) -> None:
     assert word in doubt(*tables(boxes, scores, family="ssd"))
 
 
-def test_recognise_table_whose_scores_are_no_softmax_is_not_advised_to_be_an_ssd() -> None:
+def test_recognise_table_without_softmax_scores_does_not_suggest_ssd() -> None:
     found, _ = tables(NORMALISED, LOGITS)
     assert found.family is None
     assert "family=ssd" not in found.reason

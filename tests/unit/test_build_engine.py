@@ -1,4 +1,4 @@
-"""One engine from model to store: golden answers, build, verification, timing, commit."""
+"""Building one engine: golden answers, build, verification, timing, commit to the store."""
 
 from __future__ import annotations
 
@@ -102,20 +102,20 @@ def test_make_engine_is_built_verified_timed_and_stored(
     assert list((tmp_path / "cache" / "golden").iterdir())
     assert staged(tmp_path) == []
     builder.forget_others(set())
-    assert list((tmp_path / "cache" / "golden").iterdir()), "an engine is compared with them"
+    assert list((tmp_path / "cache" / "golden").iterdir()), "a stored engine still needs them"
     store.remove(key)
     builder.forget_others(set())
     assert not list((tmp_path / "cache" / "golden").iterdir())
 
 
-def test_builder_that_shares_a_cache_leaves_unfinished_work_of_others(
+def test_builder_that_shares_a_cache_leaves_unfinished_files_of_running_builds(
     builder: Builder, store: Store, tmp_path: Path, conv: Model
 ) -> None:
     wanted, unfinished, seen = task(conv, ORT), tmp_path / "cache" / "unfinished", list[int]()
 
     def start_command(progress: Progress) -> None:
         seen.append(len(list(unfinished.iterdir())))
-        Builder(store, tmp_path / "cache", LIMITS)  # as `edged inspect` makes one beside a daemon
+        Builder(store, tmp_path / "cache", LIMITS)  # as `edged inspect` does while a daemon builds
 
     record = run(builder.make(wanted, start_command, plenty), 60)
     assert record.verdict.accepted
@@ -123,7 +123,7 @@ def test_builder_that_shares_a_cache_leaves_unfinished_work_of_others(
     assert list(unfinished.iterdir()) == []
 
 
-def test_builder_removes_what_a_killed_one_left_unfinished(store: Store, tmp_path: Path) -> None:
+def test_builder_removes_unfinished_files_of_a_killed_builder(store: Store, tmp_path: Path) -> None:
     left = tmp_path / "cache" / "unfinished" / "killed"
     left.mkdir(parents=True)
     (left / "half.golden").write_bytes(b"half")
@@ -131,7 +131,7 @@ def test_builder_removes_what_a_killed_one_left_unfinished(store: Store, tmp_pat
     assert not left.exists()
 
 
-def test_make_asks_the_shapes_of_the_models_settings(builder: Builder, tmp_path: Path) -> None:
+def test_make_golden_answers_have_the_shapes_of_the_models_settings(builder: Builder, tmp_path: Path) -> None:
     path = models.save(models.dynamic(), tmp_path / "model.onnx")
     settings = {"preprocess.width": "32", "preprocess.height": "32", "profile.x": "1x3x32x32 2x3x32x48 4x3x64x64"}
     model = Model.of(plain_entry("m", path, settings), inspect(path))
@@ -189,7 +189,7 @@ def test_make_read_only_disk_is_out_of_space(
         make(builder, matmul, REFERENCE)
 
 
-def test_inspect_result_is_remembered_until_the_file_changes(builder: Builder, tmp_path: Path) -> None:
+def test_inspect_result_is_cached_until_the_file_changes(builder: Builder, tmp_path: Path) -> None:
     path = models.save(models.matmul(seed=1), tmp_path / "model.onnx")
     first = run(builder.inspect(path))
     (known,) = (tmp_path / "cache" / "inspections").glob(f"{first.graph_digest}*.json")
@@ -225,15 +225,15 @@ def test_inspect_too_large_file_is_refused_before_it_is_read(builder: Builder, t
     with pytest.raises(ModelRefused) as refused:
         run(builder.inspect(path))
     assert Reason.of(refused.value) == Reason("too_large", "file")
-    assert _bytes_read() - before < 1 << 28  # a disk that fails is looked for in the first 64 MiB of what is refused
+    assert _bytes_read() - before < 1 << 28  # of a refused file, 64 MiB are read to test the disk
 
 
 def _bytes_read() -> int:
-    """What this process has read of files and pipes so far."""
+    """Return the number of bytes that this process has read so far."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def test_examine_asks_each_backend_and_needs_the_reference(builder: Builder, tmp_path: Path) -> None:
+def test_examine_checks_each_backend_and_needs_the_reference(builder: Builder, tmp_path: Path) -> None:
     path = models.save(models.matmul(), tmp_path / "model.onnx")
     admission = run(examine(builder, path, {}, ["onnxruntime", "openvino"]), 60)
     assert admission.backends == {"onnxruntime": "", "openvino": ""}
@@ -244,7 +244,7 @@ def test_examine_asks_each_backend_and_needs_the_reference(builder: Builder, tmp
     assert without.finding.category is Category.NO_RUNTIME
 
 
-# -- again, and for another driver ----------------------------------------------------------------------------------
+# -- stored engines, and engines of another driver ------------------------------------------------------------------
 
 
 def test_verify_stored_engine_keeps_its_files(builder: Builder, store: Store, conv: Model) -> None:
@@ -296,7 +296,7 @@ def test_adopt_engine_that_answers_wrongly_is_unusable(
 
 
 def test_make_rejected_build_keeps_a_good_one_with_the_same_key(builder: Builder, store: Store, matmul: Model) -> None:
-    wanted = task(matmul, NULL)  # which answers wrongly, as may a builder that is not deterministic
+    wanted = task(matmul, NULL)  # answers wrongly, as a rebuild may if the builder is not deterministic
     good = EngineRecord(wanted.key.parts, "m", wanted.recipe, {}, BuildFacts(1.0, 2.0, 3.0, "0"), Verdict(True, "", {}))
     with store.stage() as out:
         store.commit(out, good)
@@ -348,7 +348,7 @@ def test_make_ahead_proven_engine_is_never_replaced(
     builder: Builder, store: Store, tmp_path: Path, conv: Model
 ) -> None:
     record, key, _ = make(builder, conv, ORT)
-    elsewhere = Builder(Store(tmp_path / "cache"), tmp_path / "cache", LIMITS)  # as another process sees it
+    elsewhere = Builder(Store(tmp_path / "cache"), tmp_path / "cache", LIMITS)  # as in another process
     with pytest.raises(Refused, match="already"):
         run(elsewhere.make_ahead(task(conv, ORT), "a twin", "8.6", ignore, plenty), 60)
     assert Store(tmp_path / "cache").records() == {key: record}

@@ -1,4 +1,4 @@
-"""Engines whose precision is said in the graph: converted in the child, calibrated on pictures, judged by pictures."""
+"""Engines whose graph is converted to their precision: conversion in the child, calibration and verification."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def read(path: Path, samples: tuple[str, ...] = (), settings: dict[str, str] | N
 
 @pytest.fixture
 def shapes(tmp_path: Path) -> Model:
-    """The embedded detector, with two pictures of its user's."""
+    """The embedded detector with two user samples."""
     samples = []
     for number in range(2):
         samples.append(str(tmp_path / f"{number}.png"))
         cv2.imwrite(samples[-1], Scene(number, 640, 480, shapes=6).frame(0)[0])
-    # On drawn pictures, where it sees a shape now and then, int8 moves a score by 0.25; on its own scenes by 0.02.
+    # On drawn pictures with few shapes int8 moves a score by up to 0.25, on scenes of shapes by up to 0.02.
     return read(MODEL_PATH, tuple(samples), {"verify.int8.box_score": "0.35", "verify.int8.boxes": "0.85"})
 
 
@@ -75,7 +75,7 @@ def make(model: Model, recipe: Recipe, folder: Path) -> tuple[EngineRecord, list
         pytest.param("openvino", "int8", marks=pytest.mark.long),
     ],
 )
-def test_an_engine_of_another_precision_is_built_from_a_converted_graph_and_judged(
+def test_make_engine_of_lower_precision_is_built_from_a_converted_graph_and_verified(
     backend: str, precision: str, shapes: Model, tmp_path: Path
 ) -> None:
     plain, phases = make(shapes, Recipe(backend), tmp_path / "plain")
@@ -86,13 +86,13 @@ def test_an_engine_of_another_precision_is_built_from_a_converted_graph_and_judg
     assert record.verdict.figures["boxes"] >= 0.85
     assert not any(name.startswith(".") for name in record.files)
     if precision == "int8":  # a processor without float16 arithmetic keeps the rounded weights in float32
-        is_reported = any("int8" in note for note in record.composition.notes)  # OpenVINO computes none on ARM
+        is_reported = any("int8" in note for note in record.composition.notes)  # OpenVINO has no int8 on ARM
         assert record.size < 0.8 * plain.size or is_reported, record.composition
-    # It is really another precision: its answers are not those of the model as it was written.
+    # The answers differ from the original's, so the precision is really another one.
     assert record.verdict.figures["relative_l2"] > 10 * plain.verdict.figures["relative_l2"]
 
 
-def test_a_graph_that_has_nothing_to_convert_is_built_as_it_is(tmp_path: Path) -> None:
+def test_make_model_without_anything_to_convert_is_built_unchanged(tmp_path: Path) -> None:
     model = read(models.save(models.identity("INT32"), tmp_path / "model.onnx"))
     record, _ = make(model, Recipe("onnxruntime", precision="fp16"), tmp_path)
     assert record.verdict.accepted, record.verdict.reason
@@ -102,7 +102,7 @@ def job(model: Model, recipe: Recipe, out: Path) -> jobs.Build:
     return jobs.Build(model.order(recipe), str(out), model.recognition, model.samples)
 
 
-def test_nothing_but_the_engine_is_left_in_the_stage(shapes: Model, tmp_path: Path) -> None:
+def test_build_job_leaves_only_the_engine_in_the_stage(shapes: Model, tmp_path: Path) -> None:
     recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     reported: list[jobs.Progress] = []
     (tmp_path / "stage").mkdir()
@@ -111,7 +111,7 @@ def test_nothing_but_the_engine_is_left_in_the_stage(shapes: Model, tmp_path: Pa
     assert sorted(os.listdir(tmp_path / "stage")) == sorted(built.artefact.files)
 
 
-def test_pictures_that_changed_after_the_engine_was_planned_void_the_job(shapes: Model, tmp_path: Path) -> None:
+def test_convert_order_samples_changed_after_planning_is_superseded(shapes: Model, tmp_path: Path) -> None:
     recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     cv2.imwrite(shapes.samples[0], Scene(99, 640, 480, shapes=3).frame(0)[0])
     with pytest.raises(Superseded, match="sample pictures were changed"):
@@ -131,7 +131,7 @@ def test_calibration_unreadable_picture_is_skipped_and_reported(shapes: Model, t
 
 
 def exchange(samples: Sequence[str], monkeypatch: pytest.MonkeyPatch, after: Callable[[Path], object]) -> None:
-    """Has something done to a sample after the samples were chosen and before they are read."""
+    """Call `after` on the first sample after the samples were chosen and before they are read."""
     real = user_samples.calibration_pictures
 
     def chosen(given: Sequence[str]) -> dict[str, str]:
@@ -149,9 +149,9 @@ def exchange(samples: Sequence[str], monkeypatch: pytest.MonkeyPatch, after: Cal
         lambda path: path.write_bytes(b"no picture"),
         lambda path: path.unlink(),
     ],
-    ids=["another picture", "no picture", "gone"],
+    ids=["another picture", "no picture", "missing"],
 )
-def test_a_picture_that_is_exchanged_before_it_is_read_voids_the_job(
+def test_convert_order_sample_changed_before_it_is_read_is_superseded(
     shapes: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: Callable[[Path], object]
 ) -> None:
     recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
@@ -178,14 +178,14 @@ def test_calibration_holds_out_every_second_picture(count: int, used: int, tmp_p
     assert all(Path(path).read_bytes() in contents for path in found.values())
 
 
-def test_a_picture_that_is_there_twice_is_not_calibrated_on_and_held_out(tmp_path: Path) -> None:
+def test_calibration_duplicate_picture_is_not_both_used_and_held_out(tmp_path: Path) -> None:
     contents = [b"1", b"2", b"3", b"4"]
     assert [*user_samples.calibration_pictures(pictures_in(tmp_path, contents * 2))] == [
         *user_samples.calibration_pictures(pictures_in(tmp_path, contents))
     ]
 
 
-def test_no_drawn_picture_that_is_calibrated_on_is_judged_by(
+def test_calibration_drawn_pictures_are_not_used_for_verification(
     shapes: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bytes] = []
@@ -202,7 +202,7 @@ def test_no_drawn_picture_that_is_calibrated_on_is_judged_by(
     assert not {array.tobytes() for question in judging for array in question.inputs.values()} & set(seen)
 
 
-def test_a_model_that_takes_no_pictures_cannot_be_calibrated(tmp_path: Path) -> None:
+def test_calibration_model_without_pictures_is_unsuitable(tmp_path: Path) -> None:
     model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
     assert user_samples.calibration_digest(model.recognition, ()) == ""
     recipe, problem = complete(Recipe("onnxruntime", precision="int8"), model, {})
@@ -211,7 +211,7 @@ def test_a_model_that_takes_no_pictures_cannot_be_calibrated(tmp_path: Path) -> 
         convert_order(job(model, recipe, tmp_path), tmp_path)
 
 
-def test_calibration_is_named_by_the_content_of_pictures_and_how_they_are_prepared(shapes: Model) -> None:
+def test_calibration_digest_depends_on_pictures_and_preprocessing(shapes: Model) -> None:
     one = user_samples.calibration_digest(shapes.recognition, shapes.samples)
     assert one == user_samples.calibration_digest(shapes.recognition, tuple(reversed(shapes.samples)))
     assert one != user_samples.calibration_digest(shapes.recognition, shapes.samples[:1])
@@ -224,5 +224,5 @@ def test_calibration_is_named_by_the_content_of_pictures_and_how_they_are_prepar
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino", "null"])
-def test_in_graph_precisions_can_be_written_into_a_graph(name: str) -> None:
+def test_in_graph_precisions_are_those_that_convert_supports(name: str) -> None:
     assert registry.load(name).in_graph <= {"fp16", "int8"}

@@ -1,4 +1,4 @@
-"""Calls between a connection and their handlers: who may, how much at once, and how each ends."""
+"""The call guard between a connection and the handlers: permission, limits, and the end of each call."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ ADDRESS, PEER = "localhost:8001", "ipv4:127.0.0.1:4711"
 
 
 def calling(message: Message | None = b"message", path: str = PATH) -> FakeCall:
-    """A call that sends the same message for ever, or none."""
+    """Return a call that sends the same message without end, or no message."""
     return FakeCall(path, () if message is None else itertools.repeat(message), (("name", "value"),), peer=PEER)
 
 
 class Handlers:
-    """Never end by themselves, and leave a task behind that goes on to read. `ended` has the peers of ended calls."""
+    """Handlers that run until cancelled, and leave a task that continues to read. `ended` has peers of ended calls."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -98,7 +98,7 @@ async def test_run_unknown_method_is_unimplemented(guard: Guard) -> None:
 
 
 @pytest.mark.parametrize("gives_many", [False, True])
-async def test_run_call_without_its_message_is_invalid(guard: Guard, gives_many: bool) -> None:
+async def test_run_call_without_a_message_is_invalid(guard: Guard, gives_many: bool) -> None:
     handler = Handlers().many if gives_many else echo
     call = await run(guarded(guard, handler, gives_many=gives_many), calling(None))
     assert call.status is Status.INVALID_ARGUMENT
@@ -112,9 +112,7 @@ async def test_run_caller_without_the_role_is_refused_before_its_message_is_read
 
 
 @pytest.mark.parametrize("takes_many", [False, True])
-async def test_run_caller_beyond_its_limit_is_refused_before_its_message_is_read(
-    guard: Guard, takes_many: bool
-) -> None:
+async def test_run_caller_over_its_limit_is_refused_before_its_message_is_read(guard: Guard, takes_many: bool) -> None:
     guard.limits.bounds = Bounds(streams=0, requests=0, size=1 << 20, rate=1000.0)
     call = await run(guarded(guard, echo, takes_many), calling())
     assert (call.status, call.reads) == (Status.RESOURCE_EXHAUSTED, 0)
@@ -122,7 +120,7 @@ async def test_run_caller_beyond_its_limit_is_refused_before_its_message_is_read
     assert "grpc-retry-pushback-ms" in dict(call.ended[2])
 
 
-async def test_run_call_counts_for_its_client_before_its_message_comes(guard: Guard) -> None:
+async def test_run_call_counts_against_the_limit_before_its_message_arrives(guard: Guard) -> None:
     class Silent(FakeCall):
         async def announced(self) -> int | None:
             await asyncio.Event().wait()
@@ -139,7 +137,7 @@ async def test_run_call_counts_for_its_client_before_its_message_comes(guard: Gu
     assert guard.limits.together().is_idle
 
 
-async def test_run_message_beyond_the_bytes_of_its_client_is_refused_unread(guard: Guard) -> None:
+async def test_run_message_over_the_bytes_of_its_client_is_refused_unread(guard: Guard) -> None:
     guard.limits.bounds = Bounds(streams=1, requests=9, size=1 << 20, rate=1000.0)
     usage = guard.limits.usage("loopback", "loopback", 0.0)
     usage.size = 1 << 20
@@ -148,7 +146,7 @@ async def test_run_message_beyond_the_bytes_of_its_client_is_refused_unread(guar
 
 
 @pytest.mark.parametrize("takes_many", [False, True])
-async def test_run_large_message_is_let_in_when_there_is_room(guard: Guard, takes_many: bool) -> None:
+async def test_run_large_message_waits_for_the_budget(guard: Guard, takes_many: bool) -> None:
     async def first(asked: Any, context: Context) -> bytes:
         data: bytes = await anext(asked) if takes_many else asked
         assert guard.budget.used == len(data)
@@ -177,11 +175,11 @@ async def test_run_cancelled_call_ends_its_handler_first(guard: Guard, takes_man
     with pytest.raises(asyncio.CancelledError):
         await task
     assert handlers.ended == [call.peer] or not gives_many
-    await asyncio.gather(*handlers.readers)  # which end by themselves
+    await asyncio.gather(*handlers.readers)  # they end by themselves
     assert guard.limits.together().is_idle
 
 
-async def test_run_error_of_handler_becomes_status_of_call(guard: Guard) -> None:
+async def test_run_error_of_the_handler_sets_the_status(guard: Guard) -> None:
     async def failing(asked: Any, context: Context) -> AsyncIterator[bytes]:
         yield b"answer"
         raise RuntimeError("no")
@@ -190,7 +188,7 @@ async def test_run_error_of_handler_becomes_status_of_call(guard: Guard) -> None
     assert (call.status, call.written) == (Status.INTERNAL, [b"answer"])
 
 
-async def test_run_error_says_when_to_try_again(guard: Guard) -> None:
+async def test_run_client_limited_error_has_a_retry_time(guard: Guard) -> None:
     async def limited(asked: Any, context: Context) -> bytes:
         raise ClientLimited("too many at a time", 0.25)
 
@@ -201,8 +199,8 @@ async def test_run_error_says_when_to_try_again(guard: Guard) -> None:
     assert dict(metadata)["grpc-retry-pushback-ms"] == "250"
 
 
-def test_no_generator_is_iterated_without_being_closed() -> None:
-    """asyncio closes one that is made in the `async for` itself, some time after the task that left it."""
+def test_sources_close_every_async_generator_that_they_iterate() -> None:
+    """A generator created in the `async for` line is closed by asyncio, at some time after the loop was left."""
     found = [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path in SOURCE.rglob("*.py")
@@ -213,7 +211,7 @@ def test_no_generator_is_iterated_without_being_closed() -> None:
     assert found == []
 
 
-async def test_end_with_an_error_that_is_kept_keeps_no_message() -> None:
+async def test_end_with_an_error_frees_the_message_even_if_the_error_is_kept() -> None:
     kept = list[weakref.ref[object]]()
 
     def read() -> None:

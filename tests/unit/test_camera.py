@@ -1,4 +1,4 @@
-"""Rates of frames, and limits of a rate."""
+"""Frame rates of a camera, and the rate limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_limit_of_zero_admits_all() -> None:
     assert all(Limit(0).admits(0.0) for _ in range(10))
 
 
-def test_rate_is_of_the_last_seconds_and_falls() -> None:
+def test_rate_covers_the_last_seconds_and_falls_without_frames() -> None:
     rate = Rate()
     assert rate.per_second(0.0) == 0.0
     rate.add(100.0)

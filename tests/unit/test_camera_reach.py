@@ -1,4 +1,4 @@
-"""What the process of a camera may read and write, by what its configuration names."""
+"""The paths that a camera's process may read, from its configuration."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def reads(**sinks: str) -> set[str]:
         ({"mqtt": "mqtt://box", "mqtt_password_file": "/etc/edged/password"}, "/etc/edged/password"),
     ],
 )
-def test_camera_process_may_read_the_files_of_its_broker(sinks: dict[str, str], file: str) -> None:
+def test_reads_includes_the_files_of_the_broker(sinks: dict[str, str], file: str) -> None:
     assert reads(**sinks) == {"/run/edged", file}
 
 
-def test_invalid_address_of_a_broker_adds_no_file() -> None:
+def test_reads_invalid_broker_address_adds_no_file() -> None:
     assert reads(mqtt="mqtt://[box?ca=/etc/passwd") == {"/run/edged"}

@@ -1,4 +1,4 @@
-"""The gRPC service of cameras without gRPC: what ends a call, and what a refused picture leaves behind."""
+"""The Cameras service without a server: errors that end a call, and the memory of refused pictures."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from edged.vision.detections import Detections
 from tests.fake_link import FakeLink
 from tests.waiting import run
 
-_PICTURE = Detections.empty().pack()  # which the fake engine finds in it
+_PICTURE = Detections.empty().pack()  # the fake engine echoes it as its detections
 CONTEXT = Context("unix:")
 
 
 class Room:
-    """A service of one model, `m`, whose engine answers when told."""
+    """A service with one model `m`, whose fake engine answers while `answering` runs."""
 
     def __init__(self, answering: object = None, tracking: object = None) -> None:
         self.slot, self.link, self.cameras = Slot("m"), FakeLink(), Cameras()
@@ -51,7 +51,7 @@ class Room:
             await asyncio.sleep(0)
 
     async def detect(self, frames: AsyncIterator[pb.Frame]) -> list[pb.Result]:
-        """All results of a call."""
+        """Run one Detect call and return all results."""
         engine = asyncio.create_task(self.answering())
         encoded = (frame.SerializeToString() async for frame in frames)
         try:
@@ -67,7 +67,7 @@ async def sent(*frames: pb.Frame) -> AsyncIterator[pb.Frame]:
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Only what nothing refers to any more goes."""
+    """Disable the cyclic garbage collector, so that only reference counts free objects."""
     gc.collect()
     gc.disable()
     yield
@@ -75,7 +75,7 @@ def uncollected() -> Iterator[None]:
 
 
 def kept() -> list[str]:
-    """Functions of the service whose variables a traceback holds."""
+    """Return the functions of the service whose frames a traceback keeps alive."""
     traces = [each for each in gc.get_objects() if isinstance(each, TracebackType)]
     codes = [trace.tb_frame.f_code for trace in traces]
     return [code.co_name for code in codes if code.co_filename == cameras.__file__]
@@ -99,14 +99,14 @@ def test_detect_tracking_without_its_library_ends_the_call() -> None:
     assert not room.link.jobs
 
 
-def test_detect_tracking_without_its_library_later_answers_that_frame_so() -> None:
+def test_detect_later_frame_with_tracking_but_no_library_gets_an_error_result() -> None:
     room = Room(tracking=SimpleNamespace(missing="it is not installed"))
     frame = pb.Frame(model="m", encoded=_PICTURE, options=pb.StreamOptions(mode=pb.StreamOptions.FRESHEST, track=True))
     results = run(room.detect(sent(pb.Frame(model="m", encoded=_PICTURE), frame)))
     assert [bool(result.error.message) for result in results] == [False, True]
 
 
-async def test_one_camera_too_many_ends_the_call_once_the_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_detect_one_camera_too_many_ends_the_call_after_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "_MOST_CAMERAS", 2)
     room = Room()
     with pytest.raises(Overloaded, match="2 cameras"):
@@ -117,7 +117,7 @@ async def test_one_camera_too_many_ends_the_call_once_the_others_are_answered(mo
     ]
 
 
-async def test_a_call_for_a_model_that_does_not_exist_ends_and_a_later_frame_for_one_is_answered_so() -> None:
+async def test_detect_unknown_model_ends_the_call_or_is_the_result_of_a_later_frame() -> None:
     with pytest.raises(NotFound):
         await Room().detect(sent(pb.Frame(camera="a", model="x", encoded=_PICTURE)))
     frames = [pb.Frame(camera="a", model=model, sequence=n, encoded=_PICTURE) for n, model in enumerate("mx")]
@@ -126,7 +126,7 @@ async def test_a_call_for_a_model_that_does_not_exist_ends_and_a_later_frame_for
 
 
 @pytest.mark.usefixtures("uncollected")
-async def test_the_error_of_a_refused_picture_does_not_keep_it() -> None:
+async def test_detect_refused_picture_is_freed_despite_its_error() -> None:
     frames = (pb.Frame(camera="a", model="m", encoded=_PICTURE, rotation=45) for _ in range(3))
     results = await Room().detect(sent(*frames))
     assert ["rotation" in result.error.message for result in results] == [True] * 3
@@ -134,7 +134,7 @@ async def test_the_error_of_a_refused_picture_does_not_keep_it() -> None:
 
 
 @pytest.mark.usefixtures("uncollected")
-async def test_the_error_of_a_call_of_one_picture_does_not_keep_it() -> None:
+async def test_detect_one_refused_picture_is_freed_despite_its_error() -> None:
     room = Room()
     frame = pb.Frame(camera="a", model="m", encoded=_PICTURE)
     asyncio.get_running_loop().call_soon(lambda: room.link.fail(InvalidInput("no picture")))

@@ -1,4 +1,4 @@
-"""Configured cameras in the daemon: their processes start, end, and are started again; what they report is kept."""
+"""The supervisor of camera processes: start, restart, reconfiguration, and the state that each camera reports."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_start_camera_reports_its_state_without_passwords(tmp_path: Path) 
         assert (alarm.kind, alarm.camera) == (AlarmKind.CAMERA_LOST, "yard")
 
 
-async def test_process_that_dies_is_started_again(tmp_path: Path) -> None:
+async def test_run_process_that_dies_is_restarted(tmp_path: Path) -> None:
     async with supervised(tmp_path, hall=camera("streaming die")) as (_, events):
         seen = moves(events)
         await until(lambda: seen().count("failed") >= 2)
@@ -84,14 +84,14 @@ async def test_process_that_dies_is_started_again(tmp_path: Path) -> None:
     ("words", "limits"),
     [("streaming noise", LIMITS), ("streaming hang", HURRIED)],
 )
-async def test_process_that_misbehaves_is_started_again(tmp_path: Path, words: str, limits: RunLimits) -> None:
+async def test_run_process_that_misbehaves_is_restarted(tmp_path: Path, words: str, limits: RunLimits) -> None:
     async with supervised(tmp_path, limits, hall=camera(words)) as (_, events):
         seen = moves(events)
         await until(lambda: "failed" in seen())
         await until(lambda: "streaming" in seen()[seen().index("failed") :])
 
 
-async def test_reconfigure_touches_only_what_changed(tmp_path: Path) -> None:
+async def test_reconfigure_keeps_the_processes_of_unchanged_cameras(tmp_path: Path) -> None:
     hall, yard = camera("streaming"), camera("streaming")
     others = set(children())
     async with supervised(tmp_path, hall=hall, yard=yard) as (supervisor, _):
@@ -104,7 +104,7 @@ async def test_reconfigure_touches_only_what_changed(tmp_path: Path) -> None:
         assert len(before & set(children())) == 1
 
 
-async def test_added_camera_is_kept_changed_and_removed(tmp_path: Path) -> None:
+async def test_add_camera_survives_a_restart_and_can_be_changed_and_removed(tmp_path: Path) -> None:
     async with supervised(tmp_path) as (supervisor, _):
         await supervisor.add("hall", {"source": "streaming", "model": "m"})
         await reaches(supervisor, "hall", State.STREAMING)
@@ -120,7 +120,7 @@ async def test_added_camera_is_kept_changed_and_removed(tmp_path: Path) -> None:
             await supervisor.remove("hall")
 
 
-async def test_configured_camera_is_changed_only_in_the_configuration(tmp_path: Path) -> None:
+async def test_change_camera_of_the_configuration_file_is_refused(tmp_path: Path) -> None:
     async with supervised(tmp_path, hall=camera("streaming")) as (supervisor, _):
         for attempt in (supervisor.change("hall", {"max_fps": "5"}), supervisor.remove("hall")):
             with pytest.raises(InvalidInput):
@@ -138,14 +138,14 @@ async def test_configured_camera_is_changed_only_in_the_configuration(tmp_path: 
     ],
     ids=lambda settings: next(iter(settings)),
 )
-async def test_command_cannot_set_what_names_files_of_the_box(tmp_path: Path, settings: dict[str, str]) -> None:
+async def test_add_settings_that_name_files_of_the_box_are_refused(tmp_path: Path, settings: dict[str, str]) -> None:
     async with supervised(tmp_path) as (supervisor, _):
         with pytest.raises(InvalidInput):
             await supervisor.add("hall", {"source": "streaming", "model": "m", **settings})
         assert not supervisor.status()
 
 
-async def test_pictures_come_while_somebody_looks(tmp_path: Path) -> None:
+async def test_pictures_of_a_streaming_camera_arrive_and_others_raise(tmp_path: Path) -> None:
     async with supervised(tmp_path, hall=camera("streaming"), yard=camera("streaming", enabled=False)) as (
         supervisor,
         _,
@@ -162,7 +162,7 @@ async def test_pictures_come_while_somebody_looks(tmp_path: Path) -> None:
             await anext(supervisor.pictures("gate", 5.0, 320))
 
 
-async def test_zone_that_becomes_occupied_is_an_event(tmp_path: Path) -> None:
+async def test_zone_that_becomes_occupied_emits_an_event(tmp_path: Path) -> None:
     seen: list[ZoneChanged] = []
     async with supervised(tmp_path) as (supervisor, events):
         events.hearers.append(lambda event: seen.append(event.what) if isinstance(event.what, ZoneChanged) else None)
@@ -171,7 +171,7 @@ async def test_zone_that_becomes_occupied_is_an_event(tmp_path: Path) -> None:
     assert seen == [ZoneChanged("hall", "door", True, "door.jpg")]
 
 
-def test_alarms_of_a_picture_that_is_black_or_frozen() -> None:
+def test_camera_alarms_of_a_dark_or_frozen_picture() -> None:
     hall = camera("x", dark_seconds=10, frozen_seconds=20)
 
     def kinds(report: Report) -> list[AlarmKind]:

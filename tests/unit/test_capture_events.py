@@ -1,4 +1,4 @@
-"""Files of events: pictures, videos with the seconds before and after, and which are removed."""
+"""Event files: snapshots, clips with the seconds before and after, and the removal of old files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def files(folder: Path, suffix: str) -> list[Path]:
     return sorted(folder.glob(f"*{suffix}"))
 
 
-def test_snapshot_is_kept_with_its_detections(tmp_path: Path) -> None:
+def test_begin_writes_a_snapshot(tmp_path: Path) -> None:
     recorder = EventRecorder(Events(snapshots=True), tmp_path / "hall")
     name = recorder.begin("door", answered(1), 1.0, UNIX)
     recorder.close()
@@ -60,12 +60,12 @@ def test_clip_has_the_seconds_before_and_after(tmp_path: Path, raw: bool) -> Non
     (clip,) = files(tmp_path, ".mp4")
     with av.open(str(clip)) as container:
         frames = sum(1 for _ in container.decode(video=0))
-    assert frames == 11 + 25 + 1  # 3.0 to 4.0 s, to 6.5 s, and the one that ends it
+    assert frames == 11 + 25 + 1  # 3.0 to 4.0 s, up to 6.5 s, and the frame that ends the clip
     assert not files(tmp_path, ".part")
 
 
 @with_av
-def test_clip_that_is_interrupted_is_completed(tmp_path: Path) -> None:
+def test_close_completes_an_unfinished_clip(tmp_path: Path) -> None:
     recorder = EventRecorder(Events(clips=True), tmp_path)
     recorder.begin("door", None, 0.0, UNIX)
     for number in range(20):
@@ -74,7 +74,7 @@ def test_clip_that_is_interrupted_is_completed(tmp_path: Path) -> None:
     assert len(files(tmp_path, ".mp4")) == 1
 
 
-def test_folder_that_cannot_be_written_is_a_problem_and_no_more(tmp_path: Path) -> None:
+def test_begin_in_an_unwritable_folder_reports_a_problem_without_raising(tmp_path: Path) -> None:
     (tmp_path / "hall").write_text("a file")
     recorder = EventRecorder(Events(snapshots=True), tmp_path / "hall")
     assert recorder.begin("door", answered(1), 1.0, UNIX) == ""
@@ -82,7 +82,7 @@ def test_folder_that_cannot_be_written_is_a_problem_and_no_more(tmp_path: Path) 
     recorder.close()
 
 
-def test_folder_that_comes_back_ends_the_problem(tmp_path: Path) -> None:
+def test_begin_in_a_folder_that_is_writable_again_ends_the_problem(tmp_path: Path) -> None:
     folder = tmp_path / "hall"
     recorder = EventRecorder(Events(snapshots=True), folder)
     folder.write_text("a file")
@@ -95,7 +95,7 @@ def test_folder_that_comes_back_ends_the_problem(tmp_path: Path) -> None:
     recorder.close()
 
 
-def test_names_are_not_taken_twice(tmp_path: Path) -> None:
+def test_path_of_a_taken_name_differs(tmp_path: Path) -> None:
     folder = EventFolder(tmp_path, 7, 1)
     first = folder.path("door", ".jpg", UNIX)
     first.touch()
@@ -104,7 +104,7 @@ def test_names_are_not_taken_twice(tmp_path: Path) -> None:
     assert second.parent == first.parent
 
 
-def test_prune_removes_its_own_old_files_and_then_the_oldest(tmp_path: Path) -> None:
+def test_prune_removes_event_files_by_age_then_by_size(tmp_path: Path) -> None:
     folder = EventFolder(tmp_path, keep_days=1, keep_mb=1)
     ages = {"old": 90000, "first": 300, "second": 200, "third": 100}
     for name, age in ages.items():

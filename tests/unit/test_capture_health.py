@@ -1,4 +1,4 @@
-"""The state of a camera, from its frames, its source's problem and what the daemon answers."""
+"""A camera's state, derived from its frames, the error of its source and the daemon's answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_camera_connects_streams_and_is_lost() -> None:
     assert health.state(101.0, "") == (State.CONNECTING, "")
     assert health.state(101.0, "refused") == (State.CONNECTING, "refused")
     health.frame(102.0)
-    assert health.state(102.0, "")[0] is State.CONNECTING  # no frame was answered yet
+    assert health.state(102.0, "")[0] is State.CONNECTING  # no answer yet
     health.works()
     assert health.state(103.0, "") == (State.STREAMING, "")
     assert health.state(108.0, "")[0] is State.CONNECTING
@@ -36,7 +36,7 @@ def test_camera_that_the_daemon_refuses_fails_until_it_works() -> None:
     assert health.state(102.0, "") == (State.STREAMING, "")
 
 
-def test_file_ends() -> None:
+def test_camera_of_a_file_that_ended_is_ended() -> None:
     health = CameraHealth(15.0, 100.0)
     health.ended()
     assert health.state(1000.0, "")[0] is State.ENDED

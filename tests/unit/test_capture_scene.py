@@ -1,4 +1,4 @@
-"""Pictures that are black, or do not change."""
+"""Detection of dark and frozen pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def noisy(mean: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("as_jpeg", [False, True])
-def test_black_picture_counts_from_when_it_began(as_jpeg: bool) -> None:
+def test_look_black_pictures_count_seconds_since_the_first(as_jpeg: bool) -> None:
     monitor = SceneMonitor()
     for now, mean in ((0.0, 120), (1.0, 3), (5.0, 4), (9.0, 3)):
         picture = noisy(mean)
@@ -27,7 +27,7 @@ def test_black_picture_counts_from_when_it_began(as_jpeg: bool) -> None:
     assert monitor.dark_s == 0.0
 
 
-def test_night_with_a_lamp_is_not_black() -> None:
+def test_look_night_with_a_lamp_is_not_dark() -> None:
     monitor, picture = SceneMonitor(), noisy(3)
     picture[100:200, 100:200] = 200
     monitor.look(picture, 0.0)
@@ -35,7 +35,7 @@ def test_night_with_a_lamp_is_not_black() -> None:
     assert monitor.dark_s == 0.0
 
 
-def test_picture_that_does_not_change_is_frozen() -> None:
+def test_look_unchanged_picture_is_frozen() -> None:
     monitor, picture = SceneMonitor(), noisy(120)
     for now in (0.0, 1.0, 2.5, 7.0):
         monitor.look(picture, now)
@@ -44,7 +44,7 @@ def test_picture_that_does_not_change_is_frozen() -> None:
     assert monitor.frozen_s == 0.0
 
 
-def test_looks_once_a_second_and_leaves_out_damaged_pictures() -> None:
+def test_look_more_than_once_a_second_or_at_a_damaged_picture_is_ignored() -> None:
     monitor = SceneMonitor()
     monitor.look(noisy(3), 0.0)
     monitor.look(noisy(120), 0.5)
@@ -55,7 +55,7 @@ def test_looks_once_a_second_and_leaves_out_damaged_pictures() -> None:
     assert monitor.dark_s == 1.0
 
 
-def test_reduced_sizes() -> None:
+def test_reduced_pictures_have_an_eighth_of_the_size() -> None:
     picture = noisy(120)
     small = reduced(picture)
     assert small is not None

@@ -1,4 +1,4 @@
-"""Events as HTTP requests: delivered in order, tried again, dropped in the end, without holding anything up."""
+"""Events as HTTP requests: order, retries, dropped events, and no delay for the camera."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import wait
 
 
 class Receiver:
-    """An HTTP server that answers with the given statuses, then with 200."""
+    """An HTTP server that answers with these statuses in turn, then with 200."""
 
     def __init__(self, statuses: list[int], delay: float = 0.0) -> None:
         self.bodies: list[dict[str, object]] = []
@@ -61,7 +61,7 @@ def no_wait(seconds: float) -> bool:
     return False
 
 
-def test_events_arrive_in_order_with_credentials_as_a_header() -> None:
+def test_put_events_arrive_in_order_with_credentials_as_a_header() -> None:
     with receiver() as at:
         hook = Webhook(f"http://user:p%40ss@127.0.0.1:{at.port}/x", "hall", "doors")
         for number in range(3):
@@ -74,7 +74,7 @@ def test_events_arrive_in_order_with_credentials_as_a_header() -> None:
     assert (hook.dropped, hook.problem) == (0, "")
 
 
-def test_event_is_tried_again() -> None:
+def test_put_event_that_fails_is_retried() -> None:
     with receiver(500, 503) as at:
         hook = Webhook(f"http://127.0.0.1:{at.port}/x", "hall", "doors", no_wait)
         hook.put(happened(1))
@@ -83,7 +83,7 @@ def test_event_is_tried_again() -> None:
     assert (hook.dropped, hook.problem) == (0, "")
 
 
-def test_event_that_is_never_taken_is_dropped_and_the_next_one_arrives() -> None:
+def test_put_event_that_is_always_refused_is_dropped_and_the_next_arrives() -> None:
     with receiver(500, 500, 500, 500) as at:
         hook = Webhook(f"http://127.0.0.1:{at.port}/x", "hall", "doors", no_wait)
         hook.put(happened(1))
@@ -95,18 +95,18 @@ def test_event_that_is_never_taken_is_dropped_and_the_next_one_arrives() -> None
     assert at.bodies[0]["place"] == "zone2"
 
 
-def test_slow_receiver_never_holds_up_the_camera() -> None:
+def test_put_with_a_slow_receiver_does_not_block() -> None:
     with receiver(delay=0.2) as at:
         hook = Webhook(f"http://127.0.0.1:{at.port}/x", "hall", "doors")
         began = time.monotonic()
         for number in range(500):
             hook.put(happened(number))
-        assert time.monotonic() - began < 5.0  # 100 s if each had waited for the one before
+        assert time.monotonic() - began < 5.0  # it would be 100 s if each waited for the one before
         assert hook.dropped > 400
         hook.close()
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "http:///x", "host/x", ""])
-def test_other_addresses_are_refused(url: str) -> None:
+def test_webhook_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput):
         Webhook(url, "hall", "doors")

@@ -1,4 +1,4 @@
-"""Zones and lines: who is inside, for how long, and what crosses, exactly, also on drawn scenes with known truth."""
+"""Zones and lines: objects inside, visits and crossings, also on drawn scenes with known positions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def kinds(watch: ZoneWatch | LineWatch, objects: Iterable[Standing], now: float)
 
 
 @pytest.mark.parametrize(("rotation", "x", "y"), [(0, 0.3, 0.4), (90, 0.7, 0.4), (180, 0.7, 0.8), (270, 0.3, 0.8)])
-def test_standing_is_the_middle_of_the_lower_edge_as_shown(rotation: int, x: float, y: float) -> None:
-    """The box 20..40, 20..40 of a picture of 100x100."""
+def test_standing_of_a_rotated_picture_is_the_middle_of_the_shown_lower_edge(rotation: int, x: float, y: float) -> None:
+    """The box is (20, 20) to (40, 40) in a picture of 100x100."""
     box = Detection(20, 20, 40, 40, 0.9, 0, "person")
     (found,) = standing(result([box]), rotation)
     assert (found.x, found.y) == pytest.approx((x, y))
@@ -48,7 +48,7 @@ def test_contains_polygon_with_a_notch() -> None:
     assert contains(corners, np.empty((0, 2))).tolist() == []
 
 
-def test_presence_neither_begins_nor_ends_by_a_single_frame() -> None:
+def test_presence_single_frames_neither_begin_nor_end_it() -> None:
     presence = Presence(on_seconds=0.5, off_seconds=2.0)
     seen = [(0.0, True), (0.1, False), (0.4, True), (0.6, True), (1.0, False), (2.5, False), (2.6, True), (4.5, False)]
     states = []
@@ -60,9 +60,9 @@ def test_presence_neither_begins_nor_ends_by_a_single_frame() -> None:
     assert not presence.is_on
 
 
-def test_presence_of_something_short_never_begins() -> None:
+def test_presence_short_appearances_never_begin_it() -> None:
     presence = Presence(on_seconds=0.5, off_seconds=2.0)
-    for now in (0.0, 5.0, 10.0):  # longer apart than a detector misses
+    for now in (0.0, 5.0, 10.0):  # further apart than off_seconds
         assert not presence.update(True, now)
         assert not presence.update(False, now + 1)
 
@@ -81,7 +81,7 @@ def test_zone_counts_classes_and_visits() -> None:
     assert door.state.visits == 2
 
 
-def test_zone_count_is_held_like_its_occupancy() -> None:
+def test_zone_count_of_a_missed_object_is_held_for_off_seconds() -> None:
     door = zone(on_seconds=0.5, off_seconds=2.0)
     for now in (0.0, 0.3, 0.6):
         kinds(door, [at(0.5, 0.5), at(0.6, 0.6)], now)
@@ -100,7 +100,7 @@ def walk(line: LineWatch, *ys: float, tracker_id: int = 1, x: float = 0.5, begin
     ]
 
 
-def test_line_counts_up_as_in_and_down_as_out() -> None:
+def test_line_counts_upward_as_entered_and_downward_as_left() -> None:
     line = LineWatch("way", Line(points=LEVEL))
     assert walk(line, 0.9, 0.6, 0.4, 0.1) == ["entered"]
     assert walk(line, 0.3, 0.6, begin=1.0) == ["left"]
@@ -118,7 +118,7 @@ def test_line_is_crossed_only_between_its_ends() -> None:
     assert walk(line, 0.8, 0.2, x=0.5, tracker_id=2) == ["entered"]
 
 
-def test_line_needs_ids_and_classes() -> None:
+def test_line_ignores_objects_without_id_or_of_other_classes() -> None:
     line = LineWatch("way", Line(points=LEVEL, classes=("person",)))
     for y, now in ((0.8, 0.0), (0.2, 0.1)):
         assert kinds(line, [at(0.5, y), at(0.4, y, "dog", 7)], now) == []
@@ -139,8 +139,8 @@ def test_watch_frees_zones_when_no_frame_comes() -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 4, 5])
-def test_counts_on_a_drawn_scene_are_exact(seed: int) -> None:
-    """The truth of a scene says where each figure stands; what the line and the zone count follows from it alone."""
+def test_watch_counts_on_a_drawn_scene_are_exact(seed: int) -> None:
+    """The expected counts of line and zone are computed from the scene's true positions."""
     scene, frames = Scene(seed), 400
     points = ((0.0, 0.6), (1.0, 0.6))
     watch = Watch(
@@ -164,7 +164,7 @@ def test_counts_on_a_drawn_scene_are_exact(seed: int) -> None:
                     expected["entered" if side > 0 else "left"] += 1
                 sides[number] = side
         inside = sum((t.x1 + t.x2) / 2 / scene.width < 0.5 and t.y2 <= scene.height for t in truths)
-        if not any(t.y2 >= scene.height for t in truths):  # the border itself belongs to neither side
+        if not any(t.y2 >= scene.height for t in truths):  # a figure exactly on the border may count or not
             assert sum(watch.zones()["left"].counts.values()) == inside
     state = watch.lines()["way"]
     assert sum(state.entered.values()) == expected["entered"]

@@ -1,4 +1,4 @@
-"""What is planned follows what is on disk, read by a builder that a test decides for."""
+"""The catalogue: planned models follow the repository on disk. A scripted builder reads the models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.control_room import Clock, Unexpected, box, emitted, entry, insp
 
 
 class Readers:
-    """As much of a builder as reading models takes: what is in every file, and how many are read at once."""
+    """A builder that only inspects: `files` has each file's inspection, `most` the most concurrent reads."""
 
     def __init__(self) -> None:
         self.files: dict[str, Inspection | Exception] = {}
@@ -63,7 +63,7 @@ class Readers:
 
 
 class ModelSelection:
-    """A repository of entries that a test puts there."""
+    """A repository whose entries a test sets."""
 
     def __init__(self) -> None:
         self.models: dict[str, ModelEntry] = {}
@@ -73,7 +73,7 @@ class ModelSelection:
 
 
 class House:
-    """A catalogue of a repository. Made within a loop."""
+    """A catalogue with its repository. Create it inside an event loop."""
 
     def __init__(self, root: Path, named: dict[str, Path] | None = None, prove: Prove | None = None) -> None:
         self.shelf, self.readers, self.events = ModelSelection(), Readers(), EventLog()
@@ -92,13 +92,13 @@ class House:
         )
 
     def refuse_hopeless(self) -> None:
-        """Carry out what is decided of models that nothing can serve."""
+        """Carry out the Refuse actions of the reconciler."""
         for action in reconcile(actual(self.store, self.catalogue.models.values()), 0.0, set()):
             if isinstance(action, Refuse):
                 self.catalogue.refuse(self.catalogue.models[action.model])
 
     async def look(self, times: int = 1) -> None:
-        """Look, and let models be read to their end unless the readers' gate is closed."""
+        """Look, and wait until all models are read unless the readers' gate is closed."""
         for _ in range(times):
             self.catalogue.look()
             await settle()
@@ -116,7 +116,7 @@ class House:
         await self.look()
 
     async def holds(self, name: str, found: Inspection | Exception, stamp: str) -> PlannedModel:
-        """The file is replaced by another one."""
+        """Replace a model's file by one with this inspection."""
         self.readers.files[name] = found
         return await self.add(name, stamp)
 
@@ -133,7 +133,7 @@ def house(tmp_path: Path) -> House:
 
 
 async def answer(planned: PlannedModel) -> EdgedError | None:
-    """Return the error of a frame that is offered now; None if it waits for an engine."""
+    """Return the error of a new frame; None if the frame waits for an engine."""
     frame = FrameWork(b"")
     try:
         planned.slot.offer(object(), frame)
@@ -142,7 +142,7 @@ async def answer(planned: PlannedModel) -> EdgedError | None:
     return frame.future.exception() if frame.future.done() else None  # type: ignore[return-value]
 
 
-# -- what is there --------------------------------------------------------------------------------------------------
+# -- models on disk -------------------------------------------------------------------------------------------------
 
 
 async def test_look_new_model_is_read_and_planned(house: House) -> None:
@@ -188,7 +188,7 @@ async def test_look_changed_settings_replan_the_model(house: House) -> None:
     reference = planned.reference
     await house.add("m", backends="openvino")
     assert [e.recipe.backend for e in planned.engines.values()] == ["onnxruntime", "openvino"]
-    assert planned.reference is reference, "what is known of engines that stay is kept"
+    assert planned.reference is reference, "engines that are still wanted keep their state"
 
 
 async def test_look_changed_external_data_reads_the_model_again(house: House, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ async def test_look_removed_model_fails_waiting_requests(house: House) -> None:
     planned.slot.offer("camera", frame)
     await house.remove("m")
     assert house.catalogue.models == {}
-    assert planned.engines == {}, "what is being made for it has no use any more"
+    assert planned.engines == {}, "builds for a removed model stop"
     assert isinstance(frame.future.exception(), NotFound)
     assert isinstance(await answer(planned), NotFound)
     assert len(emitted(house.events, ModelRemoved)) == 1
@@ -246,7 +246,7 @@ async def test_look_removed_model_retires_its_session(house: House) -> None:
     serve(planned, "key")
     current = planned.slot.current
     await house.remove("m")
-    assert house.retired == [current, None], "the slot and the fallback slot"
+    assert house.retired == [current, None], "the sessions of the slot and of the fallback slot"
     with pytest.raises(NotFound):
         planned.fallback.push(TensorWork((), None))
 
@@ -263,7 +263,7 @@ async def test_forget_cache_of_a_replaced_digest(house: House) -> None:
     planned = await house.add("m")
     serve(planned, "key")
     await house.holds("m", inspection("other"), "2")
-    assert house.readers.forgotten == [], "the one before it still answers"
+    assert house.readers.forgotten == [], "the previous version still answers"
     assert planned.model is not None
     planned.serve(planned.model)
     await house.look()
@@ -274,7 +274,7 @@ async def test_forget_caches_of_earlier_models_after_the_first_reading(house: Ho
     house.readers.gate.clear()
     house.shelf.models["m"] = entry("m", "1")
     await house.look(2)
-    assert house.readers.tidied == [], "it is not known yet which models there are"
+    assert house.readers.tidied == [], "not all models have been read yet"
     house.readers.gate.set()
     await house.look(3)
     assert house.readers.tidied == [{inspection("m").digest}]
@@ -315,7 +315,7 @@ async def test_look_model_changed_while_read_is_planned_as_last_seen(house: Hous
 
 
 @pytest.mark.parametrize("is_being_read", [False, True])
-async def test_superseded_model_is_read_once_and_not_opened_meanwhile(house: House, is_being_read: bool) -> None:
+async def test_reconcile_superseded_model_is_read_once_and_not_opened(house: House, is_being_read: bool) -> None:
     planned = await house.add("m")
     house.readers.gate.clear()
     if is_being_read:
@@ -376,7 +376,7 @@ async def test_find_unknown_name_lists_the_models(house: House) -> None:
 # -- models that cannot be served -----------------------------------------------------------------------------------
 
 
-async def test_refused_model_is_logged_by_its_alarm_and_later_reasons_here(
+async def test_look_refused_model_logs_only_later_reasons_because_its_alarm_logs_the_first(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "edged.engines"):
@@ -429,10 +429,10 @@ async def test_look_model_replaced_by_a_broken_one_serves_until_its_host_is_lost
     assert isinstance(await answer(planned), NotReady)
     before = len(emitted(house.events, ModelRefused))
     house.refuse_hopeless()
-    assert len(emitted(house.events, ModelRefused)) == before, "it is reported once"
+    assert len(emitted(house.events, ModelRefused)) == before, "a refusal is reported once"
 
 
-async def test_unexpected_error_while_reading_is_logged_and_refuses_the_model(
+async def test_look_unexpected_error_is_logged_and_refuses_the_model(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "edged.engines"):
@@ -441,8 +441,8 @@ async def test_unexpected_error_while_reading_is_logged_and_refuses_the_model(
     assert any(record.exc_info for record in caplog.records)
 
 
-async def test_model_whose_reference_no_runtime_opens_is_refused_until_the_device_changes(house: House) -> None:
-    """An update of the runtime may bring the operator that was missing."""
+async def test_refuse_model_without_a_usable_reference_lasts_until_the_device_changes(house: House) -> None:
+    """A newer runtime may have the missing operator."""
     planned = await house.add("m")
     house.refuse_hopeless()
     assert planned.problem is None
@@ -467,10 +467,10 @@ async def test_plan_all_plans_every_model_again(house: House) -> None:
     house.planner.fingerprint = box(runtime__openvino="3")
     house.catalogue.plan_all()
     assert [len(set(planned.engines) - old) for planned, old in zip(models, before, strict=True)] == [1, 1]
-    assert house.readers.reads == 2, "nothing is read for it"
+    assert house.readers.reads == 2, "models are not read again"
 
 
-async def test_engine_moves_are_events_with_their_model(house: House) -> None:
+async def test_engine_move_is_an_event_with_its_model(house: House) -> None:
     planned = await house.add("m")
     assert planned.reference is not None
     planned.reference.move(EngineState.QUEUED, "because")
@@ -529,7 +529,7 @@ async def test_find_next_default_version_answers_by_its_number(house: House) -> 
     newest, beside = house.catalogue.models["m"], house.catalogue.models["m:1"]
     for planned in (newest, beside):
         serve(planned, next(iter(planned.engines)))
-    house.readers.files["m"] = inspection("other")  # so that it has to be opened
+    house.readers.files["m"] = inspection("other")  # other content, so that its engine must be opened first
     house.shelf.models = {"m": version("m", "1")}
     await house.look()
     assert newest.version == "2"
@@ -544,7 +544,7 @@ async def test_find_next_default_version_answers_by_its_number(house: House) -> 
     assert house.catalogue.find("m", "1") is newest
 
 
-async def test_new_version_counts_from_zero(house: House) -> None:
+async def test_look_new_version_resets_statistics(house: House) -> None:
     planned = await house.add("m")
     counted = planned.slot.statistics
     await house.add("m", "1")

@@ -1,4 +1,4 @@
-"""One-shot children: their limits, how they end, and that nothing of them stays."""
+"""One-shot child processes: limits, ends, and cleanup."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests import models
 from tests.waiting import children, descriptors, is_running, run, until, wait
 
 ENOUGH = Limits(seconds=30, memory_mb=4096)
-SLOW = 60_000  # the null backend takes its threads as milliseconds
+SLOW = 60_000  # the null backend reads `threads` as milliseconds per inference
 
 _PARENT = """
 import asyncio, sys
@@ -75,7 +75,7 @@ def checking(order: Order, golden_file: Path, reference: Order) -> jobs.Verify:
 
 
 def verification(folder: Path, *, milliseconds: int = 0, artefact: Artefact | None = None) -> jobs.Verify:
-    """Of the null backend, which answers the mean: right for zeros."""
+    """Return a verification job of the null backend, which answers the mean of its inputs: correct for zeros."""
     zeros = np.zeros((1, 4), np.float32)
     golden.save(folder / "golden", [Sample({"x": zeros}, {"y": zeros})])
     mine = order(folder, milliseconds=milliseconds, artefact=artefact)
@@ -84,7 +84,7 @@ def verification(folder: Path, *, milliseconds: int = 0, artefact: Artefact | No
 
 @contextlib.asynccontextmanager
 async def running(job: jobs.Job, answer: type[msgspec.Struct]) -> AsyncIterator[tuple[asyncio.Task[Any], int]]:
-    """The task of a job and the pid of its child, of which nothing stays."""
+    """Run a job. Yield its task and the pid of its child; check that the child has ended."""
     before = children()
     task = asyncio.create_task(do(job, answer, ENOUGH))
     await until(lambda: len(children() - before) == 1, "the child")
@@ -105,7 +105,7 @@ def test_run_returns_the_answer(tmp_path: Path) -> None:
     job = verification(tmp_path)
     assert run(do(job, jobs.Verified, ENOUGH)).verdict.accepted
     timed = run(do(jobs.Time(**msgspec.structs.asdict(job)), jobs.Timed, ENOUGH))
-    assert [(speed.instances, speed.threads) for speed in timed.speeds] == [(1, 0)], "its backend runs one at a time"
+    assert [(speed.instances, speed.threads) for speed in timed.speeds] == [(1, 0)], "the null backend has one instance"
     (tmp_path / "out").mkdir()
     built = run(do(jobs.Build(order(tmp_path), str(tmp_path / "out"), TENSORS), jobs.Built, ENOUGH))
     assert built.artefact.load("engine.null") == b"all"
@@ -167,17 +167,17 @@ def test_run_silent_child_is_stopped_before_its_time_limit(tmp_path: Path) -> No
     assert lost.value.how == "late"
 
 
-def test_run_late_child_is_stopped_and_leaves_nothing(tmp_path: Path) -> None:
+def test_run_child_over_its_time_limit_is_stopped_and_leaves_nothing(tmp_path: Path) -> None:
     job = verification(tmp_path, milliseconds=SLOW)
     before: list[tuple[int, set[int]]] = []
-    for _ in range(2):  # what a first run opens for good (the loop's child watcher, say) is not a leak
+    for _ in range(2):  # descriptors that only the first run opens, such as the loop's child watcher, are no leak
         with pytest.raises(BuildFailed, match=r"verify child took longer than 0\.5 s"):
             run(do(job, jobs.Verified, Limits(seconds=0.5)))
         before.append((descriptors(), children()))
     assert before[0] == before[1]
 
 
-def test_run_child_beyond_its_memory_is_a_failed_build() -> None:
+def test_run_child_over_its_memory_limit_is_a_failed_build() -> None:
     big = TensorSpec("x", "FP64", (1 << 28,))  # two gibibytes
     signature = Signature((big,), (TensorSpec("y", "FP32", (1,)),))
     job = jobs.MakeGolden(Order("", signature, Recipe("null")), "never", TENSORS)
@@ -252,7 +252,7 @@ def test_run_process_that_cannot_be_started_is_a_failed_build(tmp_path: Path, mo
 
 @contextlib.contextmanager
 def parent_of(job: jobs.Job, **more: Any) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A process that runs a job, and the pid of its child, which must end with it."""
+    """Run a job in another process. Yield that process and its child's pid; check that the child ends with it."""
     command = [sys.executable, "-c", _PARENT, msgspec.json.encode(job).decode()]
     with subprocess.Popen(command, **more) as parent:
         try:
@@ -265,7 +265,7 @@ def parent_of(job: jobs.Job, **more: Any) -> Iterator[tuple[subprocess.Popen[byt
 
 
 def settle(child: int) -> None:
-    """Until a child has asked to die with its parent it may outlive it: it has once it lowered its priority."""
+    """Wait until the child has set its priority. Before that, it has asked for a signal when its parent dies."""
     wait(lambda: os.getpriority(os.PRIO_PROCESS, child) >= 10, "the child's first steps")
 
 
@@ -276,7 +276,7 @@ def test_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settled", [False, True])
 def test_child_ends_after_ctrl_c_in_a_terminal(tmp_path: Path, settled: bool) -> None:
-    """It goes to the terminal's foreground group, which the child is not in: the parent must stop it."""
+    """Ctrl-C signals the terminal's foreground group. The child is in another group, so the parent must stop it."""
     job = verification(tmp_path, milliseconds=SLOW)
     with parent_of(job, stderr=subprocess.PIPE, start_new_session=True) as (parent, child):
         if settled:
@@ -286,13 +286,13 @@ def test_child_ends_after_ctrl_c_in_a_terminal(tmp_path: Path, settled: bool) ->
         parent.wait(10)
 
 
-def test_run_unforeseen_error_is_a_failed_build_with_its_last_line(tmp_path: Path) -> None:
+def test_run_unexpected_error_is_a_failed_build_with_the_last_line_of_its_output(tmp_path: Path) -> None:
     unknown = Order(str(tmp_path), Signature((TensorSpec("x", "NO_SUCH", (1,)),), ()), Recipe("null"))
     with pytest.raises(BuildFailed, match="makegolden child ended with status 1: KeyError"):
         run(do(jobs.MakeGolden(unknown, str(tmp_path / "out"), TENSORS), jobs.Done, ENOUGH))
 
 
-def test_worker_without_a_job_ends_without_an_answer() -> None:
+def test_worker_with_an_invalid_job_ends_without_an_answer() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "edged.jobs.main", "0"], input=b"nonsense", capture_output=True, check=False
     )

@@ -1,4 +1,4 @@
-"""Children that misbehave: they stall, flood, grow, or leave processes behind. Each is a script."""
+"""Children that stall, flood, grow, or leave processes behind. Each child is a script."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ worker.run()
 
 
 def working(body: str) -> list[str]:
-    """The command of a worker whose work is this body, which may `tell`, and `note` numbers in the file `job.path`."""
+    """Return the command of a worker with this body. It can report with `tell`, and `note` numbers in `job.path`."""
     body = textwrap.indent(textwrap.dedent(body).strip(), "    ")
     return [sys.executable, "-c", f"{_BEGIN}def work(tell):\n{body}\n{_END}"]
 
 
 def raw(body: str) -> list[str]:
-    """The command of a child that keeps to nothing; `send(kind, payload)` writes a frame."""
+    """Return the command of a child without the worker's protocol; `send(kind, payload)` writes one frame."""
     frame = "send = lambda kind, payload: os.write(1, kind + len(payload).to_bytes(4, 'little') + payload)"
     return [sys.executable, "-c", f"import os, time\n{frame}\n{textwrap.dedent(body).strip()}"]
 
@@ -67,7 +67,7 @@ def do(
 
 
 def failure(command: list[str], limits: Limits = ENOUGH, path: Path = Path("/none")) -> str:
-    """The message of the BuildFailed that a child ends with; nothing of it is left."""
+    """Return the message of the child's BuildFailed. Check that no task, process or descriptor is left."""
     before = descriptors(), children()
 
     async def fail() -> str:
@@ -79,7 +79,7 @@ def failure(command: list[str], limits: Limits = ENOUGH, path: Path = Path("/non
         return str(raised.value)
 
     message = run(fail())
-    assert descriptors() <= before[0]  # fewer, if an earlier test left some to the garbage collector
+    assert descriptors() <= before[0]  # fewer if the garbage collector closed some of an earlier test
     return message
 
 
@@ -89,14 +89,14 @@ def noted(path: Path) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a kernel without seccomp, where children can start processes."""
+    """Turn confinement off, as on a kernel without seccomp, so that children can start processes."""
     monkeypatch.setattr(rules, "_mode", "off")
 
 
 # -- messages -------------------------------------------------------------------------------------------------------
 
 
-def test_run_reports_progress_as_it_comes_and_at_a_bounded_rate() -> None:
+def test_run_reports_progress_at_once_and_at_a_bounded_rate() -> None:
     received: list[tuple[float, jobs.Progress]] = []
     body = """
         for phase in ("parsing", "building"):
@@ -112,7 +112,7 @@ def test_run_reports_progress_as_it_comes_and_at_a_bounded_rate() -> None:
     assert len(received) < 30
     for phase in ("parsing", "building"):
         assert [progress.fraction for _, progress in received if progress.phase == phase][-1] == 1.0
-    assert received[-1][0] - received[0][0] > 0.4  # not all at the end
+    assert received[-1][0] - received[0][0] > 0.4  # not all of them at the end
 
 
 def test_run_child_that_floods_with_progress_is_stopped() -> None:
@@ -162,18 +162,18 @@ def test_run_invalid_message_is_a_failed_build(body: str, words: str) -> None:
     assert "\n" not in message
 
 
-def test_run_ends_with_the_answer_of_a_child_that_goes_on() -> None:
+def test_run_ends_with_the_answer_even_if_the_child_continues() -> None:
     begun = time.monotonic()
     assert run(do(raw("send(b'A', b'{}'); os.write(1, b'garbage'); time.sleep(60)"))) == jobs.Done()
     assert time.monotonic() - begun < 10
 
 
-def test_run_answer_that_is_too_large_is_a_failed_build() -> None:
+def test_run_answer_over_the_size_limit_is_a_failed_build() -> None:
     body = "return jobs.Failure('x', 'y' * (65 << 20))"
     assert failure(working(body)) == "the child's failure of 68157466 bytes is too large to send"
 
 
-def test_run_large_output_neither_blocks_the_child_nor_takes_memory() -> None:
+def test_run_large_output_is_read_without_blocking_or_keeping_it() -> None:
     noise = "for _ in range(160): sys.stderr.buffer.write(b'w' * 65536)\nprint('noise on descriptor one')"
     assert run(do(working(noise))) == jobs.Done()
     tracemalloc.start()
@@ -222,7 +222,7 @@ def test_run_inactive_child_is_stopped(body: str) -> None:
     "body",
     [
         "end = time.monotonic() + 3.5\nwhile time.monotonic() < end: pass",
-        "sum(range(2 * 10 ** 8))",  # in C, with the interpreter's lock held all the time
+        "sum(range(2 * 10 ** 8))",  # in C code that holds the GIL all the time
         "for count in range(35):\n    tell(jobs.Progress(str(count)))\n    time.sleep(0.1)",
         "subprocess.run([*PYTHON, 'import time\\nwhile time.process_time() < 3.5: pass'])",
     ],
@@ -277,7 +277,7 @@ def test_run_file_beyond_the_limit_is_a_failed_build(tmp_path: Path, write: str)
     assert run(child.run(job, jobs.Done, Limits(seconds=30, disk_mb=3), command=command)) == jobs.Done()
 
 
-# -- processes that it started --------------------------------------------------------------------------------------
+# -- processes of the child -----------------------------------------------------------------------------------------
 
 _FAMILY = """
 plain, apart = subprocess.Popen(NAP), subprocess.Popen(NAP, start_new_session=True)
@@ -312,7 +312,7 @@ async def test_run_leaves_no_process_that_the_child_started(
     await until(lambda: not any(is_running(pid) for pid in noted(path)), "the end of the family", seconds=10)
 
 
-def test_child_crash_leaves_traceback_in_log_and_its_last_words_in_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_child_that_crashes_logs_a_traceback_and_raises_its_last_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "edged")
     command = [sys.executable, "-c", f"{_BEGIN}tasks.do = lambda *job: (os.write(2, b'last words\\n'), crash())\n"]
     command[2] += "def crash(): os.kill(os.getpid(), signal.SIGSEGV)\nworker.run()"
@@ -324,16 +324,16 @@ def test_child_crash_leaves_traceback_in_log_and_its_last_words_in_error(caplog:
 
 @pytest.mark.parametrize("end", ["os._exit(5)", "os.kill(os.getpid(), signal.SIGSEGV)"])
 def test_run_crashed_child_leaves_no_process_of_its_session(tmp_path: Path, end: str) -> None:
-    """One that left the session goes only if its parent is still there, which a crashed one is not."""
+    """A process in another session is found only through its parent, which is missing after a crash."""
     body = "plain = subprocess.Popen(NAP)\nnote(plain.pid)\nif os.fork() == 0: time.sleep(60)\n" + end
     begun = time.monotonic()
     message = failure(working(body), path=tmp_path / "pids")
     assert ("ended with status 5" if "exit" in end else "was killed by SIGSEGV") in message
     assert not any(is_running(pid) for pid in noted(tmp_path / "pids"))
-    assert time.monotonic() - begun < 10  # though the forked one held the channel open
+    assert time.monotonic() - begun < 10  # although the forked process held the channel open
 
 
-def test_run_does_not_wait_for_a_process_that_left_with_the_pipes(tmp_path: Path) -> None:
+def test_run_does_not_wait_for_a_daemonized_process_that_holds_the_pipes(tmp_path: Path) -> None:
     body = """
         first, second = os.pipe()
         if os.fork() == 0:

@@ -1,4 +1,4 @@
-"""The output of children becomes log lines under their name, in any amount and form."""
+"""The output of children as log lines under their names, in any amount and form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edged.logs.child_output import ChildLogForwarder, Pipe, level
         ("Error", logging.WARNING),
     ],
 )
-def test_level_is_the_one_that_a_line_claims(line: str, expected: int) -> None:
+def test_level_of_a_line_is_the_one_in_its_text(line: str, expected: int) -> None:
     assert level(line) == expected
 
 
@@ -52,14 +52,14 @@ def test_feed_joins_pieces_and_logs_under_the_childs_name(caplog: pytest.LogCapt
     assert {each.__dict__["backend"] for each in caplog.records} == {"null"}
 
 
-def test_feed_lines_that_differ_in_numbers_are_alike(caplog: pytest.LogCaptureFixture) -> None:
+def test_feed_lines_that_differ_only_in_numbers_are_alike(caplog: pytest.LogCaptureFixture) -> None:
     forwarder = ChildLogForwarder("tracker")
     forwarder.feed(b"at 0x7ffe12 after 12.5 ms\nat 0x1a after 7.25 ms\nother\n")
     one, two, three = (each.__dict__["alike"] for each in caplog.records)
     assert one == two != three
 
 
-def test_feed_limits_the_level(caplog: pytest.LogCaptureFixture) -> None:
+def test_feed_with_a_highest_level_lowers_higher_ones(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     ChildLogForwarder("child build", logging.INFO).feed(b"[E] x\n[V] y\n")
     assert [level for _, level, _ in logged(caplog)] == ["INFO", "DEBUG"]
@@ -74,7 +74,7 @@ def test_feed_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     assert sum("line " in text for _, _, text in lines) + int(lines[-1][2].split()[1]) == 100_000
 
 
-def test_feed_flood_costs_less_than_splitting_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_feed_flood_costs_less_than_splitting_its_lines(caplog: pytest.LogCaptureFixture) -> None:
     forwarder, piece = ChildLogForwarder("host null"), b"\n" * (1 << 20)
     forwarder.feed(piece)
     times = []
@@ -105,7 +105,7 @@ async def test_pipe_closed_logs_the_last_line(caplog: pytest.LogCaptureFixture) 
     assert [text for _, _, text in logged(caplog)] == ["hello", "last words"]
 
 
-def test_pipe_child_that_prints_much_does_not_wait() -> None:
+def test_pipe_child_that_prints_much_is_not_blocked() -> None:
     program = "import sys; [print('y' * 99, file=sys.stderr) for _ in range(20000)]"
 
     async def live() -> int:

@@ -1,4 +1,4 @@
-"""When a child must be stopped, from what is measured of it and its family, and how long it may be silent."""
+"""The watch on a child: when it is stopped for memory or silence, and how long it may be silent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
 def silence(guard: Watch, seconds: int, *, used: float = 0.0) -> str:
-    """The verdict after so many seconds in each of which the child used that much processor time."""
+    """Return the verdict after some silent seconds, in each of which the child used `used` s of processor time."""
     cpu, reason = 50.0, ""
     guard.judge(Usage(cpu, 1.0, 1), 1.0)
     guard.received()
@@ -32,7 +32,7 @@ def silence(guard: Watch, seconds: int, *, used: float = 0.0) -> str:
     return reason
 
 
-def test_watch_idle_child_is_stopped_in_time() -> None:
+def test_watch_idle_child_is_stopped_at_the_limit() -> None:
     assert silence(Watch(100, 600), 599) == ""
     assert silence(Watch(100, 600), 600) == "was inactive for 600 s"
 
@@ -54,7 +54,7 @@ def test_watch_message_is_a_sign_of_life() -> None:
     [
         (1.0, True, True),  # computes
         (4.0, True, True),  # computes with several threads
-        (0.1, True, False),  # others have the processors: it had 30 s of them
+        (0.1, True, False),  # other processes use the processors: it got 30 s
         (0.1, False, True),  # waits for something else
     ],
 )
@@ -67,7 +67,7 @@ def test_watch_silent_child_is_stopped_by_its_processor_time(used: float, wants:
         assert reasons.index(next(filter(None, reasons))) == 119
 
 
-def test_watch_child_that_reports_progress_may_compute_on() -> None:
+def test_watch_child_that_reports_progress_may_continue() -> None:
     guard = Watch(100, 600, quiet_seconds=120)
     for second in range(7200):
         if second % 100 == 0:
@@ -78,15 +78,15 @@ def test_watch_child_that_reports_progress_may_compute_on() -> None:
 def test_watch_processor_time_of_an_ended_process_is_ignored() -> None:
     guard = Watch(100, 10)
     guard.judge(Usage(1000.0, 1.0, 2), 1.0)
-    guard.judge(Usage(1.0, 1.0, 1), 1.0)  # a busy grandchild was killed and waited for by nobody
+    guard.judge(Usage(1.0, 1.0, 1), 1.0)  # a busy grandchild was killed, and its time is not counted any more
     for second in range(30):
         assert guard.judge(Usage(1.0 + second, 1.0, 1), 1.0) == ""
 
 
-def test_watch_memory_of_a_family_is_judged_at_the_second_look() -> None:
+def test_watch_memory_over_the_limit_in_several_processes_must_last_two_looks() -> None:
     assert Watch(100, 600).judge(Usage(0.0, 101.0, 1), 0.25) == "used more than 100 MiB of memory"
     guard = Watch(100, 600)
-    assert guard.judge(Usage(0.0, 190.0, 2), 0.25) == ""  # a fork, for an instant twice its parent
+    assert guard.judge(Usage(0.0, 190.0, 2), 0.25) == ""  # a fork: for an instant the pages of the parent count twice
     assert guard.judge(Usage(0.0, 95.0, 1), 0.25) == ""
     assert guard.judge(Usage(0.0, 190.0, 2), 0.25) == ""
     assert "memory" in guard.judge(Usage(0.0, 190.0, 2), 0.25)
@@ -120,8 +120,8 @@ def test_read_ended_process_returns_none() -> None:
     assert Family(process.pid, 100).measure() == Usage(0.0, 0.0, 0)
 
 
-def test_measure_takes_little_processor_time() -> None:
-    """Processes come and go while /proc is read."""
+def test_family_while_processes_come_and_go_is_found() -> None:
+    """Processes start and end while /proc is read."""
     stop = threading.Event()
 
     def bustle() -> None:
@@ -146,7 +146,7 @@ def test_measure_without_free_descriptor_keeps_known_family() -> None:
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
     try:
-        for _ in range(5):  # it looks for new processes again after a few
+        for _ in range(5):  # every few calls it looks for new processes
             family.measure()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -167,7 +167,7 @@ def of(size_mb: int, nodes: int) -> Model:
     [
         (0, 75, 0.01, 120, 180),  # a few nested Ifs
         (12, 250, 0.1, 120, 300),  # a small detector
-        (12, 250, 5.0, 600, 900),  # the same on a board of which admission saw how slow it is
+        (12, 250, 5.0, 600, 900),  # the same on a board that was slow in admission
         (1200, 3000, 4.0, 1500, 3600),  # a large transformer
     ],
 )
@@ -187,7 +187,7 @@ def test_patience_with_a_silent_compiler_never_exceeds_the_limit(backend: str) -
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_rtx"])
-def test_patience_with_tensorrt_allows_silence_up_to_the_limit_and_more_with_progress(backend: str) -> None:
+def test_patience_with_tensorrt_lasts_to_the_limit_and_longer_with_progress(backend: str) -> None:
     limits = Limits()
     given = patience(of(12, 250), backend, 0.1, limits)
     assert given.quiet_seconds == limits.seconds

@@ -1,4 +1,4 @@
-"""The commands that operators give, as they meet them: what is printed where, and the exit status."""
+"""Operators' commands: their output, the stream it goes to, and the exit status."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_rebuild_on_a_terminal_draws_bars_and_prints_outcomes(running: Running) 
         assert "100%" in terminal.text
 
 
-def test_rebuild_interrupted_says_that_the_work_goes_on(running: Running) -> None:
+def test_rebuild_interrupted_says_that_the_daemon_continues(running: Running) -> None:
     process = program(*REBUILD, "endless", "-t", running.target)
     assert process.stdout is not None
     assert "waiting" in process.stdout.readline()
@@ -109,7 +109,7 @@ def test_rebuild_interrupted_says_that_the_work_goes_on(running: Running) -> Non
     assert err == "the daemon continues; see: edged status; to stop it: edged engines cancel\n"
 
 
-# --- what all have in common ----------------------------------------------------------------------------------------
+# --- all commands ---------------------------------------------------------------------------------------------------
 
 VERBS = ("rebuild", "verify", "cancel", "pin", "unpin", "evict")
 
@@ -173,7 +173,7 @@ def model(name: str, **more: Any) -> ModelInfo:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[ModelInfo]:
-    """The models of the daemon at box:1."""
+    """The models that the daemon at box:1 lists."""
     models: list[ModelInfo] = []
     monkeypatch.setattr(Client, "models", lambda _: models)
     return models
@@ -279,7 +279,7 @@ HELP = "from typer.testing import CliRunner; from edged.cli.app import app; CliR
     [
         ("import edged.cli.app", "numpy rich msgspec edged.cli.serve edged.client"),
         (HELP, "grpc cv2 av edged.doctor.run edged.engines.child edged.models.model onnx zmq"),
-        # Each would cost the daemon megabytes for as long as it runs.
+        # Each of these would take megabytes in the daemon all the time.
         (
             "from edged.cli.app import app; import edged.cli.serve; import edged.daemon.main",
             "cv2 onnx onnxruntime openvino grpc av uvicorn edged.cli.engines edged.jobs.tasks",
@@ -294,21 +294,19 @@ HELP = "from typer.testing import CliRunner; from edged.cli.app import app; CliR
     ],
     ids=["app", "help of all commands", "daemon", "host", "client package", "clients", "sources"],
 )
-def test_import_loads_no_module_that_it_does_not_need(program: str, heavy: str) -> None:
+def test_import_loads_no_unneeded_module(program: str, heavy: str) -> None:
     code = f"{program}\nimport sys; print(*[name for name in {heavy.split()} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "4"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")])
-def test_main_import_lets_idle_blas_threads_sleep_unless_the_environment_says_otherwise(
-    given: dict[str, str], expected: str
-) -> None:
+def test_main_import_sets_the_timeout_of_blas_threads_unless_it_is_set(given: dict[str, str], expected: str) -> None:
     inherited = {name: value for name, value in os.environ.items() if name != "OPENBLAS_THREAD_TIMEOUT"}
     program = "import edged.__main__, os, sys; print(os.environ['OPENBLAS_THREAD_TIMEOUT'], 'numpy' in sys.modules)"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=inherited | given, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == [expected, "False"]  # NumPy reads it once
+    assert done.stdout.split() == [expected, "False"]  # set before NumPy is imported, which reads it once
 
 
 def test_failed_command_prints_its_error_also_as_json(running: Running) -> None:

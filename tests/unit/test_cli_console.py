@@ -1,4 +1,4 @@
-"""Names of models, cameras and boxes cannot steer a terminal."""
+"""Names of models, cameras and boxes cannot send control characters to a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands to several daemons: output by box, failures of single boxes, exit status."""
+"""Commands to several daemons: output per box, failures of single boxes, exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST, SECOND = "doors aaaaaa111111 openvino/fp32", "doors bbbbbb222222 openvino
 
 
 class Boxes:
-    """Daemons by name, and an inventory of them; `away` has an address where no daemon listens."""
+    """Daemons by name, and their inventory. `with_away` adds a box `away` without a daemon."""
 
     def __init__(self, folder: Path, running: dict[str, Running]) -> None:
         self.running = running
@@ -59,7 +59,7 @@ def call(*line: str) -> Result:
     return CliRunner().invoke(app, list(line), env={"EDGED_TARGET": ""})
 
 
-# --- what is printed ------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_fleet_lists_are_one_table_with_a_column_for_the_box(boxes: Boxes, comma
     assert {row.split()[0] for row in rows if row[0] != " "} == {"a", "b"}
 
 
-def test_fleet_one_line_follows_the_name_more_stand_below(boxes: Boxes) -> None:
+def test_fleet_answer_of_one_line_follows_the_name_and_longer_ones_are_below(boxes: Boxes) -> None:
     result = call("models", "remove", "old", "--inventory", str(boxes.file))
     assert sorted(result.stdout.splitlines()) == [
         "a: model old removed, its files deleted",
@@ -143,7 +143,7 @@ def test_fleet_group_or_name_selects(boxes: Boxes) -> None:
         assert (result.stdout, result.stderr) == ("a: model x removed, its files deleted\n", "1 of 1 boxes done\n")
 
 
-# --- what goes wrong ------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------------------------
 
 
 def test_fleet_answer_with_an_alarm_counts_as_failure(boxes: Boxes) -> None:
@@ -188,10 +188,10 @@ def test_fleet_silent_box_fails_within_its_timeout(boxes: Boxes) -> None:
     assert "  silent: " in result.stderr
 
 
-# --- how many at once -----------------------------------------------------------------------------------------------
+# --- concurrency ----------------------------------------------------------------------------------------------------
 
 
-def test_call_all_runs_at_most_so_many_at_once(tmp_path: Path) -> None:
+def test_call_all_runs_a_limited_number_at_once(tmp_path: Path) -> None:
     there = threading.Semaphore(0)
     go = threading.Event()
     running, most = 0, 0
@@ -221,7 +221,7 @@ def test_call_all_runs_at_most_so_many_at_once(tmp_path: Path) -> None:
     assert all(each.answer.endswith(each.box.removeprefix("box")) for each in found)
 
 
-def test_call_all_bug_fails_one_box() -> None:
+def test_call_all_unexpected_error_fails_only_its_box() -> None:
     def work(client: Client, say: Any) -> str:
         if client.target.endswith("1"):
             raise ZeroDivisionError("division by zero")
@@ -237,7 +237,7 @@ def test_call_all_bug_fails_one_box() -> None:
 # --- following ------------------------------------------------------------------------------------------------------
 
 
-def test_fleet_followed_progress_has_names(boxes: Boxes) -> None:
+def test_fleet_followed_progress_has_the_names_of_boxes(boxes: Boxes) -> None:
     result = call("engines", "rebuild", "doors", "--follow", "--inventory", str(boxes.file))
     assert result.exit_code == 0, result.output
     for name in ("a", "b"):
@@ -264,7 +264,7 @@ def test_fleet_followed_failure_is_reported_at_the_end(boxes: Boxes) -> None:
     assert text.stderr.splitlines()[0] == "0 of 2 boxes done"
 
 
-def test_fleet_interrupted_says_what_goes_on(boxes: Boxes) -> None:
+def test_fleet_interrupted_names_the_boxes_that_continue(boxes: Boxes) -> None:
     process = program("engines", "rebuild", "endless", "-f", "--inventory", str(boxes.file))
     try:
         wait(lambda: boxes.watching() == [1, 1], "both build")

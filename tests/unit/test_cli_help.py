@@ -1,4 +1,4 @@
-"""What `--help` shows: whole sentences, an example that works, a page of the documentation that exists."""
+"""The output of `--help`: whole sentences, a valid example, and an existing page of the documentation."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ PICTURE, TRUTHS = Scene(5, 960, 540).frame(3)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder with a picture, and a home of its own."""
+    """The current folder, with a picture and a separate home."""
     monkeypatch.chdir(tmp_path)
     for variable in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(variable, str(tmp_path / variable))
@@ -88,7 +88,7 @@ def test_draw_raw_outputs_have_shape_and_range(folder: Path) -> None:
     assert not (folder / "street.shapes.jpg").exists()
 
 
-# --- models of other tasks, whose answers are planted
+# --- models of other tasks, with planted answers
 
 ROWS = {
     "segment": (270, 120, 370, 220, 0.9, 1, 1.0),
@@ -99,7 +99,7 @@ NAMES = "{0: 'ship', 1: 'plane'}"
 
 
 def model_of(task: str, path: Path) -> Path:
-    """A model of 640x360 with one detection of its task, in rows, for any picture."""
+    """Write a model of 640x360 that answers one detection of its task, as rows, to every picture."""
     rows = np.zeros((1, 9, len(ROWS[task])), np.float32)
     rows[0, 0] = ROWS[task]
     outputs = {"output0": rows}
@@ -125,13 +125,13 @@ def test_draw_masks_keypoints_and_oriented_boxes(folder: Path, task: str) -> Non
     (found,) = printed["seen"]["found"]["predictions"]
     assert (found["x"], found["y"]) == (640, 340)
     if task == "segment":
-        assert {point["x"] for point in found["points"]} == {540, 639}, "the prototypes' left half"
+        assert {point["x"] for point in found["points"]} == {540, 639}, "the left half of the prototypes"
     elif task == "pose":
         assert [(p["x"], p["y"], p["confidence"]) for p in found["keypoints"]] == [(600, 300, 0.75), (680, 400, 0.5)]
     else:
         middle = np.mean([(p["x"], p["y"]) for p in found["points"]], axis=0)
         assert np.allclose(middle, (640, 340), atol=1e-3)
-    assert cv2.imread("seen.png").any(), "how it is painted: test_vision_draw.py"
+    assert cv2.imread("seen.png").any(), "something is painted; test_vision_draw.py tests what"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_draw_wrong_arguments_fail_in_one_line(folder: Path, line: tuple[str, ..
 
 
 def crash(*_: object) -> None:
-    """In place of the child's work."""
+    """Crash the child instead of doing its work."""
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
@@ -165,7 +165,7 @@ def vanish(*_: object) -> None:
 @pytest.mark.parametrize(
     ("work", "words"), [(crash, "crashed its process (SIGSEGV)"), (vanish, "ended its process with status 7")]
 )
-def test_draw_runtime_that_crashes_is_one_line(
+def test_draw_runtime_that_crashes_fails_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, work: object, words: str
 ) -> None:
     monkeypatch.setattr(sample_run, "_look", work)
@@ -182,7 +182,7 @@ def test_output_range_leaves_out_nan_and_infinity() -> None:
     assert sample_run.output_range("x", np.empty((0, 6), np.int64)) == sample_run.RawOutput("x", "int64", (0, 6))
 
 
-def test_place_for_default_or_given_name() -> None:
+def test_place_for_default_or_given_name_returns_the_path() -> None:
     assert sample_run.place_for(Path("a/street.png"), Path("b/yolo.onnx"), None) == Path("street.yolo.jpg")
     assert sample_run.place_for(Path("street.png"), Path("yolo.onnx"), Path("x/y.PNG")) == Path("x/y.PNG")
 

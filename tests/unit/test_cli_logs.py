@@ -1,4 +1,4 @@
-"""`edged logs` asks the journal, which a stand-in plays here; tests/system/test_systemd_service.py asks a real one."""
+"""`edged logs` with a fake journalctl. tests/system/test_systemd_service.py uses the real one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stand_in(folder: Path, name: str, text: str) -> None:
         (("--model", "doors", "--camera", "hall"), "--lines 100 EDGED_MODEL=doors EDGED_CAMERA=hall"),
     ],
 )
-def test_logs_asks_the_journal(tmp_path: Path, words: tuple[str, ...], asked: str) -> None:
+def test_logs_options_become_arguments_of_journalctl(tmp_path: Path, words: tuple[str, ...], asked: str) -> None:
     stand_in(tmp_path, "systemctl", "exit 0")
     stand_in(tmp_path, "journalctl", 'echo "$@"; exit 7')
     done = logs(tmp_path, *words)

@@ -1,4 +1,4 @@
-"""The asynchronous client: the results and ends of the blocking one, without blocking the loop, and cancellation."""
+"""The asynchronous client: results, errors and ends of streams, cancellation, and a loop that is never blocked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single pictures, operations, addresses, and what comes back as values."""
+"""The client's unary calls: pictures, results, errors, operations and addresses."""
 
 from __future__ import annotations
 
@@ -201,12 +201,12 @@ def test_to_edged_every_status_gives_one_line(code: str, details: str | None, ki
 
 
 @pytest.mark.parametrize("details", ["failed to connect to all addresses", "Socket closed"])
-def test_to_edged_says_start_only_for_this_machine(details: str) -> None:
+def test_to_edged_suggests_starting_a_daemon_only_for_this_machine(details: str) -> None:
     for target, is_here in (("unix:/x", True), ("tls:127.0.0.1:8001", True), ("tls:dock1.example:8001", False)):
         assert ("start" in str(to_edged(grpc.StatusCode.UNAVAILABLE, details, target))) is is_here
 
 
-def test_code_name_known_and_unknown_codes() -> None:
+def test_code_name_of_known_and_unknown_codes() -> None:
     assert (code_name(14), code_name(0), code_name(99)) == ("UNAVAILABLE", "OK", "99")
 
 
@@ -245,7 +245,7 @@ def test_add_model_incomplete_model_is_not_uploaded(client: Client, running: Run
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(ModelRefused):
         client.add_model("new", path)
-    with pytest.raises(InvalidInput, match=r"weights\.bin"):  # which breaks the upload off
+    with pytest.raises(InvalidInput, match=r"weights\.bin"):  # raised while uploading, which aborts the upload
         client.upload(package)
     assert running.daemon.uploads == []
 

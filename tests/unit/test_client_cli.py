@@ -1,4 +1,4 @@
-"""The commands as a user meets them: what is printed where, and the exit status."""
+"""The commands infer, stream and engines show: their output, the stream it goes to, and the exit status."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def call(*words: str) -> Result:
 
 
 def wrong(result: Result) -> str:
-    """The one line on standard error of a command that failed."""
+    """Return the single line on standard error of a failed command."""
     assert (result.exit_code != 0, result.stdout) == (True, "")
     assert result.stderr.startswith("edged: ")
     assert result.stderr.count("\n") == 1
@@ -72,7 +72,7 @@ def test_infer_prints_a_table_or_json(running: Running, picture: str) -> None:
     assert found["predictions"][0]["class"] == "a [red] dot"
 
 
-def test_infer_prints_outputs_and_nothing_found(running: Running, picture: str) -> None:
+def test_infer_prints_raw_outputs_or_zero_detections(running: Running, picture: str) -> None:
     assert "uint8" in call("infer", "tensors", picture, "-t", running.target).stdout
     assert "0 detections" in call("infer", "empty", picture, "-t", running.target).stdout
 
@@ -115,13 +115,13 @@ def test_stream_prints_lines_and_a_summary(running: Running, video: str) -> None
     assert sum(int(count) for _, count in found) == 2 * account["answered"]
 
 
-def test_stream_json(running: Running, video: str) -> None:
+def test_stream_json_prints_one_object_per_frame(running: Running, video: str) -> None:
     result = call("stream", "flaky", video, "--json", "--no-pace", "--camera", "door", "-t", running.target)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["sequence"] for line in lines] == list(range(1, 41))
     steps = {round(after["position_s"] - before["position_s"], 3) for before, after in itertools.pairwise(lines)}
     assert lines[0]["position_s"] == 0.0
-    assert len(steps) == 1, "a video's frames are equally far from each other"
+    assert len(steps) == 1, "the frames of a video have equal distances"
     first, third = lines[0], lines[2]
     assert (first["camera"], first["skipped"], first["error"], first["age_ms"]) == ("door", 0, None, 12.5)
     assert first["image"] == {"width": 64, "height": 48}
@@ -130,7 +130,7 @@ def test_stream_json(running: Running, video: str) -> None:
     assert summary(result.stderr) == {"sent": 40, "answered": 27, "skipped": 0, "failed": 13}
 
 
-def test_stream_stops_after_some_seconds(running: Running, video: str) -> None:
+def test_stream_with_seconds_stops_in_time(running: Running, video: str) -> None:
     start = time.monotonic()
     result = call("stream", "shapes", video, "--seconds", "0.5", "-t", running.target)
     assert result.exit_code == 0
@@ -196,7 +196,7 @@ def test_stream_closed_pipe_is_quiet(running: Running, video: str) -> None:
     assert "BrokenPipe" not in err
 
 
-def test_stream_daemon_restarted_goes_on(tmp_path: Path, video: str) -> None:
+def test_stream_continues_after_a_restart_of_the_daemon(tmp_path: Path, video: str) -> None:
     target = f"unix:{tmp_path}/edged.sock"
     with Running(target) as running:
         process = program("stream", "shapes", video, "--loop", "--json", "--track", "--camera", "door", "-t", target)
@@ -292,7 +292,7 @@ def engine(key: str, model: str = "doors", **changes: object) -> EngineInfo:
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[EngineInfo]:
-    """The engines of a daemon: one of two equal models, one that was rejected, one that is only wanted."""
+    """The engines of a daemon: one shared by two equal models, a rejected one, and one that is not built yet."""
     bare = {"latency_ms": None, "reference_ms": None, "bytes": 0, "build_s": None, "verdict": None}
     composition = Composition(
         layers={"fp16": 20, "fp32": 1},
@@ -365,7 +365,7 @@ def test_engines_show_fails_in_one_line(stored: list[EngineInfo], key: str, stat
     assert words in wrong(result)
 
 
-# --- what commands share --------------------------------------------------------------------------------------------
+# --- shared by commands ---------------------------------------------------------------------------------------------
 
 
 def test_show_without_terminal_prints_tables_unfolded(
@@ -412,7 +412,7 @@ def test_is_daemon_addressed_folders_come_before_the_environment(
         is_daemon_addressed("box:2", tmp_path)
     monkeypatch.setenv("EDGED_TARGET", " ")
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
-    assert not is_daemon_addressed(None, None)  # no daemon answers
+    assert not is_daemon_addressed(None, None)  # no daemon listens
 
 
 def test_local_box_unusable_cache_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Calls with many answers, through both clients: how they begin, and their ends."""
+"""Streaming calls of both clients: how they begin and end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import until, wait
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_rebuild_unread_answers_still_give_the_command(client: Client, running: Running) -> None:
+def test_rebuild_without_reading_the_answers_sends_the_command(client: Client, running: Running) -> None:
     client.rebuild("doors", engine="aaaaaa", force=True)
     client.verify("endless", follow=False)
     assert running.daemon.commands.given == [

@@ -1,4 +1,4 @@
-"""Credentials of clients: TLS, certificates, tokens, and what is refused before anything is sent."""
+"""Credentials of clients: TLS, certificates, tokens, and mistakes that raise before anything is sent."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_read_token_exposed_file_warns_once(
     place.write_text(TOKEN)
     place.chmod(mode)
     with caplog.at_level(logging.WARNING):
-        assert [read_token(place) for _ in range(2)] == [TOKEN] * 2  # as for the next box, or another attempt
+        assert [read_token(place) for _ in range(2)] == [TOKEN] * 2  # a second time, as for another box or attempt
     assert caplog.text.count("is readable by other users") == warnings
     assert TOKEN not in caplog.text
 
@@ -107,18 +107,18 @@ def test_read_token_exposed_file_warns_once(
 
 
 @pytest.mark.parametrize("target", ["unix:/run/x", "localhost:1", "127.8.0.1:1", "[::1]:1", "tls:localhost:1"])
-def test_is_here_sockets_and_loopback(target: str) -> None:
+def test_is_here_of_sockets_and_loopback_is_true(target: str) -> None:
     assert is_here(target)
 
 
 @pytest.mark.parametrize(
     "target", ["box:1", "10.0.0.1:1", "[fe80::1]:1", "localhost.example.com:1", "127.0.0.1.example.com:1"]
 )
-def test_is_here_other_machines_are_not(target: str) -> None:
+def test_is_here_of_other_machines_is_false(target: str) -> None:
     assert not is_here(target)
 
 
-def test_is_secured_tls_by_prefix_or_files() -> None:
+def test_is_secured_follows_prefix_and_credentials() -> None:
     nothing, ca, token = Credentials(), Credentials(ca="/ca"), Credentials(token=TOKEN)
     pair = Credentials(certificate="/c", key="/k")
     plain = {"unix:/s": (nothing, ca, pair, token), "localhost:1": (nothing, token), "box:1": (nothing,)}

@@ -1,4 +1,4 @@
-"""`edged-client` (client/): which modules and requirements it has, and that it works without the others."""
+"""The package `edged-client` (client/): its modules, its requirements, and use without the optional ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def requirements(folder: Path) -> set[str]:
-    """All of a pyproject.toml, those of extras included."""
+    """Return all requirements in a pyproject.toml, including those of extras."""
     return set(re.findall(r'"([\w-]+>=[^"]+)"', (folder / "pyproject.toml").read_text()))
 
 
@@ -33,16 +33,16 @@ def build() -> Any:
     return module
 
 
-def test_requirements_are_those_of_edged() -> None:
+def test_client_requirements_are_a_subset_of_edgeds() -> None:
     assert requirements(ROOT / "client") - {"hatchling>=1.27"} <= requirements(ROOT)
 
 
-def test_what_is_left_out_is_an_extra() -> None:
+def test_client_optional_packages_are_extras() -> None:
     for requirement in packages.NOT_IN_CLIENT.values():
         assert requirement in requirements(ROOT / "client")
 
 
-def test_modules_are_those_of_the_client_and_what_they_import(build: Any) -> None:
+def test_modules_are_those_that_the_client_imports(build: Any) -> None:
     found = build.modules(ROOT)
     assert {"edged", "edged.client.client", "edged.client.sources.opening", "edged.vision.draw"} <= set(found)
     daemon = {"api", "cli", "daemon", "device", "engines", "host", "library", "serving"}
@@ -50,12 +50,12 @@ def test_modules_are_those_of_the_client_and_what_they_import(build: Any) -> Non
     assert len(found) < 80
 
 
-def test_modules_that_exist_for_types_alone_are_left_out(build: Any) -> None:
+def test_modules_imported_only_for_types_are_left_out(build: Any) -> None:
     code = "if TYPE_CHECKING:\n    import edged.a\nelse:\n    import edged.b\ndef f():\n    from edged.c import d\n"
     assert set(build._imports(ast.parse(code))) == {"edged.c", "edged.c.d"}
 
 
-def test_a_program_works_without_what_is_left_out(build: Any, tmp_path: Path) -> None:
+def test_client_without_optional_packages_works(build: Any, tmp_path: Path) -> None:
     for path in build.modules(ROOT).values():
         target = tmp_path / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)

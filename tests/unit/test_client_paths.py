@@ -1,4 +1,4 @@
-"""Default paths of sockets, state, cache and configuration: for root, for a user and under systemd."""
+"""Default paths of sockets, state, cache and configuration: for root, a user, and under systemd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VARIABLES = [
 
 @pytest.fixture(autouse=True)
 def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An ordinary user without any variable set, on a box without a daemon."""
+    """An ordinary user without any of the variables, on a box without a daemon."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/me")
@@ -27,7 +27,7 @@ def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(paths, "_RUN", tmp_path / "run")
 
 
-def test_defaults_of_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_defaults_of_a_user_follow_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert paths.default_socket() == Path("/tmp/edged-1000/edged.sock")
     assert paths.default_state_dir() == Path("/home/me/.local/share/edged")
     assert paths.default_cache_dir() == Path("/home/me/.cache/edged")
@@ -38,11 +38,11 @@ def test_defaults_of_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert paths.default_state_dir() == Path("/data/edged")
     assert paths.default_cache_dir() == Path("/home/me/.cache/edged")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "edged.sock").touch()  # of a system's daemon
+    (tmp_path / "run" / "edged.sock").touch()  # the socket of the system's daemon
     assert paths.default_socket() == tmp_path / "run" / "edged.sock"
 
 
-def test_defaults_of_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_defaults_of_root_are_system_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert paths.default_socket() == tmp_path / "run" / "edged.sock"
     assert paths.default_state_dir() == Path("/var/lib/edged")
@@ -59,12 +59,12 @@ def test_client_socket_prefers_the_operators_socket_if_it_listens(
     assert operate == tmp_path / "operate.sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(operate))
-        assert paths.client_socket() == tmp_path / "edged.sock"  # left by a crash
+        assert paths.client_socket() == tmp_path / "edged.sock"  # nothing listens: a crash left the socket
         listening.listen()
         assert paths.client_socket() == operate
 
 
-def test_defaults_own_variables_then_systemds_override(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_systemds_variables_override_edgeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGED_STATE", "~/state")
     monkeypatch.setenv("EDGED_CACHE", "/big/disk")
     assert paths.default_state_dir() == Path("/home/me/state")
@@ -77,7 +77,7 @@ def test_defaults_own_variables_then_systemds_override(monkeypatch: pytest.Monke
     assert paths.default_socket() == Path("/run/edged/edged.sock")
 
 
-def test_default_config_service_comes_before_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_config_of_the_service_precedes_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.default_config() == Path("/home/me/.config/edged/edged.toml")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/config")
     assert paths.default_config() == Path("/config/edged/edged.toml")

@@ -1,4 +1,4 @@
-"""Pictures go through shared memory if the daemon confirms that it reads it, otherwise as bytes, and none is lost."""
+"""Clients send pictures through shared memory if the daemon confirms that it can read it, otherwise as bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def own() -> Identity:
 
 
 class Peer:
-    """As much of a daemon as streams need. `reads` says whether it can read shared memory; `ways` is what came."""
+    """The handlers of a daemon. `reads`: whether it can read shared memory. `ways`: the kind of image in each frame."""
 
     def __init__(self) -> None:
         self.reads = True
@@ -41,7 +41,7 @@ class Peer:
         self.contents: list[bytes] = []
         self.shapes: list[tuple[int, int, int]] = []
         self.asked = 0
-        self.at_once = 1  # frames that are received before the first of them is read
+        self.at_once = 1  # number of frames that are received before the first one is read
 
     def detect_one(self, frame: pb.Frame, context: grpc.ServicerContext) -> pb.Result:
         self.asked += 1
@@ -87,7 +87,7 @@ class Peer:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="eds-") as name:  # a socket's path is short
+    with tempfile.TemporaryDirectory(prefix="eds-") as name:  # short, because a socket path has at most 107 bytes
         yield Path(name)
 
 
@@ -99,7 +99,7 @@ def peer(folder: Path) -> Iterator[tuple[Peer, str]]:
 
 
 def left() -> list[str]:
-    """Segments of this process, which is not the only one."""
+    """Return the segments of this process."""
     return [path.name for path in shared_layout.FOLDER.glob(f"{shared_layout.PREFIX}{os.getpid()}-*")]
 
 
@@ -123,11 +123,9 @@ def test_sharing_arrays_arrive_whole(peer: tuple[Peer, str], reads: bool) -> Non
 
 
 @pytest.mark.parametrize("growing", [False, True])
-def test_sharing_every_frame_all_arrive_whole_although_the_daemon_reads_late(
-    peer: tuple[Peer, str], growing: bool
-) -> None:
+def test_sharing_every_frame_arrives_whole_if_the_daemon_reads_late(peer: tuple[Peer, str], growing: bool) -> None:
     daemon, target = peer
-    daemon.at_once = 7  # as many as are in flight at a time
+    daemon.at_once = 7  # the number of frames in flight
     sizes = range(1, 24) if growing else [8] * 23
     pictures = [np.full((size, 100 * size), number, np.uint8) for number, size in enumerate(sizes)]
     with Client(target) as client, client.stream("m", iter(pictures), every_frame=True) as stream:
@@ -142,7 +140,7 @@ def test_sharing_every_frame_all_arrive_whole_although_the_daemon_reads_late(
     [([b"jpeg"] * 3, {}, "encoded"), (PICTURES, {"shared": False}, "raw")],
     ids=["encoded", "forbidden"],
 )
-def test_sharing_not_wanted_sends_bytes_without_a_probe(
+def test_sharing_not_possible_or_forbidden_sends_bytes_without_a_probe(
     peer: tuple[Peer, str], frames: list[Any], options: dict[str, bool], expected: str
 ) -> None:
     daemon, target = peer
@@ -166,7 +164,7 @@ def confirm(_: pb.Frame) -> grpc.StatusCode:
     return grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_sharing_without_space_or_when_it_runs_out_shares_no_more(folder: Path) -> None:
+def test_sharing_without_space_stops(folder: Path) -> None:
     def full(*_: object, **__: object) -> SharedRing:
         raise OutOfSpace("no room")
 
@@ -184,7 +182,7 @@ def test_sharing_without_space_or_when_it_runs_out_shares_no_more(folder: Path) 
     assert not left()
 
 
-def test_sharing_daemon_that_stops_reading_gets_bytes_from_then_on(peer: tuple[Peer, str]) -> None:
+def test_sharing_daemon_that_refuses_a_segment_gets_bytes_afterwards(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     daemon.refuses_later = True
     results = run(target, iter(PICTURES))

@@ -1,4 +1,4 @@
-"""Pictures, videos and cameras as frames. Cameras are made up, since the reading of one is what is tested."""
+"""Pictures, videos and cameras as sources of frames. Most cameras are fakes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_open_source_empty_folder_raises_not_found(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
-def test_pictures_looped_wait_for_their_turn(folder: Path) -> None:
+def test_pictures_looped_are_paced(folder: Path) -> None:
     with open_source(folder, loop=True, max_fps=50) as source:
         begun = time.monotonic()
         got = [frame.image for frame, _ in zip(source, range(7), strict=False)]
@@ -107,7 +107,7 @@ def test_pictures_looped_wait_for_their_turn(folder: Path) -> None:
 # --- videos ---------------------------------------------------------------------------------------------------------
 
 
-def test_recording_gives_every_frame(tmp_path: Path) -> None:
+def test_recording_returns_every_frame(tmp_path: Path) -> None:
     source = open_source(video(tmp_path / "v.avi", range(0, 200, 20)), pace=False)
     frames = list(source)
     assert (len(frames), source.paced, source.damaged) == (10, False, 0)
@@ -135,13 +135,13 @@ def test_recording_looped_starts_again(tmp_path: Path) -> None:
     assert np.allclose(values, [0, 20, 40, 60] * 2 + [0], atol=4)
 
 
-def test_recording_max_fps_thins_out_by_its_own_time(tmp_path: Path) -> None:
+def test_recording_max_fps_skips_frames_by_the_videos_clock(tmp_path: Path) -> None:
     source = open_source(video(tmp_path / "v.avi", range(0, 200, 20), 20), pace=False, max_fps=10)
     assert np.allclose([value(frame) for frame in source], range(0, 200, 40), atol=4)
     assert source.skipped == 5
 
 
-def test_recording_newest_frame_of_paced_video(tmp_path: Path) -> None:
+def test_recording_paced_returns_the_newest_frame(tmp_path: Path) -> None:
     with open_source(video(tmp_path / "v.avi", range(0, 200, 20), 50), latest=True) as source:
         time.sleep(0.5)
         assert value(next(source)) > 170
@@ -220,7 +220,7 @@ def test_newest_converts_only_the_newest_frame() -> None:
 
 def test_newest_max_fps_limits_frames() -> None:
     def shots() -> Iterator[Shot]:
-        for number in range(90):  # 30 a second, with jitter
+        for number in range(90):  # 30 frames a second, with jitter
             at = int((number / 30 + 0.004 * (number % 3)) * 1e9) + 10**9
             yield Shot(lambda number=number: shade(20 * (number % 10)), at, at)  # type: ignore[misc]
 
@@ -231,7 +231,7 @@ def test_newest_max_fps_limits_frames() -> None:
     source.close()
 
 
-def test_live_lost_camera_is_connected_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_live_lost_camera_is_reconnected(caplog: pytest.LogCaptureFixture) -> None:
     attempts = 0
 
     def shots() -> Iterator[Shot]:

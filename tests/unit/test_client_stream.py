@@ -1,4 +1,4 @@
-"""The blocking client over real sockets: counts of frames, and the ends of streams."""
+"""Streams of the blocking client over real sockets: counts of frames, and how streams end."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def test_stream_failing_frames_raise_after_the_answers(client: Client) -> None:
     stream = client.stream("shapes", Frames(count=3, failure=KeyError("lens cap")))
     results: list[Result] = []
     with pytest.raises(KeyError, match="lens cap"):
-        results.extend(stream)  # keeps what came before the exception
+        results.extend(stream)  # `extend` keeps the results before the exception
     assert results[-1].sequence == 3
     assert stream.counts.waiting == 0
     assert list(stream) == []
 
 
-def test_stream_of_no_or_wrong_frames(client: Client) -> None:
+def test_stream_of_no_frames_is_empty_and_wrong_frames_raise(client: Client) -> None:
     assert list(client.stream("shapes", [])) == []
     with pytest.raises(InvalidInput, match="float32"):
         list(client.stream("shapes", [JPEG, np.zeros((4, 4, 3), np.float32)]))
@@ -120,7 +120,7 @@ def test_stream_failed_call_raises_its_error_and_closes_frames(running: Running,
     assert frames.over()
 
 
-def test_stream_quiet_camera_is_not_a_silent_daemon(running: Running) -> None:
+def test_stream_quiet_camera_is_no_timeout(running: Running) -> None:
     with Client(running.target, timeout=0.3) as client:
         assert len(list(client.stream("shapes", Frames(gap=0.5, count=2)))) == 2
 
@@ -157,7 +157,7 @@ def test_stream_daemon_that_stops_raises_not_ready(tmp_path: Path) -> None:
     assert frames.over()
 
 
-def test_client_outlives_a_restart_of_the_daemon(tmp_path: Path) -> None:
+def test_client_works_after_a_restart_of_the_daemon(tmp_path: Path) -> None:
     target = f"unix:{tmp_path}/edged.sock"
 
     def answers() -> bool:

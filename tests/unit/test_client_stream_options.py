@@ -51,7 +51,7 @@ def echo(frames: Iterator[pb.Frame], _: grpc.ServicerContext) -> Iterator[pb.Res
 # --- options --------------------------------------------------------------------------------------------------------
 
 
-def test_stream_options_go_with_first_frame_thresholds_with_all(target: str) -> None:
+def test_stream_sends_options_with_the_first_frame_and_thresholds_with_all(target: str) -> None:
     with ScriptedDaemon(target, echo) as daemon, Client(target) as client:
         assert len(list(client.stream("shapes", [JPEG] * 2, **ALL))) == 2
     first, second = daemon.frames
@@ -64,7 +64,7 @@ def test_stream_options_go_with_first_frame_thresholds_with_all(target: str) -> 
         assert frame.thresholds == pb.Thresholds(class_agnostic=False)
 
 
-def test_stream_default_options_send_none(target: str) -> None:
+def test_stream_without_options_sends_none(target: str) -> None:
     with ScriptedDaemon(target, echo) as daemon, Client(target) as client:
         list(client.stream("shapes", [JPEG]))
         (frame,) = daemon.frames
@@ -89,7 +89,7 @@ def test_stream_options_small_staleness_is_not_rounded_to_zero() -> None:
 
 
 def test_stream_every_frame_bounds_frames_in_flight(target: str) -> None:
-    """Those in a ring of shared memory would be overwritten."""
+    """Without a bound, frames in the ring of shared memory would be overwritten."""
     sent = 0
     ahead: list[int] = []
 
@@ -107,7 +107,7 @@ def test_stream_every_frame_bounds_frames_in_flight(target: str) -> None:
 
     with ScriptedDaemon(target, slow), Client(target) as client:
         assert len(list(client.stream("shapes", pictures(), every_frame=True))) == 40
-    assert 2 <= max(ahead) <= 8  # some wait there, and one is pulled and waits here
+    assert 2 <= max(ahead) <= 8  # some wait at the daemon, and one waits in the client
 
 
 # --- results --------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_result_supervision_full_result_is_converted() -> None:
 
 
 def in_groups(frames: Iterator[pb.Frame], _: grpc.ServicerContext) -> Iterator[pb.Result]:
-    """Of each five: two are reported as skipped at once, one with the next answer, and the last fails."""
+    """Of each five frames, skip two in a report, skip the third with the answer to the fourth, and fail the last."""
     for number, frame in enumerate(frames):
         place, n = number % 5, frame.sequence
         if place == 1:
@@ -225,7 +225,7 @@ def test_stream_counts_with_reasons_add_up(target: str) -> None:
 
 
 def answer_three(frames: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Result]:
-    """Then take a frame without an answer and go away."""
+    """Answer three frames, take another one without an answer, and abort the call."""
     for frame in itertools.islice(frames, 3):
         yield answer(frame)
     next(frames)
@@ -236,7 +236,7 @@ def quick(client: Client, frames: Any, **options: Any) -> Any:
     return client.stream("shapes", frames, reconnect=Backoff((0.05,)), **options)
 
 
-def test_stream_reconnected_goes_on_counting_with_its_options(target: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_stream_reconnected_keeps_counts_and_options(target: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "edged.client")
     calls = 0
 
@@ -256,12 +256,12 @@ def test_stream_reconnected_goes_on_counting_with_its_options(target: str, caplo
     assert "calling again in 0.05 s" in caplog.text
 
 
-def test_stream_daemon_that_never_answered_is_not_called_again(target: str) -> None:
+def test_stream_without_any_answer_does_not_reconnect(target: str) -> None:
     with Client(target) as client, pytest.raises(DaemonUnavailable, match="no edged daemon answers"):
         list(client.stream("shapes", [JPEG] * 9, reconnect=True))
 
 
-def test_stream_refusal_is_not_called_again(target: str) -> None:
+def test_stream_refused_does_not_reconnect(target: str) -> None:
     def detect(frames: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Result]:
         yield answer(next(frames))
         context.abort(grpc.StatusCode.NOT_FOUND, "there is no model 'shapes' any more")
@@ -290,7 +290,7 @@ def test_stream_reconnected_sends_no_old_frames(target: str) -> None:
         yield Captured.now(JPEG)
         pulling.set()
         called_again.wait(20)
-        yield Captured(JPEG, time.time_ns() - 10**10, time.monotonic_ns() - 10**10)  # for the call that is gone
+        yield Captured(JPEG, time.time_ns() - 10**10, time.monotonic_ns() - 10**10)  # of the ended call
         while True:
             time.sleep(0.01)
             yield Captured.now(JPEG)

@@ -1,4 +1,4 @@
-"""Tensors to raw contents and back."""
+"""Encoding of tensors as raw contents, and decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DENSE = [name for name in DATATYPES if name != "BYTES"]
 
 
 @given(st.sampled_from(DENSE), st.data())
-def test_a_dense_tensor_comes_back_bit_for_bit(datatype: str, data: st.DataObject) -> None:
+def test_codec_dense_tensor_round_trips_bit_for_bit(datatype: str, data: st.DataObject) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
     raw = data.draw(st.binary(min_size=byte_size(datatype, shape), max_size=byte_size(datatype, shape)))
     raw = bytes(b & 1 for b in raw) if datatype == "BOOL" else raw
@@ -29,7 +29,7 @@ def test_a_dense_tensor_comes_back_bit_for_bit(datatype: str, data: st.DataObjec
 
 
 @given(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3), st.data())
-def test_decode_returns_the_encoded_strings(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_codec_strings_round_trip(shape: tuple[int, ...], data: st.DataObject) -> None:
     count = int(np.prod(shape))
     elements = data.draw(st.lists(st.binary(max_size=5), min_size=count, max_size=count))
     array = np.empty(shape, np.object_)
@@ -39,17 +39,17 @@ def test_decode_returns_the_encoded_strings(shape: tuple[int, ...], data: st.Dat
     assert again.ravel().tolist() == elements
 
 
-def test_arrays_of_any_layout_are_written_in_c_order() -> None:
+def test_to_bytes_array_of_any_layout_is_in_c_order() -> None:
     array = np.arange(6, dtype=np.int32).reshape(2, 3)
     assert bytes(to_bytes(array.T)) == np.ascontiguousarray(array.T).tobytes()
     assert bytes(to_bytes(array[:, ::-1])) == array[:, ::-1].tobytes()
 
 
-def test_bytes_are_written_as_length_and_content() -> None:
+def test_to_bytes_strings_have_a_length_and_content() -> None:
     assert to_bytes(np.array([b"ab", b""], np.object_)) == b"\x02\0\0\0ab\0\0\0\0"
 
 
-def test_a_dense_tensor_is_read_without_a_copy() -> None:
+def test_to_array_dense_tensor_is_not_copied() -> None:
     data = bytearray(struct.pack("<2i", 1, 2))
     array = to_array("x", "INT32", (2,), memoryview(data))
     data[0] = 9
@@ -57,7 +57,7 @@ def test_a_dense_tensor_is_read_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 7, 9, 16])
-def test_a_wrong_number_of_bytes_is_refused_by_name(size: int) -> None:
+def test_to_array_wrong_number_of_bytes_is_refused_by_name(size: int) -> None:
     with pytest.raises(InvalidTensor, match=rf"'x' holds {size} bytes, INT32\[2\] takes 8"):
         to_array("x", "INT32", (2,), bytes(size))
 
@@ -74,13 +74,13 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_malformed_strings_are_refused_by_name(what: str) -> None:
+def test_to_array_malformed_strings_are_refused_by_name(what: str) -> None:
     with pytest.raises(InvalidTensor, match="'x'"):
         to_array("x", "BYTES", (2,), MALFORMED[what])
 
 
 @given(st.binary(max_size=40), st.integers(0, 4))
-def test_any_bytes_are_strings_or_refused(data: bytes, count: int) -> None:
+def test_to_array_any_bytes_are_strings_or_refused(data: bytes, count: int) -> None:
     try:
         array = to_array("x", "BYTES", (count,), data)
     except InvalidInput:
@@ -88,10 +88,10 @@ def test_any_bytes_are_strings_or_refused(data: bytes, count: int) -> None:
     assert bytes(to_bytes(array)) == data
 
 
-# -- the words of the protocol --------------------------------------------------------------------------------------
+# -- shapes and datatypes -------------------------------------------------------------------------------------------
 
 
-def test_spec_accepts_shapes_with_its_fixed_dimensions() -> None:
+def test_admits_only_shapes_with_the_fixed_dimensions() -> None:
     spec = TensorSpec("x", "FP32", ("n", 3, "?"))
     assert spec.dims == (-1, 3, -1)
     assert not spec.is_static
@@ -101,7 +101,7 @@ def test_spec_accepts_shapes_with_its_fixed_dimensions() -> None:
     assert TensorSpec("x", "FP32", (2,)).is_static
 
 
-def test_sizes_of_tensors_and_strings_without_one() -> None:
+def test_byte_size_of_dense_tensors_and_errors_for_strings() -> None:
     assert byte_size("FP64", (2, 3)) == 48
     assert byte_size("BF16", ()) == 2
     assert byte_size("INT8", (0, 5)) == 0
@@ -111,6 +111,6 @@ def test_sizes_of_tensors_and_strings_without_one() -> None:
         numpy_dtype("FP8")
 
 
-def test_every_dense_datatype_takes_part_in_the_tests_above() -> None:
+def test_to_bytes_every_dense_datatype_has_its_item_size() -> None:
     arrays: list[Array] = [np.zeros(2, numpy_dtype(name)) for name in DENSE]
     assert all(len(bytes(to_bytes(a))) == 2 * a.itemsize for a in arrays)

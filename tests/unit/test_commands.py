@@ -1,4 +1,4 @@
-"""Operators' commands, and the requests that they leave on engines for the control loop."""
+"""Operators' commands, and the requests that they set on engines for the control loop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def keys(ordered: tuple[Ordered, ...]) -> tuple[str, ...]:
 
 
 class Desk(ControlRoom):
-    """Two models with a reference and two engines each; `look` is what the control loop does between two commands."""
+    """Two models with a reference and two engines each. `look` runs one round of the control loop."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
         super().__init__(root, clock, "mn")
@@ -71,7 +71,7 @@ class Desk(ControlRoom):
         return tuple(self.models[name].engines)
 
     def have(self, name: str = "m", number: int = 1, cost: float = 0.5, accepted: bool = True) -> PlannedEngine:
-        """An engine that was made before."""
+        """Put an engine into the store as if it was made before."""
         engine = self.of(name, number)
         record = record_of(engine.key, engine.recipe, cost=cost, accepted=accepted, standard=engine.standard)
         put(self.store, msgspec.structs.replace(record, model=name))
@@ -169,7 +169,7 @@ def test_select_by_an_ambiguous_prefix_is_refused(desk: Desk, monkeypatch: pytes
     of = model(backends="openvino,onnxruntime", threads="1,2,3,4,5,6,7,8")
     desk.models["m"].plan(of, desired(box(), of))
     digits = [key[0] for key in desk.digests()]
-    assert len(digits) == 17, "more than there are digits"
+    assert len(digits) == 17, "more engines than hexadecimal digits"
     shared = max(digits, key=digits.count)
     with pytest.raises(InvalidInput, match=f"keys begin with '{shared}'; give more characters"):
         desk.commands.rebuild(Selection(model="m", engine=shared), True)
@@ -203,7 +203,7 @@ def test_rebuild_builds_missing_engines_only(desk: Desk) -> None:
     assert desk.wakes == 1
 
 
-async def test_rebuild_by_force_builds_every_selected_engine_to_the_last(desk: Desk) -> None:
+async def test_rebuild_by_force_builds_every_selected_engine(desk: Desk) -> None:
     desk.have(number=1)
     desk.have(number=2, accepted=False)
     assert keys(desk.commands.rebuild(M, True)) == desk.digests()
@@ -282,7 +282,7 @@ async def test_cancel_ends_running_queued_and_requested_builds(desk: Desk) -> No
     assert ready.request is Request.NONE
     desk.builder.gate.set()
     await desk.until_quiet()
-    assert {key for _, key in desk.builder.did} & set(desk.digests("m")) == {other.digest}, "and never again"
+    assert {key for _, key in desk.builder.did} & set(desk.digests("m")) == {other.digest}, "no other build"
     assert desk.of("n").state is S.READY
 
 
@@ -301,7 +301,7 @@ def test_pin_engine_without_files_is_refused(desk: Desk) -> None:
 
 
 def spare(desk: Desk) -> PlannedEngine:
-    """The worse of two engines: the better one is needed."""
+    """Return the slower of two engines, which is not needed."""
     desk.have(number=1, cost=0.3)
     return desk.have(number=2, cost=0.6)
 
@@ -313,13 +313,13 @@ def test_evict_removes_files_and_keeps_the_record(desk: Desk) -> None:
     assert desk.store.records()[engine.digest].evicted
     assert [event.reason for event in emitted(desk.events, EngineEvicted)] == ["by command"]
     assert (desk.commanded(), desk.wakes) == (["evict"], 1)
-    assert run(desk.commands.evict(desk.selection(number=2))) == (), "it has nothing more to give"
+    assert run(desk.commands.evict(desk.selection(number=2))) == (), "it has no files left"
 
 
 @pytest.mark.parametrize("is_whole_model", [False, True])
 @pytest.mark.parametrize("why", ["it serves or is about to", "pinned; unpin it first"])
 def test_evict_needed_engine_is_refused(desk: Desk, why: str, is_whole_model: bool) -> None:
-    desk.have(number=0, cost=1.0)  # a reference has no files that could give way
+    desk.have(number=0, cost=1.0)  # a reference has no files to evict
     engine = desk.have()
     selection = M if is_whole_model else desk.selection()
     if why.startswith("pinned"):
@@ -379,7 +379,7 @@ async def test_follow_models_that_share_an_engine_each_gets_its_outcome(desk: De
     assert {name: (s.done, s.succeeded) for name, s in last.items()} == dict.fromkeys("mn", (True, outcome))
 
 
-def test_follow_model_that_was_removed_is_named(desk: Desk) -> None:
+def test_statuses_of_a_removed_model_are_done(desk: Desk) -> None:
     ordered = desk.commands.rebuild(desk.selection(), True)
     del desk.models["m"]
     (status,) = desk.commands.statuses(ordered)
@@ -388,7 +388,7 @@ def test_follow_model_that_was_removed_is_named(desk: Desk) -> None:
 
 @pytest.mark.parametrize("verb", ["rebuild", "verify"])
 @pytest.mark.parametrize("is_begun", [False, True])
-async def test_cancel_work_on_a_good_engine_leaves_nothing_on_it_and_has_not_succeeded(
+async def test_cancel_work_on_a_good_engine_keeps_it_ready_without_success(
     desk: Desk, verb: str, is_begun: bool
 ) -> None:
     desk.have(number=0, cost=1.0)
@@ -424,7 +424,7 @@ def test_follow_on_a_paused_box_names_the_reason(tmp_path: Path, clock: Clock, m
     assert "the disk is read-only" in status.reason
 
 
-async def test_follow_build_without_space_waits_and_says_so(desk: Desk, clock: Clock) -> None:
+async def test_follow_build_without_space_waits_with_the_reason(desk: Desk, clock: Clock) -> None:
     for number in range(3):
         desk.have(number=number, cost=1.0)
         desk.have("n", number, cost=1.0)
@@ -435,7 +435,7 @@ async def test_follow_build_without_space_waits_and_says_so(desk: Desk, clock: C
         await desk.idle()
     (status,) = desk.commands.statuses(key)
     assert (status.done, status.reason) == (False, "it does not fit")
-    assert len(desk.builder.did) == 1, "it is not tried over and over"
+    assert len(desk.builder.did) == 1, "it waits before the next attempt"
     clock.now += 600
     await desk.look()
     await desk.idle()

@@ -1,4 +1,4 @@
-"""The configuration file: which keys it may have, and one line for every mistake in it."""
+"""The configuration file: its keys, and one line for each mistake."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
     [
         ("", Config()),
         ("[zmq]", Config()),
-        ("[frigate]", Config(frigate=Frigate())),  # the table alone opens the endpoint
+        ("[frigate]", Config(frigate=Frigate())),  # an empty table opens the endpoint
         ("stop_seconds = 3", Config(stop_seconds=3.0)),
-        (b"\xef\xbb\xbfstop_seconds = 3", Config(stop_seconds=3.0)),  # the byte order mark of some editors
+        (b"\xef\xbb\xbfstop_seconds = 3", Config(stop_seconds=3.0)),  # a byte order mark, as some editors write it
     ],
 )
-def test_load_file(tmp_path: Path, text: str | bytes, config: Config) -> None:
+def test_load_valid_file_returns_its_values(tmp_path: Path, text: str | bytes, config: Config) -> None:
     assert load(written(tmp_path, text)) == config
 
 
@@ -68,7 +68,7 @@ def test_load_missing_file_or_folder_is_refused(tmp_path: Path) -> None:
 
 
 class Login(msgspec.Struct, forbid_unknown_fields=True):
-    """A table with secrets."""
+    """A table with secret keys."""
 
     password: Annotated[str, msgspec.Meta(min_length=9, extra={"secret": True})] = ""
     tokens: Annotated[dict[str, int], msgspec.Meta(extra={"secret": True})] = {}
@@ -104,8 +104,8 @@ def test_faults_of_a_list_have_their_index() -> None:
         max_leaves=20,
     )
 )
-def test_faults_agree_with_conversion(tree: object) -> None:
-    """Apart from keys that contradict each other."""
+def test_faults_of_any_tree_agree_with_msgspec(tree: object) -> None:
+    """`msgspec.convert` refuses a tree if and only if `faults` or `contradictions` finds something in it."""
     if not isinstance(tree, dict):
         return
     wrong = [*faults(tree, tables()), *contradictions(tree, tables())]
@@ -145,7 +145,7 @@ mb = 1
 last = true'''
 
 
-def test_key_lines_of_every_key() -> None:
+def test_key_lines_has_the_line_of_every_key() -> None:
     assert key_lines(FILE) == {
         ("listen",): 2,
         ("state",): 6,
@@ -168,6 +168,6 @@ def test_key_lines_of_every_key() -> None:
 
 
 @given(st.sampled_from(["", "# only", "[[", "a = ", 'a = "', "[a\nb = 1"]), st.text("ab=[]{}\"'#\n. \\,", max_size=60))
-def test_key_lines_of_any_text_are_within_it(beginning: str, text: str) -> None:
+def test_key_lines_of_any_text_are_within_the_text(beginning: str, text: str) -> None:
     lines = (beginning + text).count("\n") + 1
     assert all(1 <= line <= lines for line in key_lines(beginning + text).values())

@@ -1,4 +1,4 @@
-"""Cameras in the configuration: their keys, mistakes in them, and that no password is shown."""
+"""Cameras in the configuration: keys, mistakes, and hidden passwords."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_read_mistake_names_its_key_and_line(
     assert problem.origin.line == line
 
 
-def test_variable_sets_all_cameras(tmp_path: Path) -> None:
+def test_read_variable_sets_all_cameras(tmp_path: Path) -> None:
     environment = {"EDGED_CAMERAS": '{ gate = { source = "gate.mp4", model = "m" } }'}
     cameras = read(written(tmp_path, HALL), environment).required().cameras
     assert set(cameras) == {"hall", "yard", "gate"}
 
 
-def test_listing_has_every_camera_and_no_password(tmp_path: Path) -> None:
+def test_lines_list_every_camera_without_passwords(tmp_path: Path) -> None:
     reading = read(written(tmp_path, HALL))
     text = "\n".join(lines(reading, with_origin=True))
     assert "password@" not in text
@@ -95,7 +95,7 @@ def test_listing_has_every_camera_and_no_password(tmp_path: Path) -> None:
     assert found["cameras.yard.max_fps"].origin.kind == "default"
 
 
-def test_settings_are_what_differs_from_the_defaults() -> None:
+def test_settings_have_only_values_that_differ_from_the_defaults() -> None:
     camera = Camera(source="hall.mp4", model="m", events=Events(clips=True), max_fps=5.0)
     found = settings(camera)
     assert set(found) == {"source", "model", "events", "max_fps"}

@@ -1,4 +1,4 @@
-"""Changes of the configuration: which keys, described in a line, and what a reload does with them."""
+"""Changes of the configuration: the changed keys, one line for each, and the effect of a reload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HALL = Camera(source="rtsp://user:password@hall/main", model="m")
 
 
 def test_reloads_cover_every_key() -> None:
-    """A new field must say what a reload does with it."""
+    """A new key needs an entry in RELOADS."""
     for key in all_keys():
         (unit,) = (each for each in RELOADS if key.name == each or key.name.startswith(f"{each}."))
         assert key.reload is RELOADS[unit]
@@ -82,7 +82,7 @@ def test_diff_in_lines(old: dict[str, Any], new: dict[str, Any], expected: list[
 
 
 @pytest.mark.parametrize("key", RELOADS)
-def test_with_value_takes_one_key(key: str) -> None:
+def test_with_value_replaces_only_one_key(key: str) -> None:
     unset = {name: msgspec.UNSET for name in Config.__struct_fields__ if name not in ("zmq", "cameras")}
     zmq, cameras = Zmq(frames="ipc:///f", publish="ipc:///p"), {"hall": HALL}
     other = msgspec.structs.replace(DEFAULTS, **unset, zmq=zmq, cameras=cameras)
@@ -91,6 +91,6 @@ def test_with_value_takes_one_key(key: str) -> None:
     assert all(value(taken, each) == value(DEFAULTS, each) for each in RELOADS if each != key)
 
 
-def test_change_in_a_line() -> None:
+def test_change_as_text_is_one_line() -> None:
     assert str(Change("a", "a: 1 → 2")) == "a: 1 → 2"
     assert str(Change("a", "a: 1 → 2", "the port is taken")) == "a: 1 → 2: the port is taken"

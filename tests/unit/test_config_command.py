@@ -1,4 +1,4 @@
-"""`edged config`: output, files, mistakes found, exit status."""
+"""`edged config`: output, files, reported mistakes, exit status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edged.config.template import template
 
 @pytest.fixture(autouse=True)
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A box without a service and without variables."""
+    """A box without a service and without edged's variables."""
     for name in [name for name in os.environ if name.startswith("EDGED_") or name == "CONFIGURATION_DIRECTORY"]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(paths, "SERVICE_CONFIG", tmp_path / "etc" / "edged.toml")
@@ -27,7 +27,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*words: object) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error."""
+    """Run `edged config`. Return exit status, standard output and standard error."""
     result = CliRunner().invoke(app, ["config", *map(str, words)])
     return result.exit_code, result.stdout, result.stderr
 
@@ -76,7 +76,7 @@ def test_init_out_link_is_followed_only_with_force(tmp_path: Path) -> None:
 def test_init_out_unusable_path_is_refused(tmp_path: Path, force: tuple[str, ...]) -> None:
     status, _, err = call("init", "--out", tmp_path / "none" / "x.toml", *force)
     assert (status, "none/x.toml: No such file or directory" in err) == (1, True)
-    pipe = tmp_path / "pipe"  # such as /dev/null, which root could replace
+    pipe = tmp_path / "pipe"  # for example /dev/null, which root could replace
     os.mkfifo(pipe)
     status, _, err = call("init", "--out", pipe, *force)
     assert (status, err) == (2, f"edged: {pipe} is not a regular file; give --out another name\n")

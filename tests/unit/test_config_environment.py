@@ -1,4 +1,4 @@
-"""The configuration in the environment, and which source overrides which."""
+"""Configuration from environment variables, and the precedence of sources."""
 
 from __future__ import annotations
 
@@ -136,6 +136,6 @@ def test_read_contradicting_keys_of_two_sources(tmp_path: Path) -> None:
     assert str(problem).startswith(f"{tmp_path}/edged.toml:1: startup_models needs")
 
 
-def test_read_mistake_in_a_file_counts_if_a_variable_overrides_it(tmp_path: Path) -> None:
+def test_read_mistake_in_a_file_is_reported_even_if_a_variable_overrides_it(tmp_path: Path) -> None:
     reading = of(tmp_path, "stop_seconds = 'x'", {"EDGED_STOP_SECONDS": "3"})
     assert [problem.origin.line for problem in reading.problems] == [1]

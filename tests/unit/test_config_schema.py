@@ -1,4 +1,4 @@
-"""What follows from the schema: the commented file, the reference, names of variables, words for types."""
+"""Derived from the schema: the commented file, the reference page, names of variables, descriptions of types."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_variables_are_unique_and_known_to_the_sources() -> None:
     assert all(re.fullmatch("EDGED_[A-Z0-9_]+", name) for name in named)
     found = set()
     for path in (ROOT / "edged").rglob("*.py"):
-        if path.parent.name != "proto" and path.name != "formats.py":  # it has names of the journal's fields
+        if path.parent.name != "proto" and path.name != "formats.py":  # formats.py has fields of the journal
             found |= set(re.findall(r'"(EDGED_[A-Z0-9_]+)"', path.read_text()))
     assert "EDGED_TARGET" in found
     assert found <= set(variables()) | OTHERS, "add it to OTHERS in edged/config/reading.py"
@@ -90,7 +90,7 @@ def test_variables_are_unique_and_known_to_the_sources() -> None:
         (Annotated[typing.Optional[str], Meta(description="x")], "a text in quotes"),  # noqa: UP045
     ],
 )
-def test_allowed_in_words(hint: object, words: str) -> None:
+def test_allowed_describes_the_type_in_words(hint: object, words: str) -> None:
     assert allowed(hint) == words
 
 
@@ -138,7 +138,7 @@ def test_template_without_comment_signs_has_every_key_in_order() -> None:
     assert max(map(len, template().splitlines())) <= 100
 
 
-def test_template_and_reference_are_what_is_stored() -> None:
+def test_template_and_reference_equal_the_stored_files() -> None:
     assert (ROOT / "systemd" / "edged.toml").read_text() == template(), "run make reference"
     stored = (ROOT / "docs" / "configuration.md").read_text()
     assert stored.endswith("\n".join(reference())), "run make reference"

@@ -1,5 +1,4 @@
-"""What a process can reach that is confined as engine hosts, the tracker and one-shot children are, and that its own
-work goes on."""
+"""Confinement of engine hosts, the tracker and one-shot children: attacks are denied, their own work is allowed."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ whole = pytest.mark.skipif(bool(LACKING), reason=f"this kernel lacks {', '.join(
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """A daemon's folders and listeners; this process stands for the daemon."""
+    """The folders and listeners of a daemon. This process stands for the daemon."""
     for folder in ("models", "engines/other", "engines/own", "stage", "access"):
         (tmp_path / folder).mkdir(parents=True)
     for file in ("models/m.onnx", "engines/other/record.json", "access/tokens.json", "key", "audit"):
@@ -65,9 +64,9 @@ def world(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 
 def probe(reach: Reach, world: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """What came of each attempt, and of each step of the process's own work."""
+    """Run a confined process. Return the outcome of each forbidden attempt, and of each step of its own work."""
     command = [sys.executable, "-m", "tests.confined_probe", reach.argument(), json.dumps(world)]
-    # What every child of the daemon has: no input from a terminal, and the arena.
+    # As for every child of the daemon: no terminal as standard input, and the arena's descriptor.
     ended = subprocess.run(
         command,
         capture_output=True,
@@ -103,13 +102,13 @@ def reach_of_build(world: dict[str, Any]) -> Reach:
 
 
 def reach_of_tracker(world: dict[str, Any]) -> Reach:
-    world["model"] = "/proc/cpuinfo"  # it has none
+    world["model"] = "/proc/cpuinfo"  # the tracker reads no model
     return rules.reach()
 
 
 @whole
 @pytest.mark.parametrize("kind", [reach_of_host, reach_of_inspection, reach_of_build, reach_of_tracker])
-def test_everything_confined_process_reaches_its_own_work_and_nothing_else(kind: Any, world: dict[str, Any]) -> None:
+def test_confined_process_reaches_only_what_its_work_needs(kind: Any, world: dict[str, Any]) -> None:
     found, works = probe(kind(world), world)
     assert {name: outcome for name, outcome in found.items() if outcome != "denied"} == {}
     assert {name: outcome for name, outcome in works.items() if outcome != "allowed"} == {}
@@ -117,7 +116,7 @@ def test_everything_confined_process_reaches_its_own_work_and_nothing_else(kind:
 
 
 @whole
-def test_everything_mode_off_confines_nothing(world: dict[str, Any]) -> None:
+def test_confinement_off_denies_nothing(world: dict[str, Any]) -> None:
     world["only"] = ["tokens", "unix socket", "shell"]
     found, _ = probe(Reach("off"), world)
     assert set(found.values()) == {"allowed"}
@@ -136,7 +135,7 @@ def test_around_folder_with_secrets_gives_files_next_to_the_model(
     assert str(tmp_path / "m.onnx") in rules.around(tmp_path / "inner" / "link.onnx")
 
 
-def test_missing_older_kernels_lack_more() -> None:
+def test_landlock_missing_of_older_kernels_is_longer() -> None:
     assert landlock.missing(7) == ()
     assert len(landlock.missing(0)) > len(landlock.missing(3)) > len(landlock.missing(5)) > 0
 
@@ -176,7 +175,7 @@ def test_filter_of_every_refused_call_ends_in_a_refusal(machine: str) -> None:
 
 
 def judged(program: bytes, architecture: int, number: int, *arguments: int) -> int:
-    """What the kernel makes of a call, by the few operations that the filter consists of."""
+    """Run the BPF filter on a system call. Return the kernel's action."""
     data = struct.pack("=IIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
     at = value = 0
     while True:
@@ -191,6 +190,6 @@ def judged(program: bytes, architecture: int, number: int, *arguments: int) -> i
         at += if_true if holds else if_false
 
 
-def test_is_available_known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seccomp_is_available_on_an_unknown_machine_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert not seccomp.is_available()

@@ -1,4 +1,4 @@
-"""constraints.txt, from which a checkout is installed, agrees with what pyproject.toml allows."""
+"""constraints.txt, which pins the versions of a checkout, agrees with pyproject.toml."""
 
 from __future__ import annotations
 

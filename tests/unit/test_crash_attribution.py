@@ -1,4 +1,4 @@
-"""Which engine killed its host: every short history, against a few rules."""
+"""Crash attribution: which engine killed its host. Short histories of deaths are checked against simple rules."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def history(deaths: Iterable[Death], suspect: EngineId = A, *, answered: bool = 
 
 
 @pytest.mark.parametrize("alone", list(itertools.product((True, False), repeat=4)))
-def test_died_together_with_others_counts_once_and_never_suffices(alone: tuple[bool, ...]) -> None:
+def test_died_deaths_with_other_engines_count_as_one_and_never_suffice(alone: tuple[bool, ...]) -> None:
     for length in range(len(alone) + 1):
         deaths = alone[:length]
         record = history(death(i + 1.0, alone=each) for i, each in enumerate(deaths)).get(A, Record())
         expected = sum(deaths) > 0 and sum(deaths) + (not all(deaths)) >= DEATHS
-        # A quarantined engine stays so: it does not run any more.
+        # A quarantined engine stays quarantined, because it does not run any more.
         ever = any(
             sum(deaths[:n]) > 0 and sum(deaths[:n]) + (not all(deaths[:n])) >= DEATHS for n in range(1, length + 1)
         )
@@ -81,7 +81,7 @@ def test_bisection_second_death_moves_half_of_those_with_most_deaths() -> None:
     assert [host_of(records, each, 2) for each in (*engines, B)] == [1, 1, 2, 0, 0, 0]
 
 
-def test_suspect_without_another_death_goes_back_to_the_shared_host() -> None:
+def test_suspect_without_another_death_returns_to_the_shared_host() -> None:
     records = died({}, [(A, True)], death(1))
     assert host_of(records, A, 1 + APART_SECONDS) == 1
     assert host_of(records, A, 2 + APART_SECONDS) == 0
@@ -96,7 +96,7 @@ def test_suspect_that_is_alone_already_stays_in_its_host() -> None:
 def test_death_from_outside_moves_no_engine(count: int) -> None:
     engines = [EngineId(f"m{number}", "1") for number in range(count)]
     records = Records()
-    for at in range(1, 20):  # each had answered in the host before
+    for at in range(1, 20):  # each engine answered before each death
         records = died(records, [(each, True) for each in engines], death(at, alone=count == 1, outside=True), 4)
         assert not any(host_of(records, each, at) for each in engines)
         assert not any(record.is_quarantined for record in records.values())
@@ -108,7 +108,7 @@ def test_death_from_outside_that_repeats_without_an_answer_makes_suspects() -> N
     assert (host_of(records, A, 2), host_of(records, B, 2)) == (1, 0)
 
 
-def test_suspect_of_deaths_from_outside_goes_back_once_it_has_answered() -> None:
+def test_suspect_of_deaths_from_outside_returns_after_an_answer() -> None:
     records = history(death(at, outside=True) for at in (1.0, 2.0))
     assert host_of(records, A, 2) == 1
     records = died(records, [(A, True)], death(3, outside=True))
@@ -135,7 +135,7 @@ def test_died_another_engine_of_a_quarantined_model_has_one_death_less() -> None
     records = died(records, [(OTHER, False)], death(4))
     assert not records[OTHER].is_quarantined
     assert died(records, [(OTHER, False)], death(5))[OTHER].is_quarantined
-    # Another model's is not.
+    # An engine of another model has no death less.
     other_model = died(died(records, [(B, False)], death(4)), [(B, False)], death(5))
     assert not other_model[B].is_quarantined
 
@@ -149,7 +149,7 @@ def test_live_forgets_old_deaths_unless_quarantined() -> None:
     assert not host_of({}, A, 0)
 
 
-def test_died_after_the_clock_was_put_back_forgets_deaths_of_the_future() -> None:
+def test_died_after_the_clock_was_set_back_forgets_deaths_in_the_future() -> None:
     later = 10 * WINDOW_SECONDS
     records = history([death(later), death(later + 1)])
     assert host_of(records, A, 1) == 0

@@ -1,4 +1,4 @@
-"""CUDA by cuda-bindings, and TensorRT's sessions, on a stand-in driver."""
+"""CUDA through cuda-bindings, and sessions of TensorRT, on a fake driver."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("checks", ["contract_checks.py", "session_checks.py"])
-def test_device_and_tensorrt_sessions_on_the_stand_in_driver_pass_their_checks(driver: Path, checks: str) -> None:
+def test_contract_and_session_checks_on_the_fake_driver_pass(driver: Path, checks: str) -> None:
     runner.run(checks, driver)
 
 
-def test_older_driver_has_all_that_is_called(driver: Path) -> None:
-    """The newest package asks the driver of JetPack 6 for functions that it does not have yet."""
+def test_open_device_with_an_older_driver_works(driver: Path) -> None:
+    """The newest cuda-bindings looks up functions that the driver of JetPack 6 does not have."""
     pytest.importorskip("cuda.bindings")
     program = (
         "from tests.fake_cuda.control import Control\n"
@@ -52,8 +52,8 @@ def test_open_device_without_cuda_bindings_is_unsupported(monkeypatch: pytest.Mo
         cuda.open_device()
 
 
-def test_missing_driver_is_one_line() -> None:
-    """In a process of its own, without the stand-in; on a box that has a driver there is nothing to see."""
+def test_open_device_without_driver_is_refused_in_one_line() -> None:
+    """Runs in a separate process, without the fake driver. On a box with a GPU the device opens."""
     pytest.importorskip("cuda.bindings")
     program = (
         "from edged.backends.cuda import open_device\n"
@@ -99,12 +99,12 @@ def test_device_number_is_independent_of_the_visible_devices(driver: Path, visib
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "MIG-1"])
-def test_no_visible_gpu_is_refused(driver: Path, visible: str) -> None:
+def test_open_device_without_visible_gpu_is_refused(driver: Path, visible: str) -> None:
     assert tell(driver, OPEN, visible) == ["cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE"] * 2
 
 
-def test_a_process_in_which_cuda_counts_otherwise_gets_no_other_gpu_instead(driver: Path) -> None:
-    """The real driver reads the variable once, the stand-in always; so here edged is kept from changing it."""
+def test_open_device_in_a_process_with_another_order_is_refused(driver: Path) -> None:
+    """The real driver reads the variable once, the fake one always. So edged must not change the variable here."""
     program = "from edged.device import nvidia\nnvidia.use_pci_order = lambda: None\n" + OPEN
     other = "CUDA's device 0 is the GPU at 0000:02:00.0, which is cuda:1; unset CUDA_VISIBLE_DEVICES"
     first, second = tell(driver, "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'\n" + program, "1")
@@ -114,7 +114,7 @@ def test_a_process_in_which_cuda_counts_otherwise_gets_no_other_gpu_instead(driv
     assert first.startswith(other)
 
 
-def test_a_gpu_that_the_facts_know_by_no_address_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_number_of_a_gpu_without_known_address_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda.nvidia, "addresses", lambda root: [])
     cuda.require_number(0, "0000:00:00.0")
     monkeypatch.setattr(cuda.nvidia, "addresses", lambda root: ["0000:01:00.0", "0000:81:00.0"])

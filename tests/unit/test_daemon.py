@@ -1,4 +1,4 @@
-"""The daemon's start: one that fails on the way ends everything that was begun."""
+"""Startup of the daemon: a failure stops everything that was started before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edged.daemon.main import serve
 from tests.waiting import children, run
 
 
-def test_start_that_fails_leaves_no_task_and_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_whose_start_fails_leaves_no_task_and_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(_: GrpcServers) -> None:
         raise RuntimeError("no")
 
@@ -25,7 +25,7 @@ def test_start_that_fails_leaves_no_task_and_no_process(tmp_path: Path, monkeypa
         assert asyncio.all_tasks() <= others
 
     monkeypatch.setattr(GrpcServers, "start", fails)
-    monkeypatch.setattr("edged.daemon.main.end_within", lambda *_: None)  # which would end this process
+    monkeypatch.setattr("edged.daemon.main.end_within", lambda *_: None)  # it would end this process
     before = children()
     run(story(), 60)
     assert children() <= before

@@ -1,4 +1,4 @@
-"""Types that several threads decode for the first time at once, and that all of edged goes by the way for that."""
+"""Decoding: types are prepared before several threads decode them, and errors name their place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edged import decoding
 _ROOT = Path(edged.__file__).parent
 _TYPED = {"decode", "convert", "Decoder"}
 
-# Nested types, new ones in each round, that six threads decode at once. Ends by SIGSEGV without `ready`.
+# In each round, six threads decode a new nested type at the same time. Without `ready` this ends with SIGSEGV.
 _STRESS = """
 import sys, threading
 import msgspec
@@ -63,7 +63,7 @@ def test_ready_is_called_for_every_decoded_type() -> None:
 
 
 def _not_ready() -> Iterator[str]:
-    """Where a function has msgspec decode to a type that is not ready. What a module does is done by one thread."""
+    """Yield each call in a function that decodes to a type without `ready`. Modules run in one thread, so they may."""
     for path in _ROOT.rglob("*.py"):
         if path.name == "decoding.py":
             continue
@@ -82,7 +82,7 @@ def _is_typed(call: ast.Call) -> bool:
     named = [each.value for each in call.keywords if each.arg == "type"]
     positional = call.args[0 if name.endswith("Decoder") else 1 :][:1]
     kinds = [ast.unparse(each) for each in (*named, *positional)]
-    # Built-in types have nothing that threads share.
+    # Built-in types share nothing between threads.
     return any(
         not kind.removeprefix("decoding.").startswith("ready(") and kind != "dict[str, msgspec.Raw]" for kind in kinds
     )

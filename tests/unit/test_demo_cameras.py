@@ -1,4 +1,4 @@
-"""The demonstration's cameras, and the picture it leaves."""
+"""The cameras of the demonstration, and its snapshot."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def _result(camera: str) -> Result:
     return Result(camera, 1, "shapes", 64, 48, found, {}, 1.0, Timings(infer_ms=2.0), "key", "openvino", 0, None)
 
 
-def test_pace_keeps_the_beat_without_catching_up() -> None:
+def test_pace_after_a_delay_does_not_catch_up() -> None:
     pace = Pace(50.0)
     started = time.monotonic()
     for _ in range(6):
         assert pace.wait()
     assert time.monotonic() - started >= 0.099
-    time.sleep(0.1)  # five beats are missed, and at most one is made up
+    time.sleep(0.1)  # five frames are missed, and at most one is made up for
     late = time.monotonic()
     for _ in range(3):
         pace.wait()
     assert time.monotonic() - late >= 0.019
 
 
-def test_drawn_camera_sends_jpeg_and_knows_the_truth() -> None:
+def test_drawn_camera_sends_jpeg_and_returns_the_truth() -> None:
     camera = DrawnCamera("cam1", 7)
     before = time.time_ns()
     frames = [next(camera) for _ in range(3)]
@@ -47,8 +47,8 @@ def test_drawn_camera_sends_jpeg_and_knows_the_truth() -> None:
     truth = camera.truth(2)
     assert truth
     assert len(truth) == 5
-    assert camera.truth(2) is None  # returned once
-    assert camera.truth(1) is None  # skipped
+    assert camera.truth(2) is None  # it is returned only once
+    assert camera.truth(1) is None  # an older frame, which was skipped
     assert camera.truth(3) is not None
 
 
@@ -67,7 +67,7 @@ def test_drawn_camera_interrupted_ends_at_once() -> None:
     assert time.monotonic() - started < 30
 
 
-def test_own_camera_pictures_repeat_with_capture_times(tmp_path: Path) -> None:
+def test_own_camera_repeats_pictures_with_capture_times(tmp_path: Path) -> None:
     for number in range(2):
         (tmp_path / f"{number}.jpg").write_bytes(encode_jpeg(np.full((48, 64, 3), number * 90, np.uint8)))
     with OwnCamera("cam1", str(tmp_path)) as camera:

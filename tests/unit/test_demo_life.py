@@ -1,4 +1,4 @@
-"""Lives of a demonstration's daemon: settled or not, their events; the figures and problems of the report."""
+"""The two runs of the demonstration's daemon: when they are settled, their events, and the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edged.shapes import Prediction, Truth
 
 
 def engine(key: str, state: str, latency: float | None = None, **changes: Any) -> EngineInfo:
-    """The engine `ref` is the reference, any other one an optimised one; it was made when it has a latency."""
+    """Return an engine: `ref` is the reference, any other key an optimised engine. One with a latency is built."""
     made = latency is not None
     found = EngineInfo(
         key=key,
@@ -50,7 +50,7 @@ def stream(sent: int, answered: int = 0, skipped: int = 0, failed: int = 0) -> S
 
 
 def shown() -> tuple[FrameCounts, Life, Life]:
-    """A demonstration in which all went well."""
+    """Return the counts and both runs of a demonstration without problems."""
     counts = FrameCounts(["cam1"], judged=False)
     counts.ages = [10.0, 20.0]
     counts.cameras[0].streams.append(stream(4, answered=2, skipped=2))
@@ -68,7 +68,7 @@ def shown() -> tuple[FrameCounts, Life, Life]:
 # --- frames ---------------------------------------------------------------------------------------------------------
 
 
-def test_totals_are_sums_over_streams_and_cameras() -> None:
+def test_totals_sum_streams_and_cameras() -> None:
     counts = FrameCounts(["cam1", "cam2"], judged=False)
     counts.cameras[0].streams += [stream(9, 4, 3, 1), stream(5, 5)]
     counts.cameras[1].streams += [stream(2, 2)]
@@ -91,9 +91,9 @@ def test_lately_covers_the_last_seconds() -> None:
 
 
 @pytest.mark.parametrize("judged", [True, False])
-def test_judge_compares_detections_from_the_score_on(judged: bool) -> None:
+def test_judge_ignores_detections_below_the_score(judged: bool) -> None:
     counts, square = FrameCounts(["cam1"], judged=judged), Truth(1, 10, 10, 50, 50)
-    assert (counts.precision, counts.recall) == (None, None)  # nothing was answered
+    assert (counts.precision, counts.recall) == (None, None)  # no answer yet
     right, wrong = Prediction(1, 0.9, 11, 10, 50, 50), Prediction(1, 0.4, 60, 60, 90, 90)
     weak = Prediction(1, 0.39, 60, 60, 90, 90)
     counts.ages.append(1.0)
@@ -105,12 +105,12 @@ def test_judge_compares_detections_from_the_score_on(judged: bool) -> None:
 # --- reports --------------------------------------------------------------------------------------------------------
 
 
-def test_report_without_an_answer_says_so_and_has_no_ages() -> None:
+def test_report_without_an_answer_is_a_problem_without_ages() -> None:
     made = make_report(FrameCounts(["cam1"], judged=False), Life(), Life(), swap_due=True)
     assert (made.p50_ms, made.p99_ms, made.problems) == (None, None, ("no frame was answered",))
 
 
-def test_report_of_a_good_run_has_its_figures() -> None:
+def test_report_of_a_good_run_has_figures() -> None:
     made = make_report(*shown(), swap_due=True)
     assert made.problems == ()
     assert (made.first_answer_s, made.cold_start_s, made.warm_start_s) == (0.9, 3.4, 0.8)
@@ -141,7 +141,7 @@ def test_report_without_a_swap_for_lack_of_time_is_no_problem() -> None:
     cold.look(model(0), [engine("ref", "serving", 9.0), engine("openvino", "building")], 5.0)
     warm.look(
         model(1), [engine("ref", "ready", 9.0), engine("openvino", "serving", 4.0)], 2.0
-    )  # it was in time for this
+    )  # ready in time for the second run
     report = make_report(counts, cold, warm, swap_due=True)
     assert (report.problems, report.unfinished) == ((), "openvino: building")
     shown_text = render(Outcome(report, cold, warm), (), Console(width=200)).plain
@@ -149,7 +149,7 @@ def test_report_without_a_swap_for_lack_of_time_is_no_problem() -> None:
     assert "edged up MODEL.onnx" in shown_text
 
 
-def test_report_without_a_swap_says_why() -> None:
+def test_report_without_a_swap_has_the_reason() -> None:
     counts, cold, warm = shown()
     openvino, why = engine("openvino", "failed", reason="no memory"), "openvino failed: no memory"
     engines = [engine("ref", "serving", 9.0), openvino]
@@ -184,9 +184,9 @@ def test_is_settled_when_the_fastest_serves_and_nothing_is_built() -> None:
     life.look(model(0), [engine("ref", "serving"), engine("openvino", "absent")], 1.0)
     assert not life.is_settled(1.0)
     life.look(model(0), [engine("ref", "serving", 9.0), engine("openvino", "ready", 4.0)], 3.0)
-    assert not life.is_settled(3.0)  # it is about to be opened
+    assert not life.is_settled(3.0)  # the faster engine is about to be opened
     life.look(model(1), [engine("ref", "ready", 9.0), engine("openvino", "serving", 4.0)], 4.0)
-    assert not life.is_settled(4.0)  # it has not answered yet
+    assert not life.is_settled(4.0)  # the faster engine has not answered yet
     life.answer("openvino", 4.1)
     assert life.is_settled(4.2)
 
@@ -219,7 +219,7 @@ def test_story_reports_each_event_once_in_order() -> None:
     life.answer("openvino", 3.4)
     assert story.new_lines(4.0) == [(3.4, "openvino swapped in: 2.2 times as fast as unoptimised")]
     assert story.new_lines(5.0) == []
-    late = [line.text for line in Story(life).new_lines(5.0)]  # which sees both at once
+    late = [line.text for line in Story(life).new_lines(5.0)]  # it sees both events at once
     assert f"{built} and swapped in: 2.2 times as fast as unoptimised" in late
     assert len(late) == 3
 

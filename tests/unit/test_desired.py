@@ -1,4 +1,4 @@
-"""Which engines a model should have: facts, settings and rejections decide."""
+"""The desired engines of a model, from the box's facts, the model's settings and earlier rejections."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def keys(content: str = "content", name: str = "m", settings: dict[str, str] | N
 
 
 @pytest.mark.parametrize("of", [model("m", "one"), model("n", "two", backends="null")], ids=["any", "null"])
-def test_desired_engines_are_the_candidates_with_their_keys_in_order_of_preference(of: Model) -> None:
+def test_desired_engines_are_the_candidates_in_order_of_preference(of: Model) -> None:
     engines, recipes = desired(box(), of), candidates(of.entry.settings, FACTS)
     assert tuple(engine.recipe for engine in engines) == recipes
     assert [engine.key for engine in engines] == [key_of(of, recipe) for recipe in recipes]
@@ -141,7 +141,7 @@ def store(tmp_path: Path) -> Store:
         (Recipe("onnxruntime", device="cuda:0"), "extended"),
     ],
 )
-def test_below_lists_the_next_lower_levels(recipe: Recipe, level: str | None) -> None:
+def test_below_returns_the_next_lower_level(recipe: Recipe, level: str | None) -> None:
     lower = below(recipe)
     assert lower == (None if level is None else msgspec.structs.replace(recipe, optimization=level))
 
@@ -163,10 +163,10 @@ def test_desired_after_a_stored_rejection_has_the_next_lower_level(store: Store)
     assert levels(found) == [("all", S.REJECTED), ("extended", S.REJECTED), ("basic", S.READY)]
     assert not is_lowering_due(found)
     last = list(found.engines.values())[3]
-    assert last.key == key_of(model(), at("basic")), "it is the key that any other plan would give it"
+    assert last.key == key_of(model(), at("basic")), "the key is the same as in any other plan"
 
 
-def test_below_the_lowest_level_is_empty(store: Store) -> None:
+def test_desired_after_rejection_of_the_lowest_level_has_no_other(store: Store) -> None:
     for level in ("all", "extended", "basic"):
         put(store, judged(level, accepted=False))
     found = plan(store)
@@ -186,14 +186,14 @@ def test_desired_after_a_rejection_at_run_time_has_the_next_lower_level(store: S
         engine.move(state)
     engine.finish(judged("all", accepted=False), None)
     assert is_lowering_due(found)
-    plan(store, found)  # the disk was too full even for its record
+    plan(store, found)  # the store has no record, as on a full disk
     assert levels(found) == [("all", S.REJECTED), ("extended", S.ABSENT)]
     assert not is_lowering_due(found)
 
 
 @pytest.mark.long
 def test_desired_serves_the_highest_level_with_right_answers(tmp_path: Path) -> None:
-    """From the file to the answer, with the real runtime: levels above `basic` answer otherwise."""
+    """With the real runtime. This model's answers change at the levels above `basic`."""
     path = models.save(models.scaled_matmul(), tmp_path / "m.onnx")
     with edged.load(path, cache=tmp_path / "cache", settings={"backends": "onnxruntime"}):
         verdicts = {r.recipe.optimization: r.verdict.accepted for r in Store(tmp_path / "cache").records().values()}
@@ -360,7 +360,7 @@ def test_desired_onnxruntime_on_cuda_only_with_its_cuda_package() -> None:
         ("11.0", "sm_89 sm_90a sm_120a sm_121a", False),
         ("8.7", "sm_72 sm_87", True),
         ("8.9", "sm_89", True),
-        ("8.7", None, True),  # the library could not be read: a build will tell
+        ("8.7", None, True),  # the library could not be read, so a build has to show it
     ],
 )
 def test_desired_onnxruntime_on_cuda_needs_code_for_the_gpu(capability: str, code: str | None, expected: bool) -> None:
@@ -388,7 +388,7 @@ def test_desired_threads_apply_to_the_cpu_only() -> None:
     assert [(r.backend, r.threads) for r in found if r.device == "cuda:0"] == [("onnxruntime", 0), ("tensorrt", 0)]
 
 
-def test_desired_two_gpus_have_candidates_each() -> None:
+def test_desired_of_two_gpus_has_candidates_for_each() -> None:
     facts = gpu(compute_capability="8.6") | {"gpu.1.compute_capability": "7.5"}
     found = candidates({"backends": "tensorrt"}, facts)
     assert [f"{r.device} {r.precision}" for r in found[1:]] == [
@@ -442,7 +442,7 @@ def test_desired_raw_model_is_exact_unless_precisions_are_set() -> None:
 
 @pytest.mark.parametrize("backend", registry.NAMES)
 def test_tables_of_precisions_facts_and_titles_have_every_backend(backend: str) -> None:
-    """A table without it would leave a backend without engines, and report nothing."""
+    """A backend that is missing in a table would get no engines, without an error."""
     gpu, cpu = Device("cuda:0", "cuda", "", compute_capability="8.6"), Device("cpu", "cpu", "")
     device = gpu if backend in registry.TIMING_KERNELS else cpu
     assert "fp32" in precisions(backend, device, {}, {})

@@ -1,4 +1,4 @@
-"""Recorded boxes replayed: their facts and devices, through the command."""
+"""Facts and devices of recorded boxes, through `edged device --root`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOXES = Path(__file__).parents[1] / "fixtures" / "devices"
 
 
 class Box(msgspec.Struct):
-    """What `edged device --json` prints; fields with their default may be missing."""
+    """The output of `edged device --json`. Fields with their default value may be missing."""
 
     facts: dict[str, str]
     devices: tuple[Device, ...]

@@ -1,4 +1,4 @@
-"""Trees that are empty, damaged or hostile: probing never raises, never waits, never leaves them."""
+"""Probing empty, damaged or hostile trees: it does not raise, does not block, and stays inside the tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edged.device.fingerprint import Device, Fingerprint, devices, probe
 
 
-def test_probe_empty_or_missing_root_has_a_cpu_only(tmp_path: Path) -> None:
+def test_probe_empty_or_missing_root_has_only_a_cpu(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "missing"):
         assert probe(root) == Fingerprint({})
     assert devices(Fingerprint({})) == (Device("cpu", "cpu", "unknown CPU", None),)
@@ -35,7 +35,7 @@ def place(top: Path, name: str) -> Path:
     return path
 
 
-def test_probe_sources_that_are_no_files_or_garbage(tmp_path: Path) -> None:
+def test_probe_sources_that_are_garbage_or_no_files_gives_no_facts(tmp_path: Path) -> None:
     for number, name in enumerate(SOURCES):
         os.mkfifo(place(tmp_path / "fifo", name))
         place(tmp_path / "directory", name).mkdir()
@@ -44,7 +44,7 @@ def test_probe_sources_that_are_no_files_or_garbage(tmp_path: Path) -> None:
         place(tmp_path / "binary", name).write_bytes(bytes(range(256)) * (number + 1))
         place(tmp_path / "huge", name).write_bytes(b"processor: 1\n" * 800_000)
     for tree in ("fifo", "directory", "dangling", "device", "binary", "huge"):
-        # A package is there by its directory's name, whatever is inside; that of a GPU says nothing.
+        # The name of a package's directory is enough for a fact; the name of a GPU's directory is not.
         assert probe(tmp_path / tree).facts.keys() <= {"runtime.openvino"}, tree
 
 

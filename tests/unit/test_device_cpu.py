@@ -1,4 +1,4 @@
-"""CPU facts from the texts of /proc/cpuinfo."""
+"""CPU facts from /proc/cpuinfo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ X86_FLAGS = ("avx512_vnni", "amx_int8", "avx10_2", "avx_vnni", "f16c", "gfni", "
 ARM_FLAGS = ("asimddp", "i8mm", "bf16", "sve", "sve2", "svei8mm", "sme", "asimdhp")
 
 
-def test_isa_changes_with_instructions_only(tmp_path: Path) -> None:
+def test_isa_changes_only_with_instruction_sets(tmp_path: Path) -> None:
     one = facts_of(tmp_path, x86("lm sse4_2 avx2 fma"))["cpu.isa"]
     assert facts_of(tmp_path, x86("fma avx2 lm sse4_2 ibrs stibp hypervisor md_clear"))["cpu.isa"] == one
     digests = [facts_of(tmp_path, x86(f"lm sse4_2 avx2 fma {flag}"))["cpu.isa"] for flag in X86_FLAGS]
@@ -52,13 +52,13 @@ def test_clock_speed_and_microcode_are_not_facts(tmp_path: Path) -> None:
     assert fast == slow
 
 
-def test_isa_is_what_all_cores_have(tmp_path: Path) -> None:
+def test_isa_of_unequal_cores_has_only_their_common_features(tmp_path: Path) -> None:
     mixed = facts_of(tmp_path, x86("lm avx2 avx512f") + x86("lm avx2", index=1))
     assert mixed["cpu.isa"] == facts_of(tmp_path, x86("lm avx2"))["cpu.isa"]
     assert mixed["cpu.features"] == "avx2"
 
 
-def test_cores_and_threads(tmp_path: Path) -> None:
+def test_cores_and_threads_are_counted_by_package_and_core(tmp_path: Path) -> None:
     places = [("0", "0"), ("0", "0"), ("0", "1"), ("1", "0")]
     text = "".join(
         x86("lm", index, **{"physical id": package, "core id": core}) for index, (package, core) in enumerate(places)
@@ -67,7 +67,7 @@ def test_cores_and_threads(tmp_path: Path) -> None:
     assert (facts["cpu.cores"], facts["cpu.threads"]) == ("3", "4")
 
 
-def test_32_bit_x86_without_core_ids(tmp_path: Path) -> None:
+def test_cores_of_32_bit_x86_without_core_ids_are_the_threads(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, x86("sse sse2") + x86("sse sse2", 1))
     assert (facts["cpu.arch"], facts["cpu.cores"], facts["cpu.threads"]) == ("i686", "2", "2")
 
@@ -84,11 +84,11 @@ def test_32_bit_x86_without_core_ids(tmp_path: Path) -> None:
         ("0x99", "0x001", "0x99/0x001"),
     ],
 )
-def test_arm_core_name_or_codes(tmp_path: Path, implementer: str, part: str, model: str) -> None:
+def test_model_of_an_arm_core_is_its_name_or_codes(tmp_path: Path, implementer: str, part: str, model: str) -> None:
     assert facts_of(tmp_path, arm(part, implementer=implementer))["cpu.model"] == model
 
 
-def test_arm_unlike_cores_are_named_once(tmp_path: Path) -> None:
+def test_model_of_unequal_arm_cores_names_each_kind_once(tmp_path: Path) -> None:
     text = arm("0xd05") + arm("0xd0b", 1) + arm("0xd0b", 2)
     facts = facts_of(tmp_path, text)
     assert facts["cpu.model"] == "Cortex-A55 + Cortex-A76"
@@ -99,12 +99,12 @@ def test_arm_unlike_cores_are_named_once(tmp_path: Path) -> None:
     assert turned["cpu.model"] == facts["cpu.model"]
 
 
-def test_live_architecture_is_that_of_this_process() -> None:
+def test_probe_live_has_the_architecture_of_this_process() -> None:
     assert cpu.probe(Root())["cpu.arch"] == os.uname().machine
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff\xfe\x00\x01" * 100, b":::\n\n:\n", b"processor"])
-def test_garbage_gives_no_facts(tmp_path: Path, text: bytes) -> None:
+def test_facts_of_garbage_are_empty(tmp_path: Path, text: bytes) -> None:
     assert facts_of(tmp_path, text) == {}
 
 
@@ -124,7 +124,7 @@ LINES = st.one_of(
 
 
 @given(st.lists(LINES, max_size=40).map("\n".join))
-def test_any_text_is_read_without_raising(text: str) -> None:
+def test_parse_any_text_does_not_raise(text: str) -> None:
     blocks = cpu.parse(text)
     facts = cpu.facts(blocks)
     assert all(isinstance(value, str) for value in facts.values())

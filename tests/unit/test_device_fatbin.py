@@ -1,4 +1,4 @@
-"""Which GPUs a CUDA library has code for: files made up for it, damaged ones, and the rules of compatibility."""
+"""The GPU code in CUDA libraries: generated and damaged files, and the rules of compatibility."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def code(top: Path, data: bytes) -> str:
         (WHEEL_OF_ARM, ARM),
         (WHEEL_OF_X86, X86),
         (library(), ""),
-        (library(container(entry(7, 90), entry(CODE, 87))), "sm_87"),  # another kind: an intermediate of a linker
+        (library(container(entry(7, 90), entry(CODE, 87))), "sm_87"),  # kind 7 is an intermediate form of the linker
         (library(container(entry(CODE, 75), entry(CODE, 75)), container(entry(PTX, 75)), gap=0), "sm_75 ptx_75"),
         (library(container(entry(CODE, 100, EXACT, b"")), gap=8000), "sm_100a"),
         (library(container(entry(CODE, 87)), section=b".rodata"), ""),
         (b"", ""),
         (b"#!/bin/sh\n" * 100, ""),
-        (b"\x7fELF\x01\x01" + bytes(100), ""),  # of 32 bits
-        (WHEEL_OF_X86[:-64], ""),  # cut off
+        (b"\x7fELF\x01\x01" + bytes(100), ""),  # a 32-bit file
+        (WHEEL_OF_X86[:-64], ""),  # truncated
     ],
 )
-def test_code_of_made_libraries(tmp_path: Path, data: bytes, expected: str) -> None:
+def test_code_of_generated_libraries(tmp_path: Path, data: bytes, expected: str) -> None:
     assert code(tmp_path, data) == expected
 
 
-def test_code_of_no_file_is_empty(tmp_path: Path) -> None:
+def test_code_of_a_folder_or_missing_file_is_empty(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     assert [fatbin.code(Root(tmp_path), name) for name in ("folder", "absent", "\0")] == [(), (), ()]
 
@@ -62,10 +62,10 @@ def test_code_of_endless_empty_containers_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "runs", "does_not"),
     [
-        # Orin and Thor have nothing from either wheel; Ada, Hopper, Blackwell and DGX Spark have.
+        # The wheel for aarch64 has no code for Orin (8.7) and Thor (11.0).
         (ARM, "8.9 9.0 12.0 12.1", "5.3 7.2 7.5 8.0 8.6 8.7 10.0 10.3 11.0"),
         (X86, "6.0 6.1 7.0 7.5 8.0 8.6 8.9 9.0 10.0 12.0 12.1", "5.2 6.2 7.2 8.7"),
-        ("sm_87", "8.7", "8.6 8.9 9.0"),  # code for an SoC runs on no card
+        ("sm_87", "8.7", "8.6 8.9 9.0"),  # code for an SoC does not run on a card
         ("sm_80 sm_86", "8.0 8.6 8.9", "8.7 7.5 9.0"),
         ("ptx_87", "8.7 8.9 9.0 11.0", "8.6"),
         ("ptx_90a", "9.0", "8.9 10.0"),
@@ -74,7 +74,7 @@ def test_code_of_endless_empty_containers_ends(tmp_path: Path) -> None:
         ("something else", "", "8.7"),
     ],
 )
-def test_runs_on_by_capability(names: str, runs: str, does_not: str) -> None:
+def test_runs_on_follows_the_compute_capability(names: str, runs: str, does_not: str) -> None:
     found = {each: fatbin.runs_on(names, each) for each in (*runs.split(), *does_not.split())}
     assert [each for each, is_right in found.items() if is_right] == runs.split()
 

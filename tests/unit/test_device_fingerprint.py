@@ -1,4 +1,4 @@
-"""The arithmetic of fingerprints, and the fingerprint of the box that the tests run on."""
+"""Fingerprints: differences, digests, and the fingerprint of this box."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_probe_of_this_box_is_stable_and_quick() -> None:
         probe()
         return time.perf_counter() - start
 
-    # The best of a few: other work on the machine must not fail the test.
+    # The minimum of several runs, so that other load on the machine does not fail the test.
     assert min(seconds() for _ in range(5)) < 0.3
 
 
 def run_python(program: str, *arguments: str) -> str:
-    """Standard output of a fresh interpreter that has imported nothing else."""
+    """Run a program in a new interpreter. Return its standard output."""
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True, timeout=60
@@ -56,7 +56,7 @@ print(sorted(runtimes & {name.partition(".")[0] for name in set(sys.modules) - b
 
 
 @pytest.mark.parametrize("box", ["jetson-orin-nano", "jetson-agx-orin-jp72", "desktop-rtx-4070"])
-def test_probe_of_a_recorded_box_stays_in_its_folder_and_runs_nothing(box: str) -> None:
+def test_probe_of_a_recorded_box_reads_only_its_folder_and_runs_no_program(box: str) -> None:
     program = """
 import sys
 from pathlib import Path
@@ -74,7 +74,7 @@ print([event for event, _ in seen if event.startswith(("subprocess", "ctypes", "
     assert run_python(program, str(BOXES / box)).splitlines() == ["True []", "[]"]
 
 
-def test_diff_in_text() -> None:
+def test_diff_as_text_has_a_line_for_each_change() -> None:
     old = Fingerprint({"a": "1", "b": "1", "d": "1"})
     new = Fingerprint({"d": "1", "c": "1", "b": "2"})
     assert [str(change) for change in old.diff(new)] == ["a: 1 -> absent", "b: 1 -> 2", "c: absent -> 1"]
@@ -84,7 +84,7 @@ FACTS = st.dictionaries(st.text("ab.", min_size=1, max_size=3), st.text("xy", mi
 
 
 @given(FACTS, FACTS)
-def test_diff_leads_from_one_to_the_other_and_back(old: dict[str, str], new: dict[str, str]) -> None:
+def test_diff_applied_to_one_gives_the_other(old: dict[str, str], new: dict[str, str]) -> None:
     changed = dict(old)
     for change in Fingerprint(old).diff(Fingerprint(new)):
         if change.new is None:

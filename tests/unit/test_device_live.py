@@ -1,4 +1,4 @@
-"""The running system's own answers: nvpmodel, NVML, CUDA_VISIBLE_DEVICES; recorded trees never ask for them."""
+"""Facts that only the running system has: nvpmodel, NVML, CUDA_VISIBLE_DEVICES. Recorded trees do not query them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READING = nvml.Reading(
         (PermissionError("no"), "MAXN"),
     ],
 )
-def test_power_mode_live_asks_nvpmodel_first(
+def test_power_mode_live_prefers_the_answer_of_nvpmodel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: object, mode: str
 ) -> None:
     def run(*_: object, **__: object) -> object:
@@ -43,7 +43,7 @@ def test_power_mode_live_asks_nvpmodel_first(
     assert jetson.probe(Live(tmp_path))["jetson.power_mode"] == mode
 
 
-def test_probe_of_a_recorded_tree_asks_nothing_of_this_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_of_a_recorded_tree_does_not_query_this_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("ran"))
     monkeypatch.setattr(nvml, "read", lambda: pytest.fail("asked"))
     root = tree(tmp_path, JETSON | {MODULE: CLOSED})
@@ -51,7 +51,7 @@ def test_probe_of_a_recorded_tree_asks_nothing_of_this_box(tmp_path: Path, monke
     nvidia.probe(root)
 
 
-def test_nvidia_live_without_a_driver_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_live_without_a_driver_does_not_query_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree(tmp_path, {nvml.RECORDED: '{"driver": "550.54.14"}'})
     monkeypatch.setattr(nvml, "read", lambda: pytest.fail("asked"))
     assert nvidia.probe(Live(tmp_path)) == {}
@@ -70,13 +70,13 @@ def test_nvidia_live_answers_complete_the_files(tmp_path: Path, monkeypatch: pyt
         "gpu.1.memory_mb": "12282",
         "gpu.1.name": "NVIDIA GeForce RTX 4070",
         "gpu.1.pci": "0000:0a:00.0",
-        "nvidia.driver": "560.35.03",  # the library on disk before the one that is loaded
+        "nvidia.driver": "560.35.03",  # from the library on disk, not from the loaded module
         "nvidia.kernel_module": "550.54.14",
         "nvidia.state": nvidia.REBOOT_PENDING,
     }
 
 
-def test_nvidia_live_card_of_nvml_alone_is_numbered_with_the_others(
+def test_nvidia_live_card_that_only_nvml_has_is_numbered_with_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree(tmp_path, {MODULE: CLOSED} | card("0000:81:00.0", "L4"))
@@ -101,14 +101,14 @@ CARDS = {"0000:01:00.0": "GPU-12AB-1", "0000:02:00.0": "GPU-12cd-2", "0000:81:00
         ("1,x", [1]),
         ("GPU-12ab-1", [0]),
         ("gpu-12c", [1]),
-        ("GPU-12", []),  # two of them
+        ("GPU-12", []),  # two cards begin with it
         ("GPU-99,0", []),
         ("MIG-12ab", []),
         ("MIG-GPU-12ab/1/0", []),
         ("0,GPU-12cd-2", [0, 1]),
     ],
 )
-def test_visible_gpus_before_and_after_use_pci_order(
+def test_visible_gpus_before_and_after_use_pci_order_are_equal(
     value: str | None, left: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {} if value is None else {"CUDA_VISIBLE_DEVICES": value})
@@ -121,7 +121,7 @@ def test_visible_gpus_before_and_after_use_pci_order(
     assert os.environ.get("CUDA_VISIBLE_DEVICES", "-1") == "-1"
 
 
-def test_nvidia_hidden_cards_are_no_facts_and_the_others_keep_their_numbers(
+def test_nvidia_hidden_cards_have_no_facts_and_the_others_keep_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = {"0000:01:00.0": "T4", "0000:02:00.0": "L4", "0000:81:00.0": "A2"}
@@ -135,7 +135,7 @@ def test_nvidia_hidden_cards_are_no_facts_and_the_others_keep_their_numbers(
     assert "gpu.0.name" in nvidia.probe(Root(tmp_path))  # the variable does not apply to a recorded box
 
 
-def test_nvidia_visible_card_by_its_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_card_made_visible_by_its_uuid_has_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree(tmp_path, card("0000:01:00.0", "T4"))
     monkeypatch.setattr(nvml, "read", lambda: READING)
     monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "GPU-1-"})

@@ -1,4 +1,4 @@
-"""How busy the processors are, and whether they have been idle for long enough."""
+"""The load of the processors, and when it counts as low."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edged.device.load import LoadMonitor, Ticks, read, was_loaded
 
-WHOLE = Ticks(busy=10 + 20 + 30 + 6 + 7 + 8, total=981)  # idle and iowait are not busy
+WHOLE = Ticks(busy=10 + 20 + 30 + 6 + 7 + 8, total=981)  # without idle and iowait
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ WHOLE = Ticks(busy=10 + 20 + 30 + 6 + 7 + 8, total=981)  # idle and iowait are n
         *((text, Ticks()) for text in ("", "cpu\n", "cpu 1 2 3\n", "cpu a b c d\n", "intr 1 2 3 4\n", "\xff\n")),
     ],
 )
-def test_read_ticks_of_a_file(tmp_path: Path, text: str, ticks: Ticks) -> None:
+def test_read_ticks_returns_the_sums_of_the_first_line(tmp_path: Path, text: str, ticks: Ticks) -> None:
     (tmp_path / "stat").write_text(text)
     assert read(tmp_path / "stat") == ticks
 
@@ -45,12 +45,12 @@ TICKS = st.builds(Ticks, busy=st.integers(0, 1000), total=st.integers(0, 1000))
 
 
 @given(TICKS, TICKS)
-def test_share_since_counts_that_jump_stays_within_0_and_1(one: Ticks, other: Ticks) -> None:
+def test_share_since_counts_that_jump_is_from_0_to_1(one: Ticks, other: Ticks) -> None:
     assert 0 <= other.share_since(one) <= 1
 
 
 class Box:
-    """Processors that are as busy as a test says, looked at once a second."""
+    """Processors with a load that the test sets, sampled once a second."""
 
     def __init__(self) -> None:
         self.load, self.now, self.ticks, self.looks = LoadMonitor(self._read), 1000.0, Ticks(500, 5000), 0
@@ -113,5 +113,5 @@ def test_sample_within_a_second_reads_nothing(box: Box) -> None:
 
 
 @pytest.mark.parametrize(("load", "is_doubted"), [(None, False), (0.0, False), (0.1, False), (0.6, True), (1.0, True)])
-def test_was_loaded_much_other_work_is_true(load: float | None, is_doubted: bool) -> None:
+def test_was_loaded_is_true_above_the_limit(load: float | None, is_doubted: bool) -> None:
     assert was_loaded(load) is is_doubted

@@ -1,4 +1,4 @@
-"""NVML by way of its C interface: a compiled library answers for the driver's."""
+"""NVML through its C interface, with a compiled fake of the driver's library."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from edged.device import nvml
 
-# As nvml.h declares them: two cards, the second without memory. CODES is a text of functions with what they return
-# instead of an answer.
+# Functions as nvml.h declares them, for two cards; the second does not report memory. CODES has pairs of a function's
+# name and the error code that it returns.
 SOURCE = r"""
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,7 +64,7 @@ Build: TypeAlias = Callable[..., str]
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """Compiles a library whose functions return these codes; None: it lacks the function."""
+    """Compile a library whose functions return these error codes; for None the function is missing."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler here")
 
@@ -80,7 +80,7 @@ def build(tmp_path: Path) -> Build:
 
 
 def asked(path: str) -> tuple[nvml.Reading, int]:
-    """What a library answers, and how often it was shut down."""
+    """Return the reading of a library, and how often nvmlShutdown was called."""
     library = ctypes.CDLL(path)
     return nvml.ask(library), ctypes.c_int.in_dll(library, "shutdowns").value
 

@@ -1,4 +1,4 @@
-"""Facts from made-up files: runtimes, system, Jetson, NVIDIA and Intel devices. Recorded boxes: test_device_boxes."""
+"""Facts from generated files: runtimes, system, Jetson, NVIDIA and Intel. See test_device_boxes for recorded boxes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TWO_CUDAS = {
     f"usr/local/cuda-{each}/version.json": f'{{"cuda": {{"version": "{each}.1"}}}}' for each in ("12.6", "13.0")
 }
 TWO_CUDAS |= {f"usr/local/cuda-{each}/targets/x86_64-linux/lib/libcudart.so.{each}.9": "" for each in ("12.6", "13.0")}
-# Debian's packages use absolute links, by way of /etc/alternatives.
+# Debian's packages use absolute links through /etc/alternatives.
 LINKED_CUDA = {"etc/alternatives/cuda": "-> /usr/local/cuda-12.6", "usr/local/cuda": "-> /etc/alternatives/cuda"}
 
 
@@ -101,11 +101,11 @@ for number, text in enumerate(("", "{", "[]", '{"cuda": 3}', '{"cuda": {"version
 
 
 @pytest.mark.parametrize(("files", "expected"), RUNTIMES.values(), ids=RUNTIMES)
-def test_runtimes_of_a_tree(tmp_path: Path, files: Files, expected: dict[str, str]) -> None:
+def test_runtimes_probe_returns_the_facts_of_a_tree(tmp_path: Path, files: Files, expected: dict[str, str]) -> None:
     assert facts(runtimes.probe, tmp_path, files) == expected
 
 
-def test_runtimes_metadata_outside_the_tree_or_a_fifo_is_not_read(tmp_path: Path) -> None:
+def test_runtimes_metadata_that_is_outside_the_tree_or_a_fifo_is_not_read(tmp_path: Path) -> None:
     top = tmp_path / "root"
     tree(tmp_path, {"outside/METADATA": "Version: 6.6.6\n"})
     (top / SITE / "onnxruntime-1.0.dist-info").mkdir(parents=True)
@@ -118,7 +118,7 @@ def test_runtimes_metadata_outside_the_tree_or_a_fifo_is_not_read(tmp_path: Path
     assert found == {"runtime.openvino": "1.0", "runtime.onnxruntime": "1.0"}
 
 
-def test_runtimes_live_are_what_this_interpreter_imports() -> None:
+def test_runtimes_live_are_the_packages_of_this_interpreter() -> None:
     found = runtimes.probe(Root())
     assert sys.path
     for name in ("onnxruntime", "openvino"):
@@ -150,11 +150,11 @@ def test_registry_tensorrt_needs_python_and_library() -> None:
         ("", ""),
     ],
 )
-def test_upstream_version(version: str, upstream: str) -> None:
+def test_upstream_drops_epoch_and_revision(version: str, upstream: str) -> None:
     assert libraries.upstream(version) == upstream
 
 
-def test_package_versions_only_of_installed_packages(tmp_path: Path) -> None:
+def test_package_versions_has_only_installed_packages(tmp_path: Path) -> None:
     status = (
         "Package: a\nStatus: deinstall ok config-files\nVersion: 1\n\n"
         "Package: b\nStatus: install ok half-installed\nVersion: 2\n\n"
@@ -233,7 +233,7 @@ SYSTEM: dict[str, Case] = {
 
 
 @pytest.mark.parametrize(("files", "expected"), SYSTEM.values(), ids=SYSTEM)
-def test_system_of_a_tree(tmp_path: Path, files: Files, expected: dict[str, str]) -> None:
+def test_system_probe_returns_the_facts_of_a_tree(tmp_path: Path, files: Files, expected: dict[str, str]) -> None:
     box = {
         "proc/meminfo": "MemTotal:  2097152 kB\nMemFree: 1 kB\n",
         "proc/cpuinfo": "processor: 0\n\nprocessor: 1\n",
@@ -284,7 +284,7 @@ JETSON: dict[str, Case] = {
     "damaged release file": (ORIN | {"etc/nv_tegra_release": "R36\n"}, ORIN_FACTS),
 }
 for chip, soc, capability in (("35", "tegra234", "8.7"), ("38", "tegra264", "11.0")):
-    # A container hides the device tree.
+    # In a container the device tree is hidden.
     JETSON[f"{soc} in a container"] = (
         {
             "sys/devices/soc0/family": "Tegra\n",
@@ -309,7 +309,7 @@ for status, conf, mode in (
         ORIN | stored,
         ORIN_FACTS | ({"jetson.power_mode": mode} if mode else {}),
     )
-# The kernel's share differs in every release, the memory that is fitted does not.
+# MemTotal is less than the installed memory, by an amount that differs between kernel releases.
 for kib, fitted in ((7802296, 8192), (3900000, 4096), (31000000, 32768), (64500000, 65536), (128600000, 131072)):
     for taken in (0, 20_000):
         JETSON[f"{kib - taken} kB of {fitted} MiB"] = (
@@ -319,7 +319,7 @@ for kib, fitted in ((7802296, 8192), (3900000, 4096), (31000000, 32768), (645000
 
 
 @pytest.mark.parametrize(("files", "expected"), JETSON.values(), ids=JETSON)
-def test_jetson_of_a_tree(tmp_path: Path, files: Files, expected: dict[str, str]) -> None:
+def test_jetson_probe_returns_the_facts_of_a_tree(tmp_path: Path, files: Files, expected: dict[str, str]) -> None:
     assert facts(jetson.probe, tmp_path, files) == expected
 
 
@@ -342,7 +342,7 @@ def card(address: str, model: str, more: str = "GPU Excluded:\t No\n") -> dict[s
 
 
 def library(version: str) -> dict[str, str]:
-    """A driver's library, and one left over that no link leads to."""
+    """Return a driver's library, and an older one without a link to it."""
     names = {f"{LIB}/libcuda.so.{version}": "", f"{LIB}/libcuda.so.570.1": ""}
     return names | {f"{LIB}/libcuda.so.1": f"-> libcuda.so.{version}"}
 
@@ -383,7 +383,7 @@ for number, text in enumerate(("", "{", "[]", '{"gpus": []}', '{"gpus": {"a": {"
 
 
 @pytest.mark.parametrize(("files", "expected"), NVIDIA.values(), ids=NVIDIA)
-def test_nvidia_of_a_tree(tmp_path: Path, files: Files, expected: dict[str, str]) -> None:
+def test_nvidia_probe_returns_the_facts_of_a_tree(tmp_path: Path, files: Files, expected: dict[str, str]) -> None:
     assert facts(nvidia.probe, tmp_path, files) == expected
 
 
@@ -437,5 +437,5 @@ INTEL: dict[str, Case] = {
 
 
 @pytest.mark.parametrize(("files", "expected"), INTEL.values(), ids=INTEL)
-def test_intel_of_a_tree(tmp_path: Path, files: Files, expected: dict[str, str]) -> None:
+def test_intel_probe_returns_the_facts_of_a_tree(tmp_path: Path, files: Files, expected: dict[str, str]) -> None:
     assert facts(intel.probe, tmp_path, files) == expected

@@ -1,4 +1,4 @@
-"""Reading below a root: never outside a recorded tree, never waiting, never raising."""
+"""Reading below a root: it stays inside a recorded tree, does not block and does not raise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tree(tmp_path: Path) -> Path:
     return top
 
 
-def test_read_below_the_root(tree: Path) -> None:
+def test_read_file_below_the_root_is_returned(tree: Path) -> None:
     root = Root(tree)
     assert root.read("etc/name") == "inside\n"
     assert root.read("/etc//./name") == "inside\n"
@@ -66,7 +66,7 @@ def test_glob_absolute_directory_links_stay_inside(tree: Path) -> None:
     assert Root(tree).read("alias/name") == "inside\n"
 
 
-def test_read_irregular_file_is_absent_without_waiting(tree: Path) -> None:
+def test_read_irregular_file_is_absent_without_blocking(tree: Path) -> None:
     os.mkfifo(tree / "fifo")
     (tree / "device").symlink_to("/dev/zero")
     (tree / "loop-a").symlink_to("loop-b")

@@ -1,4 +1,4 @@
-"""Which facts are part of an engine's key: each that must change it, and those that must not."""
+"""The facts in an engine's key: facts that must change the key, and facts that must not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAIRS = [
     ("tensorrt", "cuda"),
     ("tensorrt_rtx", "cuda"),
 ]
-# Updates and settings of a box that never make an engine wrong.
+# Facts of a box whose change never makes an engine invalid.
 HARMLESS = """
     os.kernel os.name os.version libc.version python.version memory.total_mb memory.limit_mb cpu.quota cpu.cores
     cpu.threads cpu.features runtime.onnxruntime_gpu_code gpu.0.pci cuda.version cuda.driver nvidia.state board.model
@@ -29,7 +29,7 @@ HARMLESS = """
 
 
 def key(box: Fingerprint, backend: str, kind: str) -> list[str | None]:
-    """The values of the facts that an engine's key has."""
+    """Return the values of the facts in an engine's key."""
     return [box.facts.get(name) for name in relevant(backend, kind)]
 
 
@@ -38,7 +38,7 @@ def with_fact(box: Fingerprint, name: str, value: str = "changed") -> Fingerprin
 
 
 @pytest.mark.parametrize(("backend", "kind"), PAIRS)
-def test_key_changes_with_each_relevant_fact_and_no_harmless_one(backend: str, kind: str) -> None:
+def test_key_changes_with_relevant_but_not_with_harmless_facts(backend: str, kind: str) -> None:
     box = probe(BOXES / "jetson-orin-nano")
     names = relevant(backend, kind)
     assert len(set(names)) == len(names)
@@ -69,7 +69,7 @@ def test_key_ignores_facts_of_other_backends(backend: str, kind: str, name: str,
     assert (key(with_fact(box, name), backend, kind) != key(box, backend, kind)) is changes
 
 
-def test_relevant_by_device_index() -> None:
+def test_relevant_has_the_facts_of_the_device_index() -> None:
     assert "gpu.1.name" in relevant("tensorrt", "cuda", 1)
     assert "gpu.0.name" not in relevant("tensorrt", "cuda", 1)
     assert "intel.npu.2.device" in relevant("openvino", "intel-npu", 2)
@@ -82,7 +82,7 @@ def test_relevant_unknown_pair_is_refused(backend: str, kind: str) -> None:
         relevant(backend, kind)
 
 
-# Not compiled into an engine: running it and comparing its answers shows whether it still works.
+# Facts that are not compiled into an engine. After a change, a trial shows whether the engine still works.
 DRIVERS = """
     cpu.vendor cpu.model cpu.signature nvidia.driver nvidia.kernel_module jetson.l4t jetson.power_mode
     intel.gpu.0.driver intel.gpu.0.driver_version intel.opencl intel.level_zero_gpu intel.graphics_compiler

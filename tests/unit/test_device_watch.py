@@ -1,4 +1,4 @@
-"""Changes in library folders are noticed once they are over, and a poll backs the watch up."""
+"""The watch on library folders: a change is reported after a quiet time, and a poll follows even without changes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def test_changes_rename_is_reported_after_a_quiet_time(tmp_path: Path) -> None:
     async def watch() -> float:
         seen = changes([folder], quiet_seconds=0.6, poll_seconds=60)
         first = asyncio.create_task(anext(seen))
-        await asyncio.sleep(1.0)  # the watch is set up in a thread of its own
+        await asyncio.sleep(1.0)  # a thread sets up the watch
         assert not first.done()
-        for number in range(4):  # as dpkg does: a new file under another name, then renamed
+        for number in range(4):  # as dpkg does: write a new file under another name, then rename it
             new = tmp_path / "new"
             new.write_text(str(number))
             new.rename(folder / "libnvinfer.so.10")
@@ -31,7 +31,7 @@ def test_changes_rename_is_reported_after_a_quiet_time(tmp_path: Path) -> None:
     assert asyncio.run(watch()) > 0.1
 
 
-def test_changes_without_changes_poll(tmp_path: Path) -> None:
+def test_changes_without_a_change_reports_at_each_poll(tmp_path: Path) -> None:
     async def watch() -> int:
         seen = changes([tmp_path], quiet_seconds=0.5, poll_seconds=0.8)
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Doctor: checks of a box, from the files of recorded and made-up ones."""
+"""Doctor: checks of a box, with recorded and generated files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def box(tmp_path: Path, files: dict[str, str | int]) -> Root:
 
 
 def lines(checks: Iterable[Check]) -> str:
-    """The checks, separated by bars. Each that needs a remedy has one."""
+    """Return the checks, separated by bars. Every warning and problem must have a remedy."""
     found = list(checks)
     for check in found:
         assert check.remedy or check.result in (Result.OK, Result.UNKNOWN), f"{check} has no remedy"
@@ -50,7 +50,7 @@ def doctor(*line: str | Path) -> Ran:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in BOXES.iterdir() if path.is_dir()))
-def test_doctor_recorded_box_is_checked_without_this_one(name: str) -> None:
+def test_doctor_recorded_box_is_checked_without_checks_of_this_box(name: str) -> None:
     ran = doctor("--root", BOXES / name, "--json")
     found = json.loads(ran.stdout)
     assert list(found) == ["ok", "checks", "left_out"]
@@ -119,7 +119,9 @@ TENSORRT = {"tensorrt.version": "10.3.0.30"}
         ({"runtime.tensorrt": "10.4.0"}, {}, "warning tensorrt: the Python package 10.4.0 is installed without"),
     ],
 )
-def test_driver_versions_and_cards(facts: dict[str, str], cards: dict[str, str], expected: str) -> None:
+def test_driver_check_of_versions_and_cards_has_its_result(
+    facts: dict[str, str], cards: dict[str, str], expected: str
+) -> None:
     assert expected in lines(hardware.driver(facts, cards))
 
 
@@ -130,7 +132,7 @@ def test_cards_have_their_kernel_driver(tmp_path: Path) -> None:
     (tmp_path / "sys/bus/pci/drivers/nouveau").mkdir(parents=True)
     (tmp_path / device / "driver").symlink_to("../../../../bus/pci/drivers/nouveau")
     assert hardware.cards(root) == {"0000:01:00.0": "nouveau"}
-    box(tmp_path, {f"{device}/class": "0x0c0330"})  # the USB controller on the card
+    box(tmp_path, {f"{device}/class": "0x0c0330"})  # the card's USB controller
     assert hardware.cards(root) == {}
 
 
@@ -141,7 +143,7 @@ def test_cards_have_their_kernel_driver(tmp_path: Path) -> None:
         (0o660, 0, 104, CAMERA_USER, False),
         (0o640, 0, 44, CAMERA_USER, False),
         (0o666, 0, 0, CAMERA_USER, True),
-        (0o060, 1000, 44, CAMERA_USER, False),  # the owner's own bits count first
+        (0o060, 1000, 44, CAMERA_USER, False),  # for the owner, only the owner's bits count
         (0o000, 5, 5, User(0, frozenset((0,)), "root"), True),
     ],
 )
@@ -149,7 +151,7 @@ def test_node_may_use_follows_owner_group_and_mode(mode: int, uid: int, gid: int
     assert Node("dev/nvmap", 0o20000 | mode, uid, gid, "video").may_use(user) is may
 
 
-def test_device_nodes_closed_one_names_its_group() -> None:
+def test_device_nodes_without_permission_names_the_group() -> None:
     gpu = Node("dev/dri/renderD128", 0o20660, 0, 104, "render")
     camera = Node("dev/video0", 0o20660, 0, 105, "video", is_camera=True)
     closed, other = hardware.device_nodes((gpu, camera), CAMERA_USER, {})
@@ -192,7 +194,7 @@ PSTATE = SLOW | {f"{CPU}/cpufreq/scaling_driver": "intel_pstate"}
         ({}, {"jetson.l4t": "36.4"}, "unknown nvpmodel"),
     ],
 )
-def test_power_mode_governor_and_nvpmodel(
+def test_power_mode_check_of_governor_and_nvpmodel_has_its_result(
     tmp_path: Path, files: dict[str, str | int], facts: dict[str, str], expected: str
 ) -> None:
     assert lines(hardware.power_mode(box(tmp_path, files), facts)).startswith(expected)
@@ -215,7 +217,9 @@ HWMON = "sys/class/hwmon/hwmon"
         ({f"{CPU}/thermal_throttle/core_throttle_count": 7}, "warning : a processor core was throttled 7 times"),
     ],
 )
-def test_throttling_now_or_since_the_start(tmp_path: Path, files: dict[str, str | int], expected: str) -> None:
+def test_throttling_check_of_now_and_since_the_start_has_its_result(
+    tmp_path: Path, files: dict[str, str | int], expected: str
+) -> None:
     assert lines(hardware.throttling(box(tmp_path, files))).startswith(expected)
 
 
@@ -232,7 +236,9 @@ def test_throttling_now_or_since_the_start(tmp_path: Path, files: dict[str, str 
         ("nonsense", {}, "unknown"),
     ],
 )
-def test_temperature_against_trip_points(tmp_path: Path, now: int | str, trips: dict[str, int], expected: str) -> None:
+def test_temperature_check_against_trip_points_has_its_result(
+    tmp_path: Path, now: int | str, trips: dict[str, int], expected: str
+) -> None:
     zone = "sys/class/thermal/thermal_zone0"
     files: dict[str, str | int] = {f"{zone}/temp": now, f"{zone}/type": "cpu-thermal"}
     for number, (kind, at) in enumerate(trips.items()):
@@ -261,7 +267,7 @@ def test_temperature_against_trip_points(tmp_path: Path, now: int | str, trips: 
         (system.shared_memory(SharedMemory(8000, 8000, False)), "warning"),
         (system.shared_memory(None), "warning"),
         (system.clock(NOW - DAY, NOW - DAY, NOW), "ok"),
-        (system.clock(NOW + 60, NOW + 60, NOW), "ok"),  # two clocks are never equal
+        (system.clock(NOW + 60, NOW + 60, NOW), "ok"),  # small differences between two clocks are normal
         (system.clock(NOW, 0.0, 100.0), "wrong : the clock is at 1970-01-01 00:01:40 UTC, which is before edged was"),
         (system.clock(NOW - DAY, NOW + DAY, NOW), "wrong"),
         (system.clock(0.0, 1e30, NOW), "wrong"),
@@ -285,7 +291,7 @@ def test_system_check_of_known_figures_has_its_result(found: Check, expected: st
         ("", "unknown"),
     ],
 )
-def test_swap_in_use(tmp_path: Path, text: str, expected: str) -> None:
+def test_swap_check_has_its_result(tmp_path: Path, text: str, expected: str) -> None:
     assert lines([system.swap(system.meminfo(box(tmp_path, {"proc/meminfo": text})))]).startswith(expected)
 
 
@@ -295,13 +301,15 @@ def test_swap_in_use(tmp_path: Path, text: str, expected: str) -> None:
         ({}, "ok : no cgroup limits"),
         ({"memory.max": 512 << 20}, "warning : the cgroup allows 512 MiB"),
         ({"memory.max": 2 << 30, "memory.current": 2047 << 20}, "wrong : 2047 of the 2048 MiB"),
-        # Memory of files gives way at once.
+        # The kernel frees inactive file memory at once.
         ({"memory.max": 2 << 30, "memory.current": 2047 << 20, "memory.stat": f"inactive_file {1024 << 20}"}, "ok"),
         ({"memory.events": "oom 3\noom_kill 2"}, "warning : the kernel has killed 2 processes"),
         ({"memory.events": "oom 3\noom_kill 0"}, "ok"),
     ],
 )
-def test_memory_limit_of_the_cgroup(tmp_path: Path, files: dict[str, str | int], expected: str) -> None:
+def test_memory_limit_check_of_the_cgroup_has_its_result(
+    tmp_path: Path, files: dict[str, str | int], expected: str
+) -> None:
     named = {f"sys/fs/cgroup/unit/{name}": text for name, text in files.items()}
     root = box(tmp_path, {"proc/self/cgroup": "0::/unit", "proc/meminfo": "MemTotal: 8388608 kB", **named})
     assert lines([system.memory_limit(root)]).startswith(expected)
@@ -318,11 +326,11 @@ def test_memory_limit_of_the_cgroup(tmp_path: Path, files: dict[str, str | int],
         ("kernel/other", 1, "unknown"),
     ],
 )
-def test_kernel_settings(tmp_path: Path, setting: str, value: int, expected: str) -> None:
+def test_kernel_check_of_settings_has_its_result(tmp_path: Path, setting: str, value: int, expected: str) -> None:
     assert lines(system.kernel(box(tmp_path, {f"proc/sys/{setting}": value}))).startswith(expected)
 
 
-def test_arena_that_a_sandbox_forbids_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arena_check_in_a_sandbox_without_memfd_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError(1, "Operation not permitted")
 
@@ -331,16 +339,16 @@ def test_arena_that_a_sandbox_forbids_is_wrong(monkeypatch: pytest.MonkeyPatch) 
     assert lines([system.arena(64)]).startswith("wrong between daemon and hosts: ")
 
 
-def test_installed_is_a_time() -> None:
+def test_installed_returns_a_time() -> None:
     assert system.installed() > 1e9
 
 
-def test_clock_sync_battery_is_not_missed_on_a_box_that_has_one() -> None:
+def test_clock_sync_on_a_box_with_battery_does_not_mention_it() -> None:
     found = system.clock_sync(False, has_battery=True)
     assert (found.result, "battery" in found.message) == (Result.WARNING, False)
 
 
-def test_is_synchronized_mark_of_systemd(tmp_path: Path) -> None:
+def test_is_synchronized_follows_the_mark_of_systemd(tmp_path: Path) -> None:
     assert system.is_synchronized(box(tmp_path, {})) is None
     assert system.is_synchronized(box(tmp_path, {"run/systemd/timesync/synchronized": ""})) is True
     assert system.is_synchronized(Root()) in (True, False, None)
@@ -381,7 +389,7 @@ def space(free: int | None, files: int | None = 1000, taken: int = 0, **settings
         (space(None, files=None), "unknown"),
     ],
 )
-def test_folder_check_of_owners_and_room_has_its_result(found: Check, expected: str) -> None:
+def test_folder_check_of_owner_and_space_has_its_result(found: Check, expected: str) -> None:
     assert lines([found]).startswith(f"{expected} /s: ")
 
 

@@ -1,4 +1,4 @@
-"""Doctor: checks, reports, and steps that may hang, crash or take too long."""
+"""Doctor: checks, reports, and steps that hang, crash or take too long."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
 async def examine(steps: Sequence[Step], seconds: float = 30.0) -> tuple[list[Check], list[str]]:
-    """The checks of the steps, and what was left out."""
+    """Run the steps. Return their checks, and the texts about skipped ones."""
     examination = Examination(asyncio.get_running_loop().time() + seconds, lambda step: None)
     return await examination.run(steps), examination.left_out
 
@@ -57,7 +57,7 @@ def test_check_texts_become_one_line() -> None:
         ([Result.WRONG, Result.OK], False, False),
     ],
 )
-def test_report_is_ok_without_wrong_results(results: list[Result], well: bool, strictly: bool) -> None:
+def test_report_is_ok_unless_a_result_is_wrong(results: list[Result], well: bool, strictly: bool) -> None:
     report = Report(tuple(Check(Name.CLOCK, "", result, "message") for result in results))
     assert (report.is_ok(), report.is_ok(strict=True)) == (well, strictly)
     assert sum(report.counts().values()) == len(results)
@@ -101,7 +101,7 @@ async def test_in_thread_that_hangs_does_not_block_the_program() -> None:
     over.set()
 
 
-async def test_run_past_the_deadline_says_what_is_left_out() -> None:
+async def test_run_past_the_deadline_lists_the_steps_left_out() -> None:
     steps = [step(Name.LEVELS, sleep=60), step(Name.SWAP, ok(Name.SWAP, "fine"))]
     found, left_out = await examine(steps, seconds=0.2)
     assert [check.result for check in found] == [Result.UNKNOWN, Result.OK]
@@ -109,7 +109,7 @@ async def test_run_past_the_deadline_says_what_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("is_heavy", "expected"), [(True, 2), (False, 6)])
-async def test_run_two_heavy_steps_at_a_time(is_heavy: bool, expected: int) -> None:
+async def test_run_heavy_steps_are_limited_to_two_at_a_time(is_heavy: bool, expected: int) -> None:
     running, most = 0, 0
 
     async def ask() -> list[Check]:

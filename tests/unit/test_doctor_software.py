@@ -1,4 +1,4 @@
-"""Doctor: what is found about runtimes, the daemon, and models with their engines, from what they say."""
+"""Doctor: checks of runtimes, the daemon, and models with their engines."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_load_finds_the_limits_of_a_runtime() -> None:
 
 
 @pytest.mark.parametrize(("limit", "found"), [(0, (0, 0)), (10**9, (jobs.LoadedRuntime.ANY, jobs.LoadedRuntime.ANY))])
-def test_load_runtime_without_limits_or_without_any_model(
+def test_load_runtime_that_accepts_all_or_no_models(
     monkeypatch: pytest.MonkeyPatch, limit: int, found: tuple[int, int]
 ) -> None:
     class Runtime:
@@ -114,7 +114,9 @@ def test_import_package_missing_says_why() -> None:
         ("1", jobs.LoadedRuntime("1", 9, 9, (), "the variable is 0"), "warning onnxruntime: it may send telemetry"),
     ],
 )
-def test_loaded_runtime_version_limits_and_telemetry(packaged: str, loaded: jobs.LoadedRuntime, expected: str) -> None:
+def test_loaded_runtime_check_of_version_limits_and_telemetry_has_its_result(
+    packaged: str, loaded: jobs.LoadedRuntime, expected: str
+) -> None:
     assert expected in lines(runtimes.loaded_runtime("onnxruntime", packaged, loaded))
 
 
@@ -129,7 +131,7 @@ MEDIA = runtimes.Extra("media", ("av", "nonesuch.inner"), "files")
         (runtimes.broken_runtime("onnxruntime", "1", "no", BROKEN), "wrong onnxruntime: 1 is installed"),
         (runtimes.broken_runtime("onnxruntime", None, "no", BROKEN), "wrong onnxruntime: it is not installed"),
         (runtimes.broken_runtime("openvino", "1", "no", BROKEN), "wrong openvino: "),
-        (runtimes.broken_runtime("tensorrt_rtx", "1", "no", BROKEN), "warning tensorrt_rtx: "),  # without a GPU
+        (runtimes.broken_runtime("tensorrt_rtx", "1", "no", BROKEN), "warning tensorrt_rtx: "),  # this box has no GPU
         (runtimes.provider(CUDA, "", {}), f"ok {CUDA}: "),
         (
             runtimes.provider(CUDA, "no libcudnn", CPU_ONLY),
@@ -142,11 +144,11 @@ MEDIA = runtimes.Extra("media", ("av", "nonesuch.inner"), "files")
         (runtimes.extra(MEDIA, "libx is missing"), "wrong media"),
     ],
 )
-def test_runtime_check_of_a_refusal_weighs_who_needs_it(found: Check, expected: str) -> None:
+def test_runtime_check_of_a_refusal_is_wrong_only_if_the_box_needs_it(found: Check, expected: str) -> None:
     assert lines([found]).startswith(expected)
 
 
-def test_extra_missing_names_what_is_not_installed() -> None:
+def test_extra_missing_names_the_package_that_is_not_installed() -> None:
     assert "nonesuch.inner" in MEDIA.missing
 
 
@@ -163,7 +165,7 @@ def test_extra_missing_names_what_is_not_installed() -> None:
         (WHEEL | {"gpu.0.name": "L4", "gpu.0.compute_capability": "8.9"}, ""),
     ],
 )
-def test_runtime_packages_that_exclude_each_other(facts: dict[str, str], expected: str) -> None:
+def test_runtime_packages_check_of_conflicts_has_its_result(facts: dict[str, str], expected: str) -> None:
     assert lines(runtimes.runtime_packages(facts)).startswith(expected)
 
 
@@ -194,7 +196,7 @@ def test_runtime_packages_names_the_right_one_for_the_box() -> None:
         (24, 10, {}, "unknown m: "),
     ],
 )
-def test_model_opset_against_runtimes(
+def test_model_opset_check_against_runtimes_has_its_result(
     opset: int, ir_version: int, loaded: dict[str, jobs.LoadedRuntime], expected: str
 ) -> None:
     assert lines(runtimes.model_opset("m", opset, ir_version, loaded)).startswith(expected)
@@ -216,7 +218,7 @@ def test_status_of_a_healthy_daemon_is_ok() -> None:
     assert {check.result for check in daemon.status(reported(), "unix:/s")} == {Result.OK}
 
 
-def test_status_with_another_version_pause_and_alarm() -> None:
+def test_status_reports_another_version_a_pause_and_an_alarm() -> None:
     alarm = AlarmInfo("slow", "inference takes 9 ms", "m", "k" * 32, 1.0)
     found = lines(daemon.status(reported(alarm, version="9.9", paused="the disk is full"), "unix:/s"))
     assert "warning : the daemon is edged 9.9 and this program" in found
@@ -233,7 +235,7 @@ def test_status_with_another_version_pause_and_alarm() -> None:
         (True, "Permission denied", False, Result.WRONG),
     ],
 )
-def test_silence_of_a_daemon_that_should_answer_is_wrong(
+def test_silence_of_a_daemon_that_should_run_is_wrong(
     socket_exists: bool, refusal: str, is_named: bool, expected: Result
 ) -> None:
     known = daemon.Socket("/s", socket_exists, refusal=refusal)
@@ -254,7 +256,7 @@ def test_socket_listener_and_permissions(tmp_path: Path) -> None:
         found = daemon.Socket.of(f"unix:{place}")
     assert found is not None
     assert (found.pid, found.refusal) == (os.getpid(), "")
-    assert daemon.connections(found, "").result is Result.OK  # pytest's folders are private
+    assert daemon.connections(found, "").result is Result.OK  # pytest's folders are private to the user
     tmp_path.chmod(0o755)
     place.chmod(0o666)
     anyone = msgspec.structs.replace(found, mode=place.stat().st_mode)
@@ -275,7 +277,7 @@ def test_find_hosts_counts_children_by_backend(tmp_path: Path) -> None:
     assert daemon.find_hosts(Root(tmp_path), 6) is None
 
 
-def test_hosts_each_serving_backend_needs_one() -> None:
+def test_hosts_check_without_a_host_of_a_serving_backend_is_wrong() -> None:
     served = [info("a"), info("b"), info("c", "refused", ""), info("d", backend="onnxruntime")]
     found = lines(daemon.hosts({"openvino": 1}, served))
     wrong = "no host of onnxruntime runs, but d need it"
@@ -284,7 +286,7 @@ def test_hosts_each_serving_backend_needs_one() -> None:
     assert lines(daemon.hosts({}, [info("c", "refused", "")])).startswith("ok")
 
 
-def test_facts_that_differ_are_a_warning() -> None:
+def test_facts_check_of_different_facts_is_a_warning() -> None:
     here = Fingerprint({"a": "1", "b": "2", "c": "3"})
     assert daemon.facts(DeviceInfo(here.facts, ""), here).result is Result.OK
     found = daemon.facts(DeviceInfo({}, ""), here)
@@ -329,7 +331,7 @@ REFERENCE = engine(level="none", latency_ms=10.0)
         ([engine("failed")], "warning m: no engine is ready"),
     ],
 )
-def test_engine_states_one_line_each(found: list[EngineInfo], expected: str) -> None:
+def test_engine_states_have_one_line_each(found: list[EngineInfo], expected: str) -> None:
     assert expected in lines(models.engine_states("m", found, by_daemon=False))
 
 
@@ -372,7 +374,7 @@ def latency(found: EngineInfo, *alarms: AlarmInfo) -> Check:
         (placement(), "unknown"),
         (placement(engine(composition=Composition(nodes={"CPU": {"Conv": 3}}))), "ok"),
         (latency(engine()), "ok"),
-        (latency(engine(latency_ms=201.0, reference_ms=300.0)), "ok"),  # it was built on a busy box
+        (latency(engine(latency_ms=201.0, reference_ms=300.0)), "ok"),  # built on a busy box
         (latency(engine(latency_ms=11.0)), "warning"),
         (latency(engine(latency_ms=None)), "unknown"),
         (latency(REFERENCE), "ok"),
@@ -386,7 +388,7 @@ def latency(found: EngineInfo, *alarms: AlarmInfo) -> Check:
         (models.batch(made_of((1, 4))), "unknown"),
     ],
 )
-def test_model_check_of_its_engines_and_inputs_has_its_result(found: Check, expected: str) -> None:
+def test_model_check_of_engines_and_inputs_has_its_result(found: Check, expected: str) -> None:
     assert lines([found]).startswith(expected)
 
 
@@ -400,12 +402,12 @@ def test_placement_fallback_is_named() -> None:
         ({"cosine": 1.0, "relative_l2": 1e-7, "finite": 1.0}, []),
         ({"relative_l2": 1.9e-3}, ["relative_l2"]),
         ({"cosine": 0.9999905}, ["cosine"]),
-        ({"relative_l2": 5e-3}, []),  # beyond the bound and accepted: it was not decided on
+        ({"relative_l2": 5e-3}, []),  # over the bound but accepted, so it did not decide
         ({"top1": 0.9991, "p99_abs": 7.0}, []),
         ({}, []),
     ],
 )
-def test_close_figures_near_their_bounds(figures: dict[str, float], near: list[str]) -> None:
+def test_close_figures_are_those_near_their_bounds(figures: dict[str, float], near: list[str]) -> None:
     assert [figure for figure, _, _ in models.close_figures(figures, TOLERANCES["fp32"])] == near
 
 
@@ -424,7 +426,7 @@ def test_admission_model_with_a_warning_shows_it_and_its_remedy() -> None:
     assert (doubted.message, doubted.remedy) == (doubt.message, doubt.remedy)
 
 
-def test_external_data_missing_file_is_wrong() -> None:
+def test_external_data_check_of_a_missing_file_is_wrong() -> None:
     whole = inspection(external=["w.bin"])
     assert lines(models.external_data("m", whole)).startswith("ok m: 1 file with")
     lost = msgspec.structs.replace(whole, external=(ExternalFile("w.bin", 0, "external data w.bin is missing"),))

@@ -1,4 +1,4 @@
-"""Addresses of listeners: which are allowed, and why one cannot be used."""
+"""Addresses of gRPC listeners: valid ones, and the errors of unusable ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import run
 
 
 def bound(address: str) -> str:
-    """The address of a listener that was made for `address`, and never started."""
+    """Create a listener for `address` and stop it without a start. Return the address that it got."""
 
     async def make() -> str:
         listener = Listener(address, 1, lambda server: None)
@@ -36,7 +36,7 @@ def refusal(address: str) -> str:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port of 127.0.0.1 at which another program listens."""
+    """A port of 127.0.0.1 on which another program listens."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         yield listener.getsockname()[1]
 
@@ -52,7 +52,7 @@ def taken() -> Iterator[int]:
         ("::1:8001", "::1", 8001),
     ],
 )
-def test_tcp_address_of_loopback(address: str, host: str, port: int) -> None:
+def test_tcp_address_of_loopback_returns_host_and_port(address: str, host: str, port: int) -> None:
     assert tcp_address(address) == (host, port)
 
 
@@ -79,13 +79,13 @@ def test_tcp_address_that_is_remote_or_invalid_is_refused(address: str, words: s
         tcp_address(address)
 
 
-def test_listener_at_port_zero_takes_a_free_one() -> None:
+def test_listener_at_port_zero_gets_a_free_port() -> None:
     host, port = tcp_address(bound("127.0.0.1:0"))
     assert host == "127.0.0.1"
     assert port > 0
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])  # of a name with one taken address the other is not used
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])  # a name with two addresses fails if one is taken
 def test_listener_at_a_taken_port_is_refused(taken: int, host: str) -> None:
     assert "is taken" in refusal(f"{host}:{taken}")
 
@@ -94,11 +94,11 @@ def test_listener_at_a_name_without_an_address_is_refused(monkeypatch: pytest.Mo
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)  # gRPC has its own resolver
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)  # edged resolves names with it; gRPC has its own resolver
     assert "has no address here" in refusal(f"127.0.0.1:{taken}")
 
 
-def test_listener_at_a_socket_makes_its_folder(tmp_path: Path) -> None:
+def test_listener_at_a_socket_creates_its_folder(tmp_path: Path) -> None:
     assert bound(f"unix:{tmp_path}/new/s.sock") == f"unix:{tmp_path}/new/s.sock"
 
 
@@ -107,7 +107,7 @@ def test_listener_in_an_unusable_folder_is_refused(path: str) -> None:
     assert path in refusal(f"unix:{path}")
 
 
-def test_listener_leaves_another_file_or_daemon_at_its_path_alone(tmp_path: Path) -> None:
+def test_listener_at_the_path_of_a_file_or_another_daemon_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     path.write_text("mine")
     refusal(f"unix:{path}")
@@ -117,4 +117,4 @@ def test_listener_leaves_another_file_or_daemon_at_its_path_alone(tmp_path: Path
         other.bind(os.fsencode(path))
         other.listen()
         refusal(f"unix:{path}")
-    assert bound(f"unix:{path}") == f"unix:{path}"  # the other left it behind
+    assert bound(f"unix:{path}") == f"unix:{path}"  # the other daemon left its socket file behind

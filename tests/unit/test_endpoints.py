@@ -1,4 +1,4 @@
-"""An endpoint that is opened again with another setting, and with the previous one if that fails."""
+"""Endpoints that are opened again with another setting, or with the previous one if that fails."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.waiting import run
 
 
 class FakeListener:
-    """Opens for every setting but the refused ones, and records its calls."""
+    """Opens for every setting except `refused`, and records its calls."""
 
     def __init__(self, *refused: str) -> None:
         self.refused = set(refused)
         self.did: list[str] = []
-        self.failures = 0  # so many openings fail before one succeeds
+        self.failures = 0  # number of openings that fail before one succeeds
 
     async def open(self, setting: str) -> Opened | None:
         if not setting:
@@ -62,7 +62,7 @@ async def test_change_that_fails_opens_the_previous_setting() -> None:
 
 
 @pytest.mark.parametrize(("before", "failures", "after"), [("a", 3, ("b",)), ("", 1, None)])
-async def test_change_tries_again_if_it_was_open(before: str, failures: int, after: tuple[str, ...] | None) -> None:
+async def test_change_of_an_open_endpoint_is_retried(before: str, failures: int, after: tuple[str, ...] | None) -> None:
     listener = FakeListener()
     endpoint = await started(listener, before)
     listener.failures = failures

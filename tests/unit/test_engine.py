@@ -1,4 +1,4 @@
-"""The table of an engine's life."""
+"""The table of an engine's states and transitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ S = EngineState
 
 
 @pytest.mark.parametrize(("old", "new"), itertools.product(EngineState, EngineState))
-def test_check_allows_exactly_the_steps_of_the_table(old: EngineState, new: EngineState) -> None:
+def test_check_allows_exactly_the_transitions_of_the_table(old: EngineState, new: EngineState) -> None:
     if new in TRANSITIONS[old]:
         assert check(old, new) is new is not old
     else:

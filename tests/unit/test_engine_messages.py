@@ -1,4 +1,4 @@
-"""What the daemon tells of an engine comes out at the client as it went in."""
+"""The daemon's report on an engine reaches the client unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error codes: every class has one, every code is documented, and each arrives at clients."""
+"""Error codes: each error class has one, each code is documented, and each reaches clients."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and 
 DOCUMENTED = re.findall(r"^\| `([A-Z_]+)` \|", Path(__file__, "../../../docs/errors.md").resolve().read_text(), re.M)
 
 TESTS = Path(__file__).parents[1]
-MOST_SENTENCES = 220  # falls with every test that is rewritten
+MOST_SENTENCES = 220  # reduce it when you rewrite a test
 
 
 def arrived_as(status: Status, message: str, target: str, metadata: Metadata = ()) -> EdgedError:
     return to_edged(grpc.StatusCode[status.name], message, target, metadata)
 
 
-def test_error_codes_each_belong_to_a_class_and_to_a_line_of_the_documentation() -> None:
+def test_error_codes_each_have_a_class_and_a_line_in_the_documentation() -> None:
     assert sorted(DOCUMENTED) == sorted(code.value for code in ErrorCode)
     assert {kind.code for kind in CLASSES} == set(ErrorCode)
     assert all(code.name == code.value for code in ErrorCode)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_error_sent_over_grpc_arrives_with_code_and_a_class_that_handlers_of_its_status_catch(
+def test_error_sent_over_grpc_arrives_with_its_code_and_a_class_of_its_status(
     kind: type[EdgedError],
 ) -> None:
     sent = kind("it failed")
@@ -61,7 +61,7 @@ def test_trailing_is_a_google_rpc_status_with_error_info() -> None:
     assert (info.reason, info.domain) == ("MODEL_NOT_FOUND", "edged")
 
 
-def test_trailing_client_limited_says_when_to_try_again() -> None:
+def test_trailing_client_limited_has_a_retry_time() -> None:
     metadata = dict(trailing(errors.ClientLimited("slow down", 1.5), Status.RESOURCE_EXHAUSTED, "slow down"))
     assert metadata["grpc-retry-pushback-ms"] == "1500"
 
@@ -92,13 +92,13 @@ def test_error_code_of_an_unexpected_exception_is_internal() -> None:
         ).SerializeToString(),
     ],
 )
-def test_to_edged_details_that_mean_nothing_here_leave_the_class_of_the_status(value: str | bytes) -> None:
+def test_to_edged_unknown_details_give_the_class_of_the_status(value: str | bytes) -> None:
     error = to_edged(grpc.StatusCode.NOT_FOUND, "gone", "unix:/x", [("grpc-status-details-bin", value)])
     assert (type(error), error.code) == (errors.NotFound, ErrorCode.NOT_FOUND)
 
 
 def test_few_tests_assert_sentences_of_errors() -> None:
-    """Texts of errors may change at any time. Assert class, code and fields; match a name at most, such as `'x'`."""
+    """Texts of errors may change. Tests should assert class, code and fields, and match only names such as `'x'`."""
     asserted = re.compile(r"""raises\([\w.]+, match=r?f?"([^"]*)\"""")
     patterns = [text for file in TESTS.rglob("*.py") for text in asserted.findall(file.read_text())]
     sentences = [text for text in patterns if len(re.findall(r"(?<![\w'.{])[a-z]{2,}(?![\w'.}])", text)) > 2]

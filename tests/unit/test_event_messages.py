@@ -1,4 +1,4 @@
-"""Every type of event crosses the wire whole, is flat as JSON, and has words; a new type without them fails."""
+"""Every type of event reaches the client unchanged, is flat JSON, and has a sentence for people."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VALUES: dict[object, object] = {
 
 
 def example(kind: type[msgspec.Struct], **absent: None) -> events.What:
-    """One of a type, with a value in every field."""
+    """Return an event of a type with a value in every field."""
     hints = typing.get_type_hints(kind)
     made = kind(**{name: _VALUES[hint] for name, hint in hints.items() if not name.startswith("__")} | absent)
     return typing.cast(events.What, made)
@@ -65,7 +65,7 @@ def test_event_json_is_flat(kind: type[msgspec.Struct]) -> None:
 
 
 @every_type
-def test_event_every_type_has_words(kind: type[msgspec.Struct]) -> None:
+def test_event_every_type_has_a_sentence(kind: type[msgspec.Struct]) -> None:
     for info in (across(example(kind)), across(example(kind), model="", engine="")):
         words = sentence(info.what, info.model, info.engine)
         assert words

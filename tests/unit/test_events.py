@@ -1,4 +1,4 @@
-"""Events are numbered without gaps, kept for a while, and followed from any number of this run or an earlier one."""
+"""The event log: numbers without gaps, a limited history, and followers that resume at any number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_follow_events_are_numbered_from_one_in_order() -> None:
     assert (second.sequence, second.engine, second.what) == (2, "k", EngineMoved("ready", "onnxruntime", ""))
 
 
-async def test_follow_resumes_and_gets_new_events() -> None:
+async def test_follow_after_a_number_gets_later_and_new_events() -> None:
     log, seen = filled(5), []
 
     async def follow() -> None:
@@ -44,7 +44,7 @@ async def test_follow_resumes_and_gets_new_events() -> None:
     assert seen == [4, 5, 6, 7, 8]
 
 
-async def test_follow_by_two_gives_both_all_events() -> None:
+async def test_follow_by_two_clients_gives_both_all_events() -> None:
     log = EventLog()
 
     async def follow() -> list[int]:
@@ -63,7 +63,7 @@ async def test_follow_by_two_gives_both_all_events() -> None:
     assert await asyncio.gather(*tasks) == [list(range(1, 51))] * 2
 
 
-async def test_follow_far_behind_shows_the_gap_in_the_numbers() -> None:
+async def test_follow_after_dropped_events_has_a_gap_in_the_numbers() -> None:
     assert await numbers(filled(10, kept=3)) == [8, 9, 10]
 
 

@@ -1,4 +1,4 @@
-"""Eviction: which engines go, which never do, and what becomes of them."""
+"""Eviction: which engines are evicted, which never are, and their state afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ S = EngineState
 
 
 class House:
-    """A store, its room and one model with several engines, all in the store, of a quarter of a mebibyte each."""
+    """A store with three engines of one model, of 256 KiB each. The first is the fastest."""
 
     def __init__(self, root: Path) -> None:
         self.store, self.events, self.busy = Store(root), EventLog(), set[str]()
@@ -51,7 +51,7 @@ class House:
         return key
 
     def stale(self, used: float = 99.0) -> str:
-        """An engine that no model wants."""
+        """Put an engine into the store that no model wants."""
         recipe = Recipe("openvino", threads=9)
         return self.add(PlannedEngine(key_of(model(content="gone"), recipe), recipe), used=used)
 
@@ -65,7 +65,7 @@ class House:
         return {key for key, record in self.store.records().items() if record.files}
 
     def twin(self) -> PlannedModel:
-        """Another model of the same content, whose engines are these."""
+        """Add another model with the same content, so that it shares all engines."""
         twin, of = planned_model("twin"), model("twin", backends="openvino", threads="1,2,3")
         for engine in twin.plan(of, desired(box(), of)):
             if engine.digest in self.store.records():
@@ -84,7 +84,7 @@ def house(tmp_path: Path) -> House:
 
 @pytest.fixture
 def free() -> Iterator[Callable[[int], None]]:
-    """Says how many bytes are free on the disk."""
+    """A function that sets the number of free bytes on the disk."""
     with pytest.MonkeyPatch.context() as patch:
 
         def say(count: int) -> None:
@@ -95,7 +95,7 @@ def free() -> Iterator[Callable[[int], None]]:
         yield say
 
 
-# -- what an engine is worth ----------------------------------------------------------------------------------------
+# -- classes of engines ---------------------------------------------------------------------------------------------
 
 
 def test_classify_best_engine_is_needed_and_others_are_spare(house: House) -> None:
@@ -130,7 +130,7 @@ def test_classify_source_of_a_trial_is_spare(house: House) -> None:
     assert house.eviction().eviction_class(key) is EvictionClass.SPARE
 
 
-# -- making room ----------------------------------------------------------------------------------------------------
+# -- waiting for capacity -------------------------------------------------------------------------------------------
 
 
 def make(house: House, need: int, **settings: object) -> int:
@@ -139,7 +139,7 @@ def make(house: House, need: int, **settings: object) -> int:
 
 def test_reserve_within_the_budget_evicts_nothing(house: House) -> None:
     before = house.held
-    assert make(house, MB // 4, budget_mb=1) == MB // 4, "the rest of the budget may be written"
+    assert make(house, MB // 4, budget_mb=1) == MB // 4, "all of the remaining budget may be used"
     assert house.held == before
 
 
@@ -164,7 +164,7 @@ def test_reserve_evicts_the_least_recently_used_spare_engine_and_keeps_its_recor
     assert not spare.is_usable
     again = PlannedEngine(spare.key, spare.recipe, spare.standard)
     again.adopt(Store(house.store.root).records()[spare.digest])
-    assert again.state is S.EVICTED, "the next daemon knows of it"
+    assert again.state is S.EVICTED, "the state survives a restart"
 
 
 def test_reserve_more_than_possible_is_refused_and_evicts_nothing(house: House) -> None:
@@ -176,7 +176,7 @@ def test_reserve_more_than_possible_is_refused_and_evicts_nothing(house: House) 
     assert house.evicted() == []
 
 
-def test_look_after_a_lower_budget_evicts(house: House) -> None:
+def test_reserve_after_a_lower_budget_evicts(house: House) -> None:
     house.stale()
     house.stale(used=0)
     with pytest.raises(OutOfSpace):
@@ -200,7 +200,7 @@ def test_reserve_replaced_engine_counts_for_the_disk_not_the_budget(house: House
     with pytest.raises(OutOfSpace):
         make(house, 3 * MB // 4, budget_mb=1)
     run(house.eviction(budget_mb=1).wait_for_capacity(MB // 2, best.digest))
-    assert len(house.held) == 3, "both fit in the place of the one that is replaced"
+    assert len(house.held) == 3, "the replaced engine does not count"
     free(MB)
     with pytest.raises(OutOfSpace):
         run(house.eviction(keep_free_mb=1).wait_for_capacity(MB // 2, best.digest))
@@ -248,7 +248,7 @@ def test_evict_drops_a_pending_verification(house: House, requested: Request) ->
     spare = house.engines[1]
     spare.request = requested
     run(house.eviction().evict(spare.digest, "to make room"))
-    assert spare.request is Request.NONE, "whoever follows it would wait for ever"
+    assert spare.request is Request.NONE, "a client that follows it would wait for ever"
 
 
 def test_evict_engine_cannot_be_opened_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_evict_engine_cannot_be_opened_meanwhile(house: House, monkeypatch: pyte
 def test_look_full_disk_pauses_builds_if_nothing_can_be_evicted(house: House, free: Callable[[int], None]) -> None:
     free(5 * MB)
     assert house.eviction(keep_free_mb=5).paused == ""
-    assert house.eviction(keep_free_mb=6).paused == "", "the spare engines may give way"
+    assert house.eviction(keep_free_mb=6).paused == "", "spare engines can be evicted"
     for engine in house.engines:
         house.store.pin(engine.digest)
     paused = house.eviction(keep_free_mb=6).paused
@@ -342,7 +342,7 @@ def test_choose_evicts_no_more_than_needed(engines: list[StoredEngine], need: in
 
 
 @given(HELD, NEEDS, ROOMS)
-def test_choose_keeps_what_ranks_higher(engines: list[StoredEngine], need: int, free: int) -> None:
+def test_choose_keeps_engines_that_rank_higher(engines: list[StoredEngine], need: int, free: int) -> None:
     by_key, choice = {h.key: h for h in engines}, choose(engines, need, free)
     gone = [(by_key[key].eviction_class, by_key[key].used) for key in choice.evict]
     assert gone == sorted(gone)

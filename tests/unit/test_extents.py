@@ -1,4 +1,4 @@
-"""Shapes of requests, in bounded memory."""
+"""Statistics of request shapes, in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_range_has_the_most_frequent_size_of_each_dimension() -> None:
     assert seen.range("x") == Range("x", (1, 7), (2, 8), (2, 9))
 
 
-def test_version_grows_with_new_kinds() -> None:
+def test_look_version_grows_with_new_kinds_of_shapes() -> None:
     traffic = noted((1, 8))
     version = traffic.look()
     traffic.note((("x", (1, 8)),))
@@ -68,6 +68,6 @@ def test_traffic_continues_from_stored_shapes() -> None:
     assert again.seen().range("x") == Range("x", (1, 1), (2, 9), (4, 9))
 
 
-def test_bounds_of_an_input_of_any_rank_are_those_of_the_first() -> None:
+def test_seen_of_an_input_of_any_rank_ignores_other_ranks_than_the_first() -> None:
     seen = noted((1, 8), (3,), ()).seen()
     assert (seen.smallest["x"], seen.largest["x"], seen.requests) == ((1, 8), (1, 8), 3)

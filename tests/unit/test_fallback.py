@@ -1,4 +1,4 @@
-"""The fallback slot, which answers what the serving engine does not take: what is decided, and what becomes of it."""
+"""The fallback slot, for requests with shapes that the serving engine does not accept: decisions and their effects."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def test_reconcile_fallback_slot_is_opened_closed_or_refused(case: str, holds: b
     assert actions == ([] if expected is None else [expected])
 
 
-# -- what becomes of it ---------------------------------------------------------------------------------------------
+# -- effects --------------------------------------------------------------------------------------------------------
 
 
 class Host(FakeLink):
-    """A host that opens everything."""
+    """A host that opens every engine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Host(FakeLink):
 
 
 class Hosts:
-    """A new host for every engine. `outcomes` are errors, or None for success; opening waits for `gate`."""
+    """Starts a new host for every engine. `outcomes` are errors, or None for success. Opening waits for `gate`."""
 
     def __init__(self) -> None:
         self.outcomes: deque[EdgedError | None] = deque()
@@ -134,7 +134,7 @@ class Hosts:
 
 
 class Place:
-    """A model whose engine of a range serves; its reference takes any shape."""
+    """A model with a serving engine for a range of shapes. Its reference accepts any shape."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.wakes, self.hosts, self.main = clock, 0, Hosts(), FakeLink()
@@ -156,7 +156,7 @@ class Place:
         self.planned.plan(of, desired(box(), of))
 
     def serve(self) -> None:
-        """Have the engine of a range serve the model as it is on disk."""
+        """Install the ranged engine as serving the current model."""
         of = self.planned.model
         assert of is not None
         self.planned.serve(of)
@@ -176,19 +176,19 @@ class Place:
         await settle()
 
     def ask(self) -> TensorWork:
-        """A request outside the range."""
+        """Push a request with a shape outside the range."""
         request = TensorWork((InputTensor("x", "FP32", (9, 4), bytes(9 * 16)),), None)
         self.planned.slot.push(request)
         return request
 
     async def answer(self, request: TensorWork) -> EngineRef:
-        """The engine that answers."""
+        """Answer a request. Return the engine that answered."""
         self.hosts.links[-1].answer()
         await settle()
         return request.future.result().engine
 
     async def open(self) -> Host:
-        """Have an engine opened, and one request answered."""
+        """Open a fallback engine by one request, and answer it. Return its host."""
         request = self.ask()
         await self.turn()
         await self.answer(request)
@@ -196,10 +196,10 @@ class Place:
 
 
 def shapes(content: str = "content", **settings: str) -> Model:
-    """A model with any number of rows and an engine besides its reference."""
+    """Return a model for any number of rows, with one engine and its reference."""
     of = model(content=content, backends="openvino", threads="1", **settings)
     read = inspection(content, shape=("n", 4))
-    echo = msgspec.structs.replace(read.signature, outputs=read.signature.inputs)  # what a FakeLink answers
+    echo = msgspec.structs.replace(read.signature, outputs=read.signature.inputs)  # a FakeLink echoes its inputs
     return Model.of(of.entry, msgspec.structs.replace(read, signature=echo))
 
 
@@ -207,7 +207,7 @@ def shapes(content: str = "content", **settings: str) -> Model:
 def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(opener_module, "require_same", lambda order: None)
     clock = stop_time(monkeypatch)
-    clock.now = time.monotonic()  # sessions note the true time of their answers
+    clock.now = time.monotonic()  # sessions note the real time of their answers
     return Place(clock)
 
 
@@ -225,7 +225,7 @@ async def test_fallback_request_outside_the_range_is_answered_by_the_reference(p
     assert place.main.jobs == {}
 
 
-async def test_fallback_engine_that_is_idle_is_closed_and_opened_again_for_the_next_request(place: Place) -> None:
+async def test_fallback_idle_engine_is_closed_and_reopened_for_the_next_request(place: Place) -> None:
     link = await place.open()
     await place.turn(later=200)
     assert (place.planned.fallback.current, link.closed) == (None, [1])
@@ -233,7 +233,7 @@ async def test_fallback_engine_that_is_idle_is_closed_and_opened_again_for_the_n
     assert place.hosts.asked == 2
 
 
-async def test_fallback_without_engine_refuses_waiting_requests_and_decides_later_ones_again(place: Place) -> None:
+async def test_fallback_without_engine_refuses_waiting_requests_only(place: Place) -> None:
     place.reference.open_at = math.inf
     request = place.ask()
     await place.turn()
@@ -246,7 +246,7 @@ async def test_fallback_without_engine_refuses_waiting_requests_and_decides_late
 
 
 @pytest.mark.parametrize("error", [HostLost("it died"), NotReady("it keeps dying"), Superseded("it was replaced")])
-async def test_fallback_engine_that_cannot_be_opened_now_is_opened_soon_after(place: Place, error: EdgedError) -> None:
+async def test_fallback_engine_that_cannot_be_opened_now_is_retried_soon(place: Place, error: EdgedError) -> None:
     place.hosts.outcomes.append(error)
     request = place.ask()
     await place.turn()
@@ -257,9 +257,7 @@ async def test_fallback_engine_that_cannot_be_opened_now_is_opened_soon_after(pl
 
 
 @pytest.mark.parametrize("error", [EngineUnusable("no such operator"), OutOfMemory("bad_alloc")])
-async def test_fallback_engine_that_its_runtime_refuses_is_tried_again_after_a_while(
-    place: Place, error: EdgedError
-) -> None:
+async def test_fallback_engine_that_its_runtime_refuses_is_retried_later(place: Place, error: EdgedError) -> None:
     place.hosts.outcomes.append(error)
     for later in (0.0, 1.0):
         request = place.ask()
@@ -283,7 +281,7 @@ async def test_fallback_request_lost_with_its_host_is_answered_by_the_next(place
 
 
 @pytest.mark.parametrize("change", [{"content": "another"}, {"limits.seconds": "7"}])
-async def test_fallback_engine_is_closed_once_another_model_or_other_settings_serve(
+async def test_fallback_engine_is_closed_after_another_model_or_other_settings_serve(
     place: Place, change: dict[str, str]
 ) -> None:
     link, of = await place.open(), shapes(**change)
@@ -302,7 +300,9 @@ async def test_fallback_engine_is_closed_once_another_model_or_other_settings_se
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-async def test_fallback_engine_of_a_model_that_changed_or_went_meanwhile_is_closed(place: Place, is_gone: bool) -> None:
+async def test_fallback_engine_of_a_model_changed_or_removed_while_it_opened_is_closed(
+    place: Place, is_gone: bool
+) -> None:
     place.hosts.gate.clear()
     request = place.ask()
     await place.turn()

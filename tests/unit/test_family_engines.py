@@ -1,4 +1,4 @@
-"""Detectors of every format as files: inspected, recognised, asked, judged by their boxes."""
+"""Detectors of every format as model files: inspection, recognition, golden answers, comparison of boxes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LISTS = [name for name, export in EXPORTS.items() if export.recognition.reading.
 
 def planted(export: Export, seen: list[Planted]) -> Outputs:
     outputs = export.encode([seen])
-    if len(export.inputs) > 1:  # the graph multiplies by the sizes that it is told
+    if len(export.inputs) > 1:  # the graph multiplies boxes by its second input, the sizes
         outputs["boxes"] = (outputs["boxes"] / np.float32((WIDTH, HEIGHT, WIDTH, HEIGHT))).astype(np.float32)
     return outputs
 
@@ -50,7 +50,7 @@ def model(export: Export, folder: Path, seen: list[Planted]) -> Model:
 
 @pytest.fixture(scope="module", autouse=True)
 def drawn_once() -> Iterator[None]:
-    """Drawing takes longer than everything else here, and is always the same."""
+    """Cache the drawn pictures: they are always the same, and drawing takes most of the time."""
     draw = functools.cache(lambda seed: list(pictures.draw(seed)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probes, "pictures", SimpleNamespace(draw=draw, TO_JUDGE=pictures.TO_JUDGE))
@@ -59,7 +59,7 @@ def drawn_once() -> Iterator[None]:
 
 @functools.cache
 def asked(name: str, *scores: float) -> tuple[Model, list[Sample]]:
-    """The model of an export that sees `SEEN`, with these scores, and its golden answers."""
+    """Return the model of an export that detects `SEEN`, with these scores if given, and its golden answers."""
     seen = [one._replace(score=score) for one, score in zip(SEEN, scores, strict=True)] if scores else SEEN
     with tempfile.TemporaryDirectory() as folder:
         return _asked(model(EXPORTS[name], Path(folder), seen))
@@ -73,14 +73,14 @@ def _asked(found: Model) -> tuple[Model, list[Sample]]:
 
 
 def verdict(found: Model, samples: list[Sample], answers: dict[str, Array], precision: str = "fp32") -> Verdict:
-    """Of an engine that gives these answers to everything."""
+    """Return the verdict on an engine that gives these answers to all probes."""
     tolerance = TOLERANCES[precision]
     pairs = (Pair(sample.outputs, {**sample.outputs, **answers}, sample.name, sample.placement) for sample in samples)
     return judge(pairs, tolerance, matcher_for(found.recognition, tolerance.box_score))
 
 
 @EVERY
-def test_a_file_is_recognised_asked_and_accepted_as_its_own_equal(name: str) -> None:
+def test_judge_model_with_its_own_answers_is_accepted(name: str) -> None:
     export, (found, samples) = EXPORTS[name], asked(name)
     assert found.recognition.family == export.family, found.recognition.reason
     pictures = [sample for sample in samples if sample.kind == PICTURE]
@@ -91,7 +91,7 @@ def test_a_file_is_recognised_asked_and_accepted_as_its_own_equal(name: str) -> 
 
 
 @EVERY
-def test_an_engine_that_loses_invents_or_moves_boxes_is_rejected(name: str) -> None:
+def test_judge_engine_that_loses_invents_or_moves_boxes_is_rejected(name: str) -> None:
     export, (found, samples) = EXPORTS[name], asked(name)
     invented = [*SEEN, Planted((20, 130, 100, 200), 4, 0.8)]
     moved = [SEEN[0]._replace(box=(20, 130, 100, 230)), *SEEN[1:]]
@@ -102,12 +102,12 @@ def test_an_engine_that_loses_invents_or_moves_boxes_is_rejected(name: str) -> N
 
 
 def as_reported(export: Export, seen: list[Planted]) -> dict[str, Array]:
-    """What the engine of a model that sees this answers: in pixels of the input, which is the size it is told."""
+    """Return the answers of an engine that detects `seen`, in pixels of the input."""
     return dict(export.encode([seen]))
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_the_order_of_a_list_and_its_length_reject_no_engine(name: str) -> None:
+def test_judge_list_of_another_order_or_length_is_accepted(name: str) -> None:
     export, (found, samples) = EXPORTS[name], asked(name)
     nearly = [one._replace(score=one.score + 1e-4) for one in (SEEN[2], SEEN[0], SEEN[1])]
     weak = Planted((40, 150, 90, 220), 4, 0.02)
@@ -119,7 +119,7 @@ def test_the_order_of_a_list_and_its_length_reject_no_engine(name: str) -> None:
 
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("what", ["no numbers", "nothing", "another type"])
-def test_a_broken_list_is_rejected(name: str, what: str) -> None:
+def test_judge_broken_list_is_rejected(name: str, what: str) -> None:
     export, (found, samples) = EXPORTS[name], asked(name)
     answers = as_reported(export, SEEN)
     for output, array in answers.items():
@@ -130,8 +130,8 @@ def test_a_broken_list_is_rejected(name: str, what: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in LISTS if not EXPORTS[name].recognition.reading.is_suppressed])
-def test_lists_without_a_detection_are_compared_by_their_scores(name: str) -> None:
-    """Drawn pictures seldom show what a detector knows."""
+def test_judge_lists_without_a_detection_are_compared_by_scores(name: str) -> None:
+    """Drawn pictures seldom show objects of a detector's classes."""
     found, samples = asked(name, 0.09, 0.07, 0.05)
     assert verdict(found, samples, {}).accepted
     fainter = [one._replace(score=one.score / 20) for one in SEEN]
@@ -140,7 +140,7 @@ def test_lists_without_a_detection_are_compared_by_their_scores(name: str) -> No
     assert "relative_l2" in spoiled.reason
 
 
-def test_size_inputs_of_a_model_get_plausible_values() -> None:
+def test_make_golden_size_inputs_are_the_size_of_the_input() -> None:
     _, samples = asked("rt-detr")
     assert len({sample.kind for sample in samples}) == 4
     for sample in samples:
@@ -148,7 +148,7 @@ def test_size_inputs_of_a_model_get_plausible_values() -> None:
         assert sample.inputs["orig_target_sizes"].dtype == np.int64
 
 
-def test_how_a_list_is_read_is_part_of_the_standard(tmp_path: Path) -> None:
+def test_standard_depends_on_the_form_of_a_list(tmp_path: Path) -> None:
     found = model(EXPORTS["rf-detr, own classes"], tmp_path, SEEN)
     reading = msgspec.structs.replace(found.recognition.reading, form="none")
     other = msgspec.structs.replace(found, recognition=msgspec.structs.replace(found.recognition, reading=reading))
@@ -156,7 +156,7 @@ def test_how_a_list_is_read_is_part_of_the_standard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rt-detr", "yolox", "yolo-nas, flat", "ssd, tflite", "ultralytics, nms-free"])
-def test_loaded_in_process_a_picture_gives_boxes_in_its_own_pixels(name: str, tmp_path: Path) -> None:
+def test_load_in_process_returns_boxes_in_pixels_of_the_picture(name: str, tmp_path: Path) -> None:
     export = EXPORTS[name]
     width, height = 901, 500
     placement = export.place(width, height)

@@ -1,4 +1,4 @@
-"""What becomes of a file that cannot be kept."""
+"""Errors of files that cannot be stored."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ from edged.files import not_stored
         (errno.ENAMETOOLONG, InvalidInput),
     ],
 )
-def test_not_stored_error_class_by_errno(number: int, kind: type[EdgedError]) -> None:
+def test_not_stored_has_the_class_of_the_errno(number: int, kind: type[EdgedError]) -> None:
     assert type(not_stored("the upload", OSError(number, os.strerror(number)))) is kind

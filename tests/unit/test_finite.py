@@ -1,4 +1,4 @@
-"""NaN and infinity in outputs: found in every format, counted by output, over after a while without."""
+"""NaN and infinity in outputs: detection in every float format, counts per output, and the end of an episode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edged.tensors import Array, TensorSpec
 
 
 def of(datatype: str, values: list[float]) -> Array:
-    if datatype == "BF16":  # the upper half of a float32
+    if datatype == "BF16":  # the upper 16 bits of a float32
         return (np.array(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return np.array(values, {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}[datatype])
 
@@ -21,7 +21,7 @@ def of(datatype: str, values: list[float]) -> Array:
 def test_is_finite_of_every_float_format(datatype: str) -> None:
     largest = {"FP16": 65504.0, "BF16": 3.38e38, "FP32": 3.4e38, "FP64": 1.7e308}[datatype]
     assert is_finite(of(datatype, [0.0, -0.0, largest, -largest, 1e-7]), datatype)
-    assert is_finite(of(datatype, [largest] * 10), datatype)  # their sum is infinite
+    assert is_finite(of(datatype, [largest] * 10), datatype)  # finite values with an infinite sum
     assert is_finite(of(datatype, []), datatype)
     assert is_finite(of(datatype, [1.0])[0:1].reshape(()), datatype)
     for bad in (np.nan, -np.nan, np.inf, -np.inf):
@@ -36,7 +36,7 @@ def check(finite: Finite) -> FiniteCheck:
     return FiniteCheck(Bounds("m", finite=finite), SPECS)
 
 
-def test_bad_checks_the_floats_that_were_requested() -> None:
+def test_bad_checks_only_requested_float_outputs() -> None:
     outputs = {"y": np.array([[np.nan, 1]], np.float32), "i": np.array([1])}
     assert check("count").bad(outputs) == ("y",)
     assert check("ignore").bad(outputs) == ()
@@ -46,7 +46,7 @@ def test_bad_checks_the_floats_that_were_requested() -> None:
 def test_bad_of_a_row_checks_that_row() -> None:
     outputs = {"y": np.array([[1, 2], [np.nan, 1], [3, 4]], np.float32)}
     assert [check("count").bad(outputs, row, 3) for row in range(3)] == [(), ("y",), ()]
-    # An output that is not in rows belongs to all of them.
+    # An output without rows belongs to all rows.
     assert [check("count").bad(outputs, row, 2) for row in range(2)] == [("y",), ("y",)]
 
 
@@ -72,7 +72,7 @@ def test_spell_counts_from_its_beginning_and_ends_after_a_while() -> None:
     assert (h.output, h.began, h.last, h.bad, h.answers) == ("h", 12, 12, 1, 1)
     assert len(finite.spells(12 + QUIET_SECONDS)) == 2
     assert finite.spells(12.1 + QUIET_SECONDS) == ()
-    finite.answered(("y",), 13 + QUIET_SECONDS)  # a new one
+    finite.answered(("y",), 13 + QUIET_SECONDS)  # a new episode
     (again,) = finite.spells(13 + QUIET_SECONDS)
     assert (again.began, again.bad, again.answers) == (13 + QUIET_SECONDS, 1, 1)
     assert finite.counts == {"y": 3, "h": 1}

@@ -1,4 +1,4 @@
-"""Counts, times and sizes as commands and the page show them."""
+"""Counts, times and sizes as text, for commands and the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of Frigate's detector, the forms in which models take its tensors, and the rows of answers."""
+"""Frigate's detector messages, the conversion of its tensors for models, and the rows of answers."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_parse_malformed_message_is_refused_in_one_line(header: Any, data: tuple
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
-def test_parse_any_bytes_are_taken_or_refused(frames: list[bytes]) -> None:
+def test_parse_any_bytes_are_accepted_or_refused(frames: list[bytes]) -> None:
     with contextlib.suppress(InvalidInput):
         wire.parse([memoryview(frame) for frame in frames])
 
@@ -168,7 +168,7 @@ def test_model_name_of_a_file_without_a_name_is_refused(file: str) -> None:
 
 
 @given(st.text())
-def test_model_name_of_any_file_is_one_that_the_repository_takes(file: str) -> None:
+def test_model_name_of_any_file_is_valid_in_the_repository(file: str) -> None:
     name = ""
     with contextlib.suppress(InvalidInput):
         name = wire.model_name(file)
@@ -176,7 +176,7 @@ def test_model_name_of_any_file_is_one_that_the_repository_takes(file: str) -> N
         check_name(name)
 
 
-_CELLS = 84  # of 64 x 64
+_CELLS = 84  # 64 + 16 + 4 cells of a 64 x 64 input
 
 
 def model(
@@ -238,10 +238,10 @@ def test_form_of_floats_is_a_tensor_in_the_models_order_of_axes(
 
 
 @pytest.mark.parametrize("divisor", [1, 255])
-def test_form_of_floats_that_the_model_does_not_take_is_their_picture(divisor: int) -> None:
+def test_form_of_floats_that_do_not_fit_the_model_is_a_picture(divisor: int) -> None:
     original = tensor((1, 32, 32, 3))
     floats = wire.Tensor(original.pixels.astype(np.float32) / np.float32(divisor), "yologeneric")
-    for of in (model("UINT8"), model()):  # the datatype does not fit, or the size does not
+    for of in (model("UINT8"), model()):  # another datatype, then another size
         form = reader(of).form(floats)
         assert form.spec is None
         assert bytes(form.data) == original.pixels.tobytes()
@@ -275,7 +275,7 @@ def test_read_boxes_are_relative_to_the_picture_as_sent() -> None:
 
 
 def table(x: float, y: float, score: float, label: int) -> OutputTensor:
-    """One box of 16 x 16 pixels in the first cell."""
+    """Return an output with one box of 16 x 16 pixels in the first cell."""
     values = np.zeros((1, 6, _CELLS), np.float32)
     values[0, :4, 0] = (x, y, 16, 16)
     values[0, 4 + label, 0] = score
@@ -283,7 +283,7 @@ def table(x: float, y: float, score: float, label: int) -> OutputTensor:
 
 
 @pytest.mark.parametrize("settings", [{}, {"family": "raw"}])
-def test_read_raw_outputs_by_the_models_family_or_frigates_type(settings: dict[str, str]) -> None:
+def test_read_raw_outputs_uses_the_models_family_or_frigates_type(settings: dict[str, str]) -> None:
     of = model(**settings)
     made = reader(of, score=0.2)
     form = made.form(tensor((1, 3, 64, 64), "float32"))

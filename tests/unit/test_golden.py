@@ -1,4 +1,4 @@
-"""Golden answers: which probes are asked and how, what is left out, and the file."""
+"""Golden answers: the probes, answers that are left out, and the file format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests import models
 
 Arrays: TypeAlias = Mapping[str, Array]
 Shape: TypeAlias = tuple[int | str, ...]
-TENSORS = Recognition(None, "", None, "", (), Thresholds())  # of a model that takes no pictures
+TENSORS = Recognition(None, "", None, "", (), Thresholds())  # a model without picture input
 
 
 def echo(inputs: Arrays) -> Arrays:
@@ -40,7 +40,7 @@ def echo(inputs: Arrays) -> Arrays:
 
 
 class Reference:
-    """A session that answers with a function of the inputs, unless `refuses` is true of them."""
+    """A session that answers with a function of the inputs, or raises if `refuses` returns true."""
 
     def __init__(
         self, answer: Callable[[Arrays], Arrays] = echo, refuses: Callable[[Arrays], bool] = lambda inputs: False
@@ -58,7 +58,7 @@ class Reference:
 
 
 class Counter(Reference):
-    """Counts up to its input, or until it is stopped."""
+    """A session that answers small inputs, and runs until it is stopped for large ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Counter(Reference):
         if abs(int(inputs["x0"])) > 1000:
             assert self._stopped.wait(30)
             raise EngineUnusable("stopped")
-        assert not self._stopped.is_set(), "what stopped the one before must not stop this one"
+        assert not self._stopped.is_set(), "an earlier stop must not stop this inference"
         return super().infer(inputs, outputs)
 
     def stop(self) -> None:
@@ -92,13 +92,13 @@ def ask(session: Session, signature: Signature) -> list[Sample]:
 
 
 def pictures_of(signature: Signature, width: int, height: int, **more: str) -> Recognition:
-    """The recognition of a model with such an input, set to take pictures of that size."""
+    """Return the recognition of a model whose settings make it take pictures of this size."""
     settings = {"preprocess.width": str(width), "preprocess.height": str(height), **more}
     return recognise(signature.inputs, signature.outputs, {}, settings)
 
 
 def picture(path: Path, seed: int = 1) -> Path:
-    """Write a small file of noise, JPEG or PNG by its name."""
+    """Write a small picture of noise, as JPEG or PNG depending on the name."""
     pixels = np.random.default_rng(seed).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     assert cv2.imwrite(str(path), pixels)
     return path
@@ -167,7 +167,7 @@ def test_make_dynamic_dimensions_get_one_picture_of_the_set_size(shape: Shape, w
     assert {each["x0"] for each in session.asked} == {wanted}
 
 
-def test_make_tries_sizes_until_the_reference_takes_one() -> None:
+def test_make_tries_sizes_until_the_reference_accepts_one() -> None:
     session = Reference(refuses=lambda inputs: inputs["x0"].shape[1] != 8)
     assert {s.inputs["x0"].shape for s in ask(session, signature(("FP32", ("n", "m"))))} == {(1, 8)}
 
@@ -211,7 +211,7 @@ def test_make_random_output_is_left_out(tmp_path: Path) -> None:
     assert {tuple(sample.outputs) for sample in ask(*reference(tmp_path, models.noisy()))} == {("y",)}
 
 
-def test_make_only_random_outputs_leave_nothing_to_accept() -> None:
+def test_make_model_with_only_random_outputs_is_never_accepted() -> None:
     samples = ask(Reference(dice), signature(("FP32", (8,))))
     assert not judge((Pair(s.outputs, s.inputs) for s in samples), TOLERANCES["fp32"]).accepted
 
@@ -248,7 +248,7 @@ def test_judge_accepts_the_reference_itself(tmp_path: Path, make: Callable[[], o
 def asked(
     given: Signature, settings: dict[str, str], session: Reference | None = None, known: Recognition = TENSORS
 ) -> list[dict[str, tuple[int, ...]]]:
-    """The shapes that a model with settings is asked with, in order, once each; checked to be in its range."""
+    """Return the distinct shapes of a model's probes, in order. Check that all golden answers are in its range."""
     size = (known.preprocess.width, known.preprocess.height) if known.preprocess else None
     shape_range, session = ShapeRange.read(given, settings, size), session or Reference()
     for sample in golden.make(session, given, known, (), shape_range).samples:
@@ -264,13 +264,13 @@ def asked(
         ((4, "mel", "time"), "4x80x3000", [(4, 80, 3000)]),
         (("n", 4), "1x4 1x4 16x4", [(1, 4), (16, 4)]),
         (ANY_SHAPE, "1x3x5", [(1, 3, 5)]),
-        (("n", 4), "0x4 2x4 16x4", [(2, 4), (16, 4)]),  # nothing can be asked with no elements
-        (("n", 4), "1x4 2x4 4194304x4", [(2, 4), (1, 4)]),  # that batch would take 64 MiB
+        (("n", 4), "0x4 2x4 16x4", [(2, 4), (16, 4)]),  # a probe needs at least one element
+        (("n", 4), "1x4 2x4 4194304x4", [(2, 4), (1, 4)]),  # the largest batch would take 64 MiB
         ((2, 3), "2x3", [(2, 3)]),
         (("batch", 4), "", [(1, 4)]),
     ],
 )
-def test_make_asks_the_shapes_of_the_setting(shape: Shape, text: str, wanted: list[tuple[int, ...]]) -> None:
+def test_make_probes_have_the_shapes_of_the_setting(shape: Shape, text: str, wanted: list[tuple[int, ...]]) -> None:
     found = asked(signature(("FP32", shape)), {"profile.x0": text} if text else {})
     assert found == [{"x0": each} for each in wanted]
 
@@ -281,7 +281,7 @@ def test_make_refused_shape_is_replaced_by_others_of_the_range() -> None:
     assert [each["x0"] for each in found] == [(1, 48), (1, 32), (1, 16), (1, 8), (4, 48), (1, 4)]
 
 
-def test_make_reference_that_refuses_the_whole_range_is_asked_beyond_it() -> None:
+def test_make_reference_that_refuses_the_whole_range_gets_shapes_outside_it() -> None:
     given = signature(("FP32", ("n", "m")))
     shape_range = ShapeRange.read(given, {"profile.x0": "1x48"}, None)
     picky = Reference(refuses=lambda inputs: inputs["x0"].shape[1] != 2)
@@ -296,7 +296,7 @@ def test_make_inputs_that_share_dimensions_grow_together() -> None:
     ]
 
 
-def test_make_unknown_range_asks_as_without_a_setting() -> None:
+def test_make_incomplete_range_has_the_shapes_of_no_setting() -> None:
     given = signature(("FP32", ("n", "m")), ("FP32", ("n", "other")))
     assert asked(given, {"profile.x0": "1x128"}) == [{"x0": (1, 64), "x1": (1, 64)}]
 
@@ -311,7 +311,7 @@ def test_make_pictures_and_tensors_are_in_the_range() -> None:
 # -- pictures -------------------------------------------------------------------------------------------------------
 
 
-def test_make_model_of_pictures_is_asked_about_drawn_ones() -> None:
+def test_make_model_of_pictures_gets_drawn_pictures() -> None:
     made = golden.make(Reference(), RGB, pictures_of(RGB, 96, 48))
     shown = [sample for sample in made.samples if sample.kind == PICTURE]
     assert [sample.name for sample in shown] == [f"drawn picture {n}" for n in range(1, pictures.COUNT + 1)]
@@ -345,7 +345,7 @@ def test_make_pictures_fit_inputs_of_every_kind(tmp_path: Path, datatype: str, s
         array = sample.inputs["x0"]
         assert (array.dtype, array.shape) == (numpy_dtype(datatype), shape)
         assert array[0].any()
-        assert not array[1:].any()  # with a fixed batch only the first is a picture, as in serving
+        assert not array[1:].any()  # a fixed batch has one picture in its first row, as in serving
 
 
 BAD: dict[str, Callable[[Path], object]] = {
@@ -391,12 +391,12 @@ def test_make_beyond_the_limit_of_bytes_prefers_the_users_pictures(tmp_path: Pat
     assert "3.png" in reason
 
 
-def test_make_random_output_is_left_out_of_pictures_that_are_asked_once(tmp_path: Path) -> None:
+def test_make_random_output_of_pictures_is_left_out(tmp_path: Path) -> None:
     session = Reference(lambda inputs: {**inputs, **dice(inputs)})
     made = golden.make(session, RGB, pictures_of(RGB, 8, 8), [str(picture(tmp_path / "a.png"))])
     assert {tuple(sample.outputs) for sample in made.samples} == {("x0",)}
-    # Tensors and the first picture twice, the others once; each once more with inputs that are moved by one step. The
-    # user's picture first of all, to see how long it takes.
+    # 1: the user's picture, to time the reference. 3 each: three tensors and the first picture, asked twice and once
+    # with inputs moved by one step. 2 each: all other pictures, asked once and once with moved inputs.
     assert len(session.asked) == 1 + 3 * 3 + 3 + 2 * pictures.COUNT
 
 
@@ -463,7 +463,7 @@ def test_prune_removes_older_answers_of_the_same_model_only(tmp_path: Path) -> N
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(left)
 
 
-# -- which answers decide -------------------------------------------------------------------------------------------
+# -- deciding answers -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_prune_removes_older_answers_of_the_same_model_only(tmp_path: Path) -> N
         ("int8", [WIDE], [WIDE]),
     ],
 )
-def test_deciding_coarser_than_float32_prefers_pictures_then_usual_values(
+def test_deciding_of_lower_precision_prefers_pictures_then_usual_values(
     arithmetic: str, kinds: list[str], wanted: list[str]
 ) -> None:
     assert [s.kind for s in golden.deciding([Sample({}, {}, kind) for kind in kinds], arithmetic)] == wanted

@@ -1,4 +1,4 @@
-"""Graphs that can be computed; those that cannot are in the zoo, which test_inspect.py goes through."""
+"""Valid graphs. Invalid ones are in tests/zoo, which test_inspect.py uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check(proto: onnx.ModelProto) -> Finding | None:
 
 
 def chain(*lines: str | onnx.NodeProto, **more: object) -> onnx.ModelProto:
-    """These nodes between x FP32[2], up BOOL and y."""
+    """Return a model with these nodes, the inputs x FP32[2] and up BOOL[], and the output y FP32[2]."""
     ends = [models.value("x", "FP32", [2]), models.value("up", "BOOL", [])], [models.value("y", "FP32", [2])]
     return models.model(models.nodes(*lines), *ends, **more)  # type: ignore[arg-type]
 
@@ -28,7 +28,7 @@ def constant(name: str) -> TensorProto:
 
 
 def choice(then: str, output: str = "t", made: str = "y") -> str:
-    """An If of which one branch has the nodes `then`."""
+    """Return an If whose then branch has these nodes."""
     return f"""[choice] {made} = If(up) <
         then_branch = branch () => (float[2] {output}) {{ {then} }},
         else_branch = other () => (float[2] e) {{ e = Neg(x) }}
@@ -44,7 +44,7 @@ def calling(*functions: onnx.FunctionProto) -> onnx.ModelProto:
 
 
 def deep(levels: int) -> onnx.ModelProto:
-    """Functions of which each calls the next twice."""
+    """Return a model of functions in which each function calls the next one twice."""
     bodies = [f"c = mine.F{at + 1}(a) b = mine.F{at + 1}(c)" for at in range(levels)] + ["b = Relu(a)"]
     return calling(*(function(f"F{at}", body) for at, body in enumerate(bodies)))
 
@@ -63,11 +63,11 @@ RIGHT: dict[str, onnx.ModelProto] = {
     "equal opsets of a function": calling(function("F", "b = Relu(a)", '"": 20, "": 20, "ai.onnx": 20')),
     "consumers first": chain("y = Neg(h)", "h = Abs(x)"),
     "optional input left out": chain("y = Clip(x, , x)"),
-    "branch reads what comes later in the file": chain(choice("t = Neg(h)"), "h = Abs(x)"),
+    "branch reads a value that is defined later": chain(choice("t = Neg(h)"), "h = Abs(x)"),
     "same names in both branches": chain(choice("e = Neg(x)", output="e")),
-    # ONNX's own checker and ONNX Runtime accept these: they read the body before its node has made anything.
+    # ONNX's checker and ONNX Runtime accept these, because they read a body before the outputs of its node exist.
     "branch names its output as its node does": chain(choice("y = Neg(x)", output="y")),
-    "branch makes what is made again after it": chain(
+    "branch defines a value that is defined again later": chain(
         choice("h = Neg(x)", output="h", made="c"), "h = Abs(c)", "y = Neg(h)"
     ),
     "body names an input as a value outside": chain(
@@ -94,7 +94,7 @@ def test_walk_finds_graphs_nodes_and_tensors_of_branches_and_functions() -> None
     twice = function("Twice", f"b = Neg(a) {choice('t = Abs(a)', made='unused')}")
     lines = choice(inner, made="z"), "y = mine.Twice(x)"
     walk = Walk.of(chain(*lines, functions=[twice], initializers=(constant("w"),), domains={"mine": 1}))
-    assert len(walk.graphs) == 5  # each If has two
+    assert len(walk.graphs) == 5  # the main graph, and two branches of each If
     assert walk.graphs[0] is walk.proto.graph
     kinds = sorted(each.op_type for each in walk.nodes)
     assert kinds == ["Abs", "Constant", "If", "If", "If", "Neg", "Neg", "Neg", "Neg", "Twice"]

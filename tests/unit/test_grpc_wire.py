@@ -1,4 +1,4 @@
-"""Requests and responses as bytes: equal to what protobuf reads and writes, with fewer copies."""
+"""The parser and writer of gRPC messages: the same results as protobuf, with fewer copies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edged.proto import cameras_pb2 as cameras
 from edged.proto import open_inference_pb2 as pb
 from edged.proto import operations_pb2 as operations
 
-LARGE = bytes(range(256)) * 100  # too large for protobuf to read it
+LARGE = bytes(range(256)) * 100  # large enough that edged's own parser reads it, not protobuf
 
 
 def request(*raw: bytes, model: str = "m") -> pb.ModelInferRequest:
@@ -64,9 +64,9 @@ def test_read_message_of_very_many_fields_equals_protobufs() -> None:
 @pytest.mark.parametrize(
     "tail",
     [
-        b"\x98\x06\x01",  # an unknown number
-        b"\xa3\x06\xa4\x06",  # an unknown group
-        b"\xaa\x06\x03abc",  # an unknown string
+        b"\x98\x06\x01",  # an unknown field: varint
+        b"\xa3\x06\xa4\x06",  # an unknown field: group
+        b"\xaa\x06\x03abc",  # an unknown field: string
     ],
 )
 def test_read_unknown_fields_are_ignored(tail: bytes) -> None:
@@ -91,7 +91,7 @@ def test_read_any_bytes_equals_protobufs_or_refuses(data: bytes, large: bool) ->
         same(wire.read(data), message)
 
 
-PIXELS = bytes(range(256)) * 768  # too many for protobuf to read them
+PIXELS = bytes(range(256)) * 768  # large enough that edged's own parser reads it, not protobuf
 
 
 def frame(**image: object) -> cameras.Frame:
@@ -106,7 +106,7 @@ def raw_image(data: bytes = PIXELS) -> cameras.RawImage:
 
 
 def same_frame(found: wire.FrameRequest, message: cameras.Frame) -> None:
-    """The picture is the message's, and the rest is the same, with an empty picture."""
+    """Check that `found` has the picture of the message, and equals the message in all other fields."""
     assert bytes(found.picture) == (message.encoded or message.raw.data)
     for each in (found.message, message):
         if each.WhichOneof("image") == "encoded":
@@ -118,7 +118,7 @@ def same_frame(found: wire.FrameRequest, message: cameras.Frame) -> None:
 
 
 def tagged(number: int, contents: bytes) -> bytes:
-    """A field with a length that fits into three bytes."""
+    """Return a length-delimited field. Its length takes three bytes."""
     size = len(contents)
     return bytes([number << 3 | 2, size & 127 | 128, size >> 7 & 127 | 128, size >> 14]) + contents
 
@@ -172,13 +172,13 @@ def test_read_frame_copies_nothing() -> None:
     [
         _FRAMES["raw"][:-1],
         _FRAMES["large JPEG"][:100],
-        tagged(7, _RAW[:-1]),  # the image ends within its pixels
+        tagged(7, _RAW[:-1]),  # an image that ends within its pixels
         tagged(7, _RAW) + b"\x07",  # a wire type that does not exist
         tagged(7, _RAW) + b"\x00\x00",  # field number 0
         tagged(7, _RAW) + b"\x0a\x01\xff",  # text that is not UTF-8
         tagged(7, _RAW) + b"\x32\xff\xff\xff\xff\x7f",  # a JPEG of 34 GB
         tagged(7, _RAW) + b"\x10" + b"\xff" * 10 + b"\x01",  # a number of eleven bytes
-        tagged(7, _RAW) + b"\x62\x00" * SMALL,  # options, again and again
+        tagged(7, _RAW) + b"\x62\x00" * SMALL,  # many options fields
         tagged(7, _RAW) + tagged(1, b"a" * 2 * SMALL),
         tagged(7, _RAW) + b"\xa3\x06\xa4\x06",  # a group, which proto3 does not have
         tagged(7, _RAW + b"\xa3\x06\xa4\x06"),
@@ -210,7 +210,7 @@ _PIECES = st.sampled_from(
 
 
 @given(st.lists(_PIECES | st.binary(max_size=12), max_size=6), st.binary(max_size=12))
-def test_read_frame_any_bytes_equals_parse(pieces: list[bytes], within: bytes) -> None:
+def test_read_frame_of_any_bytes_equals_parse(pieces: list[bytes], within: bytes) -> None:
     data = b"".join(pieces) + tagged(7, within + _RAW)
     try:
         message = wire.parse(data, cameras.Frame)
@@ -240,7 +240,7 @@ def test_read_copies_nothing_and_write_copies_once() -> None:
     tracemalloc.start()
     try:
         found = wire.read(data)
-        assert tracemalloc.get_traced_memory()[1] < size // 8  # nothing is copied before the arena is filled
+        assert tracemalloc.get_traced_memory()[1] < size // 8  # reading copies no contents
         arena[:] = found.raw[0]
         tracemalloc.reset_peak()
         written = wire.write(pb.ModelInferResponse(model_name="m"), [arena])
@@ -280,14 +280,14 @@ def _uploaded() -> pb.RepositoryModelLoadRequest:
     ],
     ids=range(9),
 )
-def test_require_parsable_large_contents_passes(message: Message) -> None:
+def test_require_parsable_message_with_large_contents_passes(message: Message) -> None:
     require_parsable(message.SerializeToString(), type(message))
 
 
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        (pb.ModelInferRequest, b"\x2a\x00" * SMALL),  # empty inputs
+        (pb.ModelInferRequest, b"\x2a\x00" * SMALL),  # many empty inputs
         (pb.ModelInferRequest, pb.ModelInferRequest(model_name="x" * 2 * SMALL).SerializeToString()),
         (pb.ModelInferRequest, _typed(uint_contents=[1] * 64 * SMALL).SerializeToString()),
         (pb.ModelInferRequest, _typed(bytes_contents=[b"xy" * 50] * 5000).SerializeToString()),

@@ -1,4 +1,4 @@
-"""grpc.health.v1 without a server: what it says of services and models, and when watchers are told."""
+"""grpc.health.v1 without a server: the status of services and models, and updates to watchers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NONE: Any = None
 
 
 class World:
-    """A daemon with a camera service, and the models that a test puts in."""
+    """A daemon with one service and the models that a test adds."""
 
     def __init__(self) -> None:
         self.models: dict[str, PlannedModel] = {}
@@ -57,7 +57,7 @@ async def test_health_of_the_daemon_and_its_services_is_serving() -> None:
         await world.check("nobody")
 
 
-async def test_a_model_that_is_called_as_a_service_does_not_hide_it() -> None:
+async def test_health_of_a_service_is_not_hidden_by_a_model_with_its_name() -> None:
     world = World()
     world.add("edged.v1.Cameras", ready=False)
     assert await world.check("edged.v1.Cameras") == Status.SERVING

@@ -1,4 +1,4 @@
-"""When the daemon makes progress, what it says of itself in a line, and that both reach systemd."""
+"""The daemon's watchdog signal and status line for systemd."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_stalled_liveness_returns_reason(liveness: Liveness, why: str) -> None:
         ),
     ],
 )
-def test_the_daemon_in_a_line(report: StatusInfo, problem: str, line: str) -> None:
+def test_headline_describes_the_daemon_in_one_line(report: StatusInfo, problem: str, line: str) -> None:
     assert headline(report, problem) == line
 
 
 @dataclass
 class Manager:
-    """Hears what systemd would."""
+    """Stands for systemd: records status lines and watchdog signals."""
 
     is_usable: bool = True
     lines: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Manager:
 
 @dataclass
 class Controller:
-    """One whose liveness a test gives."""
+    """A controller whose liveness the test sets."""
 
     idle_s: float = 0.0
 
@@ -103,7 +103,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_module, "status", lambda controller: REPORT)
 
 
-def test_heartbeat_notifies_in_time_and_repeats_no_status() -> None:
+def test_heartbeat_signals_in_time_without_repeating_the_status() -> None:
     manager = Manager()
     asyncio.run(_beat(manager, Controller(), 0.1, 0.35))
     assert manager.beats >= 4

@@ -1,5 +1,4 @@
-"""A session's threads in a host: failures while it opens or closes are reported, stopping a job stops no other, and
-the next inputs are staged while one inference runs."""
+"""The threads of a session in an engine host: opening, closing, stopping of jobs, and staging of the next inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ _SIGNATURE = Signature((TensorSpec("x", "UINT8", ("n",)),), (TensorSpec("y", "FP
 
 
 class Session:
-    """A session that fails at `wrong`."""
+    """A session that fails in the step named by `wrong`."""
 
     def __init__(self, wrong: str = "") -> None:
         self.wrong, self.closed = wrong, 0
@@ -65,7 +64,7 @@ def opened(
     recognition: Recognition | None = None,
     shared: Any = None,
 ) -> tuple[EngineThreads, Callable[[], m.FromHost]]:
-    """Threads that open a session, and what returns their next message."""
+    """Return threads that open a session, and a function that returns their next message."""
     sent: queue.SimpleQueue[m.FromHost] = queue.SimpleQueue()
     recognition = recognition or recognise(signature.inputs, signature.outputs, {}, {})
     parallelism = Parallelism(instances, 1)
@@ -100,7 +99,7 @@ def test_close_is_reported_even_if_the_runtime_fails(wrong: str) -> None:
 
 
 class Meeting(Session):
-    """An instance whose inference ends only if another instance infers at the same time."""
+    """An instance whose inference ends only while another instance also infers."""
 
     def __init__(self, barrier: threading.Barrier | None = None) -> None:
         super().__init__()
@@ -133,7 +132,7 @@ def test_instances_infer_at_the_same_time_and_are_closed_once() -> None:
     assert [each.closed for each in session.instances] == [1, 1]
 
 
-def test_instances_of_a_runtime_that_runs_one_at_a_time_are_refused() -> None:
+def test_instances_of_a_runtime_without_replicas_are_refused() -> None:
     session = Session()
     threads, received = opened(session, 2)
     answer = received()
@@ -147,7 +146,7 @@ def test_instances_of_a_runtime_that_runs_one_at_a_time_are_refused() -> None:
 
 
 class Endless(Session):
-    """Infers until it is stopped."""
+    """A session that infers until it is stopped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,14 +211,14 @@ def test_stop_job_of_a_session_that_cannot_be_stopped_lets_it_end() -> None:
     assert jobs.run(1, None, lambda: (jobs.stop(1), "done")[1]) == "done"
 
 
-# -- sessions that stage ----------------------------------------------------------------------------------------------
+# -- staging ----------------------------------------------------------------------------------------------------------
 
 PICTURES = Signature((TensorSpec("x", "FP32", (2, 3, 4, 4)),), (TensorSpec("y", "FP32", (1,)),))
 RECOGNITION = Recognition(None, "", Preprocess(4, 4), "takes pictures", (), Thresholds(), "x")
 
 
 class Recorder(Session):
-    """A session that stages: its answer is the sum of the inputs. It notes which threads call it."""
+    """A session that stages inputs and answers with their sum. It records the threads that call it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +226,7 @@ class Recorder(Session):
         self.lent: list[Array] = []
         self.given: list[Array] = []
         self.staged = threading.Semaphore(0)
-        self.waits_for_next = False  # whether an inference ends only when another one has been staged
+        self.waits_for_next = False  # whether an inference ends only after the next inputs were staged
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         if self.wrong == "memory":
@@ -247,7 +246,7 @@ class Recorder(Session):
     def infer_staged(self, staged: object, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         self.threads.setdefault("infer", set()).add(threading.get_ident())
         if self.waits_for_next:
-            assert self.staged.acquire(timeout=20), "nothing is staged while this is inferred"
+            assert self.staged.acquire(timeout=20), "no inputs were staged during this inference"
         return {"y": np.array([staged], np.float32)}
 
 
@@ -269,12 +268,12 @@ def value_of(output: m.TensorRef) -> list[float]:
     return np.frombuffer(output.data, np.float32).tolist()
 
 
-def test_staging_of_the_next_request_is_done_by_the_other_thread_while_one_is_inferred() -> None:
+def test_staging_of_the_next_request_runs_in_another_thread_during_an_inference() -> None:
     session = Recorder()
     session.waits_for_next = True
     threads, received = opened(session, 1, PICTURES, RECOGNITION)
     assert isinstance(received(), m.Opened)
-    session.staged.release()  # the last one waits for none
+    session.staged.release()  # the last inference has no next inputs
     for job in range(1, 6):
         threads.submit(full_of(job, job))
     for job in range(1, 6):
@@ -287,7 +286,7 @@ def test_staging_of_the_next_request_is_done_by_the_other_thread_while_one_is_in
     assert session.threads["stage"].isdisjoint(session.threads["infer"])
 
 
-def test_staging_that_refuses_inputs_fails_their_own_job() -> None:
+def test_staging_refused_inputs_fail_only_their_job() -> None:
     threads, received = opened(Recorder(), 1, PICTURES, RECOGNITION)
     assert isinstance(received(), m.Opened)
     for job, value in ((1, 1.0), (2, -1.0), (3, 2.0)):
@@ -298,7 +297,7 @@ def test_staging_that_refuses_inputs_fails_their_own_job() -> None:
     assert (output[1].error, output[1].message) == ("InvalidInput", "negative")
 
 
-def test_staging_pictures_are_fitted_into_the_sessions_own_arrays(shared: SharedView) -> None:
+def test_staging_pictures_are_prepared_in_the_sessions_arrays(shared: SharedView) -> None:
     session = Recorder()
     threads, received = opened(session, 1, PICTURES, RECOGNITION, shared)
     assert isinstance(received(), m.Opened)
@@ -316,7 +315,7 @@ def test_staging_pictures_are_fitted_into_the_sessions_own_arrays(shared: Shared
 
 
 @pytest.mark.parametrize(("wrong", "family"), [("memory", None), ("", "strange")], ids=["no arrays", "unknown family"])
-def test_pipeline_that_cannot_be_made_closes_its_session(wrong: str, family: str | None) -> None:
+def test_pipeline_that_cannot_be_created_closes_its_session(wrong: str, family: str | None) -> None:
     session = Recorder()
     session.wrong = wrong
     with pytest.raises(EngineUnusable if wrong else Unsupported):

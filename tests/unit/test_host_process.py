@@ -1,4 +1,4 @@
-"""Progress of a host, the deadlines of its jobs, the cause of its end, and pauses before it is started again."""
+"""An engine host's process: progress, deadlines of jobs, cause of its end, and the pause before a restart."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ STOPPED = Sign("T", 1, IDLE.work)
         *("silent", "minor faults", "major faults", "user time", "system time", "ready to run", "waits for a disk"),
     ],
 )
-def test_progress_of_a_busy_process(signs: list[Sign], is_stopped: bool, is_stuck: bool) -> None:
+def test_progress_of_a_busy_process_is_stopped_stuck_or_fine(
+    signs: list[Sign], is_stopped: bool, is_stuck: bool
+) -> None:
     progress = looked(signs)
     assert (progress.is_stopped, progress.is_stuck) == (is_stopped, is_stuck)
 
@@ -75,7 +77,7 @@ def test_progress_silent_process_is_pinged_and_its_answer_ends_the_silence() -> 
     assert not progress.is_stuck
 
 
-def test_read_sign_of_this_process_and_of_none() -> None:
+def test_read_returns_the_state_of_a_process_or_none() -> None:
     assert read(2**22 + 1) is None
     mine = read(os.getpid())
     assert mine is not None
@@ -83,7 +85,7 @@ def test_read_sign_of_this_process_and_of_none() -> None:
     assert sum(mine.work) > 0
 
 
-def test_read_with_threads_sees_the_work_of_any() -> None:
+def test_read_with_threads_includes_the_work_of_every_thread() -> None:
     code = "import hashlib, threading, time\n"
     code += "threading.Thread(target=lambda: hashlib.pbkdf2_hmac('sha256', b'', b'', 1 << 30), daemon=True).start()\n"
     code += "print(flush=True); time.sleep(60)"
@@ -107,7 +109,7 @@ GRACE = 2.0
 
 
 def session(*jobs: tuple[int, float], instances: int = 1) -> HostSession:
-    """A session whose jobs may take 10 seconds each, and its jobs with the time when each was given."""
+    """Return a session with a limit of 10 seconds per job, and these jobs: (number, time of submission)."""
     made = HostSession(1, Tenant(bounds=Bounds(seconds=10.0)), instances=instances)
     for job, now in jobs:
         made.give(job, now)
@@ -134,13 +136,13 @@ def test_deadline_stops_a_job_once_and_gives_up_after_the_grace_period() -> None
 
 def test_deadline_is_not_changed_by_an_answer_out_of_order() -> None:
     one = session((5, 0), (6, 0))
-    assert not one.end(6, now=9)  # it could not be prepared, which the other thread reports first
+    assert not one.end(6, now=9)  # its inputs were refused, which the staging thread reports earlier
     assert one.overdue(11, GRACE) == ("stop", 5)
 
 
 def test_deadlines_of_several_instances_begin_as_soon_as_one_is_free() -> None:
     two = session((5, 0), (6, 1), (7, 2), instances=2)
-    assert not two.end(6, now=4)  # 7 begins
+    assert not two.end(6, now=4)  # job 7 begins
     assert two.late(10.5) == 0.5
     assert [two.overdue(now, GRACE) for now in (10.5, 14.5)] == [("stop", 5), ("hopeless", 5)]
     assert two.end(5, now=14.6)
@@ -161,12 +163,14 @@ def test_deadlines_of_several_instances_begin_as_soon_as_one_is_free() -> None:
         (-signal.SIGTERM, True, End.OUTSIDE),
     ],
 )
-def test_end_of_process_by_status_and_kernel_kills(status: int | None, is_out_of_memory: bool, end: End) -> None:
+def test_end_of_a_process_follows_from_status_and_kernel_kills(
+    status: int | None, is_out_of_memory: bool, end: End
+) -> None:
     assert end_of(status, is_out_of_memory=is_out_of_memory) is end
 
 
 @pytest.mark.parametrize(("has_room", "longest"), [(True, 2.0), (False, 30.0)])
-def test_pause_grows_with_deaths_and_stays_short_while_there_is_room(has_room: bool, longest: float) -> None:
+def test_pause_grows_with_deaths_up_to_a_limit(has_room: bool, longest: float) -> None:
     pauses = [pause(deaths, has_room=has_room) for deaths in range(1, 20)]
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (0.0, longest)

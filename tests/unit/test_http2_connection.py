@@ -1,4 +1,4 @@
-"""Connections of HTTP/2: calls, windows, limits, and what a client may not send."""
+"""HTTP/2 connections: calls, flow control, limits, and invalid frames of clients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def statuses(peer: Peer, frames: list[Frame]) -> dict[int, str]:
 
 
 def code_of(peer: Peer) -> int | None:
-    """The code with which the connection was ended."""
+    """Return the error code of the last GOAWAY frame; None if none was sent."""
     found = [frame.payload for frame in peer.frames() if frame.kind == http2.GOAWAY]
     return int.from_bytes(found[-1][4:8], "big") if found else None
 
@@ -75,7 +75,7 @@ async def test_connection_call_is_answered_with_headers_data_and_trailers() -> N
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.binary(max_size=70_000), max_size=6), st.integers(1, 40_000), st.integers(0, 200))
-def test_connection_messages_cut_anywhere_come_whole(sent: list[bytes], piece: int, padding: int) -> None:
+def test_connection_messages_in_pieces_of_any_size_arrive_whole(sent: list[bytes], piece: int, padding: int) -> None:
     async def story() -> None:
         peer = Peer(echo_all)
         peer.send(http2.settings(s4=1 << 30) + http2.update(0, 1 << 30))
@@ -98,7 +98,7 @@ def test_connection_messages_cut_anywhere_come_whole(sent: list[bytes], piece: i
     run(story())
 
 
-async def test_connection_large_message_is_let_in_only_while_it_is_read() -> None:
+async def test_connection_large_message_gets_a_window_only_when_it_is_read() -> None:
     go = asyncio.Event()
 
     async def patient(call: Call) -> None:
@@ -129,8 +129,8 @@ async def test_connection_large_message_is_let_in_only_while_it_is_read() -> Non
 
 
 @pytest.mark.parametrize("way", ["reset", "refused", "answered"])
-async def test_connection_window_is_given_back_for_bytes_that_nobody_reads(way: str) -> None:
-    """However often a call ends before its bytes are read, later calls get theirs."""
+async def test_connection_window_of_unread_bytes_is_given_back(way: str) -> None:
+    """Calls that end before their bytes are read do not use up the window of later calls."""
 
     async def rude(call: Call) -> None:
         if way == "refused":
@@ -147,7 +147,7 @@ async def test_connection_window_is_given_back_for_bytes_that_nobody_reads(way: 
     allowed = limits.window
     for stream in range(1, 401, 2):
         peer.begin(stream)
-        if stream % 4 == 1:  # the call ends before its bytes come, or after
+        if stream % 4 == 1:  # every other call ends before its bytes arrive
             await asyncio.sleep(0)
         for at in range(3):
             peer.send(http2.frame(http2.DATA, 0, stream, (b"\0\0\0\xff\xff" if not at else b"") + bytes(16_000)))
@@ -182,7 +182,7 @@ async def test_connection_answer_waits_for_the_windows_of_the_client() -> None:
     assert statuses(peer, frames) == {1: "OK"}
 
 
-async def test_connection_answer_waits_while_the_kernel_takes_nothing() -> None:
+async def test_connection_answer_waits_while_writing_is_paused() -> None:
     peer = Peer(echo)
     peer.connection.pause_writing()
     peer.begin(1)
@@ -194,7 +194,7 @@ async def test_connection_answer_waits_while_the_kernel_takes_nothing() -> None:
     assert messages(peer.frames(), 1) == [b"hello"]
 
 
-async def test_connection_large_answer_is_cut_into_frames_that_the_client_takes() -> None:
+async def test_connection_large_answer_is_split_at_the_clients_frame_size() -> None:
     peer = Peer(echo)
     peer.send(http2.settings(s4=1 << 30, s5=20_000) + http2.update(0, 1 << 30))
     peer.begin(1)
@@ -226,7 +226,7 @@ async def test_connection_abandoned_call_cancels_its_handler(way: str) -> None:
     assert statuses(peer, peer.frames()) == ({1: "DEADLINE_EXCEEDED"} if way == "deadline" else {})
 
 
-async def test_connection_client_need_not_send_what_the_answer_does_not_wait_for() -> None:
+async def test_connection_call_answered_early_is_reset_without_an_error() -> None:
     async def refuse(call: Call) -> None:
         call.finish(Status.NOT_FOUND, "naïve 100%\n", (("detail-bin", b"\1\2"),))
 
@@ -244,7 +244,7 @@ async def test_connection_client_need_not_send_what_the_answer_does_not_wait_for
         b"detail-bin": b"AQI",
     }
     assert int.from_bytes(frames[1].payload, "big") == Code.NO_ERROR
-    peer.send(http2.message(1, b"late"))  # it was on its way
+    peer.send(http2.message(1, b"late"))  # it was sent before the client saw the answer
     peer.begin(3)
     await until(lambda: len(peer.calls) == 2)
 
@@ -259,7 +259,7 @@ async def test_connection_client_need_not_send_what_the_answer_does_not_wait_for
         ([(b"grpc-encoding", b"deflate")], "UNIMPLEMENTED"),
     ],
 )
-async def test_connection_unfit_headers_fail_the_call_alone(more: list[tuple[bytes, bytes]], status: str) -> None:
+async def test_connection_unsupported_headers_fail_only_the_call(more: list[tuple[bytes, bytes]], status: str) -> None:
     peer = Peer(echo)
     peer.begin(1, *more)
     assert statuses(peer, peer.frames()) == {1: status}
@@ -280,7 +280,7 @@ async def test_connection_unfit_headers_fail_the_call_alone(more: list[tuple[byt
         [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b"), (b"x-bin", b"*")],
     ],
 )
-async def test_connection_malformed_headers_reset_the_stream_alone(fields: list[tuple[bytes, bytes]]) -> None:
+async def test_connection_malformed_headers_reset_only_the_stream(fields: list[tuple[bytes, bytes]]) -> None:
     peer = Peer(echo)
     peer.frames()
     peer.send(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.block(fields)))
@@ -300,7 +300,7 @@ async def test_connection_malformed_headers_reset_the_stream_alone(fields: list[
         (b"\0\0", "INTERNAL"),
     ],
 )
-async def test_connection_unfit_message_fails_the_call_alone(data: bytes, status: str) -> None:
+async def test_connection_unsupported_message_fails_only_the_call(data: bytes, status: str) -> None:
     peer = Peer(echo, Limits(max_message=8))
     peer.begin(1)
     peer.send(http2.frame(http2.DATA, http2.END_STREAM, 1, data))
@@ -346,7 +346,7 @@ async def test_connection_unfit_message_fails_the_call_alone(data: bytes, status
         ),
     ],
 )
-async def test_connection_broken_protocol_ends_it(data: bytes, code: Code) -> None:
+async def test_connection_protocol_violation_ends_it(data: bytes, code: Code) -> None:
     peer = Peer(echo)
     peer.send(data)
     await until(lambda: peer.transport.is_closed)
@@ -363,7 +363,7 @@ async def test_connection_more_data_than_the_window_ends_it_and_its_calls() -> N
     assert all(call.task is not None and call.task.cancelled() for call in peer.calls)
 
 
-async def test_connection_calls_reset_at_once_end_it() -> None:
+async def test_connection_many_calls_reset_at_once_end_it() -> None:
     peer = Peer(wait)
     for stream in range(1, 6001, 2):
         if peer.transport.is_closed:
@@ -376,7 +376,7 @@ async def test_connection_calls_reset_at_once_end_it() -> None:
     await peer.end()
 
 
-async def test_connection_calls_beyond_the_limit_are_refused_and_may_come_again() -> None:
+async def test_connection_calls_over_the_limit_are_refused_until_one_ends() -> None:
     peer = Peer(wait, Limits(streams=2))
     peer.frames()
     for stream in (1, 3, 5):
@@ -389,7 +389,7 @@ async def test_connection_calls_beyond_the_limit_are_refused_and_may_come_again(
     peer.lose()
 
 
-async def test_connection_many_calls_at_once_leave_turns_to_others() -> None:
+async def test_connection_many_calls_at_once_let_other_tasks_run() -> None:
     peer = Peer(wait)
     peer.send(b"".join(http2.call(stream, "/a/b") for stream in range(1, 401, 2)))
     assert 0 < len(peer.calls) < 200
@@ -408,7 +408,7 @@ async def test_connection_many_calls_at_once_leave_turns_to_others() -> None:
         b"".join(http2.frame(http2.HEADERS, http2.END_HEADERS, n, b"\x83" * 500) for n in range(3, 401, 2)),
     ],
 )
-async def test_connection_flood_of_frames_leaves_turns_to_others(flood: bytes) -> None:
+async def test_connection_flood_of_frames_lets_other_tasks_run(flood: bytes) -> None:
     peer = Peer(wait)
     peer.send(http2.call(1, "/a/b") + flood)
     assert not peer.transport.is_reading
@@ -416,7 +416,7 @@ async def test_connection_flood_of_frames_leaves_turns_to_others(flood: bytes) -
     peer.lose()
 
 
-async def test_connection_client_that_reads_nothing_begins_no_more_calls() -> None:
+async def test_connection_client_that_does_not_read_begins_no_more_calls() -> None:
     peer = Peer(echo)
     peer.connection.pause_writing()
     sent = len(peer.transport.written)
@@ -432,7 +432,7 @@ async def test_connection_client_that_reads_nothing_begins_no_more_calls() -> No
     peer.lose()
 
 
-async def test_connection_padding_uses_up_no_window() -> None:
+async def test_connection_window_of_padding_is_given_back() -> None:
     limits = Limits(stream_window=64 << 10)
     peer = Peer(echo_all, limits)
     peer.begin(1)
@@ -449,7 +449,7 @@ async def test_connection_padding_uses_up_no_window() -> None:
     peer.lose()
 
 
-async def test_connection_that_ended_is_cut_off_if_its_client_reads_no_more() -> None:
+async def test_connection_that_ended_is_aborted_if_its_client_does_not_read() -> None:
     peer = Peer(echo, Limits(keepalive=0.05, answer=0.05, handshake=0.05))
     peer.send(http2.update(0, 0))
     assert peer.transport.is_closed
@@ -458,7 +458,7 @@ async def test_connection_that_ended_is_cut_off_if_its_client_reads_no_more() ->
 
 
 @pytest.mark.parametrize("way", ["answered", "reset"])
-async def test_call_that_ended_keeps_no_messages_and_no_window(way: str) -> None:
+async def test_call_that_ended_frees_its_messages_and_window(way: str) -> None:
     limits = Limits(streams=1, stream_window=64 << 10)
     peer = Peer(wait, limits)
     peer.frames()
@@ -480,11 +480,11 @@ async def test_call_that_ended_keeps_no_messages_and_no_window(way: str) -> None
     peer.lose()
 
 
-async def test_connection_that_broke_is_written_no_more() -> None:
-    """Before asyncio tells it, as it logs every such write."""
+async def test_connection_that_is_closing_is_not_written() -> None:
+    """The transport knows it before `connection_lost` is called, and asyncio logs every write in between."""
     peer = Peer(echo)
     peer.begin(1)
-    peer.transport.is_closed = True  # its fake refuses to be written
+    peer.transport.is_closed = True  # the fake transport raises on a write
     peer.calls[0].finish(Status.OK)
     peer.lose()
     await peer.end()
@@ -511,11 +511,11 @@ async def test_leave_answers_running_calls_and_refuses_new_ones() -> None:
     await until(lambda: peer.transport.is_closed)
 
 
-async def test_leave_call_on_its_way_is_refused_not_cut_off() -> None:
+async def test_leave_call_sent_before_the_goaway_arrived_is_refused() -> None:
     peer = Peer(echo, Limits(linger=0.2))
     peer.connection.leave()
     assert not peer.transport.is_closed
-    peer.begin(1)  # sent before the client had read the GOAWAY
+    peer.begin(1)  # sent before the client read the GOAWAY
     assert [frame.stream for frame in peer.frames() if frame.kind == http2.RST_STREAM] == [1]
     await until(lambda: peer.transport.is_closed)
 
@@ -529,7 +529,7 @@ async def test_keepalive_silent_client_is_pinged_then_disconnected() -> None:
     await until(lambda: peer.transport.is_closed)
 
 
-async def test_connection_path_that_is_not_text_begins_a_call() -> None:
+async def test_connection_path_that_is_not_ascii_begins_a_call() -> None:
     peer = Peer(echo)
     fields = [(name, b"/a/\xf8" if name == b":path" else value) for name, value in HEADERS]
     peer.send(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.block(fields)) + http2.message(1, b"x"))
@@ -539,7 +539,7 @@ async def test_connection_path_that_is_not_text_begins_a_call() -> None:
 
 
 @pytest.mark.parametrize("begins", [b"", http2.PREFACE[:10], http2.PREFACE])
-async def test_handshake_that_is_not_completed_ends_the_connection(begins: bytes) -> None:
+async def test_handshake_that_is_incomplete_ends_the_connection(begins: bytes) -> None:
     peer = Peer(echo, Limits(handshake=0.05), greets=False)
     peer.send(begins)
     await until(lambda: peer.transport.is_closed)
@@ -554,7 +554,7 @@ async def test_connection_of_another_protocol_is_closed_at_once(data: bytes) -> 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=400), st.booleans())
-def test_connection_any_bytes_end_it_or_do_no_harm(data: bytes, is_framed: bool) -> None:
+def test_connection_any_bytes_end_it_or_leave_no_call(data: bytes, is_framed: bool) -> None:
     async def story() -> None:
         peer = Peer(echo_all)
         kind = data[0] % 11 if data else 0

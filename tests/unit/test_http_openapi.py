@@ -1,4 +1,4 @@
-"""The OpenAPI document of HTTP is valid, and names every path."""
+"""The OpenAPI document of the HTTP API is valid and complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_document_is_valid_openapi(document: Any) -> None:
     validate(document)
 
 
-def test_each_operation_is_a_route_and_each_route_has_one(document: Any) -> None:
+def test_document_operations_and_routes_are_the_same(document: Any) -> None:
     found = set()
     for path, operations in document["paths"].items():
         for method in operations:
@@ -36,7 +36,7 @@ def test_each_operation_is_a_route_and_each_route_has_one(document: Any) -> None
     assert found == {(rpc, method) for rpc, methods, _ in routes.TABLE for method in methods}
 
 
-def test_a_path_has_one_entry_for_each_combination_of_optional_parts() -> None:
+def test_document_has_a_path_for_each_combination_of_optional_parts() -> None:
     table = (("ModelStatistics", ("GET",), "v2/models[/{model}[/versions/{version}]]/stats"),)
     assert list(openapi.document(table)["paths"]) == [
         "/v2/models/stats",
@@ -45,7 +45,7 @@ def test_a_path_has_one_entry_for_each_combination_of_optional_parts() -> None:
     ]
 
 
-def test_operations_tell_the_role_that_they_need(document: Any) -> None:
+def test_document_operations_name_their_role(document: Any) -> None:
     told = {path: next(iter(each.values())).get("description") for path, each in document["paths"].items()}
     assert told["/v2/health/live"] is None
     assert told["/v2/models/{model}/infer"] == "Needs the role infer."
@@ -53,7 +53,7 @@ def test_operations_tell_the_role_that_they_need(document: Any) -> None:
     assert told["/v2/models/{model}"] == "Needs the role infer or read."
 
 
-def test_only_get_of_the_document_is_allowed() -> None:
+def test_find_other_method_for_the_document_is_not_allowed() -> None:
     response = routes.find("POST", "/openapi.json")
     assert isinstance(response, HttpResponse)
     assert response.status is HTTPStatus.METHOD_NOT_ALLOWED

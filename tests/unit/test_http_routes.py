@@ -1,4 +1,4 @@
-"""Paths, web pages, statuses and messages of HTTP."""
+"""The HTTP API: paths, requests of web pages, statuses and messages."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from edged.proto import open_inference_pb2 as pb
         ("POST", "/edged/v1/detect", "DetectOne", {}),
     ],
 )
-def test_find_path_gives_method_and_names(method: str, path: str, rpc: str, names: dict[str, str]) -> None:
+def test_find_path_returns_method_and_names(method: str, path: str, rpc: str, names: dict[str, str]) -> None:
     assert routes.find(method, path) == Route(rpc, names)
 
 
-def test_routes_stand_for_methods_of_the_policy() -> None:
+def test_routes_are_methods_of_the_policy() -> None:
     assert all(Route(rpc, {}).rpc in policy.METHODS for rpc, _, _ in routes.TABLE)
 
 
@@ -81,7 +81,7 @@ def test_find_unknown_path_is_not_found(path: str) -> None:
         ({"host": "", "origin": ""}, "ipv4:127.0.0.1:9", True),
     ],
 )
-def test_web_page_refusal_by_origin_and_host(headers: dict[str, str], peer: str, is_refused: bool) -> None:
+def test_web_page_refusal_follows_origin_and_host(headers: dict[str, str], peer: str, is_refused: bool) -> None:
     assert (exchange.web_page_refusal(headers, peer) is not None) is is_refused
 
 
@@ -155,7 +155,7 @@ def test_message_fields_are_plain_values_with_their_defaults() -> None:
         ),
     ],
 )
-async def test_by_message_fills_the_message_with_the_path_and_the_body(
+async def test_by_message_fills_the_message_from_path_and_body(
     method: str, names: dict[str, str], body: bytes, message: Message
 ) -> None:
     found: list[Message] = []

@@ -1,4 +1,4 @@
-"""The HTTP listener and its clients: slow ones, malformed requests, and clients that disconnect."""
+"""The HTTP listener: malformed requests, slow clients, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHUNKED = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: a\r\ntransfer-encoding: ch
 
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[World]:
-    """A listener, which still answers afterwards."""
+    """A listener. At the end, check that it still answers."""
     async with world() as there:
         yield there
         if there.path.exists():
@@ -56,7 +56,7 @@ def with_length(length: int) -> bytes:
 
 
 def padded() -> bytes:
-    """A request of 900 KiB, of which four fit."""
+    """Return a request of 900 KiB. The listener accepts four at a time."""
     return post(inference() + b" " * (900 << 10))
 
 
@@ -80,7 +80,7 @@ async def test_requests_on_one_connection_are_answered_in_their_order(there: Wor
         *((with_length(length), 400) for length in (-1, 9999)),
         (encoded(b"zzz"), 400),
         (encoded(b"zzz", "br"), 501),
-        (encoded(gzip.compress(bytes(3 << 20), mtime=0)), 413),  # the same in every worker's list of tests
+        (encoded(gzip.compress(bytes(3 << 20), mtime=0)), 413),  # mtime: every pytest worker must see the same test id
         (get("/v2/health/live?" + "a=1&" * 40), 400),
         (get("/v2/logging"), 501),
         (get("/v2/health/live", "Origin: https://elsewhere.example\r\n"), 403),
@@ -95,7 +95,7 @@ async def test_requests_on_one_connection_are_answered_in_their_order(there: Wor
     ],
 )
 @within(serving)
-async def test_request_that_cannot_be_answered_gets_a_status_and_a_code(there: World, sent: bytes, status: int) -> None:
+async def test_request_that_is_invalid_gets_a_status_and_a_code(there: World, sent: bytes, status: int) -> None:
     found, headers, body = await there.ask(sent)
     assert (found, headers["content-type"]) == (status, "application/json"), body
     assert code_of(body)
@@ -113,7 +113,7 @@ async def test_head_and_options_describe_get(there: World) -> None:
 
 
 @within(serving)
-async def test_body_in_chunks_and_packed_is_answered_packed(there: World) -> None:
+async def test_body_in_chunks_and_compressed_is_answered_compressed(there: World) -> None:
     packed = gzip.compress(inference(2000))
     head = CHUNKED + b"content-encoding: gzip\r\naccept-encoding: gzip\r\n\r\n"
     status, headers, body = await there.ask(head + chunks(packed[:50], packed[50:]))
@@ -122,7 +122,7 @@ async def test_body_in_chunks_and_packed_is_answered_packed(there: World) -> Non
 
 
 @within(serving)
-async def test_unpack_of_a_small_body_that_grows_large_is_not_on_the_event_loop(
+async def test_body_that_may_grow_large_is_unpacked_in_another_thread(
     there: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
@@ -139,7 +139,7 @@ async def test_unpack_of_a_small_body_that_grows_large_is_not_on_the_event_loop(
 
 
 @within(serving)
-async def test_nothing_is_read_after_a_body_with_two_lengths(there: World) -> None:
+async def test_connection_after_a_body_with_two_lengths_is_closed(there: World) -> None:
     reader, writer = await there.connect()
     writer.write(CHUNKED + b"content-length: 9\r\n\r\n" + chunks(inference()) + LIVE)
     status, headers, _ = await answer_of(reader)
@@ -158,12 +158,12 @@ async def test_expect_continue_is_answered_before_the_body(there: World) -> None
     assert (await answer_of(reader))[0] == 200
     writer.close()
     too_large = post(b"", headers="expect: 100-continue\r\n").replace(b"length: 0", b"length: 9999999")
-    status, headers, _ = await there.ask(too_large)  # without the body
+    status, headers, _ = await there.ask(too_large)  # the body is not sent
     assert (status, headers["connection"]) == (413, "close")
 
 
 @within(serving)
-async def test_all_bodies_together_are_bounded_until_they_are_answered(there: World) -> None:
+async def test_bodies_over_the_total_limit_are_refused_until_others_are_answered(there: World) -> None:
     there.echo.gate.clear()
     many = [asyncio.create_task(there.ask(padded())) for _ in range(4)]
     await until(lambda: there.echo.waiting == 4)
@@ -175,7 +175,7 @@ async def test_all_bodies_together_are_bounded_until_they_are_answered(there: Wo
 
 
 @within(serving)
-async def test_announced_bodies_take_no_room(there: World) -> None:
+async def test_bodies_that_were_only_announced_do_not_count(there: World) -> None:
     silent = [await there.connect() for _ in range(8)]
     for _, writer in silent:
         writer.write(b"POST /v2/models/m/infer HTTP/1.1\r\nhost: here\r\ncontent-length: 1000000\r\n\r\n[")
@@ -186,12 +186,12 @@ async def test_announced_bodies_take_no_room(there: World) -> None:
 
 
 @within(serving)
-async def test_slowest_body_gives_way_if_no_room_is_left(there: World) -> None:
+async def test_bodies_over_the_total_limit_drop_the_slowest(there: World) -> None:
     stopped = [await there.connect() for _ in range(4)]
     for _, writer in stopped:
         writer.write(padded()[:-5])
         await writer.drain()
-    await asyncio.sleep(1.0)  # so that the next one is faster
+    await asyncio.sleep(1.0)  # so that the next request is faster
     assert (await there.ask(padded()))[0] == 200
     ended = [asyncio.create_task(answer_of(reader)) for reader, _ in stopped]
     done, others = await asyncio.wait(ended, timeout=5, return_when=asyncio.FIRST_COMPLETED)
@@ -239,7 +239,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 @within(serving)
-async def test_connection_whose_head_takes_too_long_is_closed(there: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_with_a_slow_head_is_closed(there: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "head_seconds", 0.3)
     used = await there.connect()
     used[1].write(LIVE)

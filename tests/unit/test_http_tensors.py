@@ -1,4 +1,4 @@
-"""Bodies of inference over HTTP: JSON, raw contents after it, and compression."""
+"""Bodies of HTTP inference requests: JSON, binary tensors after it, and compression."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_read_mixed_binary_and_json_inputs() -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_read_long_lists_give_the_same_contents_as_short_ones(indent: int | None) -> None:
+def test_read_long_lists_equals_numpy(indent: int | None) -> None:
     numbers = np.random.default_rng(5).standard_normal((2, 30_000)).astype(np.float32)
     numbers[1, 7] = np.nan
     long = one(name="long", shape=[2, 30_000], data=numbers.tolist())
@@ -70,7 +70,7 @@ def test_read_long_lists_give_the_same_contents_as_short_ones(indent: int | None
 _LONG = "[" + "1," * 200_000 + "1]"
 
 
-def test_read_a_long_list_that_is_not_data_is_no_input() -> None:
+def test_read_long_list_outside_of_data_is_ignored() -> None:
     body = json.dumps({"inputs": [one()], "more": "@"}).replace('"@"', _LONG).encode()
     (contents,) = tensors.read("m", "", body, None).raw
     assert bytes(contents) == np.array([1, 2], np.float32).tobytes()
@@ -90,7 +90,7 @@ def test_read_a_long_list_that_is_not_data_is_no_input() -> None:
         _LONG.replace("1,1]", "1,true]"),
     ],
 )
-def test_read_a_long_list_that_is_not_of_numbers_is_refused(data: str) -> None:
+def test_read_long_list_that_is_malformed_or_not_of_numbers_is_refused(data: str) -> None:
     text = json.dumps({"inputs": [one(shape=[200_001], data="@")]}).replace('"@"', data).encode()
     with pytest.raises(InvalidInput):
         tensors.read("m", "", text, None)
@@ -208,7 +208,7 @@ def test_write_puts_raw_contents_after_the_json() -> None:
     }
 
 
-def test_answer_json_cannot_carry_is_refused_with_the_remedy() -> None:
+def test_write_datatype_that_json_cannot_hold_is_refused() -> None:
     with pytest.raises(InvalidTensor, match="'q'"):
         tensors.write(*answered(), OutputFormat())
 
@@ -226,7 +226,9 @@ def spec(datatype: str, *shape: int) -> pb.ModelMetadataResponse.TensorMetadata:
         ("BYTES", (-1,), 7, [1]),
     ],
 )
-def test_raw_request_takes_the_whole_body(datatype: str, shape: tuple[int, ...], size: int, wanted: list[int]) -> None:
+def test_raw_request_input_is_the_whole_body(
+    datatype: str, shape: tuple[int, ...], size: int, wanted: list[int]
+) -> None:
     asked = tensors.raw_request("m", "", [spec(datatype, *shape)], b"a" * size)
     assert list(asked.message.inputs[0].shape) == wanted
     assert bytes(asked.raw[0]) == (b"\7\0\0\0" if datatype == "BYTES" else b"") + b"a" * size

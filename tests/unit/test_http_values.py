@@ -1,4 +1,4 @@
-"""Tensor values in JSON: valid ones round-trip, invalid ones are refused with the name of the tensor."""
+"""Tensor values in JSON: valid ones round-trip, invalid ones are refused with the tensor's name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_read_and_write_64_bit_integers_are_exact() -> None:
     assert values.write("x", "UINT64", (1,), raw) == b"[18446744073709551615]"
 
 
-def test_nan_and_infinities_are_bare_words() -> None:
+def test_values_nan_and_infinities_are_bare_words() -> None:
     array = np.array([math.nan, math.inf, -math.inf, 1.5], np.float32)
     assert values.write("x", "FP32", (4,), array.tobytes()) == b"[NaN,Infinity,-Infinity,1.5]"
     text = values.with_bare_words(b"[NaN, Infinity, -Infinity, 1.5]")

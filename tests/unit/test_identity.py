@@ -1,4 +1,4 @@
-"""Equal digests mean equal models: the file, and everything it draws from."""
+"""Model digests: two models have equal digests if their files and external data are equal."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_model_digest_without_external_data_is_that_of_the_file(model: Path) -> 
     assert model_digest(model, []) == file_digest(model) == hashlib.sha256(b"graph").hexdigest()
 
 
-def test_file_digest_of_a_large_file(tmp_path: Path) -> None:
-    content = bytes(range(256)) * 8200  # two mebibytes and a bit
+def test_file_digest_of_a_large_file_is_sha256(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 8200  # a bit more than 2 MiB
     (tmp_path / "large").write_bytes(content)
     assert file_digest(tmp_path / "large") == hashlib.sha256(content).hexdigest()
 
@@ -76,13 +76,13 @@ def test_model_digest_differs_if_and_only_if_contents_differ(
     assert (digests[0] == digests[1]) == (one == other)
 
 
-def test_require_same_of_a_file_that_is_gone_is_superseded(tmp_path: Path) -> None:
-    """The error of a file that cannot be read would be held against the model."""
+def test_require_same_of_a_missing_file_is_superseded(tmp_path: Path) -> None:
+    """It must not be an error that counts against the model."""
     order = Order(str(tmp_path / "model.onnx"), Signature((), ()), REFERENCE, digest="0" * 64)
     with pytest.raises(Superseded, match="removed"):
         require_same(order)
 
 
-def test_file_digest_of_a_fifo_ends(tmp_path: Path) -> None:
+def test_file_digest_of_a_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.onnx")
     assert ends_despite_fifo(lambda: file_digest(tmp_path / "model.onnx"), tmp_path / "model.onnx")

@@ -1,4 +1,4 @@
-"""LogSettings on the daemon's own loggers."""
+"""The LogSettings call, applied to the daemon's loggers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USUAL = ["INFO", "WARNING", "ERROR", "CRITICAL"]
 
 
 class Log:
-    """The standard error of the daemon, with logging as `edged serve` sets it up, and the handlers of LogSettings."""
+    """Logging as `edged serve` configures it, written to a buffer, and the handlers of LogSettings."""
 
     def __init__(self) -> None:
         self.stream, self.handlers = io.StringIO(), LogHandlers()
@@ -35,7 +35,7 @@ class Log:
         return {name: getattr(value, str(value.WhichOneof("parameter_choice"))) for name, value in found.items()}
 
     def levels(self, of: logging.Logger = OURS) -> list[str]:
-        """The levels that are written now."""
+        """Log a message at each level. Return the levels that were written."""
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
             of.log(level, "it is %s", logging.getLevelName(level))
         return [line.rpartition(" ")[2] for line in self.written().splitlines()]
@@ -97,7 +97,7 @@ def test_log_settings_second_level_adds_debug_messages_of_libraries(log: Log) ->
         assert ("DEBUG" in log.levels(LIBRARY)) is is_written
 
 
-def test_log_settings_format_changes_and_comes_back(log: Log) -> None:
+def test_log_settings_format_changes_and_resets(log: Log) -> None:
     for name, pattern in (
         ("ISO8601", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z I "),
         ("default", r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} I "),

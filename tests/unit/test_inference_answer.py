@@ -1,4 +1,4 @@
-"""From a request to its answer, with a slot and an engine host that echoes; nothing of gRPC."""
+"""Inference from request to answer, with a real slot and a fake host that echoes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CALLER = Caller("unix:")
 
 
 class World:
-    """One model, `m`, with an input and an output `x` of rows of open width, and how it is asked.
+    """One model `m` with an input and an output `x` of shape [n, width].
 
-    `gives` is the datatype that the output is declared to have, where it is another.
+    `gives` is the declared datatype of the output, if it differs from the input's.
     """
 
     def __init__(self, datatype: str, most: int = 8, policy: QueuePolicy | None = None, gives: str = "") -> None:
@@ -86,10 +86,10 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_strings_of_two_clients_are_never_put_into_one_tensor() -> None:
+async def test_answer_strings_of_two_clients_are_not_batched() -> None:
     world = World("BYTES", gives="UINT8")
     mine = struct.pack("<I", 6) + b"secret"
-    greedy = struct.pack("<I", len(mine))  # its string would be the bytes of whatever comes behind it
+    greedy = struct.pack("<I", len(mine))  # a length that reaches into the bytes after it
     first, second = world.ask(greedy, [1, 1]), world.ask(mine, [1, 1])
     await turn()
     world.serve()
@@ -101,7 +101,7 @@ async def test_the_strings_of_two_clients_are_never_put_into_one_tensor() -> Non
     await first
 
 
-async def test_rows_that_go_alone_are_counted_all_the_same() -> None:
+async def test_answer_request_that_is_not_batched_counts_its_rows() -> None:
     world = World("BYTES")
     world.serve()
     task = world.ask(struct.pack("<I", 0) * 3, [3, 1])
@@ -112,7 +112,7 @@ async def test_rows_that_go_alone_are_counted_all_the_same() -> None:
     assert (figures.inference_count, figures.execution_count, list(figures.batches)) == (3, 1, [3])
 
 
-async def test_abandoned_request_waits_without_its_bytes() -> None:
+async def test_answer_cancelled_request_frees_its_bytes() -> None:
     world = World("UINT8")
     contents = memoryview(bytes(1000))
     kept = weakref.ref(contents)
@@ -129,7 +129,7 @@ async def test_abandoned_request_waits_without_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
-async def test_request_timeout_is_allowed_by_the_models_policy(is_allowed: bool) -> None:
+async def test_answer_timeout_parameter_applies_if_the_models_policy_allows_it(is_allowed: bool) -> None:
     world = World("UINT8", policy=QueuePolicy(timeout=3600, allow_override=is_allowed))
     task = world.ask(b"a", [1, 1], timeout=1)
     await asyncio.sleep(0.01)
@@ -139,7 +139,7 @@ async def test_request_timeout_is_allowed_by_the_models_policy(is_allowed: bool)
     task.cancel()
 
 
-async def test_a_far_deadline_is_no_way_round_a_models_own_limit() -> None:
+async def test_answer_long_timeout_parameter_does_not_exceed_the_models_timeout() -> None:
     world = World("UINT8", policy=QueuePolicy(timeout=0.005, allow_override=True))
     task = world.ask(b"a", [1, 1], timeout=1 << 40)
     await asyncio.sleep(0.03)
@@ -150,7 +150,7 @@ async def test_a_far_deadline_is_no_way_round_a_models_own_limit() -> None:
     assert "deadline" in str(task.exception())
 
 
-async def test_requests_that_wait_for_a_model_that_is_refused_are_counted_as_failed() -> None:
+async def test_answer_request_of_a_refused_model_counts_as_failed() -> None:
     world = World("UINT8")
     task = world.ask(b"a", [1, 1])
     await turn()

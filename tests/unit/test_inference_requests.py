@@ -1,4 +1,4 @@
-"""Requests of the Open Inference Protocol: valid tensors and parameters are read, invalid ones are refused by name."""
+"""Requests of the Open Inference Protocol: reading of tensors and parameters, and errors that name invalid ones."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def two() -> pb.ModelInferRequest:
 
 
 def arrays(request: pb.ModelInferRequest, signature: Signature) -> list[Array]:
-    """The inputs as the engine host reads them."""
+    """Return the inputs as arrays, as the engine host reads them."""
     tensors = inputs(request, signature)
     assert all(isinstance(tensor.data, bytes | memoryview) for tensor in tensors)
     return [to_array(t.name, t.datatype, t.shape, t.data) for t in tensors]
@@ -203,7 +203,7 @@ def test_inputs_of_optional_input_may_be_given_or_missing() -> None:
         inputs(request, one("FP32", 1), optional=optional)
 
 
-def test_inputs_of_filled_input_may_be_missing_and_not_given() -> None:
+def test_inputs_of_filled_input_must_be_missing() -> None:
     request = two()
     with pytest.raises(InvalidTensor, match="'mode'"):
         inputs(request, TWO, filled={"mode"})
@@ -223,7 +223,7 @@ def test_inputs_and_outputs_of_any_request_are_read_or_refused(data: bytes) -> N
         outputs_of(wire.Request.of(request), TWO)
 
 
-def test_inputs_of_refusal_is_short_however_many_tensors_the_model_has() -> None:
+def test_inputs_of_model_with_many_tensors_has_a_short_refusal() -> None:
     signature = Signature(tuple(TensorSpec(f"past_key_values.{n}", "FP32", (1, 2)) for n in range(500)), ())
     with pytest.raises(InvalidTensor) as refusal:
         inputs(pb.ModelInferRequest(), signature)
@@ -246,7 +246,7 @@ def test_inputs_of_shape_outside_of_the_bounds_is_refused(batch: int, is_taken: 
 
 
 class Elsewhere:
-    """A tensor in a region, which nothing reads here."""
+    """A tensor in a region that the test never reads."""
 
     def __init__(self, place: Place, tensor: str) -> None:
         self.place, self.size = place, place.size
@@ -256,7 +256,7 @@ class Elsewhere:
 
 
 def in_memory(index: int, size: int, offset: int = 0) -> pb.ModelInferRequest:
-    """A request with one input in the region `r`, and without its raw contents."""
+    """Return a request whose input `index` is in the region `r`, without raw contents for it."""
     request = two()
     place = {"shared_memory_region": "r", "shared_memory_byte_size": size, "shared_memory_offset": offset}
     for key, value in parameters(**place).items():
@@ -296,7 +296,7 @@ def test_inputs_of_shared_memory_that_does_not_fit_are_refused(
 
 
 def parameters(**values: Any) -> dict[str, pb.InferParameter]:
-    """Parameters as clients send them: whole numbers signed."""
+    """Return parameters as clients send them, with whole numbers as int64."""
     fields = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
     return {key: pb.InferParameter(**{fields[type(value)]: value}) for key, value in values.items()}
 
@@ -377,7 +377,7 @@ def test_requested_outputs_are_plain_classified_or_in_memory() -> None:
         output("best", classification=3),
         output("memory", shared_memory_region="r", shared_memory_byte_size=64, shared_memory_offset=8),
         output("all", classification=0),
-        output("plain", classification=1),  # the last request counts
+        output("plain", classification=1),  # of equal names the last entry counts
     ]
     assert requested_outputs(outputs) == (
         RequestedOutput("plain", 1),

@@ -1,4 +1,4 @@
-"""From the outputs of an engine to responses."""
+"""Responses of inference, made from an engine's outputs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_response_keeps_the_order_of_the_request_and_hides_states() -> None:
     assert [o.name for o in collected(asked, *views)[0][0].outputs] == ["state", "a"]
 
 
-def test_collector_copies_states_by_their_input() -> None:
+def test_collector_stores_copies_of_states_by_input_name() -> None:
     collector = Collector(form(states={"hn": "h"}, hidden=frozenset({"hn"})), write, copies=True)
     memory = bytearray(A.tobytes())
     collector((output("a", B), OutputView("hn", "FP32", (2, 3), memoryview(memory))))
@@ -150,7 +150,7 @@ def test_responses_by_row_of_unequal_outputs_are_refused() -> None:
         collected(form(rows=True), output("a", np.zeros((1 << 17, 0), np.float32)))
 
 
-def test_collector_raises_an_unexpected_error_to_the_request_alone() -> None:
+def test_collector_unexpected_error_is_raised_by_responses_only() -> None:
     def broken(message: pb.ModelInferResponse, raw: Sequence[Contents]) -> Response:
         raise ZeroDivisionError
 
@@ -165,7 +165,7 @@ def view(array: np.ndarray, datatype: str) -> OutputView:
 
 
 def best(array: np.ndarray, datatype: str, classes: int, labels: tuple[str, ...] = (), rows: bool = True) -> list:
-    """The strings of each row, or of all."""
+    """Return the strings of each row, or of the whole output if `rows` is false."""
     found = classify(view(array, datatype), classes, labels, rows)
     assert found.datatype == "BYTES"
     texts = to_array("y", "BYTES", found.shape, found.data)
@@ -183,7 +183,7 @@ BF16 = (np.array([[0.5, 2]], np.float32).view(np.uint32) >> 16).astype(np.uint16
         (np.array([[2**62 + 1, -5, 2**62]], np.int64), "INT64", 2, [f"{2**62 + 1}:0:a", f"{2**62}:2"]),
         (np.array([[0.5, 2]], np.float16), "FP16", 1, ["2.000000:1:b"]),
         (BF16, "BF16", 2, ["2.000000:1:b", "0.500000:0:a"]),
-        # Equal scores keep their order; what is not a number comes last.
+        # Equal scores keep their order; NaN comes last.
         (
             np.array([[np.nan, 1, 1, -np.inf, np.nan, 1]], np.float64),
             "FP64",
@@ -192,7 +192,7 @@ BF16 = (np.array([[0.5, 2]], np.float32).view(np.uint32) >> 16).astype(np.uint16
         ),
     ],
 )
-def test_classify_gives_the_best_first_with_their_labels(
+def test_classify_returns_the_best_classes_first_with_labels(
     scores: np.ndarray, datatype: str, classes: int, strings: list[str]
 ) -> None:
     assert best(scores, datatype, classes, ("a", "b")) == [strings]
@@ -212,7 +212,7 @@ def test_classify_output_without_numbers_is_refused(datatype: str) -> None:
 
 
 @given(hnp.arrays(np.float32, (2, 5), elements=st.floats(width=32, allow_nan=False)), st.integers(1, 7))
-def test_classify_scores_fall(scores: np.ndarray, classes: int) -> None:
+def test_classify_scores_are_the_highest_in_descending_order(scores: np.ndarray, classes: int) -> None:
     for row, texts in zip(scores, best(scores, "FP32", classes), strict=True):
         indexes = [int(text.split(":")[1]) for text in texts]
         assert len(set(indexes)) == len(indexes) == min(classes, 5)

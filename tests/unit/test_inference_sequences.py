@@ -1,4 +1,4 @@
-"""Sequences of requests: state from one to the next, one at a time, until they end or are forgotten."""
+"""Sequences of requests: state between requests, their order, limits, and timeouts of idle sequences."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def asked(identifier: int | str = 7, starts: bool = False, ends: bool = False) -
 
 
 class Book:
-    """Sequences with a clock of a test; a sequence may be idle for a second."""
+    """Sequences with a clock that the test sets. A sequence may be idle for one second."""
 
     def __init__(self, most: int = 10, most_bytes: int = 1 << 20) -> None:
         self.now = 1.0
         self.sequences = Sequences(most, most_bytes, lambda: self.now)
 
     async def answer(self, now: float, starts: bool = False, ends: bool = False, size: int = 4, of: int = 7) -> object:
-        """Answer one request, and return the state that it began with. Its state is the time."""
+        """Answer one request, which stores the time as the new state. Return the state before it."""
         self.now = now
         async with self.sequences.turn("model", asked(of, starts, ends), 1.0, FOREVER) as turn:
             turn.commit(state(size, b"%d" % int(now)))
@@ -56,7 +56,7 @@ async def test_request_begins_with_the_state_of_the_one_before(book: Book) -> No
 
 
 @within(counting)
-async def test_request_of_a_sequence_that_is_not_begun_or_has_ended_is_refused(book: Book) -> None:
+async def test_request_of_a_sequence_that_has_not_begun_or_has_ended_is_refused(book: Book) -> None:
     with pytest.raises(InvalidInput, match="'7'"):
         await book.answer(1)
     await book.answer(1, starts=True, ends=True)
@@ -78,7 +78,7 @@ async def test_sequence_that_is_idle_too_long_is_forgotten(book: Book) -> None:
     assert len(book.sequences) == book.sequences.size == 0
     await book.answer(4, starts=True)
     with pytest.raises(InvalidInput):
-        await book.answer(5)  # also before it is looked for
+        await book.answer(5)  # even before `expire` is called
 
 
 @within(counting)
@@ -106,7 +106,7 @@ async def test_failed_request_changes_nothing(book: Book) -> None:
 
 
 @within(counting, most=2)
-async def test_sequences_beyond_the_limit_are_refused_and_idle_ones_give_way(book: Book) -> None:
+async def test_sequences_over_the_limit_are_refused_unless_others_are_idle(book: Book) -> None:
     for number in (1, 2):
         await book.answer(1, starts=True, of=number)
     with pytest.raises(Overloaded):
@@ -116,7 +116,7 @@ async def test_sequences_beyond_the_limit_are_refused_and_idle_ones_give_way(boo
 
 
 @within(counting)
-async def test_states_beyond_the_limit_are_refused_and_the_previous_stays(book: Book) -> None:
+async def test_state_over_the_limit_is_refused_and_the_previous_one_stays(book: Book) -> None:
     await book.answer(1, starts=True, size=1 << 20)
     with pytest.raises(Overloaded):
         await book.answer(1.5, size=(1 << 20) + 1)
@@ -147,7 +147,7 @@ async def test_requests_of_one_sequence_run_in_order_of_arrival(book: Book) -> N
 
 
 @within(counting)
-async def test_sequences_of_other_names_and_models_do_not_wait_for_each_other(book: Book) -> None:
+async def test_sequences_of_other_ids_or_models_run_at_the_same_time(book: Book) -> None:
     async with (
         book.sequences.turn("model", asked(1, starts=True), 60.0, FOREVER),
         book.sequences.turn("model", asked("1", starts=True), 60.0, FOREVER),
@@ -157,7 +157,7 @@ async def test_sequences_of_other_names_and_models_do_not_wait_for_each_other(bo
 
 
 @within(counting)
-async def test_cancelled_or_late_request_gives_its_turn_to_the_next(book: Book) -> None:
+async def test_request_that_is_cancelled_or_late_passes_its_turn_on(book: Book) -> None:
     order: list[str] = []
 
     async def ask(name: str, expires: float = FOREVER) -> None:
@@ -174,7 +174,7 @@ async def test_cancelled_or_late_request_gives_its_turn_to_the_next(book: Book) 
         turn.commit(state())
     await last
     assert order == ["last"]
-    # Cancelled just after it got the turn.
+    # The first request is cancelled just after it gets the turn.
     async with book.sequences.turn("model", asked(), 60.0, FOREVER):
         gone, last = asyncio.create_task(ask("gone")), asyncio.create_task(ask("last"))
         await asyncio.sleep(0)
@@ -184,7 +184,7 @@ async def test_cancelled_or_late_request_gives_its_turn_to_the_next(book: Book) 
 
 
 @within(counting)
-async def test_request_that_waits_behind_the_end_of_its_sequence_is_refused(book: Book) -> None:
+async def test_request_that_waited_for_the_last_one_of_its_sequence_is_refused(book: Book) -> None:
     async with book.sequences.turn("model", asked(starts=True, ends=True), 60.0, FOREVER) as turn:
         behind = asyncio.create_task(book.answer(1))
         await asyncio.sleep(0)
@@ -194,7 +194,7 @@ async def test_request_that_waits_behind_the_end_of_its_sequence_is_refused(book
 
 
 @within(counting)
-async def test_requests_that_wait_beyond_the_limit_are_refused(book: Book) -> None:
+async def test_requests_over_the_limit_of_waiting_ones_are_refused(book: Book) -> None:
     async with book.sequences.turn("model", asked(starts=True), 60.0, FOREVER):
         waiting = [asyncio.create_task(book.answer(1)) for _ in range(63)]
         await asyncio.sleep(0)
@@ -204,7 +204,7 @@ async def test_requests_that_wait_beyond_the_limit_are_refused(book: Book) -> No
             task.cancel()
 
 
-async def test_memory_of_forgotten_sequences_is_freed_in_time() -> None:
+async def test_sequences_that_are_idle_are_freed_by_a_timer() -> None:
     sequences = Sequences()
     for number in range(3):
         async with sequences.turn("model", asked(number + 1, starts=True), 0.01, FOREVER) as turn:

@@ -1,4 +1,4 @@
-"""Regions of shared memory that clients register: which objects are accepted, and requests whose memory has gone."""
+"""Shared memory regions that clients register: valid objects, use in requests, and objects that change meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNIX, TCP = "unix:", "ipv4:127.0.0.1:4711"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With an object of 128 bytes."""
+    """A folder with an object of 128 bytes."""
     (tmp_path / "shm").mkdir()
     made(tmp_path / "shm", "object", 128)
     return tmp_path / "shm"
@@ -57,11 +57,11 @@ def write(regions: Regions, place: Place, contents: bytes) -> None:
 
 
 @pytest.mark.parametrize(("place", "contents"), [((4, 8), range(36, 44)), ((0, 64), range(32, 96))])
-def test_read_gives_the_bytes_at_the_place(regions: Regions, place: tuple[int, int], contents: range) -> None:
+def test_read_returns_the_bytes_at_the_place(regions: Regions, place: tuple[int, int], contents: range) -> None:
     assert read(regions, Place("r", *place)) == bytes(contents)
 
 
-def test_write_changes_the_place_alone(regions: Regions, folder: Path) -> None:
+def test_write_changes_only_the_place(regions: Regions, folder: Path) -> None:
     before = (folder / "object").read_bytes()
     write(regions, Place("r", 8, 16), b"0123456789")
     assert (folder / "object").read_bytes() == before[:40] + b"0123456789" + before[50:]
@@ -176,13 +176,13 @@ def test_register_key_that_is_not_an_object_of_the_client_is_refused(
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 129), (128, 1), (0, 0), (2**63, 8), (0, 2**63), (2**64 - 1, 2)])
-def test_register_more_than_the_object_is_refused(folder: Path, offset: int, size: int) -> None:
+def test_register_range_outside_the_object_is_refused(folder: Path, offset: int, size: int) -> None:
     with pytest.raises(InvalidInput, match="'r'"):
         Regions(folder).register("r", "object", offset, size, OWN)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_write_to_an_object_that_may_only_be_read_is_refused(regions: Regions, folder: Path) -> None:
+def test_write_to_a_read_only_object_is_refused(regions: Regions, folder: Path) -> None:
     made(folder, "mine", 16).chmod(0o400)
     regions.register("mine", "mine", 0, 16, OWN)
     assert read(regions, Place("mine", 0, 4)) == bytes(range(4))
@@ -225,7 +225,7 @@ def test_regions_client_over_tcp_is_refused_unless_allowed(folder: Path) -> None
 
 @pytest.fixture
 def calls_as(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Makes the current call one of a client with a token of that name."""
+    """A function that sets the caller of the current call to a client with this token name."""
     (tmp_path / "socket").touch(0o600)
     address, before = f"unix:{tmp_path}/socket", CURRENT.get()
     yield lambda name: CURRENT.set(Caller(name, frozenset(), f"token {name}", has_shown=True, address=address)) and None
@@ -249,7 +249,9 @@ def test_regions_of_another_client_cannot_be_listed_used_or_unregistered(
     assert access.regions(UNIX).find("r").size == 64
 
 
-def test_register_more_than_the_quota_leaves_room_for_others(folder: Path, calls_as: Callable[[str], None]) -> None:
+def test_register_over_the_quota_of_a_client_leaves_room_for_others(
+    folder: Path, calls_as: Callable[[str], None]
+) -> None:
     access = SharedMemoryAccess(folder)
     calls_as("greedy")
     for number in range(1024):

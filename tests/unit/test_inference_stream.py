@@ -1,4 +1,4 @@
-"""Streams of requests, without gRPC: how far ahead they are read, and what becomes of what was."""
+"""Inference streams without gRPC: how far requests are read ahead, and that each one read is answered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edged.proto import open_inference_pb2 as pb
 
 
 class Slow:
-    """Answers a request with its id, once `gate` is open."""
+    """Answers a request with its id when `gate` is set."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -23,7 +23,7 @@ class Slow:
         return [write(pb.ModelInferResponse(id=request.message.id), ())]
 
 
-async def test_every_request_that_was_read_is_answered_in_order_when_the_daemon_stops() -> None:
+async def test_stream_of_a_daemon_that_stops_answers_every_request_read_so_far() -> None:
     inference, read = Slow(), []
 
     async def requests() -> AsyncIterator[bytes]:
@@ -42,7 +42,7 @@ async def test_every_request_that_was_read_is_answered_in_order_when_the_daemon_
     assert await answered == read
 
 
-async def test_large_requests_are_read_no_further_ahead_than_their_bytes_allow() -> None:
+async def test_stream_reads_large_requests_ahead_up_to_a_limit_of_bytes() -> None:
     inference, read = Slow(), []
 
     async def requests() -> AsyncIterator[bytes]:
@@ -55,7 +55,7 @@ async def test_large_requests_are_read_no_further_ahead_than_their_bytes_allow()
     answered = asyncio.create_task(collect(stream))
     for _ in range(200):
         await asyncio.sleep(0)
-    assert len(read) == 3  # 64 MiB are reached with the third
+    assert len(read) == 3  # the third one exceeds 64 MiB
     inference.gate.set()
     assert await answered == read
     assert len(read) == 10

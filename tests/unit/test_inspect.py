@@ -1,4 +1,4 @@
-"""Inspection: facts of model files, and why files that are damaged or no models are refused."""
+"""Inspection of model files: their facts, and refusals of damaged files and files that are no models."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ def test_inspect_counts_functions_and_operators_of_other_domains(tmp_path: Path)
 
 
 ZOO = [each for each in exhibits(Reach(0, 0)) if not (each.costly or each.not_as_root)]
-DECIDED = (Stage.FILE, Stage.PARSE, Stage.GRAPH, Stage.EXTERNAL_DATA)  # without a runtime
+DECIDED = (Stage.FILE, Stage.PARSE, Stage.GRAPH, Stage.EXTERNAL_DATA)  # stages that need no runtime
 
 
 @pytest.mark.parametrize("exhibit", ZOO, ids=lambda exhibit: exhibit.name)
-def test_inspect_model_of_the_zoo_ends_as_its_manifest_says(tmp_path: Path, exhibit: Exhibit) -> None:
+def test_inspect_model_of_the_zoo_has_the_result_in_its_manifest(tmp_path: Path, exhibit: Exhibit) -> None:
     place = tmp_path / "1"
     place.mkdir()
     path = exhibit.make(place)
@@ -158,7 +158,7 @@ def test_inspect_missing_file_is_refused(tmp_path: Path, beside: str, words: str
         inspect(tmp_path / "model.onnx")
 
 
-def test_inspect_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_inspect_fifo_is_refused_without_blocking(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     os.mkfifo(path)
 
@@ -169,11 +169,11 @@ def test_inspect_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
     assert ends_despite_fifo(read, path, seconds=10)
 
 
-# -- parsed, and not to be served -----------------------------------------------------------------------------------
+# -- valid files that cannot be served ------------------------------------------------------------------------------
 
 
 def refused(path: Path) -> Inspection:
-    """The inspection of a model that parses and cannot be served."""
+    """Return the inspection of a model that can be parsed but not served."""
     found = inspect(path)
     assert found.refusal
     assert "\n" not in found.refusal
@@ -250,7 +250,7 @@ def test_inspect_missing_external_data_is_refused_by_name(tmp_path: Path) -> Non
 
 # -- hostile bytes --------------------------------------------------------------------------------------------------
 
-# Names that are not UTF-8 and unknown types are tested above.
+# Small values only: names that are not UTF-8 and unknown types are tested above.
 _TAME = st.integers(0, 8)
 
 
@@ -267,7 +267,7 @@ def test_inspect_changed_bytes_are_read_or_refused(tmp_path: Path, data: st.Data
         assert found.digest or found.refusal
 
 
-def test_inspect_domain_that_only_nodes_spell_out_raises_no_suspicion(tmp_path: Path) -> None:
+def test_inspect_domain_written_as_ai_onnx_in_nodes_is_no_suspicion(tmp_path: Path) -> None:
     proto = onnx.load_from_string(WHOLE)
     for node in proto.graph.node:
         node.domain = "ai.onnx"

@@ -1,4 +1,4 @@
-"""Inventories: boxes and their defaults, invalid files, selection."""
+"""Inventories: boxes and defaults, invalid files, selection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipe from a child to its parent: frames in any pieces, bounds, and a limited rate of reports."""
+"""The pipe from a child to its parent: frames in pieces of any size, limits, and the rate of reports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Clock:
 
 
 @given(FRAMES, st.lists(st.integers(1, 50)))
-def test_feed_joins_frames_that_come_in_any_pieces(sent: list[tuple[bytes, bytes]], sizes: list[int]) -> None:
+def test_feed_pieces_of_any_size_gives_whole_frames(sent: list[tuple[bytes, bytes]], sizes: list[int]) -> None:
     stream, frames, received = b"".join(raw(*frame) for frame in sent), Frames(), []
     for size in [*sizes, len(stream)]:
         received += frames.feed(stream[:size])
@@ -81,7 +81,7 @@ def test_answer_too_large_raises_and_sends_nothing() -> None:
     assert pipe.getvalue() == b""
 
 
-def test_fail_cuts_a_long_reason() -> None:
+def test_fail_shortens_a_long_reason() -> None:
     pipe = io.BytesIO()
     JobReporter(pipe).fail("BuildFailed", "ä" * 1_000_000)
     (frame,) = Frames().feed(pipe.getvalue())
@@ -91,7 +91,7 @@ def test_fail_cuts_a_long_reason() -> None:
 def test_report_is_sent_five_times_a_second_and_at_the_end_of_a_phase() -> None:
     pipe, clock = io.BytesIO(), Clock()
     report = JobReporter(pipe, clock)
-    for count in range(10_000):  # ten seconds
+    for count in range(10_000):  # ten seconds on the test's clock
         report(jobs.Progress("building", count / 10_000))
         clock.now += 0.001
     report(jobs.Progress("timing"))
@@ -118,19 +118,19 @@ def test_fail_sends_the_last_report_first_and_nothing_follows() -> None:
     ("fraction", "sent"),
     [(1.0000001, 1.0), (-0.5, 0.0), (float("inf"), 1.0), (float("nan"), None), (np.float32(0.5), 0.5), (1, 1.0)],
 )
-def test_report_fraction_is_made_a_number_from_0_to_1(fraction: float, sent: float | None) -> None:
+def test_report_fraction_is_sent_as_a_number_from_0_to_1(fraction: float, sent: float | None) -> None:
     pipe = io.BytesIO()
     JobReporter(pipe)(jobs.Progress("building", fraction))
     assert reports(pipe) == [jobs.Progress("building", sent)]
 
 
-def test_report_from_several_threads_at_once() -> None:
+def test_report_from_several_threads_sends_whole_frames() -> None:
     pipe = io.BytesIO()
     report = JobReporter(pipe)
 
     def work(name: str) -> None:
         for count in range(500):
-            report(jobs.Progress(f"{name}{count}"))  # a new phase each time, so that each is sent
+            report(jobs.Progress(f"{name}{count}"))  # each has a new phase, so that none is left out
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Disk errors of children, whatever runtimes make of them."""
+"""Disk errors in children, which runtimes often report as errors of the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edged.jobs import tasks
 from edged.vision.family import Recognition, Thresholds
 from tests.unit.control_room import inspection
 
-TENSORS = Recognition(None, "", None, "", (), Thresholds())  # of a model that takes no pictures
+TENSORS = Recognition(None, "", None, "", (), Thresholds())  # a model without picture input
 
 
 @pytest.fixture
@@ -27,18 +27,18 @@ def job(tmp_path: Path) -> jobs.Build:
 
 
 def chained(code: int) -> EngineUnusable:
-    """As a runtime's adapter raises it."""
+    """Return an error as a backend raises it, caused by a disk error."""
     error = EngineUnusable("ONNX Runtime refuses the model: INVALID_PROTOBUF")
     error.__cause__ = OSError(code, "words")
     return error
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
-def test_fault_error_of_the_disk_behind_a_runtimes_words_is_the_disks(job: jobs.Build, code: int) -> None:
+def test_find_disk_fault_in_the_cause_of_an_error_is_out_of_space(job: jobs.Build, code: int) -> None:
     assert isinstance(tasks.find_disk_fault(job, chained(code)), OutOfSpace)
 
 
-def test_fault_of_a_sound_disk_returns_none(job: jobs.Build) -> None:
+def test_find_disk_fault_of_a_healthy_disk_returns_none(job: jobs.Build) -> None:
     assert tasks.find_disk_fault(job, EngineUnusable("INVALID_PROTOBUF")) is None
     assert tasks.find_disk_fault(job, chained(errno.ENOENT)) is None
     assert tasks.find_disk_fault(jobs.Inspect(job.order.model), ModelRefused("no model")) is None
@@ -46,7 +46,7 @@ def test_fault_of_a_sound_disk_returns_none(job: jobs.Build) -> None:
     assert not list(Path(job.out).iterdir())
 
 
-def test_fault_on_a_full_disk_without_a_cause_is_the_disks(
+def test_find_disk_fault_on_a_full_disk_is_out_of_space_without_a_cause(
     job: jobs.Build, small_disk: Path, fill: Callable[[Path], Path]
 ) -> None:
     fill(small_disk)
@@ -54,7 +54,9 @@ def test_fault_on_a_full_disk_without_a_cause_is_the_disks(
     assert isinstance(tasks.find_disk_fault(full, EngineUnusable("INVALID_PROTOBUF")), OutOfSpace)
 
 
-def test_require_model_that_cannot_be_read_is_the_disks(job: jobs.Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_disk_model_that_cannot_be_read_is_a_disk_error(
+    job: jobs.Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failing:
         def __enter__(self) -> Failing:
             return self

@@ -1,4 +1,4 @@
-"""Keys of engines: which parts change them, and which engines may be tried instead of built."""
+"""Engine keys: the parts that change a key, and engines of other keys that may be tried before a build."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def key(model: str = "m" * 64, recipe: Recipe = RECIPE, **facts: str) -> EngineK
 
 
 def with_fact(fact: str, value: str | None, recipe: Recipe = RECIPE) -> EngineKey:
-    """A key of a box where one fact has another value, or is absent."""
+    """Return a key of a box on which one fact has another value, or is missing."""
     facts = {name: known for name, known in FACTS.items() if name != fact} | ({} if value is None else {fact: value})
     return EngineKey.of("m" * 64, recipe, Fingerprint(facts))
 
@@ -56,7 +56,7 @@ def with_fact(fact: str, value: str | None, recipe: Recipe = RECIPE) -> EngineKe
 # -- digests --------------------------------------------------------------------------------------------------------
 
 
-def test_key_parts_are_the_format_the_model_the_recipe_and_the_deciding_facts() -> None:
+def test_key_parts_are_format_model_recipe_and_deciding_facts() -> None:
     recipe = [f"recipe.{name}" for name in Recipe.__struct_fields__]
     assert list(key().parts) == ["format", "model", *recipe, *relevant("onnxruntime", "cpu")]
     assert with_fact("cpu.isa", None).parts["cpu.isa"] == "absent"
@@ -68,7 +68,7 @@ def test_digest_is_32_hexadecimal_digits_and_survives_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(key()), type=EngineKey).digest == key().digest
 
 
-def test_digest_and_not_generation_changes_with_the_model_the_recipe_and_the_format(
+def test_digest_but_not_generation_changes_with_model_recipe_and_format(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert set(OTHER_RECIPES) == set(Recipe.__struct_fields__)
@@ -85,7 +85,7 @@ def test_digest_and_not_generation_changes_with_the_model_the_recipe_and_the_for
 
 
 @pytest.mark.parametrize("fact", FACTS)
-def test_digest_and_generation_change_with_deciding_facts_alone(fact: str) -> None:
+def test_digest_and_generation_change_only_with_deciding_facts(fact: str) -> None:
     changed, gone = with_fact(fact, "another"), with_fact(fact, None)
     count = 3 if fact in DECIDING else 1
     assert len({key().digest, changed.digest, gone.digest}) == count
@@ -94,7 +94,7 @@ def test_digest_and_generation_change_with_deciding_facts_alone(fact: str) -> No
     assert changes(key().parts, changed.parts) == expected
 
 
-def test_digest_of_a_gpu_depends_on_the_facts_of_that_gpu_alone() -> None:
+def test_digest_of_a_gpu_depends_only_on_the_facts_of_that_gpu() -> None:
     gpus = {"gpu.0.name": "A", "gpu.1.name": "B", "gpu.1.compute_capability": "8.7"}
 
     def on(device: str, **more: str) -> str:
@@ -133,7 +133,7 @@ def test_digest_of_similar_parts_differs(one: dict[str, str], other: dict[str, s
     assert EngineKey(one).digest != EngineKey(other).digest
 
 
-# -- which engines may be tried instead of built --------------------------------------------------------------------
+# -- engines that may be tried before a build -----------------------------------------------------------------------
 
 GPU = Recipe("onnxruntime", device="cuda:0")
 NEWER = {"nvidia.driver": "560.1"}
@@ -152,7 +152,7 @@ NEWER = {"nvidia.driver": "560.1"}
     ],
     ids=str,
 )
-def test_differ_by_driver_allows_other_drivers_and_processor_models_alone(facts: dict[str, str], may: bool) -> None:
+def test_differ_by_driver_allows_only_other_drivers_and_processor_models(facts: dict[str, str], may: bool) -> None:
     one, other = (EngineKey.of("m" * 64, GPU, Fingerprint(FACTS | more)).parts for more in ({}, facts))
     assert differ_by_driver(one, other) is differ_by_driver(other, one) is may
 
@@ -170,7 +170,7 @@ NAMED = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("xyz"), max_s
 
 
 @given(NAMED, NAMED)
-def test_changes_lead_from_the_old_parts_to_the_new(old: dict[str, str], new: dict[str, str]) -> None:
+def test_changes_applied_to_the_old_parts_give_the_new(old: dict[str, str], new: dict[str, str]) -> None:
     walked = dict(old)
     for change in changes(old, new):
         assert change.old != change.new
@@ -200,7 +200,7 @@ STORED = st.dictionaries(
 
 
 @given(STORED)
-def test_nearest_is_of_the_same_backend_then_model_then_has_the_fewest_changes(
+def test_nearest_prefers_backend_then_model_then_fewest_changes(
     stored: dict[str, dict[str, str]],
 ) -> None:
     wanted = {"model": "M", "recipe.backend": "B", "x": "1", "y": "1"}
@@ -274,7 +274,7 @@ def test_may_be_for_refuses_a_device_that_lacks_a_known_fact() -> None:
     assert not may_be_for(built_ahead(), built_ahead(AHEAD, "gpu.0.name"))
 
 
-# -- built to be compatible -----------------------------------------------------------------------------------------
+# -- compatible engines of TensorRT ---------------------------------------------------------------------------------
 
 
 VERSION, HARDWARE = "version_compatible;workspace_mb=64", "hardware_compatible;workspace_mb=64"
@@ -303,7 +303,7 @@ def of_tensorrt(options: str, **facts: str) -> dict[str, str]:
         (VERSION, {"cpu__arch": "aarch64", "tensorrt__version": "10.16.1.11"}, False),
     ],
 )
-def test_differ_by_driver_allows_versions_an_engine_is_compatible_with(
+def test_differ_by_driver_allows_versions_that_an_engine_supports(
     options: str, facts: dict[str, str], may: bool
 ) -> None:
     assert differ_by_driver(of_tensorrt(options), of_tensorrt(options, **facts)) is may

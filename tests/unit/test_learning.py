@@ -1,4 +1,4 @@
-"""Learning ranges of shapes from requests, step by step on a made-up clock."""
+"""Learning of shape ranges from requests, step by step with a test clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUIET = 30.0
 
 
 class School:
-    """One model that learns, on a box whose only engine with a range is the null backend's. Made within a loop."""
+    """One model that learns. Only the null backend's engine has a range. Create it inside an event loop."""
 
     def __init__(self, root: Path, clock: Clock, **settings: str) -> None:
         output = {
@@ -59,7 +59,7 @@ class School:
             self.planned.traffic.note((("x", shape),))
 
     async def look(self, seconds: float = 0.0) -> str:
-        """A look later on; the range of the engine that should be there."""
+        """Advance the clock and look. Return the range of the desired engine."""
         self.clock.now += seconds
         self.turn()
         await asyncio.sleep(0)
@@ -74,7 +74,7 @@ class School:
         return next(engine for engine in self.planned.engines.values() if engine.recipe.backend == "null")
 
     async def settle(self) -> None:
-        """Until what is written is written."""
+        """Wait until everything is stored."""
         await self.learning.stop()
         await asyncio.sleep(0.2)
 
@@ -91,7 +91,7 @@ def end(engine: PlannedEngine, state: EngineState, reason: str = "") -> None:
         engine.move(step, reason)
 
 
-async def test_it_waits_until_no_wider_shapes_come(tmp_path: Path, clock: Clock) -> None:
+async def test_learning_waits_until_no_wider_shapes_come(tmp_path: Path, clock: Clock) -> None:
     school = School(tmp_path, clock)
     assert await school.look() == ""
     school.ask((1, 17))
@@ -104,7 +104,7 @@ async def test_it_waits_until_no_wider_shapes_come(tmp_path: Path, clock: Clock)
     assert "are being built" in school.learning.state("m")
 
 
-async def test_it_does_not_wait_for_ever(tmp_path: Path, clock: Clock) -> None:
+async def test_learning_with_ever_wider_shapes_begins_after_a_limit(tmp_path: Path, clock: Clock) -> None:
     school = School(tmp_path, clock)
     await school.look()
     for n in range(1, 14):
@@ -130,7 +130,7 @@ async def test_learning_keeps_proved_ranges_only(tmp_path: Path, clock: Clock) -
     assert str(ShapeBook(tmp_path).applied(school.bare).learnt) == "x=1x16:1x16:1x16"
 
 
-async def test_nothing_wider_is_begun_while_an_engine_is_on_its_way(tmp_path: Path, clock: Clock) -> None:
+async def test_learning_during_a_build_begins_no_wider_range(tmp_path: Path, clock: Clock) -> None:
     school = School(tmp_path, clock)
     await school.look()
     school.ask((1, 16))
@@ -147,7 +147,7 @@ async def test_nothing_wider_is_begun_while_an_engine_is_on_its_way(tmp_path: Pa
 
 
 @pytest.mark.parametrize("state", [S.REJECTED, S.FAILED, S.UNSUITABLE])
-async def test_a_range_that_no_engine_can_be_made_of_is_given_up_and_tried_again_later(
+async def test_learning_range_without_a_usable_engine_is_retried_later(
     tmp_path: Path, clock: Clock, state: EngineState
 ) -> None:
     school = School(tmp_path, clock, profile__x="1x4 1x8 2x8")
@@ -165,7 +165,7 @@ async def test_a_range_that_no_engine_can_be_made_of_is_given_up_and_tried_again
     assert await school.look(QUIET) == "x=1x4:2x16:2x16"
 
 
-async def test_only_so_many_are_begun_in_an_hour_also_across_restarts(tmp_path: Path, clock: Clock) -> None:
+async def test_learning_begins_a_limited_number_per_hour_across_restarts(tmp_path: Path, clock: Clock) -> None:
     school = School(tmp_path, clock, shapes__per_hour="2", shapes__quiet_s="0")
     await school.look()
     for n in (16, 32):
@@ -226,7 +226,7 @@ SEEN = seen(({"ids": (2, 200)}, 9), ({"ids": (1, 64)}, 3))
 GREEDY = seen(({"ids": (1, 1 << 28)}, 99), ({"ids": (1, 200)}, 1), ({"ids": (1 << 20, 1)}, 1))
 USUAL, EXACT, HUGE = "ids=1x1:1x64:4x128", "ids=1x3:1x64:5x100", "ids=1x1:1x64:1024x1024"
 TOGETHER, TWO = signature(a=("n", 3), b=("n", "m"), c=(7,)), seen(({"a": (9, 3), "b": (9, 17)}, 1))
-# The range that is set, what came, the inputs, and the range that is called for; a limit of MB bytes holds.
+# (range so far, shapes seen, inputs, expected range), with a limit of MB bytes.
 WIDENED: dict[str, tuple[str, Seen, Signature, str]] = {
     "shapes inside the range": (USUAL, ids((4, 128), (1, 1), (2, 77)), IDS, USUAL),
     "nothing came": (USUAL, Seen(), IDS, USUAL),
@@ -234,7 +234,7 @@ WIDENED: dict[str, tuple[str, Seen, Signature, str]] = {
     "both ends grow": (EXACT, ids((6, 2)), IDS, "ids=1x2:6x2:8x100"),
     "no range yet": ("", ids((1, 17), (1, 5), (3, 33)), IDS, "ids=1x4:1x17:4x40"),
     "the most frequent is the usual one": (USUAL, SEEN, IDS, "ids=1x1:2x200:4x224"),
-    "too much memory, and what fits": (USUAL, GREEDY, IDS, "ids=1x1:1x200:4x224"),
+    "too much memory, and a part that fits": (USUAL, GREEDY, IDS, "ids=1x1:1x200:4x224"),
     "a setting beyond the limit": (HUGE, ids((1025, 1)), IDS, HUGE),
     "dimensions of one name": ("", TWO, TOGETHER, "a=8x3:9x3:16x3;b=8x16:9x17:16x20"),
     "any rank": ("", seen(({"x": (1, 2)}, 1)), signature(x=ANY_SHAPE), ""),
@@ -244,19 +244,19 @@ WIDENED: dict[str, tuple[str, Seen, Signature, str]] = {
 
 
 @pytest.mark.parametrize("case", WIDENED)
-def test_widened_range_takes_what_came_within_its_limit(case: str) -> None:
+def test_widened_range_includes_the_shapes_seen_within_the_limit(case: str) -> None:
     now, came, given, expected = WIDENED[case]
     found = widened(Profile.parse(now), given, came, MB, usual=True)
     assert str(found) == expected
     assert expected == HUGE or not expected or largest_bytes(found, given) <= MB
 
 
-def test_widened_range_of_pictures_keeps_their_shape_as_the_usual_one() -> None:
+def test_widened_range_of_pictures_keeps_their_usual_shape() -> None:
     assert str(widened(Profile.parse(USUAL), IDS, SEEN, MB, usual=False)) == "ids=1x1:1x64:4x224"
 
 
 @given(st.integers(1, 1 << 31), st.integers(0, 10))
-def test_rounding_is_outwards_by_a_quarter_at_most_and_keeps_powers_of_two(n: int, power: int) -> None:
+def test_rounding_is_outward_by_a_quarter_at_most(n: int, power: int) -> None:
     n <<= power
     high, low = up(n), down(n)
     assert low <= n <= high
@@ -266,7 +266,7 @@ def test_rounding_is_outwards_by_a_quarter_at_most_and_keeps_powers_of_two(n: in
     assert high % (1 << power) == low % (1 << power) == 0 or n < 16
 
 
-def test_few_sizes_are_left_of_many() -> None:
+def test_rounding_leaves_few_different_sizes() -> None:
     assert sorted({up(n) for n in range(1, 129)}) == [1, 2, 4, 8, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128]
     assert [down(n) for n in (1, 3, 15, 16, 33, 100)] == [1, 2, 8, 16, 32, 96]
 
@@ -275,13 +275,13 @@ def test_few_sizes_are_left_of_many() -> None:
 @pytest.mark.parametrize(
     "came",
     [
-        ids((0, 5)),  # no elements
+        ids((0, 5)),  # a tensor without elements
         seen(({"other": (1, 2)}, 1)),
         ids((1,)),
         ids((1 << 40, 1 << 40)),
     ],
 )
-def test_widened_by_what_has_no_range_is_unchanged(now: str, came: Seen) -> None:
+def test_widened_by_unusable_shapes_is_unchanged(now: str, came: Seen) -> None:
     assert str(widened(Profile.parse(now), IDS, came, 1 << 62, usual=True)) == now
 
 
@@ -289,7 +289,7 @@ shapes = st.tuples(st.integers(0, 5000), st.integers(0, 5000))
 
 
 @given(st.lists(st.tuples(shapes, st.integers(1, 50)), max_size=20), st.lists(shapes, max_size=5))
-def test_it_never_shrinks_never_exceeds_its_bound_and_is_done_after_one_step(
+def test_widened_by_any_shapes_never_shrinks_or_exceeds_the_limit(
     kinds: list[tuple[tuple[int, int], int]], later: list[tuple[int, int]]
 ) -> None:
     came = seen(*(({"ids": shape}, count) for shape, count in kinds))
@@ -303,7 +303,7 @@ def test_it_never_shrinks_never_exceeds_its_bound_and_is_done_after_one_step(
         assert second.contains("ids", each.maximum)
 
 
-def test_a_demand_is_due_when_it_was_quiet_or_never_is() -> None:
+def test_demand_is_due_after_a_quiet_time_or_ten_without_one() -> None:
     one, other = Profile.parse("x=1:1:2"), Profile.parse("x=1:1:4")
     demand = Demand(one, 100.0, 100.0)
     assert demand.updated(one, 105.0) is demand
@@ -312,8 +312,8 @@ def test_a_demand_is_due_when_it_was_quiet_or_never_is() -> None:
     grown = demand.updated(other, 129.0)
     assert (grown.profile, grown.since, grown.settled) == (other, 100.0, 129.0)
     assert not grown.is_due(158.0, 30.0)
-    assert grown.updated(one, 399.0).is_due(400.0, 30.0)  # it has been ten times as long
+    assert grown.updated(one, 399.0).is_due(400.0, 30.0)  # ten quiet times have passed
 
 
-def test_only_the_last_hour_counts_and_a_clock_that_was_set_back_forgets() -> None:
+def test_recent_has_only_times_of_the_last_hour() -> None:
     assert recent((0.0, 1000.0, 4000.0, 9000.0), 5000.0) == (4000.0,)

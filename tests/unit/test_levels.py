@@ -1,8 +1,8 @@
-"""What each level of ONNX Runtime's optimisation does to answers, found by asking the real runtime.
+"""Comparison of ONNX Runtime's optimisation levels, with the real runtime.
 
-Two of these models really answer otherwise when they are optimised: the optimiser folds two factors into one (ConvMul
-at the level basic, MatMulScale at extended), and a product that overflows as written does so no more. Its answer is the
-better one, but it is another one. The third only rounds otherwise, which shows where no rounding is allowed.
+The answers of two models change when they are optimised: the optimiser folds two factors into one (ConvMul at level
+basic, MatMulScale at extended), so that a product does not overflow any more. The optimised answer is better, but
+different. The answers of a third model differ only by rounding.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def accepted(found: jobs.ComparedLevels) -> dict[str, bool]:
     return {each.level: each.verdict.accepted for each in found.levels}
 
 
-def test_names_are_the_levels_in_order() -> None:
+def test_levels_have_the_names_of_onnx_runtime_in_order() -> None:
     assert [name for name in ort_levels.NAMES if name != "layout"] == ["basic", "extended", "all"]
     assert UNOPTIMISED not in ort_levels.NAMES
 
@@ -68,7 +68,7 @@ def test_compare_first_level_that_changes_the_answer_is_named(
     assert check.message.startswith(f"from level {first}, the optimiser changes the answers: finite ")
 
 
-def test_compare_rounding_is_no_difference_even_when_none_is_allowed(tmp_path: Path) -> None:
+def test_compare_rounding_is_no_difference_even_with_zero_tolerance(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     proto = models.parse(
         "(float[1,3,16,16] x) => (float[1,8,14,14] y) { c = Conv(x, w) y = Mul(c, s) }",
@@ -83,7 +83,7 @@ def test_compare_rounding_is_no_difference_even_when_none_is_allowed(tmp_path: P
     assert found.levels[0].verdict.figures["p99_abs"] > 0
 
 
-def test_compare_model_that_answers_nothing_is_unusable(tmp_path: Path) -> None:
+def test_compare_model_without_an_answer_is_unusable(tmp_path: Path) -> None:
     proto = models.parse("(float[1,4] x) => (float[1,1] y) <int64[1] i = {99}> { y = Gather<axis = 1>(x, i) }")
     with pytest.raises(EngineUnusable):
         compared(proto, tmp_path)

@@ -1,4 +1,4 @@
-"""Real engine hosts: their answers, how they end, and that nothing of them stays."""
+"""Links to real engine hosts: answers, losses, and cleanup."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LIMITS = HostLimits(arena_mb=4, job_seconds=30)
 IMPATIENT = HostLimits(arena_mb=4, job_seconds=0.5)
 TIMES = LinkTimes(look=0.05, grace=0.3, ending=0.5, unread=0.02, progress=ProgressTimes(0.2, 1.2, 0.4))
 BYTE = m.TensorRef("x", "UINT8", (1,), None, b"1")
-ENDLESS = 60_000  # milliseconds
+ENDLESS = 60_000  # milliseconds per inference
 
 
 def recognition(signature: Signature = VECTOR) -> Recognition:
@@ -75,7 +75,7 @@ def mean(answer: Answered) -> float:
 
 
 class Box:
-    """A slot and the hosts that were started for it."""
+    """A slot, and the hosts that were started for it."""
 
     def __init__(self, limits: HostLimits) -> None:
         self.limits, self.slot = limits, Slot("m")
@@ -93,7 +93,7 @@ class Box:
         return self.slot.install(ServingSession(link, number, engine_ref("engine", link.backend)))
 
     async def serve(self, milliseconds: int = 0, signature: Signature = VECTOR) -> HostLink:
-        """Start a host whose engine takes so long for a request."""
+        """Start a host with an engine that takes this time for a request."""
         link = await self.host()
         await self.install(link, order(signature, milliseconds))
         return link
@@ -114,7 +114,7 @@ class Box:
 
 @asynccontextmanager
 async def hosted(limits: HostLimits = LIMITS) -> AsyncIterator[Box]:
-    """A box whose hosts are stopped in the end, and have released all memory by then."""
+    """A box. At the end, check that its hosts released all memory, and stop them."""
     box = Box(limits)
     try:
         yield box
@@ -216,7 +216,7 @@ async def test_host_answers_with_outputs_larger_than_the_shared_memory(box: Box)
 
 
 @within(hosted)
-async def test_host_refuses_an_inference_that_fails_and_goes_on(box: Box, tmp_path: Path) -> None:
+async def test_host_continues_after_an_inference_that_fails(box: Box, tmp_path: Path) -> None:
     proto = models.gather()
     path = models.save(proto, tmp_path / "model.onnx")
     link = await box.host("onnxruntime")
@@ -236,7 +236,7 @@ async def test_host_refuses_an_inference_that_fails_and_goes_on(box: Box, tmp_pa
 
 @pytest.mark.parametrize("files", [{"engine.null": FileRecord("0", 1)}, {}])
 @within(hosted)
-async def test_open_damaged_engine_raises_and_the_host_goes_on(box: Box, files: dict[str, FileRecord]) -> None:
+async def test_open_damaged_engine_raises_and_the_host_continues(box: Box, files: dict[str, FileRecord]) -> None:
     link = await box.serve()
     with pytest.raises(EngineDamaged):
         await link.open(Order("/x", VECTOR, Recipe("null"), Artefact("/nowhere", files)), recognition())
@@ -244,7 +244,7 @@ async def test_open_damaged_engine_raises_and_the_host_goes_on(box: Box, files: 
 
 
 @within(hosted)
-async def test_open_that_is_cancelled_closes_the_session_once_it_is_open(box: Box) -> None:
+async def test_open_that_is_cancelled_closes_the_session(box: Box) -> None:
     link = await box.host()
     opening = asyncio.ensure_future(link.open(order(), recognition()))
     await asyncio.sleep(0)
@@ -264,7 +264,7 @@ async def test_open_that_never_ends_loses_the_host(box: Box, tmp_path: Path) -> 
 
 
 @within(hosted)
-async def test_start_unknown_backend_loses_the_host_with_its_reason(box: Box) -> None:
+async def test_start_unknown_backend_loses_the_host_with_the_reason(box: Box) -> None:
     with pytest.raises(HostLost, match="tensorflow"):
         await box.host("tensorflow")
     assert len(box.lost) == 1
@@ -293,7 +293,7 @@ def test_host_that_ended_leaves_no_process_descriptor_or_memory(is_killed: bool)
                 os.kill(link.pid, signal.SIGKILL)
                 await lost(link)
 
-    run(work())  # the first host opens descriptors for good, such as the loop's child watcher
+    run(work())  # the first host opens descriptors that stay, such as the loop's child watcher
     before, processes = descriptors(), children()
     run(work())
     wait(lambda: descriptors() <= before, "the closing of every descriptor")
@@ -301,7 +301,7 @@ def test_host_that_ended_leaves_no_process_descriptor_or_memory(is_killed: bool)
 
 
 @within(hosted)
-async def test_host_is_killed_before_the_daemon_and_has_no_file_of_it(box: Box) -> None:
+async def test_host_has_a_higher_oom_score_and_no_output_of_the_daemon(box: Box) -> None:
     link = await box.serve()
     await box.ask(request(1))
     assert int(Path(f"/proc/{link.pid}/oom_score_adj").read_text()) == 500
@@ -336,7 +336,7 @@ async def test_request_that_loses_hosts_is_refused_after_two_crashes_but_not_aft
 async def test_request_between_the_death_of_a_host_and_its_notice_is_answered(box: Box) -> None:
     link = await box.serve()
     os.kill(link.pid, signal.SIGKILL)
-    wait(lambda: not is_running(link.pid), "the end of the process")  # the loop cannot notice it meanwhile
+    wait(lambda: not is_running(link.pid), "the end of the process")  # the loop is blocked and notices nothing
     (late,) = box.push(request(6))
     await lost(link)
     await box.serve()
@@ -344,7 +344,7 @@ async def test_request_between_the_death_of_a_host_and_its_notice_is_answered(bo
 
 
 @within(hosted, limits=IMPATIENT)
-async def test_host_with_a_request_that_does_not_stop_at_its_limit_is_replaced(box: Box) -> None:
+async def test_host_with_a_request_that_ignores_its_limit_is_replaced(box: Box) -> None:
     link = await box.serve(ENDLESS)
     stuck, behind = box.push(request(3), request(4))
     await lost(link)
@@ -360,22 +360,22 @@ async def test_host_with_a_request_that_does_not_stop_at_its_limit_is_replaced(b
 @within(hosted, limits=IMPATIENT)
 async def test_host_without_work_does_not_hang(box: Box) -> None:
     link = await box.serve()
-    await asyncio.sleep(0.7)  # longer than a job may take
+    await asyncio.sleep(0.7)  # longer than the limit of a job
     assert not link.lost
     assert mean(await box.ask(request(5))) == 5
 
 
 @within(hosted)
-async def test_host_that_waits_for_a_device_answers_pings_and_lives(box: Box) -> None:
-    link = await box.serve(1800)  # without using the processor
+async def test_host_that_waits_for_a_device_answers_pings_and_is_kept(box: Box) -> None:
+    link = await box.serve(1800)  # the null backend sleeps, as if a device worked
     assert mean(await box.ask(request(5))) == 5
     assert not link.lost
 
 
 @within(hosted, limits=HostLimits(arena_mb=4))
-async def test_host_that_takes_too_much_memory_is_ended(box: Box) -> None:
+async def test_host_that_uses_too_much_memory_is_ended(box: Box) -> None:
     link = await box.host()
-    link.memory_mb = 1  # less than Python needs; as a limit from the start it would prevent the start
+    link.memory_mb = 1  # less than Python needs; set after the start, which it would prevent
     await lost(link)
     assert "hosts.memory_mb" in link.lost
 
@@ -403,7 +403,7 @@ async def test_loss_names_the_engines_with_work(box: Box) -> None:
 
 
 @within(hosted)
-async def test_loss_by_a_request_beyond_the_limit_of_its_model_names_that_model_alone(box: Box) -> None:
+async def test_loss_by_a_request_over_its_models_limit_names_only_that_model(box: Box) -> None:
     link = await box.host()
     slow, endless = EngineId("slow", "1"), order(milliseconds=ENDLESS)
     hung = await link.open(endless, recognition(), 1, Tenant(slow, Bounds("slow", seconds=0.2)))
@@ -434,7 +434,7 @@ async def test_loss_of_a_stopped_host_names_no_engine(box: Box, is_busy: bool) -
         assert await answered(work) == 3
 
 
-# -- hosts that a hostile model has taken over ------------------------------------------------------------------------
+# -- hosts under control of a hostile model ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -444,7 +444,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def rogue(box: Box, how: str) -> TensorWork:
-    """A request to a host that misbehaves when it gets it."""
+    """Send a request to a host that misbehaves on requests. Return it."""
     await box.install(await box.host(how, rogue_host.__name__), order())
     (work,) = box.push(request(7))
     return work
@@ -453,7 +453,7 @@ async def rogue(box: Box, how: str) -> TensorWork:
 @pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize("how", ["sends garbage", "floods", "announces too many outputs", "closes a busy session"])
 @within(hosted)
-async def test_rogue_host_that_breaks_the_protocol_is_lost_and_no_request_with_it(box: Box, how: str) -> None:
+async def test_rogue_host_that_breaks_the_protocol_is_lost_but_its_request_is_not(box: Box, how: str) -> None:
     work = await rogue(box, how)
     await until(lambda: box.lost != [], "the loss")
     await box.serve()
@@ -471,7 +471,7 @@ async def test_rogue_host_that_breaks_the_protocol_is_lost_and_no_request_with_i
     ],
 )
 @within(hosted)
-async def test_rogue_host_with_a_senseless_answer_fails_that_request_alone(
+async def test_rogue_host_with_an_invalid_answer_fails_only_that_request(
     box: Box, how: str, error: type[EdgedError]
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
@@ -491,7 +491,7 @@ async def test_rogue_host_with_a_senseless_answer_fails_that_request_alone(
         {"type": "Pong", "more": [[]] * 100_000},
     ],
 )
-def test_message_that_takes_long_to_decode_is_refused_at_once(message: object) -> None:
+def test_message_that_is_invalid_and_large_is_refused_quickly(message: object) -> None:
     decoder, data = msgspec.msgpack.Decoder(ready(m.FromHost)), msgspec.msgpack.encode(message)
     small = msgspec.msgpack.encode(m.Answer(1, (m.TensorRef("y", "FP32", (1,)),) * 4000, m.Times()))
     times: dict[bytes, float] = {}
@@ -509,7 +509,7 @@ def test_message_that_takes_long_to_decode_is_refused_at_once(message: object) -
 
 @asynccontextmanager
 async def all_hosts() -> AsyncIterator[tuple[Hosts, list[str]]]:
-    """The hosts of a box, and why those that were lost were."""
+    """The hosts of a box, and the reasons of losses. At the end, check that no process is left."""
     before, losses = children(), list[str]()
     hosts = Hosts(LIMITS, lambda link, why: losses.append(why))
     try:
@@ -528,14 +528,14 @@ async def test_hosts_get_starts_one_host_for_all_callers(world: tuple[Hosts, lis
     first = asyncio.ensure_future(hosts.get(NULL))
     for _ in range(5):
         await asyncio.sleep(0)
-    second = await hosts.get(NULL)  # while it starts
+    second = await hosts.get(NULL)  # while the host starts
     await asyncio.wait_for(second.open(order(), recognition()), 20)
     assert await first is second is await hosts.get(NULL)
     assert hosts.links() == [second]
 
 
 @within(all_hosts)
-async def test_hosts_get_host_that_keeps_crashing_must_wait(world: tuple[Hosts, list[str]]) -> None:
+async def test_hosts_get_of_a_host_that_keeps_crashing_is_not_ready(world: tuple[Hosts, list[str]]) -> None:
     hosts, losses = world
     pids = set()
     for count in range(1, 3):
@@ -552,7 +552,7 @@ async def test_hosts_get_host_that_keeps_crashing_must_wait(world: tuple[Hosts, 
 
 
 @within(all_hosts)
-async def test_hosts_get_host_that_is_killed_is_started_again_at_once(world: tuple[Hosts, list[str]]) -> None:
+async def test_hosts_get_of_a_killed_host_starts_it_at_once(world: tuple[Hosts, list[str]]) -> None:
     hosts, losses = world
     for number in range(4):
         link = await hosts.get(NULL)
@@ -565,7 +565,7 @@ async def test_hosts_get_host_that_is_killed_is_started_again_at_once(world: tup
 
 
 class Wire:
-    """The daemon's end of a socket; the test has the other end."""
+    """A host socket. `socket` is the daemon's end, `host` the host's end, which the test uses."""
 
     def __init__(self, most_bulk: int = 0) -> None:
         self.received: list[tuple[bytes, bytes]] = []
@@ -612,7 +612,7 @@ async def test_socket_frames_in_pieces_of_any_size_arrive_complete(wire: Wire, s
     "announced", [(LARGEST_MESSAGE + 1, 0), (3, 1001), (3, (1 << 64) - 1), ((1 << 32) - 1, 0)], ids=str
 )
 @within(wired, most_bulk=1000)
-async def test_socket_frame_beyond_its_limits_ends_the_connection(wire: Wire, announced: tuple[int, int]) -> None:
+async def test_socket_frame_over_its_limits_ends_the_connection(wire: Wire, announced: tuple[int, int]) -> None:
     await wire.send(HEADER.pack(*announced))
     await until(lambda: len(wire.gone) == 1, "the end")
     assert wire.gone[0] != ""

@@ -1,4 +1,4 @@
-"""Addresses that serve gRPC: who may connect, and how clients are named."""
+"""The gRPC listener: names of peers, the number of connections, and its end."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from edged.api.http2.limits import Limits
         (("fe80::1%eth0", 5, 0, 2), "ipv6:[fe80::1%2]:5"),
     ],
 )
-def test_peer_of_names_as_grpc_does(address: tuple[str | int, ...], peer: str) -> None:
+def test_peer_of_address_has_the_format_of_grpc(address: tuple[str | int, ...], peer: str) -> None:
     assert peer_of(address) == peer
 
 
 @pytest.mark.parametrize(("descriptors", "most"), [(1024, 224), (8192, 1024), (-1, 1024), (64, 16), (512, 96)])
-def test_connections_leave_descriptors_for_everything_else(descriptors: int, most: int) -> None:
+def test_most_connections_leaves_descriptors_for_other_uses(descriptors: int, most: int) -> None:
     assert most_connections(descriptors) == most
 
 
-async def test_stop_while_a_client_is_within_its_handshake_disconnects_it() -> None:
+async def test_stop_during_a_handshake_disconnects_the_client() -> None:
     async def handle(call: Call) -> None:
         raise AssertionError
 
@@ -39,7 +39,7 @@ async def test_stop_while_a_client_is_within_its_handshake_disconnects_it() -> N
     listener = Listener("127.0.0.1:0", Limits(), handle, secure=lambda: context)
     await listener.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", int(listener.address.rpartition(":")[2]))
-    await asyncio.sleep(0.05)  # until it is accepted
+    await asyncio.sleep(0.05)  # until the connection is accepted
     await asyncio.wait_for(listener.stop(1.0), 5.0)
     assert await asyncio.wait_for(reader.read(), 5.0) == b""
     writer.close()

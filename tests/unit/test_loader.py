@@ -1,4 +1,4 @@
-"""Models loaded by command, of a catalogue whose reader a test decides for."""
+"""Loading of models by command, and the list of models, with a scripted reader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import until
 
 
 class Repository:
-    """A folder with one model, which is also what a client sends."""
+    """A repository with one model. It also stands for the models that clients send."""
 
     root = Path("/nowhere")
 
@@ -38,7 +38,7 @@ def ready(planned: PlannedModel) -> Readiness:
 
 
 def loader_of(house: House, mode: ModelControl = "poll", *startup: str) -> Loader:
-    """The loader of a house; of a repository with one model, unless the house is polled."""
+    """Return a loader for the house's catalogue. In modes other than poll, the repository has one model."""
     repository: Any = Repository()
     selection, nothing = ModelSelection(repository, mode, startup), repository
     if mode != "poll":
@@ -55,7 +55,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     return House(tmp_path)
 
 
-async def test_a_model_is_listed_as_ready_only_while_it_answers(house: House) -> None:
+async def test_listed_model_is_ready_only_while_it_answers(house: House) -> None:
     planned, loader = await house.add("m"), loader_of(house)
     assert (await loader.listed()) == [Listed("m", "1", "LOADING")]
     serve(planned, next(iter(planned.engines)))
@@ -83,8 +83,8 @@ async def test_listed_model_that_does_not_serve_has_the_reason(house: House) -> 
     assert (await loader.listed()) == [Listed("m", "1", "UNAVAILABLE", "it is quarantined: it killed its host")]
 
 
-async def test_a_version_that_does_not_answer_any_more_is_listed_once(house: House) -> None:
-    """Its successor is being read in its place, and it has another place of its own by now."""
+async def test_listed_version_that_no_longer_answers_appears_once(house: House) -> None:
+    """Version 2 is being read in the slot of version 1, and version 1 already has a separate entry."""
     planned, again = await house.add("m"), planned_model("m")
     serve(planned, next(iter(planned.engines)))
     assert planned.slot.current is not None
@@ -95,7 +95,7 @@ async def test_a_version_that_does_not_answer_any_more_is_listed_once(house: Hou
     assert [(row.version, row.state) for row in rows] == [("1", "UNAVAILABLE"), ("2", "LOADING")]
 
 
-async def test_load_refused_model_is_tried_again_by_command(house: House) -> None:
+async def test_load_refused_model_is_read_again(house: House) -> None:
     house.readers.files["m"] = OutOfMemory("the box was full")
     loader = loader_of(house, "explicit", "m")
     await house.look()
@@ -105,7 +105,7 @@ async def test_load_refused_model_is_tried_again_by_command(house: House) -> Non
         await loader.load("../m")
     del house.readers.files["m"]
     task = asyncio.ensure_future(loader.load("m"))
-    await until(lambda: planned.problem is None or task.done(), "the model is read again")
+    await until(lambda: planned.problem is None or task.done(), "the model has been read again")
     await settle()
     assert not task.done(), task
     serve(planned, next(iter(planned.engines)))
@@ -113,7 +113,7 @@ async def test_load_refused_model_is_tried_again_by_command(house: House) -> Non
     assert [row.state for row in (await loader.listed())] == ["READY"]
 
 
-async def test_a_command_to_load_does_not_wait_for_room_that_may_never_come(house: House) -> None:
+async def test_load_model_that_repeatedly_has_no_memory_is_not_ready(house: House) -> None:
     house.readers.files["m"] = inspection("m")
     loader = loader_of(house, "explicit")
     task = asyncio.ensure_future(loader.load("m"))

@@ -1,4 +1,4 @@
-"""Commands on this box's folders, without a daemon."""
+"""Commands on the folders of this box, without a daemon."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_add_file_replaced_after_examination_raises_superseded(
 
 
 class Recorded(Exception):
-    """Ends a command as soon as it is known what it would do."""
+    """Ends a command after its arguments have been recorded."""
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_add_uses_the_given_limits(
     assert made == [(tmp_path, tmp_path / "c", AdmissionLimits(seconds=seconds, memory_mb=512))]
 
 
-def test_add_to_a_daemon_takes_no_limits(tmp_path: Path) -> None:
+def test_add_to_a_daemon_with_limits_is_refused(tmp_path: Path) -> None:
     file = models.save(models.conv(), tmp_path / "m.onnx")
     target = ("--target", f"unix:{tmp_path}/none")
     refused = add("m", file, *target, "--seconds", "60")

@@ -1,4 +1,4 @@
-"""Repeated records: the first is written at once, the rest once a second with their number, in bounded memory."""
+"""Repeated log records: the first is written at once, the others once a second as one record with their number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import wait
 
 
 def hot(message: str, *values: object, **extra: str) -> logging.LogRecord:
-    """A warning of a logger that may log each frame or request."""
+    """Return a warning of a logger that may log for each frame or request."""
     return record(message, *values, level=logging.WARNING, name="edged.zmq", **extra)
 
 
@@ -25,7 +25,7 @@ def texts(records: list[logging.LogRecord]) -> list[str]:
     return [each.getMessage() for each in records]
 
 
-def test_admit_first_at_once_then_once_a_second_with_their_number() -> None:
+def test_admit_repeated_records_are_written_once_a_second_with_their_number() -> None:
     repetition = Repetition()
     assert texts(repetition.admit(hot("camera %s failed", 0), 100.0)) == ["camera 0 failed"]
     for number in range(1, 4215):
@@ -37,10 +37,10 @@ def test_admit_first_at_once_then_once_a_second_with_their_number() -> None:
     assert summed.__dict__["repeated"] == 4213
     assert repetition.next_due is None
     repetition.admit(hot("camera %s failed", 1), 101.5)
-    assert texts(repetition.due(102.0)) == ["camera 1 failed"]  # a single one is unchanged, only late
+    assert texts(repetition.due(102.0)) == ["camera 1 failed"]  # a single held record is unchanged
 
 
-def test_admit_after_a_quiet_second_writes_held_records_and_the_first_again() -> None:
+def test_admit_after_a_quiet_second_writes_at_once_again() -> None:
     repetition = Repetition()
     assert [len(repetition.admit(hot("one"), now)) for now in (0.0, 1.0, 1.5)] == [1, 1, 0]
     repetition.admit(hot("one"), 1.6)
@@ -59,13 +59,13 @@ def test_admit_after_a_quiet_second_writes_held_records_and_the_first_again() ->
         hot("it failed: %s", "x", alike="another"),
     ],
 )
-def test_admit_other_kind_is_written(other: logging.LogRecord) -> None:
+def test_admit_record_of_another_kind_is_written(other: logging.LogRecord) -> None:
     repetition = Repetition()
     repetition.admit(hot("it failed: %s", "x"), 0.0)
     assert repetition.admit(other, 0.1) == [other]
 
 
-def test_admit_error_class_and_place_make_a_kind() -> None:
+def test_admit_errors_of_another_class_or_place_are_other_kinds() -> None:
     def failed(error: type[Exception]) -> logging.LogRecord:
         try:
             raise error("x")
@@ -85,7 +85,7 @@ def test_admit_error_class_and_place_make_a_kind() -> None:
 
 
 @pytest.mark.parametrize("name", ["edged.engines", "edged.alarms", "edged"])
-def test_admit_decisions_are_held_only_if_equal(name: str) -> None:
+def test_admit_records_of_decisions_are_held_only_if_equal(name: str) -> None:
     repetition = Repetition()
     made = [record("engine %s: %s", n, "no", level=logging.WARNING, name=name) for n in range(50)]
     assert [len(repetition.admit(each, 0.0)) for each in made] == [1] * 50
@@ -100,7 +100,7 @@ def test_admit_below_warning_is_never_held(level: int) -> None:
     assert [repetition.admit(each, 0.0) for each in records] == [[each] for each in records]
 
 
-def test_admit_more_kinds_than_known_writes_the_oldest() -> None:
+def test_admit_more_kinds_than_the_limit_writes_the_oldest() -> None:
     repetition = Repetition(most=10)
     for number in range(1000):
         assert len(repetition.admit(hot("x", alike=str(number)), 0.0)) in (1, 2)
@@ -132,7 +132,7 @@ def test_admit_held_records_reference_no_exception() -> None:
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_output_writes_held_records_after_a_second_or_when_it_closes(is_closed: bool) -> None:
+def test_output_writes_held_records_after_a_second_or_when_closed(is_closed: bool) -> None:
     written = io.StringIO()
     output = Output(written)
     output.shape("json")
@@ -154,4 +154,4 @@ def test_output_record_that_cannot_be_formatted_is_left_out(capsys: pytest.Captu
     output.handle(hot("fine"))
     assert written.getvalue().count("\n") == 1
     output.close()
-    assert "no number" in capsys.readouterr().err  # logging reports it
+    assert "no number" in capsys.readouterr().err  # the logging module reports it

@@ -1,4 +1,4 @@
-"""Log records as lines, JSON objects and entries of the journal."""
+"""Log records as text lines, JSON objects and journal entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edged.logs.output import Journal, Level, Output, goes_there
 def record(
     message: str, *values: object, level: int = logging.INFO, name: str = "edged.x", **extra: str
 ) -> logging.LogRecord:
-    """As a logger makes it."""
+    """Return a record as a logger creates it."""
     return logging.getLogger(name).makeRecord(
         name, level, __file__, 7, message, values, sys.exc_info() if sys.exc_info()[0] else None, "f", extra or None
     )
@@ -38,12 +38,12 @@ def record(
         (record("at %d %% of camera %.80r", 5, "yard"), {"camera": "yard"}),
         (record("engine host %s (pid %d)", "null", 3), {}),
         (record("remodel %s", "d"), {}),
-        (record("model %s: engine %s", "d"), {"model": "d"}),  # an argument short, which logging only reports
+        (record("model %s: engine %s", "d"), {"model": "d"}),  # one argument is missing, which logging only reports
         (record("%s", "all", model="d", event="alarm_raised"), {"event": "alarm_raised", "model": "d"}),
         (record("model %s", "d", model="", engine=""), {"model": "d"}),
     ],
 )
-def test_about_names_from_template_and_extra(made: logging.LogRecord, expected: dict[str, str]) -> None:
+def test_about_returns_names_from_template_and_extra(made: logging.LogRecord, expected: dict[str, str]) -> None:
     assert about(made) == expected
 
 
@@ -93,14 +93,14 @@ def test_priority_lines_each_have_the_priority() -> None:
     assert all(line.startswith("<3>") for line in lines)
 
 
-def test_priority_of_levels_is_syslogs() -> None:
+def test_priority_of_levels_is_that_of_syslog() -> None:
     levels = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, 1)
     assert [priority(level) for level in levels] == [2, 3, 4, 6, 7, 7]
 
 
 @pytest.fixture
 def listening() -> Iterator[tuple[socket.socket, str]]:
-    """A socket that a journal would have, and where it is."""
+    """A socket like the journal's, and its path."""
     with (
         tempfile.TemporaryDirectory(prefix="edt-") as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal,
@@ -111,7 +111,7 @@ def listening() -> Iterator[tuple[socket.socket, str]]:
 
 
 def _entry(data: bytes) -> dict[str, str]:
-    """What the journal reads: https://systemd.io/JOURNAL_NATIVE_PROTOCOL."""
+    """Parse an entry as the journal does: https://systemd.io/JOURNAL_NATIVE_PROTOCOL."""
     found = {}
     while data:
         line, _, data = data.partition(b"\n")
@@ -123,7 +123,7 @@ def _entry(data: bytes) -> dict[str, str]:
     return found
 
 
-def test_journal_entry_has_fields_to_search_by(listening: tuple[socket.socket, str]) -> None:
+def test_journal_entry_has_fields_for_searches(listening: tuple[socket.socket, str]) -> None:
     receiver, address = listening
     output = Output(io.StringIO(), Journal(address))
     output.shape("journal")
@@ -146,7 +146,7 @@ def test_output_without_journal_writes_priority_lines(tmp_path: Path) -> None:
     assert stream.getvalue() == "<3>edged.x: hello\n"
 
 
-def test_journal_too_busy_loses_and_counts_lines(listening: tuple[socket.socket, str]) -> None:
+def test_journal_that_is_too_busy_loses_counted_lines(listening: tuple[socket.socket, str]) -> None:
     receiver, address = listening
     stream = io.StringIO()
     journal = Journal(address)
@@ -169,7 +169,7 @@ def test_journal_too_busy_loses_and_counts_lines(listening: tuple[socket.socket,
     assert stream.getvalue() == ""
 
 
-def test_goes_there_only_for_the_journals_descriptor(tmp_path: Path) -> None:
+def test_goes_there_is_true_only_for_the_journals_descriptor(tmp_path: Path) -> None:
     with (tmp_path / "a").open("w") as ours, (tmp_path / "b").open("w") as other:
         is_at = os.fstat(ours.fileno())
         named = {"JOURNAL_STREAM": f"{is_at.st_dev}:{is_at.st_ino}"}
@@ -193,7 +193,7 @@ def test_output_auto_uses_the_journal_of_standard_error(tmp_path: Path, monkeypa
     assert (tmp_path / "a").read_text().endswith(" I edged.x: again\n")
 
 
-def test_output_formatter_from_outside_changes_only_text() -> None:
+def test_output_with_another_formatter_changes_only_text() -> None:
     stream = io.StringIO()
     output = Output(stream)
     output.shape("json")

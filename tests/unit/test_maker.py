@@ -1,4 +1,4 @@
-"""Making engines with a scripted builder: the state of the engine, the log of attempts and the build lanes."""
+"""The maker with a scripted builder: states of engines, the log of attempts, and build lanes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ S = EngineState
 
 
 class Workshop(ControlRoom):
-    """One model with a reference and two engines that a maker makes."""
+    """One model with a reference and two engines, and a real maker."""
 
     def start(self, kind: type[Action] = Make, engine: PlannedEngine | None = None, source: str = "") -> None:
         key = (engine or self.engine).digest
@@ -60,7 +60,7 @@ class Workshop(ControlRoom):
     async def make(
         self, outcome: bool | BaseException = True, kind: type[Action] = Make, source: str = ""
     ) -> PlannedEngine:
-        """Makes the engine to its end."""
+        """Make the engine with this outcome, and wait for the end."""
         self.builder.outcomes.append(outcome)
         self.start(kind, source=source)
         await self.idle()
@@ -89,7 +89,7 @@ def reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-# -- good ends ------------------------------------------------------------------------------------------------------
+# -- verdicts -------------------------------------------------------------------------------------------------------
 
 
 async def test_make_accepted_engine_is_ready_and_stored(shop: Workshop) -> None:
@@ -98,7 +98,7 @@ async def test_make_accepted_engine_is_ready_and_stored(shop: Workshop) -> None:
     assert engine.record == shop.store.records()[engine.digest]
     assert shop.states == ["queued", "building", "verifying", "ready"]
     assert shop.attempts() == Attempts()
-    assert shop.looks == 1, "the end of a task is a reason to look"
+    assert shop.looks == 1, "the control loop runs after the end of a task"
 
 
 async def test_make_rejected_engine_keeps_its_reason_and_counts_no_failure(shop: Workshop) -> None:
@@ -173,7 +173,7 @@ async def test_make_failing_engine_is_retried_with_less_effort_until_quarantined
     assert shop.builder.efforts == ["full", "full", "reduced", "least", "least", "least"]
 
 
-async def test_make_engine_that_hangs_twice_is_given_up_and_similar_ones_after_one_try(shop: Workshop) -> None:
+async def test_make_engine_that_hangs_twice_is_quarantined_and_similar_ones_after_one_try(shop: Workshop) -> None:
     hang = ChildLost("build child reported no progress for 120 s and was stopped", "late")
     assert (await shop.make(hang)).state is S.FAILED
     assert (await shop.make(hang)).state is S.QUARANTINED
@@ -191,7 +191,7 @@ async def test_slow_lane_is_listed_after_a_long_build_if_memory_is_free(shop: Wo
     assert shop.maker.slow(lambda: 8192) == {"cpu"}
     assert shop.maker.slow(lambda: 500) == frozenset()
     shop.start(engine=shop.other)
-    await until(lambda: len(shop.builder.did) == 2, "another overtakes")
+    await until(lambda: len(shop.builder.did) == 2, "another build starts")
     assert shop.maker.slow(lambda: 8192) == frozenset()
     shop.builder.gate.set()
     await shop.idle()
@@ -251,7 +251,7 @@ async def test_make_interrupted_by_a_crash_of_the_box_counts_after_restart(shop:
     assert shop.attempts().failures == 1
 
 
-# -- engines that are there already ---------------------------------------------------------------------------------
+# -- engines that exist already -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Make, Verify])
@@ -306,7 +306,7 @@ async def test_verify_good_engine_gets_new_figures(shop: Workshop) -> None:
     assert [verb for verb, _ in shop.builder.did] == ["make", "verify"]
 
 
-async def test_verify_missing_engine_is_made(shop: Workshop) -> None:
+async def test_verify_engine_missing_in_the_store_is_absent(shop: Workshop) -> None:
     await shop.make()
     shop.store.remove(shop.engine.digest)
     shop.engine.request = Request.VERIFY
@@ -318,7 +318,7 @@ async def test_verify_missing_engine_is_made(shop: Workshop) -> None:
 
 
 def source_for(shop: Workshop) -> str:
-    """An engine for another processor, which may do."""
+    """Store an engine of another processor, which may work here."""
     recipe = shop.engine.recipe
     shop.engine.trial = put(shop.store, record_of(key_of(model(), recipe, cpu__model="N97"), recipe))
     return shop.engine.trial
@@ -339,7 +339,7 @@ async def test_trial_failed_builds_the_engine_and_counts_no_failure(
     shop: Workshop, outcome: bool | EdgedError | None
 ) -> None:
     source = source_for(shop)
-    if outcome is None:  # it was evicted
+    if outcome is None:  # the source was evicted
         shop.store.remove(source)
     engine = await shop.make(True if outcome is None else outcome, Try, source)
     assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
@@ -349,7 +349,7 @@ async def test_trial_failed_builds_the_engine_and_counts_no_failure(
 
 
 def ahead_for(shop: Workshop) -> str:
-    """An engine of this very key that was built on another box."""
+    """Store an engine with the wanted key that was built ahead on another box."""
     engine = shop.engine
     verdict = Verdict(False, "built ahead for sm_86; it is verified there before it serves", {})
     record = record_of(engine.key, engine.recipe)
@@ -377,7 +377,7 @@ async def test_trial_without_outcome_is_repeated_for_an_engine_built_ahead(shop:
         assert shop.attempts() == Attempts()
     engine = await shop.make(error, Try, source)
     assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
-    assert source in shop.store.records(), "until what is built instead takes its place"
+    assert source in shop.store.records(), "it stays until a build replaces it"
 
 
 async def test_trial_interrupted_by_a_crash_of_the_box_counts_after_restart(shop: Workshop, reboot: Path) -> None:
@@ -433,7 +433,7 @@ async def test_cancel_absent_engine_holds_after_restart_until_commanded(
     assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
 
 
-async def test_stop_of_the_daemon_cancels_nothing_for_the_next_one(shop: Workshop, tmp_path: Path) -> None:
+async def test_stop_of_the_daemon_records_no_cancellation(shop: Workshop, tmp_path: Path) -> None:
     await shop.at_work()
     await shop.tasks.stop()
     assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
@@ -447,12 +447,12 @@ async def test_cancel_request_keeps_the_finished_engine(shop: Workshop, outcome:
     assert (shop.engine.state, shop.engine.request) == (state, Request.NONE)
 
 
-async def test_abandon_stops_builds_no_model_needs(shop: Workshop) -> None:
+async def test_abandon_stops_builds_that_no_model_needs(shop: Workshop) -> None:
     await shop.at_work()
     gone = shop.engine
     shop.maker.abandon()
     await settle()
-    assert shop.maker.is_making(gone), "it is wanted"
+    assert shop.maker.is_making(gone), "the build is wanted"
     shop.plan("m", "other")
     for _ in range(2):
         shop.maker.abandon()

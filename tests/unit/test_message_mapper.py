@@ -1,4 +1,4 @@
-"""Every API type crosses the wire whole."""
+"""Every API type reaches the client unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ every_pair = pytest.mark.parametrize(("kind", "message"), PAIRS, ids=lambda each
 
 
 def example(hint: Any, name: str = "") -> Any:
-    """A value of a type that is not the protocol's default."""
+    """Return a value of a type that differs from protobuf's default."""
     of = [each for each in get_args(hint) if each is not type(None)]
     if get_origin(hint) is tuple:
         return (example(of[0]), example(of[0]))

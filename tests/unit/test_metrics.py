@@ -1,4 +1,4 @@
-"""Metrics without a daemon: the list and its page, samples, counts of events, sensors."""
+"""Metrics without a daemon: the list and its documentation, samples, counts of events, sensors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def scraped(samples: Samples) -> Scraped:
 # -- the list -------------------------------------------------------------------------------------------------------
 
 
-def test_docs_page_lists_exactly_all_metrics() -> None:
+def test_docs_page_lists_exactly_the_metrics() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*?) ?\| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     listed = [(name, kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows]
     assert listed == [(metric.name, metric.kind, metric.labels, metric.help) for metric in names.ALL]
@@ -140,10 +140,10 @@ def test_cameras_over_the_limit_are_counted_but_not_listed() -> None:
     assert value(found, "edged_camera_age_seconds_bucket", le="0.025", **who) == 0
 
 
-# -- what happens ---------------------------------------------------------------------------------------------------
+# -- events ---------------------------------------------------------------------------------------------------------
 
 
-def test_build_counts_once_with_its_whole_time() -> None:
+def test_event_counts_build_counts_once_with_its_whole_time() -> None:
     log, clock = EventLog(), Clock()
     counted = EventCounts(log, clock.monotonic)
     for state, after in (("queued", 1.0), ("building", 4.0), ("verifying", 5.0), ("rejected", 0.0)):
@@ -154,7 +154,7 @@ def test_build_counts_once_with_its_whole_time() -> None:
 
 
 @pytest.mark.parametrize("is_removed", [True, False], ids=["of a removed model", "from the store"])
-def test_engine_that_was_not_built_is_not_counted(is_removed: bool) -> None:
+def test_event_counts_engine_that_was_not_built_does_not_count(is_removed: bool) -> None:
     log = EventLog()
     counted = EventCounts(log)
     if is_removed:

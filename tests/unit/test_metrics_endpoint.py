@@ -36,7 +36,7 @@ async def listening(
 
 
 async def ask(port: int, request: bytes) -> tuple[str, bytes]:
-    """The head and the body of what comes back; empty if the connection is closed without a response."""
+    """Send a request. Return head and body of the response, or empty ones if the connection closes without one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     try:
@@ -87,7 +87,7 @@ async def test_other_requests_get_their_status(request_line: bytes, status: str)
 @pytest.mark.parametrize(
     "request_bytes", [b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 4000, b"GET /metrics"], ids=["endless head", "slow"]
 )
-async def test_request_that_does_not_end_is_disconnected(request_bytes: bytes) -> None:
+async def test_request_that_does_not_end_closes_the_connection(request_bytes: bytes) -> None:
     async with listening(seconds=0.5) as (_, port):
         assert await ask(port, request_bytes) == ("", b"")
         assert (await ask(port, GET % b""))[1] == TEXT

@@ -1,4 +1,4 @@
-"""Why bytes are no model, as far as their wire format shows."""
+"""Reasons why bytes are no model, found in their wire format."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def nested(depth: int) -> bytes:
         *((data, "damaged") for data in (bytes(64), b"\xff" * 64, WHOLE + b"\x07")),
     ],
 )
-def test_wire_trouble_is_what_is_wrong_with_the_bytes(data: bytes, trouble: str) -> None:
+def test_wire_trouble_names_the_fault_of_invalid_bytes(data: bytes, trouble: str) -> None:
     assert model_file.wire_trouble(data) == trouble
 
 
-def test_types_inside_types_are_followed_as_well() -> None:
+def test_wire_trouble_in_nested_types_is_found() -> None:
     kind = field(1, b"\x08\x01")
     for _ in range(200):
         kind = field(4, field(1, kind))
@@ -51,5 +51,5 @@ def test_types_inside_types_are_followed_as_well() -> None:
 
 @given(st.binary(max_size=300))
 @settings(max_examples=200, deadline=None)
-def test_any_bytes_get_an_answer(data: bytes) -> None:
+def test_wire_trouble_of_any_bytes_does_not_raise(data: bytes) -> None:
     assert model_file.wire_trouble(data) in ("", "truncated", "damaged", "too deep")

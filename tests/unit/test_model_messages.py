@@ -1,4 +1,4 @@
-"""What the daemon tells of a model that it refuses comes out at the client, for people and for programs."""
+"""The daemon's report on a refused model reaches the client, with text and category."""
 
 from __future__ import annotations
 

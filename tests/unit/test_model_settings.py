@@ -1,4 +1,4 @@
-"""A model's settings: what is accepted, what is refused, and how settings are stored."""
+"""Settings of a model: valid and invalid values, and the stored file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from edged.models.shapes import ShapePolicy, policy, ties, unequal
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec
 from edged.verification.standard import TOLERANCES, Tolerance
 
-BMP = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]))  # more has a test of its own
+# test_read_toml_reads_any_character has all other characters.
+BMP = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]))
 
 
 @given(st.dictionaries(BMP, BMP))
@@ -93,7 +94,7 @@ def test_settings_with_values_are_read_in_their_units_and_order() -> None:
         "verify.fp16.cosine": "0.9",
         "verify.cosine": "0.99",
         "verify.boxes": "1/2",
-        **dict.fromkeys(("family", "names", "preprocess.scale", "thresholds.score"), "x"),  # checked by the family
+        **dict.fromkeys(("family", "names", "preprocess.scale", "thresholds.score"), "x"),  # the family checks these
     }
     validate(settings)
     assert backends(settings) == ("openvino", "null")
@@ -154,7 +155,7 @@ def test_validate_invalid_value_is_refused(key: str, value: str) -> None:
         ("verify.", "figure ''"),
         ("verify.a.b.cosine", "precision 'a.b'"),
         ("verify", "did you mean"),
-        ("verify.p99_abs", "figure 'p99_abs'"),  # reported, but not decided by
+        ("verify.p99_abs", "figure 'p99_abs'"),  # a figure that is only reported
     ],
 )
 def test_validate_unknown_key_suggests_the_nearest_or_all(key: str, hint: str) -> None:
@@ -169,14 +170,14 @@ def test_validate_accepts_every_figure_of_every_precision() -> None:
         validate({f"verify.{prefix}{figure}": value for prefix in ("", "fp32.", "int8.") for figure in FIGURES})
 
 
-# -- dimensions that inputs share -----------------------------------------------------------------------------------
+# -- dimensions that inputs share by name ---------------------------------------------------------------------------
 
 
 def signature(**shapes: tuple[Dim, ...]) -> Signature:
     return Signature(tuple(TensorSpec(name, "FP32", shape) for name, shape in shapes.items()), ())
 
 
-def test_ties_join_dimensions_of_one_name() -> None:
+def test_ties_join_dimensions_with_equal_names() -> None:
     found = ties(signature(ids=("batch", "seq"), mask=("batch", "seq"), x=(1, "batch"), y=("own", 3)))
     assert list(map(str, found)) == ["batch: ids[0], mask[0], x[1]", "seq: ids[1], mask[1]"]
 

@@ -1,4 +1,4 @@
-"""What of a difference between two answers is rounding, and what is not."""
+"""Noise: the part of a difference between two answers that is rounding."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def verdict(expected: Array, moved: Array, answer: Array) -> Verdict:
     return judge([Pair.of(settled, {"y": answer})], TOLERANCES["fp32"])
 
 
-def test_judge_probabilities_of_nothing_with_another_sigmoid_are_accepted() -> None:
-    """ONNX Runtime's Sigmoid has an absolute error of 9e-8, OpenVINO's a relative one; a picture with nothing in it has
-    scores below both."""
+def test_judge_tiny_probabilities_with_another_sigmoid_are_accepted() -> None:
+    """ONNX Runtime's Sigmoid has an absolute error of 9e-8, OpenVINO's a relative error. A picture without
+    objects has scores below both."""
     exact = 10 ** RANDOM.uniform(-12, -5, (1, 2000, 80))
     rounded = exact + RANDOM.uniform(-9e-8, 9e-8, exact.shape)
     found = verdict(np.abs(rounded).astype(np.float32), np.abs(rounded).astype(np.float32), exact.astype(np.float32))
@@ -32,7 +32,7 @@ def test_judge_probabilities_of_nothing_with_another_sigmoid_are_accepted() -> N
 
 
 def test_judge_state_with_columns_of_two_small_values_is_accepted() -> None:
-    """A state [2, 1, 128]: most of its columns hold two values near zero, which are no measure for their rounding."""
+    """In a state [2, 1, 128] most columns have two values near zero, too small to estimate their rounding."""
     state = (RANDOM.standard_normal((2, 1, 128)) ** 5).astype(np.float32)
     state[:, :, ::3] *= 1e-6
     off = state + RANDOM.uniform(-8e-7, 8e-7, state.shape).astype(np.float32)
@@ -63,7 +63,7 @@ def test_judge_wrong_probabilities_of_any_size_are_rejected(factor: float) -> No
     assert not verdict(scores, scores, np.clip(scores * np.float32(factor), 0, 1)).accepted
 
 
-def test_least_noise_goes_by_the_values_of_all_usual_questions() -> None:
+def test_least_noise_follows_the_values_of_all_usual_probes() -> None:
     small, large = np.full((1, 4), 1e-3, np.float32), np.full((1, 4), 100, np.float32)
     samples = [Sample({}, {"y": small}), Sample({}, {"y": large}), Sample({}, {"y": large * 1e6}, WIDE)]
     least = [sample.noise["y"].least for sample in with_least_noise(samples)]
@@ -71,7 +71,7 @@ def test_least_noise_goes_by_the_values_of_all_usual_questions() -> None:
     assert least[2] == pytest.approx(1e8 * 2**-23)
 
 
-def test_nudged_moves_floats_by_one_step_and_nothing_else() -> None:
+def test_nudged_moves_only_floats_by_one_step() -> None:
     inputs = {
         "x": RANDOM.random((3, 4)).astype(np.float32),
         "h": np.array([1, 0, -2], np.float16),
@@ -88,7 +88,7 @@ def test_nudged_moves_floats_by_one_step_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 4), (1, 1, 5), (2, 3, 4)])
-def test_measured_answers_of_any_shape_have_a_floor_that_fits(shape: tuple[int, ...]) -> None:
+def test_measured_answers_of_any_shape_have_a_floor_of_that_shape(shape: tuple[int, ...]) -> None:
     answer = np.ones(shape, np.float32)
     found = noise.measured({"y": answer}, {"y": answer * np.float32(1.5)})["y"]
     rest = noise.without(np.full(shape, 20.0), found)

@@ -1,4 +1,4 @@
-"""The dashboard, the alert rules and the runbook cover all metrics and alarms, and no others."""
+"""The dashboard, the alert rules and the runbook cover exactly the existing metrics and alarms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RULES = observed.rules()
 
 
 def _metric(name: str) -> Metric | None:
-    """The metric that a series is of; None for one that is Prometheus' own."""
+    """Return the metric of a series; None for a series of Prometheus itself."""
     if name == "up":
         return None
     if name in _METRICS and _METRICS[name].kind != "histogram":
@@ -58,13 +58,13 @@ def test_query_uses_existing_metrics_and_labels(query: observed.Query) -> None:
 
 
 def _is_aggregated(query: observed.Query) -> bool:
-    """Whether the labels of its result are those of its first grouping."""
+    """Return whether the result has the labels of the first grouping."""
     return re.match(r"\s*(histogram_quantile\([\d.]+,\s*)?(sum|max|avg|count)\b", query.expression) is not None
 
 
 @pytest.mark.parametrize("query", _QUERIES, ids=_IDS)
 def test_query_uses_each_metric_by_its_kind(query: observed.Query) -> None:
-    """A counter as a rate, a histogram as a quantile, a gauge as itself."""
+    """Counters are used as rates, histograms as quantiles, gauges directly."""
     expression = promql.parse(query.expression)
     for selector in expression.selectors:
         metric = _metric(selector.name)
@@ -174,7 +174,7 @@ def test_rules_and_runbook_cover_every_kind_of_alarm() -> None:
 
 
 def _sections() -> dict[str, str]:
-    """Of the runbook, by the anchor that GitHub gives them."""
+    """Return the sections of the runbook by GitHub's anchor."""
     runbook = observed.GUIDE.read_text().partition("\n## Runbook\n")[2]
     parts = re.split(r"^### (.*)\n", runbook, flags=re.MULTILINE)[1:]
     return {
@@ -207,7 +207,7 @@ def test_parse_returns_selectors_and_groupings() -> None:
 
 
 def test_promtool_accepts_the_rules() -> None:
-    """If it is installed, or named by PROMTOOL."""
+    """Runs if promtool is installed, or if PROMTOOL has its path."""
     tool = os.environ.get("PROMTOOL") or shutil.which("promtool")
     if not tool:
         pytest.skip("promtool is not installed; it comes with Prometheus")

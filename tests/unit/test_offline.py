@@ -1,4 +1,4 @@
-"""What is built for a device that this box does not have."""
+"""Building ahead for a device that this box does not have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CARD = {
     "nvidia.driver": "580.65.06",
     "runtime.tensorrt_rtx": "1.7.1.116",
 }
-ALL = "fp16,tf32,fp32"  # what the model decodes to is not known, so that only precisions that are named are tried
+ALL = "fp16,tf32,fp32"  # the model's family is unknown, so only named precisions are tried
 BOXES = Path(__file__).parents[1] / "fixtures" / "devices"
 
 
@@ -42,7 +42,7 @@ BOXES = Path(__file__).parents[1] / "fixtures" / "devices"
     ("text", "name", "capability"),
     [("sm_86", "sm_86", "8.6"), ("8.6", "sm_86", "8.6"), ("SM120", "sm_120", "12.0"), ("75", "sm_75", "7.5")],
 )
-def test_a_compute_capability_is_read_as_people_write_it(text: str, name: str, capability: str) -> None:
+def test_target_compute_capability_may_have_several_forms(text: str, name: str, capability: str) -> None:
     found = target(text, OWN)
     assert (found.name, found.capability) == (name, capability)
     assert found.fingerprint.facts == {
@@ -53,13 +53,13 @@ def test_a_compute_capability_is_read_as_people_write_it(text: str, name: str, c
 
 
 @pytest.mark.parametrize("text", ["", "sm_", "sm_8", "orin", "8.6.1", "sm_1234", "-8.6", "8.6\n"])
-def test_build_for_an_invalid_compute_capability_is_refused(text: str) -> None:
+def test_target_invalid_compute_capability_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="neither a compute capability"):
         target(text, OWN)
 
 
 @given(st.text(max_size=12))
-def test_no_text_is_more_than_refused(text: str) -> None:
+def test_target_any_text_is_a_capability_or_refused(text: str) -> None:
     try:
         found = target(text, OWN)
     except InvalidInput:
@@ -71,7 +71,7 @@ def keys(on: Target, **settings: str) -> list[dict[str, str]]:
     return [e.key.parts for e in offline.engines(model(**settings), on, ())]
 
 
-def test_a_recorded_box_finds_the_very_engines_that_were_built_for_it() -> None:
+def test_recorded_target_engines_have_the_keys_of_the_box() -> None:
     on = recorded_target(CARD, OWN, "a2000.json")
     assert (on.name, on.capability) == ("NVIDIA RTX A2000", "8.6")
     there = {e.key.digest for e in desired(Fingerprint(CARD), model(precisions=ALL))}
@@ -91,14 +91,14 @@ def test_engine_built_ahead_is_for_its_compute_capability_only() -> None:
             assert not may_be_for(built[engine.recipe.precision], engine.key.parts)
 
 
-def test_precisions_may_be_named() -> None:
+def test_engines_with_named_precisions_have_those_only() -> None:
     (engine,) = offline.engines(model(), target("8.6", OWN), ("fp16",))
     assert (engine.recipe.precision, engine.recipe.device) == ("fp16", "cuda:0")
     with pytest.raises(InvalidInput, match="no engine for sm_86 in bf16"):
         offline.engines(model(), target("8.6", OWN), ("bf16",))
 
 
-def test_a_box_on_which_nothing_that_is_built_here_could_run_is_refused() -> None:
+def test_recorded_target_that_cannot_run_engines_of_this_box_is_refused() -> None:
     orin = probe(BOXES / "jetson-orin-nano").facts
     with pytest.raises(InvalidInput, match="box with aarch64, but engines built here are for x86_64"):
         recorded_target(orin, OWN, "orin.json")
@@ -111,13 +111,13 @@ def test_a_box_on_which_nothing_that_is_built_here_could_run_is_refused() -> Non
         recorded_target(bare, OWN, "bare.json")
 
 
-def test_another_runtime_of_the_other_box_is_no_matter() -> None:
+def test_recorded_target_with_other_runtimes_gets_engines_of_tensorrt_rtx() -> None:
     on = recorded_target(CARD | {"tensorrt.version": "10.3.0.30", "runtime.tensorrt": "10.3.0"}, OWN, "card.json")
     assert {e.recipe.backend for e in offline.engines(model(), on, ())} == {"tensorrt_rtx"}
 
 
-def test_nothing_of_this_box_but_the_runtimes_is_in_the_keys() -> None:
+def test_engines_keys_have_no_facts_of_this_box_except_runtimes() -> None:
     on = target("8.6", OWN)
     other = msgspec.structs.replace(OWN, facts=OWN.facts | {"cpu.model": "another", "nvidia.driver": "1"})
     assert keys(on) == keys(target("8.6", other))
-    assert candidates({}, on.fingerprint.facts)  # it is a box like others
+    assert candidates({}, on.fingerprint.facts)  # the target's facts are enough to find candidates

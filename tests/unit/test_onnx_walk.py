@@ -1,4 +1,4 @@
-"""Which operator makes an output, looking through what passes values on."""
+"""Heads: the operator that computes each output. Operators that only pass values on are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening engines in scripted hosts: which engine serves afterwards, and when a failed opening is retried."""
+"""The opener with scripted hosts: which engine serves afterwards, and when a failed opening is retried."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ from tests.unit.control_room import (
 from tests.waiting import until
 
 S = EngineState
-HOME: Nodes = {"CPU": {"MatMul": 3}}  # as OpenVINO names it
+HOME: Nodes = {"CPU": {"MatMul": 3}}  # nodes in OpenVINO's format
 ELSEWHERE: Nodes = {"GPU": {"MatMul": 3}}
 
 
 class Examiner:
-    """A probe whose outcomes a test gives."""
+    """A probe with scripted outcomes."""
 
     def __init__(self) -> None:
         self.outcomes: deque[Exception | None] = deque()
@@ -82,7 +82,7 @@ class Examiner:
 
 
 class Gate(ControlRoom):
-    """One model whose two engines are in the store, and an opener."""
+    """One model with two engines in the store, and a real opener."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
         super().__init__(root, clock)
@@ -107,7 +107,7 @@ class Gate(ControlRoom):
         nodes: Nodes | None = None,
         probe: Exception | None = None,
     ) -> PlannedEngine:
-        """Open an engine to its end: `outcome` and `nodes` are the host's, `probe` is what comes of its question."""
+        """Open an engine and wait for the end. `outcome` and `nodes` come from the host, `probe` from the probe."""
         host = self.host(engine)
         host.outcomes.append(outcome)
         host.nodes[len(host.opened) + 1] = nodes or {}
@@ -118,7 +118,7 @@ class Gate(ControlRoom):
         return engine or self.engine
 
     async def begin(self) -> None:
-        """Start opening the engine; the host waits for its gate."""
+        """Start opening the engine, and wait until the host waits for its gate."""
         self.host().gate.clear()
         self.opener.start(self.planned, self.engine.digest)
         await until(lambda: bool(self.host().opened), "the host was asked")
@@ -138,7 +138,7 @@ class Gate(ControlRoom):
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    monkeypatch.setattr(opener_module, "require_same", lambda order: None)  # the file is what it was
+    monkeypatch.setattr(opener_module, "require_same", lambda order: None)  # the model's file is unchanged
     with pytest.MonkeyPatch.context() as patch:
         yield stop_time(patch)
 
@@ -148,7 +148,7 @@ def gate(tmp_path: Path, clock: Clock) -> Gate:
     return Gate(tmp_path, clock)
 
 
-# -- what serves ----------------------------------------------------------------------------------------------------
+# -- the serving engine ---------------------------------------------------------------------------------------------
 
 
 async def test_open_engine_serves_and_emits_the_event(gate: Gate) -> None:
@@ -213,7 +213,7 @@ async def test_open_engine_no_longer_planned_is_closed(gate: Gate) -> None:
     assert emitted(gate.events, EngineServes) == []
 
 
-# -- what cannot be opened ------------------------------------------------------------------------------------------
+# -- failures -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [HostLost("it died"), NotReady("it keeps dying"), Superseded("it was replaced")])
@@ -228,7 +228,7 @@ async def test_open_temporary_failure_is_retried_later(gate: Gate, clock: Clock,
     assert gate.planned.is_superseded is isinstance(error, Superseded)
 
 
-# For a reference or an engine: the error, and the seconds until it is tried again, after each attempt.
+# (whether it is the reference, the error, seconds until the next attempt after each failure)
 PATIENCE: dict[str, tuple[bool, EdgedError, list[float]]] = {
     "refused reference": (True, EngineUnusable("no such operator"), [math.inf]),
     "reference without memory": (True, OutOfMemory("bad_alloc"), [2, 10, 60, 60]),
@@ -243,7 +243,7 @@ PATIENCE: dict[str, tuple[bool, EdgedError, list[float]]] = {
 
 
 @pytest.mark.parametrize("case", PATIENCE)
-async def test_open_that_fails_is_retried_while_it_may_pass(gate: Gate, clock: Clock, case: str) -> None:
+async def test_open_that_fails_is_retried_if_the_cause_may_pass(gate: Gate, clock: Clock, case: str) -> None:
     is_reference, error, waits = PATIENCE[case]
     engine = gate.reference if is_reference else gate.engine
     if is_reference:
@@ -319,7 +319,7 @@ async def test_open_engine_rejected_while_its_host_starts_is_not_opened(gate: Ga
     started.set()
     await gate.idle()
     assert (gate.serving, gate.host().opened, gate.engine.state) == (None, [], S.REJECTED)
-    assert gate.engine.digest in gate.store.records(), "or it would be built again after the next start"
+    assert gate.engine.digest in gate.store.records(), "its verdict prevents another build after a restart"
 
 
 @pytest.mark.parametrize("error", [EngineDamaged("it does not match its record"), EngineUnusable("it is refused")])
@@ -327,7 +327,7 @@ async def test_open_failure_during_a_rebuild_waits_for_its_outcome(gate: Gate, c
     gate.engine.move(S.QUEUED)
     engine = await gate.open(error)
     assert engine.state is S.QUEUED
-    assert not engine.is_usable or engine.open_at > clock.now, "it is not tried over and over meanwhile"
+    assert not engine.is_usable or engine.open_at > clock.now, "no further attempt during the rebuild"
 
 
 async def test_open_unexpected_error_is_logged_and_retried_later(
@@ -344,7 +344,7 @@ async def test_open_unexpected_error_is_logged_and_retried_later(
 async def test_open_reference_whose_file_changed_does_not_serve_and_is_retried_later(
     gate: Gate, clock: Clock, monkeypatch: pytest.MonkeyPatch, outcome: EdgedError | None
 ) -> None:
-    """The runtime's own word on a file that is gone would be final."""
+    """Without the check, the runtime's error about a missing file would be final."""
 
     def changed(order: object) -> None:
         raise Superseded("model.onnx was replaced")
@@ -406,7 +406,7 @@ async def test_open_engine_of_another_model_is_discarded_and_the_reference_serve
     assert not gate.alarms()
 
 
-async def test_open_asks_every_engine_and_compares_a_build_once(gate: Gate) -> None:
+async def test_open_probes_every_engine_and_compares_a_build_once(gate: Gate) -> None:
     await gate.open(engine=gate.reference)
     for _ in range(2):
         await gate.open()
@@ -424,7 +424,7 @@ async def test_open_asks_every_engine_and_compares_a_build_once(gate: Gate) -> N
         (Unexpected("a bug"), 0),
     ],
 )
-async def test_open_engine_that_fails_its_question_is_closed_and_opened_again_later(
+async def test_open_engine_that_fails_its_probe_is_closed_and_retried_later(
     gate: Gate, clock: Clock, error: Exception, refusals: int
 ) -> None:
     await gate.open(engine=gate.reference)
@@ -455,7 +455,7 @@ async def test_open_on_a_failing_disk_raises_an_alarm_until_it_succeeds(gate: Ga
     assert not gate.alarms(AlarmKind.DISK_FAILING)
 
 
-# -- places ---------------------------------------------------------------------------------------------------------
+# -- placement of nodes ---------------------------------------------------------------------------------------------
 
 
 async def test_open_misplaced_engine_is_not_installed_if_another_can_serve(gate: Gate) -> None:
@@ -490,7 +490,7 @@ async def test_open_misplaced_engine_serves_if_nothing_else_can_and_raises_one_a
     assert "does not serve" not in alarm.message
 
 
-# ONNX Runtime 1.23, the last for Python 3.10, does not report which operators a session on the CPU has.
+# ONNX Runtime 1.23, the last version for Python 3.10, does not report the operators of a session on the CPU.
 REPORTS_OPERATORS = hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info")
 CUDA = Recipe("onnxruntime", device="cuda:0")
 CPU = Recipe("onnxruntime")
@@ -499,7 +499,7 @@ REFERENCE = Recipe("onnxruntime", optimization=UNOPTIMISED)
 VERIFIED: Nodes = {"CUDAExecutionProvider": {"Conv": 39, "Relu": 33}, "CPUExecutionProvider": {"Shape": 2}}
 
 
-MOVED: dict[str, tuple[Recipe, Nodes, Nodes, str]] = {  # the only line that is reported, or nothing
+MOVED: dict[str, tuple[Recipe, Nodes, Nodes, str]] = {  # the expected line, or empty
     "unchanged": (CUDA, VERIFIED, VERIFIED, ""),
     "provider missing": (
         CUDA,
@@ -549,7 +549,7 @@ MOVED: dict[str, tuple[Recipe, Nodes, Nodes, str]] = {  # the only line that is 
 
 
 @pytest.mark.parametrize(("recipe", "verified", "now", "line"), MOVED.values(), ids=MOVED)
-def test_misplaced_nodes_reports_what_moved(recipe: Recipe, verified: Nodes, now: Nodes, line: str) -> None:
+def test_misplaced_nodes_reports_moved_nodes(recipe: Recipe, verified: Nodes, now: Nodes, line: str) -> None:
     found = misplaced_nodes(recipe, verified, now)
     assert len(found) == bool(line)
     assert all(each.startswith(line) for each in found)
@@ -559,7 +559,7 @@ def test_misplaced_nodes_reports_what_moved(recipe: Recipe, verified: Nodes, now
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "null"])
-def test_nodes_of_every_backends_session(backend: str, tmp_path: Path) -> None:
+def test_nodes_of_a_session_match_those_of_its_build(backend: str, tmp_path: Path) -> None:
     proto, recipe, out = models.conv(), Recipe(backend), tmp_path / "engine"
     out.mkdir()
     order = Order(str(models.save(proto, tmp_path / "model.onnx")), models.signature(proto), recipe)

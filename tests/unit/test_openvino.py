@@ -1,4 +1,4 @@
-"""Which of OpenVINO's devices a recipe means, how a model is compiled for it, and what OpenVINO made of it."""
+"""The OpenVINO backend: the device of a recipe, properties for compiling, and the composition of compiled models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLES = [nets.picture(seed) for seed in range(4)]
 
 
 class Core:
-    """Sees these devices, each with its PCI bus; None where the property is not known."""
+    """A fake of `openvino.Core` with these devices and their PCI buses; None if a device has no such property."""
 
     def __init__(self, **buses: int | None) -> None:
         self._buses = {name.replace("_", "."): bus for name, bus in buses.items()}
@@ -48,7 +48,7 @@ def recipe(device: str, precision: str = "fp32", **more: object) -> Recipe:
 
 
 def sysfs(top: Path, *buses: int, kind: str = "drm/card") -> Root:
-    """A box with a device of Intel's on each of these PCI buses, numbered by the kernel in this order."""
+    """Return a box with an Intel device on each of these PCI buses, in the kernel's order."""
     for number, bus in enumerate(buses):
         device = top / f"sys/class/{kind}{number}/device"
         device.mkdir(parents=True)
@@ -63,24 +63,24 @@ def sysfs(top: Path, *buses: int, kind: str = "drm/card") -> Root:
         (Core(CPU=None), (), "cpu", "CPU"),
         (Core(CPU=None, GPU=0), (0,), "intel-gpu:0", "GPU"),
         (Core(CPU=None, GPU=None), (3,), "intel-gpu:0", "GPU"),
-        (Core(CPU=None, GPU=5), (3,), "intel-gpu:0", "GPU"),  # a guest's own numbers: the only one on both sides
-        (Core(CPU=None, GPU=None), (), "intel-gpu:0", "GPU"),  # nor does sysfs tell
+        (Core(CPU=None, GPU=5), (3,), "intel-gpu:0", "GPU"),  # other numbers in a virtual machine, but only one device
+        (Core(CPU=None, GPU=None), (), "intel-gpu:0", "GPU"),  # sysfs has no address either
         (Core(CPU=None, GPU_0=0, GPU_1=3), (0, 3), "intel-gpu:0", "GPU.0"),
         (Core(CPU=None, GPU_0=0, GPU_1=3), (0, 3), "intel-gpu:1", "GPU.1"),
-        # OpenVINO puts the integrated one first, whatever its address, and the rest in an order of the driver's.
+        # OpenVINO lists the integrated GPU first, and the others in the driver's order.
         (Core(CPU=None, GPU_0=10, GPU_1=9, GPU_2=3), (9, 3, 10), "intel-gpu:1", "GPU.1"),
         (Core(CPU=None, GPU_0=10, GPU_1=9, GPU_2=3), (9, 3, 10), "intel-gpu:2", "GPU.0"),
-        (Core(CPU=None, GPU=3), (0, 3), "intel-gpu:1", "GPU"),  # the other one is hidden from it
+        (Core(CPU=None, GPU=3), (0, 3), "intel-gpu:1", "GPU"),  # OpenVINO does not see the other GPU
     ],
 )
-def test_a_device_is_known_by_its_pci_address(
+def test_find_device_matches_the_pci_address(
     core: Core, buses: tuple[int, ...], device: str, expected: str, tmp_path: Path
 ) -> None:
     assert openvino.find(core, device, sysfs(tmp_path, *buses)) == expected
 
 
 @pytest.mark.parametrize("name", ["NPU", "NPU_4000"])
-def test_an_npu_is_known_by_being_the_only_one(name: str, tmp_path: Path) -> None:
+def test_find_npu_returns_the_only_one(name: str, tmp_path: Path) -> None:
     root = sysfs(tmp_path, 0, kind="accel/accel")
     assert openvino.find(Core(CPU=None, **{name: None}), "intel-npu:0", root) == name.replace("_", ".")
 
@@ -135,35 +135,35 @@ def test_openvino_gpu_with_an_address_of_zeroes_is_unsuitable(tmp_path: Path) ->
         ("NPU", "int8", "f16"),
     ],
 )
-def test_the_precision_is_asked_for_by_name(device: str, precision: str, hint: str) -> None:
+def test_compile_properties_have_the_precision_as_hint(device: str, precision: str, hint: str) -> None:
     assert openvino.compile_properties(recipe("x", precision), device)["INFERENCE_PRECISION_HINT"] == hint
 
 
 @pytest.mark.parametrize(("device", "precision"), [("NPU", "fp32"), ("NPU", "bf16"), ("CPU", "tf32"), ("GPU", "tf32")])
-def test_a_precision_that_the_device_has_not_is_unsuitable(device: str, precision: str) -> None:
+def test_compile_properties_precision_that_the_device_lacks_is_unsuitable(device: str, precision: str) -> None:
     with pytest.raises(Unsuitable, match=precision):
         openvino.compile_properties(recipe("x", precision), device)
 
 
-def test_threads_are_for_cpus() -> None:
+def test_compile_properties_have_threads_for_cpus_only() -> None:
     assert openvino.compile_properties(recipe("cpu", threads=3), "CPU")["INFERENCE_NUM_THREADS"] == "3"
     assert "INFERENCE_NUM_THREADS" not in openvino.compile_properties(recipe("intel-gpu:0", threads=3), "GPU")
     assert "INFERENCE_NUM_THREADS" not in openvino.compile_properties(recipe("cpu"), "CPU")
 
 
-# -- what was made of a model, for real on the CPU ------------------------------------------------------------------
+# -- compositions, with the real runtime on the CPU -----------------------------------------------------------------
 
 
 def build(
     folder: Path, proto: onnx.ModelProto, precision: str, path: str = "", device: str = "cpu"
 ) -> tuple[Order, Composition]:
-    """The order that opens the engine, and its composition."""
+    """Build an engine. Return the order that opens it, and its composition."""
     path = path or str(models.save(proto, folder / "model.onnx"))
     wanted = Order(path, models.signature(proto), recipe(device, precision))
     return engines.build(wanted, folder / f"engine-{precision}")
 
 
-def test_layers_are_counted_by_the_precision_that_they_compute_in(tmp_path: Path) -> None:
+def test_build_counts_layers_by_the_precision_in_use(tmp_path: Path) -> None:
     _, made = build(tmp_path, nets.chain(4), "fp32")
     assert made.layers.keys() == {"fp32"}
     assert made.layers["fp32"] >= 4
@@ -171,7 +171,7 @@ def test_layers_are_counted_by_the_precision_that_they_compute_in(tmp_path: Path
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_openvino_layers_show_the_precision_in_use(tmp_path: Path, precision: str) -> None:
+def test_build_in_lower_precision_reports_the_precision_in_use(tmp_path: Path, precision: str) -> None:
     _, made = build(tmp_path, nets.chain(4), precision)
     names = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
     compiled = ov.Core().compile_model(
@@ -181,12 +181,12 @@ def test_openvino_layers_show_the_precision_in_use(tmp_path: Path, precision: st
     assert taken in made.layers
     if taken == precision:
         assert made.notes == ()
-    else:  # a CPU without the instructions for it
+    else:  # a CPU without instructions for this precision
         assert made.notes[0].startswith(f"{precision} was requested, but OpenVINO computes in ")
         assert precision not in made.layers
 
 
-def test_a_quantised_graph_runs_in_int8_and_answers_alike(tmp_path: Path) -> None:
+def test_build_quantised_graph_runs_in_int8_with_similar_answers(tmp_path: Path) -> None:
     proto = nets.chain(4)
     (tmp_path / "graph").mkdir()
     made = convert(nets.store(proto, tmp_path), "int8", tmp_path / "graph" / "model.onnx", SAMPLES)
@@ -194,7 +194,7 @@ def test_a_quantised_graph_runs_in_int8_and_answers_alike(tmp_path: Path) -> Non
     if "int8" in composition.layers:
         assert composition.layers["int8"] >= 3
         assert composition.notes == ()
-    else:  # its plugin for ARM without dot products; then it has to say so
+    else:  # an ARM CPU without dot products, which a note must report
         assert platform.machine() == "aarch64"
         assert any(note.startswith("int8 was requested, but OpenVINO computes in ") for note in composition.notes)
     session = engines.opened(order)
@@ -215,11 +215,11 @@ def test_openvino_missing_plugin_properties_are_ignored() -> None:
     assert made.notes == ("OpenVINO's NPU device does not report the layers of the compiled model",)
 
 
-# -- devices that are not here --------------------------------------------------------------------------------------
+# -- missing devices ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["intel-gpu:7", "intel-npu:7"])
-def test_neither_built_nor_opened_on_a_device_that_is_not_there(tmp_path: Path, device: str) -> None:
+def test_build_and_open_on_a_missing_device_are_refused(tmp_path: Path, device: str) -> None:
     order, _ = build(tmp_path, models.conv(), "fp32")
     with pytest.raises(Unsuitable, match=f"does not see {device}"):
         build(tmp_path, models.conv(), "fp16", device=device)
@@ -227,7 +227,9 @@ def test_neither_built_nor_opened_on_a_device_that_is_not_there(tmp_path: Path, 
         engines.opened(msgspec.structs.replace(order, recipe=recipe(device, "fp16")))
 
 
-def test_an_npu_takes_no_open_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_for_an_npu_with_dynamic_dimensions_is_unsuitable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(openvino, "find", lambda core, device: "NPU")
     with pytest.raises(Unsuitable, match="'x'"):
         build(tmp_path, models.dynamic(), "fp16", device="intel-npu:0")

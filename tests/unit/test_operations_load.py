@@ -1,4 +1,4 @@
-"""What a box does right now, as it is told: models, engine hosts, memory."""
+"""The load that the daemon reports: models, engine hosts, memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.control_room import planned_model
 TIMES = Times(prepare_ms=1.0, infer_ms=2.0, postprocess_ms=1.0)
 
 
-def test_load_of_a_model_has_counts_and_alarms() -> None:
+def test_model_load_has_counts_and_alarms() -> None:
     planned = planned_model("m")
     planned.slot.statistics.succeeded(1, 5.0, 1.0, TIMES)
     planned.slot.statistics.succeeded(4, 5.0, 1.0, TIMES)
@@ -40,7 +40,7 @@ def test_load_of_a_model_has_counts_and_alarms() -> None:
     assert not reported.HasField("infer_ms")
 
 
-def test_model_that_cannot_be_served_has_its_reason() -> None:
+def test_model_load_of_a_refused_model_has_its_reason() -> None:
     planned = planned_model("m")
     planned.problem = ModelRefused("it has a cycle")
     reported = model_load("m", planned, (), Health(), 0.0)
@@ -51,7 +51,7 @@ def link(backend: str, pid: int, sessions: int = 0, memory_mb: int = 0) -> Any:
     return SimpleNamespace(backend=backend, pid=pid, sessions=set(range(sessions)), memory_mb=memory_mb)
 
 
-def test_load_of_hosts_has_their_memory_unless_they_ended() -> None:
+def test_host_loads_have_the_memory_of_running_hosts() -> None:
     log = EventLog()
     counts = EventCounts(log)
     for backend in ("openvino", "openvino", "tensorrt"):
@@ -66,7 +66,7 @@ def test_load_of_hosts_has_their_memory_unless_they_ended() -> None:
     assert (reported[1].limit_bytes, reported[2].pid) == (100 << 20, 0)
 
 
-def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
+def test_read_memory_returns_the_kernels_figures(tmp_path: Path) -> None:
     place = tmp_path / "proc" / "meminfo"
     place.parent.mkdir()
     place.write_text("MemTotal:        8000 kB\nMemFree:  1 kB\nMemAvailable:    6000 kB\n")
@@ -76,7 +76,7 @@ def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     assert system.read_memory(Root(tmp_path / "none")) == system.Memory()
 
 
-def test_absent_fields_are_none_in_the_client() -> None:
+def test_load_info_absent_fields_are_none() -> None:
     message = pb.GetLoadResponse(models=[pb.ModelLoad(name="a"), pb.ModelLoad(name="b", infer_ms=0.0, baseline_ms=2.0)])
     first, second = to_struct(message, LoadInfo).models
     assert (first.infer_ms, first.baseline_ms) == (None, None)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's CUDA provider where there is none: what it is asked for, and what its errors mean."""
+"""ONNX Runtime's CUDA provider, without a GPU: its options, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GPU = Provider(cuda.PROVIDER, {}, "cuda:0")
 
 
 @pytest.mark.parametrize(("precision", "tf32"), [("fp32", "0"), ("tf32", "1"), ("fp16", "0"), ("int8", "0")])
-def test_tf32_only_if_requested(precision: str, tf32: str) -> None:
+def test_provider_uses_tf32_only_if_requested(precision: str, tf32: str) -> None:
     where = runtime.provider(Recipe("onnxruntime", device="cuda:2", precision=precision))
     assert where.name == "CUDAExecutionProvider"
     assert where.options["device_id"] == "2"
@@ -29,13 +29,13 @@ def test_tf32_only_if_requested(precision: str, tf32: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["intel-gpu:0", "cuda", "cuda:x", "tpu"])
-def test_a_device_that_the_backend_does_not_serve_is_unsuitable(name: str) -> None:
+def test_provider_for_an_unsupported_device_is_unsuitable(name: str) -> None:
     with pytest.raises(Unsuitable, match=name):
         runtime.provider(Recipe("onnxruntime", device=name))
 
 
 @pytest.mark.skipif(cuda.PROVIDER in ort.get_available_providers(), reason="this ONNX Runtime has the CUDA provider")
-def test_without_the_provider_there_is_no_session_on_the_cpu_instead(tmp_path: Path) -> None:
+def test_create_without_the_provider_does_not_fall_back_to_the_cpu(tmp_path: Path) -> None:
     proto = models.conv()
     path = models.save(proto, tmp_path / "model.onnx")
     wanted = Order(str(path), models.signature(proto), Recipe("onnxruntime", device="cuda:0"))
@@ -91,11 +91,11 @@ def test_cuda_failure_is_one_line_with_the_remedy(
     assert str(error).startswith(expected)
 
 
-def test_a_session_that_lacks_the_provider_is_refused_with_the_library_that_is_missing(
+def test_create_session_without_the_provider_names_the_missing_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Silent:
-        """What ONNX Runtime answers when it could not load a provider."""
+        """A session like that of ONNX Runtime if it could not load a provider."""
 
         def __init__(self, *args: object, **more: object) -> None: ...
 
@@ -113,7 +113,7 @@ def test_a_session_that_lacks_the_provider_is_refused_with_the_library_that_is_m
         create("model.onnx", session_options("all", 1), GPU)
 
 
-def test_without_cudnn_the_provider_would_serve_slowly_and_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_without_cudnn_is_unsuitable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda.ort, "get_available_providers", lambda: [cuda.PROVIDER, CPU_PROVIDER])
     monkeypatch.setattr(cuda, "_CUDNN", "libcudnn.so.0")
     with pytest.raises(Unsuitable, match=r"libcudnn\.so"):
@@ -126,7 +126,7 @@ def test_preload_prints_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
     assert capfd.readouterr().out == ""
 
 
-def test_a_process_in_which_cuda_counts_otherwise_gets_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_in_a_process_with_another_order_of_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: [cuda.PROVIDER])
     monkeypatch.setattr(cuda, "_not_loadable", lambda library: None)
     monkeypatch.setattr(cuda, "_preload", lambda: None)

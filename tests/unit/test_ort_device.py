@@ -1,5 +1,5 @@
-"""Engines on a device with a provider of its own. No such device is needed: where nodes run is told by a stand-in, and
-the sessions are ONNX Runtime's own on the CPU, or bound to its memory as they would be to a GPU's."""
+"""Engines of ONNX Runtime on another device than the CPU, without such a device: a fake reports the placement of nodes,
+and real sessions on the CPU stand for those of a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECIPE = Recipe("onnxruntime", device="cuda:0")
 
 
 def shapes() -> onnx.ModelProto:
-    """A ReLU, and a reshape to a shape that is computed."""
+    """Return a model with a ReLU, and a Reshape to a computed shape."""
     return models.parse(
         """(float[n,3,4] x) => (float[n,12] y) <int64[1] zero = {0}, int64[1] rest = {-1}> {
             r = Relu(x)
@@ -42,7 +42,7 @@ def shapes() -> onnx.ModelProto:
 
 
 class Gpu:
-    """Runs everything but the operators that it lacks, which it leaves to the CPU, as a provider does."""
+    """A fake provider that leaves the operators in `lacks` to the CPU."""
 
     def __init__(self, *lacks: str) -> None:
         self.lacks = set(lacks)
@@ -91,16 +91,14 @@ def _bound(session: object) -> DeviceSession:
 
 
 def made_of(folder: Path, proto: onnx.ModelProto) -> tuple[Order, Composition]:
-    """The order that opens an engine on the GPU, and its composition."""
+    """Build an engine for the GPU. Return the order that opens it, and its composition."""
     return build(order(folder, proto, "onnxruntime", device="cuda:0"), folder / "out")
 
 
-# -- what is built --------------------------------------------------------------------------------------------------
+# -- building -------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_runs_wholly_on_the_device_is_built_and_opened_with_the_cpu_forbidden(
-    tmp_path: Path, gpu: Gpu
-) -> None:
+def test_build_model_that_runs_wholly_on_the_device_forbids_the_cpu(tmp_path: Path, gpu: Gpu) -> None:
     sealed, made = made_of(tmp_path, models.conv())
     assert made.nodes == {GPU.name: {"Conv": 1, "GlobalAveragePool": 1, "Relu": 1}}
     assert made.layers == {"fp32": 1}
@@ -114,7 +112,7 @@ def test_a_model_that_runs_wholly_on_the_device_is_built_and_opened_with_the_cpu
     assert gpu.forbade == [True, True]
 
 
-def test_operators_the_device_lacks_are_reported_except_shape_computations(tmp_path: Path, gpu: Gpu) -> None:
+def test_build_reports_operators_on_the_cpu_except_shape_computations(tmp_path: Path, gpu: Gpu) -> None:
     gpu.lacks = {"Relu", "Shape", "Gather", "Concat"}
     _, made = made_of(tmp_path, shapes())
     assert made.nodes == {
@@ -127,20 +125,22 @@ def test_operators_the_device_lacks_are_reported_except_shape_computations(tmp_p
 
 
 @pytest.mark.parametrize("can_save", [True, False])
-def test_shape_work_alone_on_the_cpu_is_no_fallback(tmp_path: Path, gpu: Gpu, can_save: bool) -> None:
+def test_build_with_only_shape_computations_on_the_cpu_has_no_fallback(
+    tmp_path: Path, gpu: Gpu, can_save: bool
+) -> None:
     gpu.lacks, gpu.can_save = {"Gather", "Concat"}, can_save
     _, made = made_of(tmp_path, shapes())
     assert made.fallback == ()
     assert len(made.notes) == 1
 
 
-def test_a_model_of_which_nothing_runs_on_the_device_is_not_for_it(tmp_path: Path, gpu: Gpu) -> None:
+def test_build_model_without_nodes_on_the_device_is_unsuitable(tmp_path: Path, gpu: Gpu) -> None:
     gpu.lacks = {"Add", "Sub", "Mul"}
     with pytest.raises(Unsuitable, match=r"^none of the model's operators runs on cuda:0; use the CPU$"):
         made_of(tmp_path, models.several())
 
 
-def test_the_engine_holds_all_that_it_needs(tmp_path: Path, gpu: Gpu) -> None:
+def test_build_engine_with_external_weights_needs_no_file_of_the_model(tmp_path: Path, gpu: Gpu) -> None:
     path = models.external(tmp_path / "model", columns=5000)
     signature = models.signature(models.matmul(columns=5000))
     sealed, _ = build(Order(str(path), signature, RECIPE, external=("weights.bin",)), tmp_path / "out")
@@ -148,12 +148,12 @@ def test_the_engine_holds_all_that_it_needs(tmp_path: Path, gpu: Gpu) -> None:
     expected = x @ np.frombuffer((path.parent / "weights.bin").read_bytes(), np.float32).reshape(4, 5000)
     for file in path.parent.iterdir():
         file.unlink()
-    # The session is bound to the CPU's memory, which stands for the device's.
+    # The CPU's memory stands for the device's.
     session = _bound(opened(sealed))
     np.testing.assert_allclose(session.infer({"x": x})["y"], expected, rtol=1e-5)
 
 
-# -- what is opened -------------------------------------------------------------------------------------------------
+# -- opening --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -176,16 +176,16 @@ def test_open_engine_with_more_nodes_on_the_cpu_is_unusable(
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"provider":1,"is_whole":true,"on_cpu":{}}'])
-def test_a_placement_that_cannot_be_read_is_damage(tmp_path: Path, gpu: Gpu, content: bytes) -> None:
+def test_open_engine_with_an_invalid_placement_is_damaged(tmp_path: Path, gpu: Gpu, content: bytes) -> None:
     sealed, _ = made_of(tmp_path, models.several())
     (tmp_path / "out" / "placement.json").write_bytes(content)
     with pytest.raises(EngineDamaged, match=r"placement\.json"):
-        opened(sealed)  # altered
+        opened(sealed)  # its digest differs
     with pytest.raises(EngineDamaged, match=r"placement\.json"):
         opened(msgspec.structs.replace(sealed, artefact=Artefact.seal(tmp_path / "out")))
 
 
-def test_weights_that_were_altered_are_damage(tmp_path: Path, gpu: Gpu) -> None:
+def test_open_engine_with_altered_weights_is_damaged(tmp_path: Path, gpu: Gpu) -> None:
     path = models.external(tmp_path / "model", columns=5000)
     signature = models.signature(models.matmul(columns=5000))
     sealed, _ = build(Order(str(path), signature, RECIPE, external=("weights.bin",)), tmp_path / "out")
@@ -195,7 +195,7 @@ def test_weights_that_were_altered_are_damage(tmp_path: Path, gpu: Gpu) -> None:
         opened(sealed)
 
 
-def test_all_nodes_on_one_provider_of_an_older_runtime_are_those_of_the_graph(
+def test_build_with_an_older_runtime_that_names_no_nodes_counts_those_of_the_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(

@@ -1,4 +1,4 @@
-"""Where ONNX Runtime says that nodes run, and which of them belong on the CPU."""
+"""Placement of nodes by ONNX Runtime, and shape computations, which belong on the CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edged.jobs import engine_graph
 from tests import models
 from tests.engines import build, order
 
-# Lines of ONNX Runtime 1.23's verbose log, from a session with another provider.
+# From the verbose log of ONNX Runtime 1.23, of a session with another provider.
 LOG = """\
 2026-11-21 08:02:05.50 [V:onnxruntime:, session_state.cc:1307 VerifyEachNodeIsAssignedToAnEp] Node placements
 2026-11-21 08:02:05.50 [V:onnxruntime:, session_state.cc:1313 VerifyEachNodeIsAssignedToAnEp]  Node(s) placed on \
@@ -55,7 +55,7 @@ def test_build_cpu_engine_records_its_nodes(tmp_path: Path, make: object, expect
     found = made.nodes["CPUExecutionProvider"]
     if placement._KEPT:
         assert found == expected
-    else:  # an older runtime reports the saved graph, as the optimiser made it
+    else:  # an older runtime: the nodes of the saved, optimised graph
         assert found
     assert made.fallback == ()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
@@ -89,7 +89,7 @@ def test_from_log_all_nodes_on_one_provider_are_counted() -> None:
     assert placement.from_log([line]) == (PlacedNode("CUDAExecutionProvider"),) * 3
 
 
-def test_standard_error_passes_on_lines_of_others_only() -> None:
+def test_standard_error_passes_on_only_other_lines() -> None:
     code = (
         "import os\n"
         "from edged.backends.ort import placement\n"
@@ -104,7 +104,7 @@ def test_standard_error_passes_on_lines_of_others_only() -> None:
     assert done.stderr == "another warning\nand later\n"
 
 
-def test_words_begin_with_the_most_frequent() -> None:
+def test_words_list_the_most_frequent_first() -> None:
     assert placement.words(Counter(Loop=1, NonMaxSuppression=2, Cast=1)) == "2 NonMaxSuppression, 1 Cast, 1 Loop"
     assert placement.words(Counter({"": 4})) == "4 nodes"
 
@@ -141,7 +141,7 @@ def test_write_named_external_weights_go_into_one_file(tmp_path: Path) -> None:
     assert sorted(file.name for file in out.parent.iterdir()) == ["model.onnx", "model.onnx.data"]
 
 
-# -- what belongs on the CPU ----------------------------------------------------------------------------------------
+# -- shape computations ---------------------------------------------------------------------------------------------
 
 
 SHAPE_WORK: dict[str, tuple[str, set[str]]] = {
@@ -218,7 +218,7 @@ SHAPE_WORK: dict[str, tuple[str, set[str]]] = {
 
 
 @pytest.mark.parametrize(("graph", "wanted"), SHAPE_WORK.values(), ids=SHAPE_WORK)
-def test_shape_work_is_computed_from_sizes_only(tmp_path: Path, graph: str, wanted: set[str]) -> None:
+def test_shape_work_has_only_nodes_computed_from_sizes(tmp_path: Path, graph: str, wanted: set[str]) -> None:
     assert shape_work(tmp_path, graph) == wanted
 
 

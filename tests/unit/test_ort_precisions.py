@@ -1,4 +1,4 @@
-"""Graphs in other precisions as engines on the CPU: optimised, saved, opened again, and still with the same answers."""
+"""Engines of ONNX Runtime on the CPU from converted graphs: their answers, and the precision of their layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLES = [nets.picture(seed) for seed in range(4)]
 
 
 def engine(folder: Path, proto: onnx.ModelProto, precision: Precision) -> Session:
-    """Converts as a build does, with files that are gone when the engine is opened."""
+    """Convert a model and build an engine, then remove the converted graph and open the engine."""
     source, graphs = nets.store(proto, folder), folder / "graphs"
     graphs.mkdir()
     made = convert(source, precision, graphs / "model.onnx", SAMPLES)
@@ -35,10 +35,8 @@ def engine(folder: Path, proto: onnx.ModelProto, precision: Precision) -> Sessio
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("make", [nets.relu, nets.chain])
-def test_a_converted_graph_answers_as_an_engine_as_it_did_as_a_graph(
-    tmp_path: Path, precision: Precision, make: object
-) -> None:
-    """And exactly as a session that optimises the graph anew."""
+def test_build_converted_graph_answers_as_the_graph(tmp_path: Path, precision: Precision, make: object) -> None:
+    """The answers also equal those of a session that optimises the converted graph itself."""
     proto = make()  # type: ignore[operator]
     session = engine(tmp_path, proto, precision)
     converted = convert(tmp_path / "model.onnx", precision, tmp_path / "again.onnx", SAMPLES)
@@ -61,7 +59,7 @@ def test_composition_has_the_precision_of_each_layer(tmp_path: Path) -> None:
     _, composition = build(Order(made.path, models.signature(proto), Recipe("onnxruntime", precision="int8")), out)
     saved = [node.op_type for node in onnx.load(out / "model.onnx").graph.node]
     assert sum(composition.layers.values()) == 4
-    # Between these pairs and a ReLU the CPU's optimiser finds no layer that it has in integers; that may change.
+    # Today the CPU's optimiser has no integer layer for these pairs with a ReLU between them. That may change.
     assert ("int8" in composition.layers) == ("QLinearConv" in saved)
     assert bool(composition.notes) == ("int8" not in composition.layers)
 
@@ -75,7 +73,7 @@ def test_composition_has_the_precision_of_each_layer(tmp_path: Path) -> None:
         ({"x": "UINT8", "w": "INT8"}, "int8"),
     ],
 )
-def test_a_layers_precision_is_that_of_its_inputs(tmp_path: Path, inputs: dict[str, str], expected: str) -> None:
+def test_layers_have_the_precision_of_their_inputs(tmp_path: Path, inputs: dict[str, str], expected: str) -> None:
     op = "MatMulInteger" if expected == "int8" else "MatMul"
     nodes = [onnx.helper.make_node(op, ["x", "w"], ["y"])]
     output = "INT32" if expected == "int8" else inputs["x"]

@@ -1,4 +1,4 @@
-"""What users take from the package other than by running it: its types, and the protocols for other languages."""
+"""The package for users: type annotations, and protocol files for other languages."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_package_strict_type_check_of_a_users_program_passes(tmp_path: Path) -> 
     assert 'Revealed type is "edged.client.result.Result"' in done.stdout
 
 
-def test_protos_import_one_another_from_their_own_folder() -> None:
-    """So `protoc -I protos protos/*.proto` works, and protos/ is an include root for every language."""
+def test_protos_import_each_other_from_their_folder() -> None:
+    """This makes protos/ an include root for every language: `protoc -I protos protos/*.proto` works."""
     found = [name for path in PROTOS.glob("*.proto") for name in re.findall(r'^import "(.+)";', path.read_text(), re.M)]
     assert found
     assert [name for name in found if not name.startswith("google/") and not (PROTOS / name).is_file()] == []

@@ -1,4 +1,4 @@
-"""Remedies that name packages: commands that can be followed where the program runs."""
+"""Remedies that install packages: commands that are valid in this environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def declared(extra: str) -> tuple[str, ...]:
-    """What pyproject.toml requires for an extra, without markers."""
+    """Return the requirements of an extra in pyproject.toml, without markers."""
     text = (ROOT / "pyproject.toml").read_text()
     found = re.search(rf"^{extra} = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
     assert found is not None
@@ -26,17 +26,17 @@ def declared(extra: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("extra", packages.EXTRAS)
-def test_extras_are_those_of_the_package(extra: str) -> None:
+def test_extras_equal_those_of_pyproject(extra: str) -> None:
     assert packages.EXTRAS[extra] == declared(extra)
 
 
-def test_install_names_the_interpreter_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_uses_the_running_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: True)
     assert shlex.split(packages.install("av>=12")) == [sys.executable, "-m", "pip", "install", "av>=12"]
     assert packages.install_extra("tracking").endswith(" -m pip install --no-deps 'trackers>=2.6'")
 
 
-def test_install_into_a_folder_of_root_takes_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_into_a_folder_of_root_uses_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert packages.install("av").startswith("sudo ")
 

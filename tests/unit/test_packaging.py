@@ -1,4 +1,4 @@
-"""The Debian package without building it: control data, maintainer scripts, manual pages, and the container's files."""
+"""Packaging, without a build: control data, maintainer scripts, manual pages, and the files of the container."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def manpages(build: ModuleType) -> ModuleType:
 
 
 def fields(text: str) -> dict[str, str]:
-    """The fields of a control file in one paragraph."""
+    """Return the fields of a control file with one paragraph."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         name, colon, value = line.partition(": ")
@@ -74,7 +74,7 @@ def test_constraints_jetson_leaves_cuda_to_the_extra(build: ModuleType) -> None:
     assert all("\ntrackers==" in text for text in (base, jetson))
 
 
-def test_build_of_a_wheel_that_no_platform_has_is_refused(build: ModuleType) -> None:
+def test_build_with_an_extra_that_has_no_wheel_is_refused(build: ModuleType) -> None:
     with pytest.raises(SystemExit, match="EXTRAS=jetson"):
         build.main(["--arch", "arm64", "--extras", "tensorrt"])
 
@@ -111,7 +111,7 @@ def test_pages_are_clean_roff(manpages: ModuleType, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, ""), name
 
 
-def test_escape_keeps_what_roff_would_interpret(manpages: ModuleType) -> None:
+def test_escape_protects_characters_of_roff(manpages: ModuleType) -> None:
     assert manpages.escape(".5\n'x' C:\\dir --on") == "\\&.5\n\\&'x' C:\\edir \\-\\-on"
 
 

@@ -1,4 +1,4 @@
-"""What the page says of a box: one sentence, cameras, models and why an engine is not there."""
+"""The data of the page: the summary, cameras, models and reasons of missing engines, the device and the log."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_summary_is_one_sentence(status: Any, models: Any, cameras: Any, level: 
     assert text in found.text
 
 
-def test_alarm_about_a_lost_camera_is_not_counted_twice() -> None:
+def test_summary_alarm_of_a_lost_camera_is_not_counted_twice() -> None:
     status = changed(_STATUS, alarms=(alarm("doors", "hall"),))
     found = view.summary(status, [_MODEL], [changed(_CAMERA, state="lost")])
     assert found.text == "Camera hall gives no frames."
 
 
-def test_card_says_what_a_camera_does() -> None:
+def test_card_has_the_state_of_a_camera() -> None:
     card = view.card(_CAMERA)
     assert (card.state, card.pictures, card.removable, card.fps, card.age_ms) == ("streaming", True, False, 9.0, 12.3)
     assert card.skipped == "rate 10%"
@@ -68,7 +68,7 @@ def test_card_says_what_a_camera_does() -> None:
     assert (sent.state, sent.pictures, sent.enabled) == ("sending", False, True)
 
 
-def test_row_says_what_serves_what_is_built_and_why_another_engine_is_not_there() -> None:
+def test_row_has_serving_building_and_missing_engines() -> None:
     rejected = changed(
         _ENGINE, key="k3", backend="openvino", precision="int8", state="rejected", reason="wrong answers"
     )
@@ -79,7 +79,7 @@ def test_row_says_what_serves_what_is_built_and_why_another_engine_is_not_there(
     assert row.stale == ("OpenVINO int8 is rejected: wrong answers",)
 
 
-def test_speed_is_marked_if_the_box_was_busy_and_absent_if_it_was_not_timed() -> None:
+def test_row_speed_is_marked_if_the_box_was_busy_and_none_if_untimed() -> None:
     (busy,) = view.rows([_MODEL], [changed(_ENGINE, load=0.6)], [], _TITLES, frozenset())
     (untimed,) = view.rows([_MODEL], [changed(_ENGINE, latency_ms=None)], [], _TITLES, frozenset())
     assert (busy.loaded, untimed.speed, untimed.removable) == (True, None, True)
@@ -92,7 +92,7 @@ def test_device_is_one_line() -> None:
     assert (found.line, found.cpu, found.memory_mb) == (expected, 0.25, 3_000_000_000 >> 20)
 
 
-def test_log_leaves_out_steps_of_builds() -> None:
+def test_log_line_of_a_build_step_is_none() -> None:
     def line(what: Any) -> Any:
         return view.log_line(Event(1, 2.0, "doors", "k", what))
 

@@ -1,4 +1,4 @@
-"""The drawn pictures: the same on every box, and like photographs in what matters to an engine."""
+"""The drawn pictures: they are the same on every box, and have statistics of photographs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ OTHERS = list(pictures.draw(pictures.TO_CALIBRATE))
 @pytest.mark.parametrize(
     ("drawn", "wanted"), [(DRAWN, "d679f887191d2fe6"), (OTHERS, "82e1e9008db72024")], ids=["judge", "calibrate"]
 )
-def test_they_are_the_same_on_every_box(drawn: list[Image], wanted: str) -> None:
-    # Only IEEE arithmetic and a frozen generator are used. If this fails after a change of the drawing, take the new
-    # digests and raise `_QUESTIONS` in standard.py and `_METHOD` in calibration.py; if it fails anywhere else, the
-    # drawing is not the same everywhere.
+def test_drawn_pictures_have_the_same_pixels_on_every_box(drawn: list[Image], wanted: str) -> None:
+    # Drawing uses only IEEE arithmetic and a generator that never changes. If you change the drawing, update the
+    # digests, and raise `_QUESTIONS` in standard.py and `_METHOD` in calibration.py. If this test fails on one box
+    # only, the drawing depends on the box.
     digest = hashlib.sha256(b"".join(picture.tobytes() for picture in drawn)).hexdigest()
     assert digest[:16] == wanted
     assert len(drawn) == pictures.COUNT
 
 
-def test_no_picture_is_in_both_sets() -> None:
+def test_drawn_pictures_of_both_sets_differ() -> None:
     assert not {picture.tobytes() for picture in DRAWN} & {picture.tobytes() for picture in OTHERS}
 
 
-def test_they_are_pictures_of_several_shapes_and_exposures() -> None:
+def test_drawn_pictures_have_several_shapes_and_exposures() -> None:
     assert all(picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3 for picture in DRAWN)
     assert {np.sign(picture.shape[1] - picture.shape[0]) for picture in DRAWN} == {-1, 0, 1}
     brightness = sorted(picture.mean() for picture in DRAWN)
@@ -39,7 +39,7 @@ def test_they_are_pictures_of_several_shapes_and_exposures() -> None:
 
 
 @pytest.mark.parametrize("picture", DRAWN, ids=[f"{p.shape[1]}x{p.shape[0]}" for p in DRAWN])
-def test_neighbours_and_colours_go_together_as_in_photographs(picture: Image) -> None:
+def test_drawn_pictures_have_correlated_neighbours_and_colours(picture: Image) -> None:
     pixels = picture.astype(np.float64)
     gray = pixels.mean(axis=2)
     assert np.corrcoef(gray[:, 1:].ravel(), gray[:, :-1].ravel())[0, 1] > 0.9
@@ -50,7 +50,7 @@ def test_neighbours_and_colours_go_together_as_in_photographs(picture: Image) ->
 
 
 @pytest.mark.parametrize("picture", DRAWN, ids=[f"{p.shape[1]}x{p.shape[0]}" for p in DRAWN])
-def test_power_falls_with_about_the_square_of_the_frequency(picture: Image) -> None:
+def test_drawn_pictures_power_falls_with_the_square_of_the_frequency(picture: Image) -> None:
     side = min(picture.shape[:2])
     gray = picture[:side, :side].mean(axis=2)
     window = np.hanning(side)

@@ -1,4 +1,4 @@
-"""Batches of pictures in a pipeline: each has its row, and its own answer or error."""
+"""Batches of pictures in a pipeline: each picture has its row, and its own answer or error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIDE, CELLS = 64, 84
 
 
 class Brightness:
-    """Finds one box in every picture, as wide as the picture is bright: 0 to 60 pixels."""
+    """A session that finds one box in each picture. Its width, 0 to 60 pixels, is the brightness of the picture."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -66,7 +66,7 @@ def widths(outcomes: list[Outcome | Exception]) -> list[float]:
     return found
 
 
-def test_infer_gives_a_row_for_each_picture_to_an_engine_of_any_batch() -> None:
+def test_infer_engine_of_any_batch_gets_one_row_per_picture() -> None:
     session = Brightness()
     pipeline = Pipeline(session, signature("batch"), recognition(), batch=4)
     for count in (3, 1, 3):
@@ -77,7 +77,7 @@ def test_infer_gives_a_row_for_each_picture_to_an_engine_of_any_batch() -> None:
     assert session.closed
 
 
-def test_infer_gives_all_rows_to_an_engine_of_a_fixed_batch() -> None:
+def test_infer_engine_of_a_fixed_batch_gets_all_rows() -> None:
     session = Brightness()
     pipeline = Pipeline(session, signature(4), recognition(4), batch=4)
     assert widths(pipeline.infer(pipeline.prepare([shot(255), shot(85)]))) == pytest.approx([60.0, 20.0], abs=0.1)
@@ -104,7 +104,7 @@ def test_infer_without_a_whole_picture_does_not_run_the_engine() -> None:
 
 
 class OneRow(Brightness):
-    """An engine that answers one picture only."""
+    """An engine that answers only the first picture."""
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         return {name: array[:1] for name, array in super().infer(inputs, outputs).items()}
@@ -117,7 +117,7 @@ def test_infer_outputs_with_too_few_rows_raise() -> None:
     assert widths(pipeline.infer(pipeline.prepare([shot(85)]))) == pytest.approx([20.0], abs=0.1)
 
 
-def test_infer_output_that_cannot_be_read_is_the_error_of_its_picture() -> None:
+def test_infer_unreadable_output_is_the_error_of_its_picture() -> None:
     class Garbled(Brightness):
         def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
             return {"output0": np.zeros((1, 2), np.float32)}

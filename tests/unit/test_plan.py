@@ -1,4 +1,4 @@
-"""The plan of a model: its engines, their states, and what they take from the store and from earlier attempts."""
+"""The plan of a model: its engines, their states, and what they adopt from the store and earlier attempts."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_retry_delay_grows_with_failures_up_to_a_bound(clock: Clock) -> None:
     assert waits[-1] == waits[-2] <= 3600
 
 
-# -- how far it is --------------------------------------------------------------------------------------------------
+# -- progress -------------------------------------------------------------------------------------------------------
 
 
 def test_fraction_is_the_childs_or_estimated_and_below_one(clock: Clock) -> None:
@@ -141,7 +141,7 @@ STRICT = {"verify.fp32.cosine": "0.9999999"}
 
 
 def settled(planned: PlannedModel, *, accepted: bool) -> PlannedEngine:
-    """The last engine of a plan, made and judged by the standard of now."""
+    """Finish the last engine of a plan, judged by the current standard. Return it."""
     last = list(planned.engines.values())[-1]
     making(last).finish(record(last, accepted=accepted, standard=last.standard), None)
     return last
@@ -167,7 +167,7 @@ def test_plan_new_standard_verifies_good_engines_and_rebuilds_rejected_ones(
         assert plan(planned, model(**STRICT)) == []
         assert (last.state, last.request) == expected
     assert last.standard == desired(box(), model(**STRICT))[-1].standard
-    assert (reference.state, reference.request) == (S.READY, Request.NONE), "it sets the standard"
+    assert (reference.state, reference.request) == (S.READY, Request.NONE), "the reference defines right answers"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_finish_verdict_by_an_old_standard_is_out_of_date(
 
 def test_hopeless_only_if_the_reference_is_refused_and_no_engine_is_ready_or_serves() -> None:
     planned = planned_model()
-    assert not planned.is_hopeless(), "nothing is planned yet"
+    assert not planned.is_hopeless(), "no engine is planned yet"
     reference, built, other = plan(planned, model())
     assert not planned.is_hopeless()
     reference.open_at = math.inf
@@ -204,7 +204,7 @@ def test_hopeless_only_if_the_reference_is_refused_and_no_engine_is_ready_or_ser
 
 
 def test_hopeless_is_false_if_only_engines_answered_wrongly() -> None:
-    """The reference defines the right answers, even if they differ from run to run."""
+    """The reference can still serve, because it defines the right answers."""
     planned = planned_model()
     reference, *_ = plan(planned, model())
     for each in planned.engines.values():
@@ -216,11 +216,11 @@ def test_hopeless_is_false_if_only_engines_answered_wrongly() -> None:
     assert planned.is_hopeless(), "requests would wait for ever"
 
 
-# -- a look ---------------------------------------------------------------------------------------------------------
+# -- views ----------------------------------------------------------------------------------------------------------
 
 
 class ModelSelection:
-    """As much of a store as a look takes."""
+    """A store that has only records."""
 
     def __init__(self, *records: EngineRecord) -> None:
         self._records = {EngineKey(each.parts).digest: each for each in records}
@@ -233,7 +233,7 @@ def actual_views(*models: PlannedModel, shelf: ModelSelection | None = None):  #
     return actual(shelf or ModelSelection(), models)  # type: ignore[arg-type]
 
 
-def test_serving_engine_of_the_old_device_is_outdated_and_of_another_model_unfit() -> None:
+def test_actual_serving_engine_of_the_old_device_is_outdated_and_of_another_model_is_ignored() -> None:
     planned = planned_model()
     last = plan(planned, model())[-1]
     serve(planned, last.digest)
@@ -260,25 +260,22 @@ def test_reconcile_model_being_read_has_no_actions(clock: Clock) -> None:
     assert reconcile(actual_views(planned), 1000.0, set())
 
 
-# Two models of one content may be held to different standards.
-
-
 def test_reconcile_measured_reference_is_not_reopened() -> None:
     planned = planned_model()
     reference = plan(planned, model(backends="null"))[0]
-    serve(planned, reference.digest, edition=reference.edition)  # opened at once, before anything was made
+    serve(planned, reference.digest, edition=reference.edition)  # opened at once, before it was timed
     making(reference).finish(record(reference), None)
     assert reconcile(actual_views(planned), 1e9, frozenset({"cpu"})) == []
 
 
-def test_plan_equal_engines_once() -> None:
+def test_plan_equal_engines_are_planned_once() -> None:
     planned = planned_model()
     twice = desired(box(), model()) * 2
     assert isinstance(twice[0], DesiredEngine)
     assert len(planned.plan(model(), twice)) == len(planned.engines) == len(twice) // 2
 
 
-# -- models of one content share engines, and may be held to different standards --------------------------------------
+# -- models with equal content share engines, and may have different standards ----------------------------------------
 
 OTHER = {"standard": "of another model"}
 BAD: dict[str, Any] = {"accepted": False}
@@ -326,8 +323,8 @@ def test_actual_adopts_engines_that_appeared_in_the_store(case: str) -> None:
         assert last.record == (known if found == OTHER else stored)
 
 
-OTHER_PROCESSOR = {"cpu__model": "N97"}  # an engine of it may be tried here
-OTHER_RUNTIME = {"runtime__openvino": "1"}  # an engine of it may not
+OTHER_PROCESSOR = {"cpu__model": "N97"}  # an engine with this fact may be tried here
+OTHER_RUNTIME = {"runtime__openvino": "1"}  # an engine with this fact may not
 
 
 @pytest.fixture
@@ -355,20 +352,20 @@ def last(of: PlannedModel) -> PlannedEngine:
 
 
 def stored(**more: object) -> EngineRecord:
-    """An engine of the model as it is wanted here."""
+    """Return the record of an engine that is desired here."""
     standard = desired(box(), model())[-1].standard
     return record_of(key_of(model(), RECIPE), RECIPE, **({"standard": standard} | more))  # type: ignore[arg-type]
 
 
 def of_another(made: float = 1.0, recipe: Recipe = RECIPE, accepted: bool = True, **facts: str) -> EngineRecord:
-    """An engine of the same model for a box with other facts."""
+    """Return the record of an engine of the same model for a box with other facts."""
     return record_of(key_of(model(), recipe, **(facts or OTHER_PROCESSOR)), recipe, accepted=accepted, made=made)
 
 
-# -- what the store holds -------------------------------------------------------------------------------------------
+# -- engines in the store -------------------------------------------------------------------------------------------
 
 
-def test_plan_with_an_empty_store_makes_everything(store: Store) -> None:
+def test_plan_with_an_empty_store_has_only_absent_engines(store: Store) -> None:
     found = planned(store)
     assert [e.recipe.backend for e in found.engines.values()] == ["onnxruntime", "onnxruntime", "openvino"]
     assert {(e.state, e.trial, e.failures) for e in found.engines.values()} == {(S.ABSENT, "", 0)}
@@ -414,7 +411,7 @@ def test_plan_known_engine_keeps_its_state(store: Store) -> None:
     put(store, stored())
     plans.plan(into, model())
     assert last(into) is engine
-    assert (engine.state, engine.failures) == (S.ABSENT, 2), "what the store holds is for the next look"
+    assert (engine.state, engine.failures) == (S.ABSENT, 2), "the store is read by the next `actual`"
 
 
 def test_plan_reports_every_state_of_a_new_engine(store: Store) -> None:
@@ -428,7 +425,7 @@ def test_plan_reports_every_state_of_a_new_engine(store: Store) -> None:
     assert seen[1:] == [(reference.digest, S.QUEUED)]
 
 
-# -- what failed before ---------------------------------------------------------------------------------------------
+# -- earlier failures -----------------------------------------------------------------------------------------------
 
 
 def fail(log: AttemptLog, times: int) -> None:
@@ -480,7 +477,7 @@ def by_key(*records: EngineRecord) -> dict[str, EngineRecord]:
     return {EngineKey(record.parts).digest: record for record in records}
 
 
-def test_trial_takes_the_newest_candidate() -> None:
+def test_trial_uses_the_newest_candidate() -> None:
     wanted = PlannedEngine(key_of(model(), RECIPE), RECIPE)
     old, new = of_another(1.0), of_another(2.0, cpu__model="N200", cpu__signature="7")
     ours, other = of_another(9.0, **OTHER_RUNTIME), of_another(9.0, Recipe("onnxruntime"))
@@ -533,7 +530,7 @@ def test_trial_of_an_engine_built_ahead_makes_it_an_ordinary_engine(store: Store
     assert (found.state, found.trial) == (S.READY, "")
 
 
-# -- what cannot be made --------------------------------------------------------------------------------------------
+# -- no trial -------------------------------------------------------------------------------------------------------
 
 
 NOT_TRIED: dict[str, tuple[list[EngineRecord], int, dict[str, str]]] = {
@@ -566,7 +563,7 @@ def test_plan_unsuitable_engine_has_a_reason(store: Store) -> None:
         assert engine.problem.startswith("int8 is calibrated on pictures")
 
 
-# -- why an engine is not there -------------------------------------------------------------------------------------
+# -- reasons of misses ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

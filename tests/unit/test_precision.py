@@ -1,4 +1,4 @@
-"""Models in float16: which nodes change, which stay in float32, and that the model is still the same."""
+"""Conversion to float16: nodes that change, nodes that stay in float32, and unchanged interfaces and answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HUGE_WEIGHTS = constant("w3", np.full((8, 8, 3, 3), 1e6))
 
 
 def halve(proto: onnx.ModelProto, folder: Path, inputs: dict[str, Array] | None = None) -> tuple[Converted, Path]:
-    """Convert, and check what holds for every model: it is valid, declares the same and answers the same."""
+    """Convert a model. Check that the result is valid, and has the same inputs, outputs and answers."""
     source, out = store(proto, folder), folder / "out" / "half.onnx"
     out.parent.mkdir()
     converted = convert(source, "fp16", out)
@@ -56,8 +56,8 @@ def operators(path: Path) -> list[str]:
 MASK = np.zeros((1, 8, 16, 16), np.float32)
 MASK[..., ::2] = -1e9
 
-# The nodes between two layers, their constants, the lines about nodes that stay in float32, element types of some
-# values. No list of lines means that the only casts are those of the input and the output.
+# (nodes between two layers, their constants, lines about nodes that stay in float32, element types of some values).
+# Without lines, the only casts are those of the input and the output.
 BETWEEN: dict[str, tuple[list[str | onnx.NodeProto], list[onnx.TensorProto], tuple[str, ...], dict[str, int]]] = {
     "batch normalisation and residual": (
         ["n = BatchNormalization(a, scale, shift, mean, variance)", "b = Add(a, n)"],
@@ -99,7 +99,7 @@ BETWEEN: dict[str, tuple[list[str | onnx.NodeProto], list[onnx.TensorProto], tup
     "weights beyond float16": (
         ["r = Relu(a)", conv("r", "b", "w3")],
         [HUGE_WEIGHTS],
-        # The next layer too: a processor that has float16 makes infinity of it.
+        # The next layer stays too, because its input is infinite on a processor with float16.
         ("Conv: constant 'w3' holds 1e+06, beyond float16", f"Conv: {BEYOND}"),
         {},
     ),
@@ -171,7 +171,7 @@ def test_convert_without_a_float32_layer_changes_nothing(tmp_path: Path, proto: 
     assert not out.exists()
 
 
-def test_convert_float32_is_the_model_itself(tmp_path: Path) -> None:
+def test_convert_to_float32_returns_the_model_itself(tmp_path: Path) -> None:
     source = store(relu(), tmp_path)
     assert convert(source, "fp32", tmp_path / "out.onnx") == Converted(str(source), "fp32")
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
@@ -204,7 +204,7 @@ def test_convert_bias_that_vanishes_keeps_nothing(tmp_path: Path) -> None:
 
 
 def test_convert_sizes_computed_in_floats_stay_exact(tmp_path: Path) -> None:
-    """2049 is no float16: a picture would be resized to 2048."""
+    """Float16 cannot represent 2049, so the picture would be resized to 2048."""
     lines = models.nodes(
         conv("x", "a", "w1"),
         "shape = Shape(x)",
@@ -221,7 +221,7 @@ def test_convert_sizes_computed_in_floats_stay_exact(tmp_path: Path) -> None:
     assert all("Resize" not in line for line in converted.kept_fp32)
 
 
-def test_convert_mean_of_a_distribution_is_box_decoding_and_no_layer(tmp_path: Path) -> None:
+def test_convert_convolution_of_box_decoding_is_no_layer(tmp_path: Path) -> None:
     behind = ["s = Softmax<axis = 1>(y)", "d = Conv(s, bins)", "box = Mul(d, stride)"]
     bins = constant("bins", np.arange(CHANNELS).reshape(1, CHANNELS, 1, 1))
     outputs = [value("box", "FP32", [1, 1, SIZE, SIZE])]
@@ -230,8 +230,8 @@ def test_convert_mean_of_a_distribution_is_box_decoding_and_no_layer(tmp_path: P
     assert {line.split(":")[0] for line in converted.kept_fp32} == {"Softmax", "Conv", "Mul"}
 
 
-def test_convert_boxes_for_a_second_stage_are_not_between_its_layers(tmp_path: Path) -> None:
-    """RoiAlign, not the layer behind it, reads the positions that the first layer computes."""
+def test_convert_boxes_for_a_second_stage_stay_float32(tmp_path: Path) -> None:
+    """RoiAlign reads the positions that the first layer computes; the layer after it does not."""
     lines = models.nodes(
         conv("x", "a", "w1"),
         "f = Relu(a)",
@@ -253,8 +253,8 @@ def test_convert_boxes_for_a_second_stage_are_not_between_its_layers(tmp_path: P
 
 
 @pytest.mark.parametrize("up", [True, False])
-def test_convert_branches_read_float32_of_a_layer(tmp_path: Path, up: bool) -> None:
-    """Both have an initialiser with the same name."""
+def test_convert_branches_read_a_layer_in_float32(tmp_path: Path, up: bool) -> None:
+    """Both branches have an initialiser with the same name."""
     choice = """i = If(up) <
         then_branch = t () => (float[1,8,16,16] t) <float[1] k = {2.0}> { t = Max(a, k) },
         else_branch = e () => (float[1,8,16,16] e) <float[1] k = {3.0}> { e = Mul(a, k) }
@@ -265,7 +265,7 @@ def test_convert_branches_read_float32_of_a_layer(tmp_path: Path, up: bool) -> N
     assert operators(out).count("Cast") == 4
 
 
-def test_convert_loop_between_layers(tmp_path: Path) -> None:
+def test_convert_loop_between_layers_is_valid(tmp_path: Path) -> None:
     loop = """b = Loop(times, yes, a) <
         body = body (int64 i, bool go, float[1,8,16,16] v) => (bool on, float[1,8,16,16] u)
             { on = Identity(go) u = Add(v, a) }
@@ -289,27 +289,27 @@ def test_convert_operator_of_another_domain_keeps_its_types(tmp_path: Path) -> N
     np.testing.assert_allclose(found, expected, atol=5e-3)
 
 
-def test_convert_nodes_in_any_order(tmp_path: Path) -> None:
+def test_convert_nodes_in_reverse_order_are_sorted(tmp_path: Path) -> None:
     graph = nets.chain(3).graph
     _, out = halve(model(list(graph.node)[::-1], graph.input, graph.output, graph.initializer), tmp_path)
     assert operators(out) == ["Cast", "Conv", "Relu", "Conv", "Relu", "Conv", "Cast"]
 
 
-def test_convert_outputs_that_are_inputs_constants_and_used_inside(tmp_path: Path) -> None:
+def test_convert_outputs_that_are_also_inputs_or_constants_stay_valid(tmp_path: Path) -> None:
     outputs = [value(name, "FP32", SHAPE) for name in ("y", "a", "b")]
     outputs += [value("x", "FP32", [1, 3, SIZE, SIZE]), value("bias", "FP32", [1])]
     halve(network(["b = Add(a, bias)"], [constant("bias", [0.1])], outputs=outputs), tmp_path)
 
 
-def test_convert_initialisers_that_are_declared_as_inputs(tmp_path: Path) -> None:
-    """All were before IR version 4."""
+def test_convert_initialisers_that_are_declared_as_inputs_are_converted(tmp_path: Path) -> None:
+    """Before IR version 4 all initialisers were declared as inputs."""
     inputs = [value("w1", "FP32", [CHANNELS, 3, 3, 3]), value("w2", "FP32", [CHANNELS, CHANNELS, 3, 3])]
     _, out = halve(relu(inputs=inputs, opset=8, ir_version=3), tmp_path)
     assert kinds(out)["w1"] == HALF
     assert operators(out).count("Cast") == 2
 
 
-def test_convert_dynamic_sizes(tmp_path: Path) -> None:
+def test_convert_model_with_dynamic_sizes_is_valid(tmp_path: Path) -> None:
     proto = relu()
     for entry in (proto.graph.input[0], proto.graph.output[0]):
         for axis, name in ((0, "n"), (2, "h"), (3, "w")):
@@ -346,7 +346,7 @@ def test_convert_never_overwrites_a_file(tmp_path: Path) -> None:
     assert source.read_bytes() == before
 
 
-def test_convert_no_model_is_unusable(tmp_path: Path) -> None:
+def test_convert_file_that_is_no_model_is_unusable(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\xff" * 100)
     with pytest.raises(EngineUnusable):
         convert(tmp_path / "model.onnx", "fp16", tmp_path / "out.onnx")

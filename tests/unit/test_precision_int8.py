@@ -1,4 +1,4 @@
-"""Models in int8: where Q/DQ pairs are, which layers stay in float32, and which calibration data is refused."""
+"""Conversion to int8: positions of Q/DQ pairs, layers that stay in float32, and invalid calibration data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLES = [nets.picture(seed) for seed in range(4)]
 
 
 def quantise(source: onnx.ModelProto | Path, folder: Path, samples: Calibration = SAMPLES) -> tuple[Converted, Path]:
-    """Convert, and check what holds for every model: valid, declares the same, answers alike, no other files."""
+    """Convert a model. Check that the result is valid, with the same interface, similar answers, and no other files."""
     if isinstance(source, onnx.ModelProto):
         source = store(source, folder)
     out = folder / "out" / "int8.onnx"
@@ -50,7 +50,7 @@ def producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def quantised(path: Path) -> list[str]:
-    """Names of the layers whose inputs come from Q/DQ pairs."""
+    """Return the names of layers with inputs from Q/DQ pairs."""
     graph = onnx.load(path).graph
     made = producers(graph)
     return [n.name for n in graph.node if n.input and made.get(n.input[0], n).op_type == "DequantizeLinear"]
@@ -140,7 +140,7 @@ def test_convert_matrices_have_a_scale_for_each_column(tmp_path: Path, transpose
         pytest.param(["n = Sub(a, a)", conv("n", "c", "w3"), "b = Add(a, c)"], ["y"], 2, id="only zeros"),
     ],
 )
-def test_convert_layers_between_are_quantised_and_outputs_are_not(
+def test_convert_quantises_inner_layers_but_no_outputs(
     tmp_path: Path, between: list[str | onnx.NodeProto], outputs: list[str], count: int
 ) -> None:
     ends = [value(name, "FP32", SHAPE) for name in outputs]
@@ -203,7 +203,7 @@ def test_convert_failure_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_convert_same_data_makes_the_same_file(tmp_path: Path) -> None:
-    """Also in another process, where Python's sets have another order."""
+    """Each conversion runs in another process with another hash seed, so that Python's sets have another order."""
     source = store(nets.chain(4), tmp_path)
     program = """if True:
         import sys
@@ -257,10 +257,10 @@ def test_prepare_changes_no_answer(tmp_path: Path, proto: onnx.ModelProto) -> No
     assert len(set(names)) == len(names)
 
 
-def test_convert_weights_in_constant_nodes_count_without_folding(
+def test_convert_weights_in_constant_nodes_are_found_without_folding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ONNX Runtime's folding is left out if it adds operators that only ONNX Runtime has."""
+    """Folding is skipped if it adds operators that only ONNX Runtime has."""
     monkeypatch.setattr(onnx_int8, "_fold", lambda model, work: model)
     weights = helper.make_node("Constant", [], ["w3"], value=nets.random("", 8, 8, 3, 3))
     between = ["r = Relu(a)", weights, conv("r", "b", "w3")]

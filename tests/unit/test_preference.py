@@ -1,4 +1,4 @@
-"""Which precision serves, and why."""
+"""The precision that serves, and the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER = Recipe("onnxruntime")
 
 
 def world(costs: dict[Recipe, float | None], serving: Recipe = REFERENCE, **settings: str) -> PlannedModel:
-    """A model with engines that take such a share of the reference's time; None was rejected."""
+    """Return a model with engines that take this share of the reference's time; None means rejected."""
     planned = PlannedModel(entry(**settings), Slot("m"))
     planned.model = model(**settings)
     for recipe, cost in {REFERENCE: 1.0, **costs}.items():
@@ -40,13 +40,13 @@ def world(costs: dict[Recipe, float | None], serving: Recipe = REFERENCE, **sett
 
 
 def chosen(planned: PlannedModel, folder: Path) -> Recipe | None:
-    """What is opened in the place of what serves."""
+    """Return the recipe of the engine that replaces the serving one, if any."""
     opened = [a for a in reconcile(actual(Store(folder), [planned]), 1e9, {"cpu"}) if isinstance(a, Open)]
     return planned.engines[opened[0].key].recipe if opened else None
 
 
 @pytest.mark.parametrize(("gain", "expected"), [(1.0, EXACT), (1.29, EXACT), (1.4, HALF), (3.0, HALF)])
-def test_reconcile_unasked_precision_serves_from_the_least_gain_on(
+def test_reconcile_default_precision_serves_from_the_least_gain_on(
     tmp_path: Path, gain: float, expected: Recipe
 ) -> None:
     planned = world({EXACT: 0.5, HALF: 0.5 / gain})
@@ -59,12 +59,12 @@ def test_reconcile_gain_is_over_the_fastest_exact_engine_of_any_backend(tmp_path
     assert chosen(world({EXACT: 0.8, OTHER: 0.5, HALF: 0.45}), tmp_path) == OTHER
 
 
-def test_reconcile_asked_precision_serves_when_it_is_faster_at_all(tmp_path: Path) -> None:
+def test_reconcile_configured_precision_serves_with_any_gain(tmp_path: Path) -> None:
     assert chosen(world({EXACT: 0.5, HALF: 0.45}, precisions="fp32,bf16"), tmp_path) == HALF
 
 
 @pytest.mark.parametrize("settings", [{}, {"precisions": "fp32,bf16"}])
-def test_reconcile_coarse_engine_of_backend_whose_exact_one_is_wrong_never_serves(
+def test_reconcile_coarse_engine_without_an_accepted_exact_one_never_serves(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:
     costs = {EXACT: None, HALF: 0.1}
@@ -73,7 +73,7 @@ def test_reconcile_coarse_engine_of_backend_whose_exact_one_is_wrong_never_serve
     assert chosen(world({**costs, OTHER: 0.7}, **settings), tmp_path) == OTHER
 
 
-def test_reconcile_exact_engine_of_a_lower_level_is_enough_to_trust_a_coarse_one(tmp_path: Path) -> None:
+def test_reconcile_coarse_engine_with_an_exact_one_of_a_lower_level_serves(tmp_path: Path) -> None:
     lower = Recipe("openvino", optimization="basic")
     assert chosen(world({EXACT: None, lower: 0.8, HALF: 0.1}), tmp_path) == HALF
 
@@ -89,7 +89,7 @@ def test_reconcile_exact_engine_of_a_lower_level_is_enough_to_trust_a_coarse_one
         ({EXACT: 0.5, HALF: 0.25}, HALF, {"precisions": "bf16,fp32"}, ["as set"]),
     ],
 )
-def test_reason_of_the_serving_engine_is_short(
+def test_precision_reason_of_the_serving_engine_is_short(
     costs: dict[Recipe, float | None], serving: Recipe, settings: dict[str, str], words: list[str]
 ) -> None:
     found = views.precision_reason(world(costs, serving, **settings))
@@ -97,7 +97,7 @@ def test_reason_of_the_serving_engine_is_short(
     assert len(found) < 80
 
 
-def test_reason_of_nothing_that_serves_is_empty() -> None:
+def test_precision_reason_without_engines_is_empty() -> None:
     planned = world({})
     planned.engines = {}
     assert views.precision_reason(planned) == ""
@@ -111,12 +111,12 @@ def test_cost_depends_on_the_demand_and_the_form(tmp_path: Path) -> None:
     engine.record = msgspec.structs.replace(engine.record, speeds=forms)
     assert views.cost(planned, engine) == 0.5
     assert views.cost(planned, engine, is_busy=True) == 0.4
-    assert views.cost(planned, engine, parallelism=Parallelism(2, 1)) == pytest.approx(0.88), "less suited"
+    assert views.cost(planned, engine, parallelism=Parallelism(2, 1)) == pytest.approx(0.88), "another form costs more"
     assert views.cost(planned, engine, parallelism=Parallelism(4, 1)) is None
 
 
 @pytest.mark.parametrize(("performance", "expected"), [("latency", False), ("throughput", True), ("auto", True)])
-def test_model_is_busy_as_set_or_if_work_waits(performance: str, expected: bool) -> None:
+def test_is_busy_follows_the_setting_or_waiting_work(performance: str, expected: bool) -> None:
     planned = world({}, performance=performance)
     now = time.monotonic() + 1.0
     planned.slot.demand.note(8, now)

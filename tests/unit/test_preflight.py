@@ -1,4 +1,4 @@
-"""What cannot work on this box is known before anything starts."""
+"""Preflight: problems of the configuration on this box, found before the daemon starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def found(config: dict[str, Any]) -> dict[str, str]:
     return {".".join(path): why for path, why in preflight(msgspec.convert(config, Config))}
 
 
-def test_the_defaults_are_fine() -> None:
+def test_preflight_accepts_the_defaults() -> None:
     assert found({}) == {}
 
 
@@ -105,7 +105,7 @@ def test_preflight_rejects_an_unusable_configuration(config: dict[str, Any], key
     assert words in problems[key]
 
 
-def test_certificates_are_read_and_an_address_of_other_machines_is_fine_with_them(tmp_path: Path) -> None:
+def test_preflight_accepts_a_remote_address_with_valid_certificates(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).sign("box", "DNS:box")
     config: dict[str, Any] = {"listen": ["0.0.0.0:1"], "tls": {"certificate": str(certificate), "key": str(key)}}
     assert found(config) == {}
@@ -116,7 +116,7 @@ def test_certificates_are_read_and_an_address_of_other_machines_is_fine_with_the
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_preflight_runs_as_the_calling_user(tmp_path: Path) -> None:
-    """In a process of its own: of another user, whom the folder and the model are not for."""
+    """Runs in another process, as a user without access to the folder and the model."""
     (tmp_path / "m.onnx").touch(mode=0o600)
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)

@@ -1,4 +1,4 @@
-"""One question to an opened engine, what its answer must look like, and the requests that warm it up."""
+"""The probe of an opened engine: its inputs, the check of the answer, and warm-up requests."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def refuse(why: str) -> Answer:
 
 
 def only(value: float) -> Answer:
-    """A model that answers certain values only."""
+    """Return a function that answers only inputs of this value."""
     return lambda array: array if (array == value).all() else EngineUnusable("not this one")
 
 
 class Host:
-    """As much of a link as a question takes: `answer` gives the output to an input, or an error."""
+    """A host link for probes. `answer` returns the output for an input, or an error."""
 
     def __init__(self, answer: Answer = same, capacity: int = 1 << 22) -> None:
         self.arena, self.answer = Arena(capacity), answer
@@ -82,14 +82,14 @@ def ask(host: Host, known: KnownAnswers | None = None, *recorded: Sample, is_ref
 # -- asking ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_answers_is_asked_once_with_values_that_are_not_all_the_same() -> None:
+def test_ask_engine_that_answers_gets_one_probe_with_different_values() -> None:
     known = ask(host := Host())
     assert host.shapes == [(1, 4)]
     assert len(np.unique(host.asked[0])) > 1
     assert known.place == 0
 
 
-def test_shapes_that_a_model_takes_are_found_by_asking_and_remembered() -> None:
+def test_ask_finds_and_remembers_shapes_that_the_model_accepts() -> None:
     host = Host(lambda array: array if array.shape[1] == 8 else EngineUnusable("the width must be 8"))
     known = ask(host, known_answers(("n", "w")), is_reference=True)
     assert host.shapes[-1] == (1, 8)
@@ -113,7 +113,7 @@ def test_ask_engine_that_refuses_an_answered_probe_is_unusable() -> None:
 NO_PROBE: dict[str, tuple[Answer, tuple[Sample, ...], bool, str]] = {
     "the reference refuses all": (refuse("out of range"), (), True, "it answers no probe: out of range"),
     "only large numbers": (
-        lambda array: EngineUnusable("no") if np.abs(array).max() < 32 else array,  # might mean how much
+        lambda array: EngineUnusable("no") if np.abs(array).max() < 32 else array,
         (),
         True,
         "",
@@ -148,7 +148,7 @@ def test_ask_passes_other_errors_on(error: Exception, raised: type[Exception]) -
         (lambda array: np.zeros((1, 7), np.float32), r"is \[1, 7\], the model declares \[1, 4\]"),
     ],
 )
-def test_an_answer_of_another_form_is_wrong_unless_the_reference_gives_it_too(answer: Answer, reason: str) -> None:
+def test_ask_answer_of_another_form_is_wrong_unless_the_reference_has_it(answer: Answer, reason: str) -> None:
     host = Host(answer)
     with pytest.raises(WrongAnswers, match=reason):
         ask(host)
@@ -159,17 +159,17 @@ def test_ask_uses_recorded_answers_of_the_reference() -> None:
     ask(Host(lambda _: NAN), None, recorded("unit", NAN))
 
 
-def test_an_answer_of_another_datatype_is_wrong() -> None:
+def test_ask_answer_of_another_datatype_is_wrong() -> None:
     with pytest.raises(WrongAnswers):
         ask(Host(lambda array: array.astype(np.float64)))
 
 
 def test_ask_falls_back_to_constants() -> None:
     known = ask(host := Host(only(1.0)), is_reference=True)
-    assert known.place == len(host.asked) - 1, "every other kind came first"
+    assert known.place == len(host.asked) - 1, "all other kinds are tried first"
 
 
-def test_ask_takes_the_users_samples_first_and_again_when_replaced(tmp_path: Path) -> None:
+def test_ask_uses_the_users_samples_first_and_again_when_replaced(tmp_path: Path) -> None:
     np.savez(tmp_path / "ask.npz", x=7.5 * ONES)
     given = msgspec.structs.replace(entry(), samples=(str(tmp_path / "ask.npz"),))
     host, known = Host(only(7.5)), KnownAnswers(Model.of(given, inspection()))
@@ -204,7 +204,7 @@ GOOD = {"a": OutputForm("FP32", (2, 4), True), "b": OutputForm("INT64", (1,), Tr
         ({"a": OutputForm("FP32", (2, 4), False)}, "NaN or infinity"),
     ],
 )
-def test_each_fault_names_its_output(change: dict[str, OutputForm | None], reported: str) -> None:
+def test_fault_names_its_output(change: dict[str, OutputForm | None], reported: str) -> None:
     assert fault(SIGNATURE, GOOD, {}) == ""
     forms = {name: form for name, form in (GOOD | change).items() if form is not None}
     assert reported in fault(SIGNATURE, forms, {})
@@ -214,11 +214,11 @@ def test_each_fault_names_its_output(change: dict[str, OutputForm | None], repor
     ("datatype", "bits", "finite"),
     [("BF16", 0x3F80, True), ("BF16", 0x7F80, False), ("BF16", 0xFFC0, False), ("UINT16", 0x7F80, True)],
 )
-def test_numbers_of_every_width_are_looked_at(datatype: str, bits: int, finite: bool) -> None:
+def test_output_form_checks_floats_of_every_width(datatype: str, bits: int, finite: bool) -> None:
     assert OutputForm.of(datatype, np.array([bits], np.uint16)).is_finite is finite
 
 
-# -- golden questions -----------------------------------------------------------------------------------------------
+# -- golden answers -------------------------------------------------------------------------------------------------
 
 ARRAYS = [np.linspace(1, number, 4, dtype=np.float32).reshape(1, 4) for number in (2, 3, 4, 5)]
 GOLDEN = [Sample({"x": array}, {"y": 2 * array}, "random", str(number)) for number, array in enumerate(ARRAYS)]
@@ -234,7 +234,7 @@ GOLDEN = [Sample({"x": array}, {"y": 2 * array}, "random", str(number)) for numb
         pytest.param(lambda _: InvalidInput("not this"), GOLDEN, "fp32", True, 3, id="it answers none"),
     ],
 )
-def test_compare_with_the_first_golden_answer_that_an_engine_gives(
+def test_compare_uses_the_first_golden_answers_that_the_engine_gives(
     answer: Answer, samples: Sequence[Sample], precision: str, right: bool, asked: int
 ) -> None:
     host: Any = Host(answer)
@@ -242,7 +242,7 @@ def test_compare_with_the_first_golden_answer_that_an_engine_gives(
     assert (reported == "", len(host.asked)) == (right, asked)
 
 
-# -- the requests that a model's configuration wants made before an engine serves -------------------------------------
+# -- warm-up ----------------------------------------------------------------------------------------------------------
 
 
 def warm(host: Host, shape: tuple[int, ...] = (1, 4), count: int = 1) -> None:
@@ -259,9 +259,9 @@ def test_warm_up_runs_as_often_as_configured_and_frees_the_arena() -> None:
 @pytest.mark.parametrize(
     ("kind", "raised", "message"),
     [
-        *((k, k, "'w'") for k in (e.OutOfMemory, Overloaded, NotReady, e.DeadlineExceeded)),  # the engine is not blamed
+        *((k, k, "'w'") for k in (e.OutOfMemory, Overloaded, NotReady, e.DeadlineExceeded)),  # these are temporary
         *((kind, WarmupFailed, "'w'") for kind in (EngineUnusable, InvalidInput, e.TooLarge)),
-        (HostLost, HostLost, "^no$"),  # lost, and nothing else
+        (HostLost, HostLost, "^no$"),  # the error is passed on unchanged
     ],
 )
 def test_warm_up_blames_the_engine_for_permanent_errors_only(
@@ -274,7 +274,7 @@ def test_warm_up_blames_the_engine_for_permanent_errors_only(
     assert host.arena.taken == 0
 
 
-def test_an_arena_that_is_full_of_requests_is_no_failure_of_the_warm_up() -> None:
+def test_warm_up_with_a_full_arena_is_overloaded() -> None:
     host = Host(capacity=64)
     span = host.arena.reserve(64)
     with pytest.raises(Overloaded):
@@ -284,6 +284,6 @@ def test_an_arena_that_is_full_of_requests_is_no_failure_of_the_warm_up() -> Non
     assert len(host.asked) == 1
 
 
-def test_a_request_that_is_larger_than_the_arena_will_never_fit() -> None:
+def test_warm_up_request_larger_than_the_arena_fails() -> None:
     with pytest.raises(WarmupFailed, match=r"hosts\.arena_mb"):
         warm(Host(capacity=8 * 64), (1, 4096))

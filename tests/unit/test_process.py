@@ -1,4 +1,4 @@
-"""How children are restrained, read back from real ones."""
+"""Limits and priorities of child processes, read back from real ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def restrained(*limits: int, session: bool = True) -> Iterator[int]:
 
 
 def ioprio(pid: int) -> tuple[int, int]:
-    """The class and the level within it of a process: class 2 is best effort, its lowest level 7."""
+    """Return I/O class and level of a process. Class 2 is best effort, with level 7 as the lowest."""
     arguments = (ctypes.c_long(n) for n in (_IOPRIO_GET[platform.machine()], 1, pid))
     value = ctypes.CDLL(None, use_errno=True).syscall(*arguments)
     assert value >= 0, os.strerror(ctypes.get_errno())
@@ -50,7 +50,7 @@ def ioprio(pid: int) -> tuple[int, int]:
 
 
 def autogroup(pid: int) -> str | None:
-    """The niceness of a process's session; None where the kernel has no such thing, or the group is the root's."""
+    """Return the niceness of a process's session; None if the kernel has no autogroups or it is the root group."""
     try:
         words = Path(f"/proc/{pid}/autogroup").read_text().split()
     except OSError:
@@ -100,7 +100,7 @@ def test_restrain_unknown_machine_keeps_its_disk_priority(monkeypatch: pytest.Mo
 
 
 def test_restrain_covers_every_thread_of_a_build_child(tmp_path: Path) -> None:
-    """The libraries' own as well: they start threads while they are imported."""
+    """This includes threads that libraries start while they are imported."""
 
     async def work() -> None:
         before = children()

@@ -1,4 +1,4 @@
-"""Results as JSON, and what the publisher sends to which subscribers."""
+"""Results as JSON, and the publisher's messages to subscribers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def answered(found: Detections | None, *more: Any, names: tuple[str, ...] = ("a"
 
 
 def fields_of(answer: Any, ids: tuple[int, ...] = ()) -> dict[str, Any]:
-    """The JSON of a result."""
+    """Return the JSON fields of a result."""
 
     async def make() -> bytes:
         skips = (Skips(3, 5, 3, "overtaken"),)
@@ -86,7 +86,7 @@ def test_delivered_error_has_a_status_a_code_and_a_line() -> None:
     assert fields_of(NotFound("no such model"))["error"] == error
 
 
-def test_only_skips_counts_and_gives_reasons() -> None:
+def test_only_skips_has_count_and_reasons() -> None:
     fields = only_skips(SkipReport("door", (Skips(1, 2, 2, "stale"), Skips(3, 3, 1, "rate"))))
     assert (fields["camera"], fields["only_skips"], fields["skipped"]) == ("door", True, 3)
     assert [skips["reason"] for skips in fields["skips"]] == ["stale", "rate"]
@@ -117,7 +117,7 @@ async def received(link: zmq.asyncio.Socket) -> tuple[bytes, dict[str, Any]]:
     return topic, json.loads(payload)
 
 
-async def test_result_without_subscriber_is_not_built(folder: Path) -> None:
+async def test_publisher_result_without_subscriber_is_not_built(folder: Path) -> None:
     def never() -> Fields:
         raise AssertionError("no subscriber")
 
@@ -132,19 +132,19 @@ async def test_result_without_subscriber_is_not_built(folder: Path) -> None:
         publisher.result("m", "door", never)
 
 
-async def test_wants_ends_with_the_last_subscriber(folder: Path) -> None:
+async def test_wants_after_the_last_subscriber_left_is_false(folder: Path) -> None:
     async with published(folder) as (publisher, _):
         async with peer(folder, zmq.SUB, "events") as one, peer(folder, zmq.SUB, "events") as two:
             await subscribed(one, publisher, "results/")
             two.subscribe(b"results/")
-            await subscribed(two, publisher, "both/")  # after the one before
+            await subscribed(two, publisher, "both/")  # arrives after the first subscription
             one.close()
             await asyncio.sleep(0.1)
             assert publisher.wants("results/m/c"), "the other one still subscribes"
         await until(lambda: not publisher.wants("results/m/c"), "no subscriber is left")
 
 
-async def test_events_are_published_as_they_happen(folder: Path) -> None:
+async def test_publisher_events_are_published_when_emitted(folder: Path) -> None:
     async with published(folder) as (publisher, events), peer(folder, zmq.SUB, "events") as link:
         await subscribed(link, publisher, "events/model_read")
         events.emit(ModelRemoved(), "another kind")
@@ -159,7 +159,7 @@ async def test_events_are_published_as_they_happen(folder: Path) -> None:
         assert (fields["sequence"], fields["epoch"]) == (3, events.epoch)
 
 
-def test_slow_subscriber_misses_results_and_delays_nothing(folder: Path) -> None:
+def test_publisher_slow_subscriber_misses_results_without_delaying(folder: Path) -> None:
     async def main() -> None:
         async with published(folder) as (publisher, _), peer(folder, zmq.SUB, "events") as link:
             link.setsockopt(zmq.RCVHWM, 1)

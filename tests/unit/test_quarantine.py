@@ -1,4 +1,4 @@
-"""Engines that kill their hosts: quarantined, remembered over restarts, and opened again by command."""
+"""Engines that kill their hosts: quarantine, its record over restarts, and forgiveness by command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kill(quarantine: Quarantine, planned: PlannedModel, engine: PlannedEngine, t
 
 
 def look(quarantine: Quarantine, planned: PlannedModel) -> None:
-    """What the control loop does at every turn."""
+    """Run the quarantine's part of one round of the control loop."""
     quarantine.mark([planned])
     planned.refuse_or_accept()
 
@@ -78,7 +78,7 @@ async def test_quarantine_of_all_engines_refuses_requests_until_forgiven(tmp_pat
     planned.slot.push(request())
 
 
-async def test_quarantine_of_serving_engine_refuses_nothing(tmp_path: Path) -> None:
+async def test_quarantine_of_serving_engine_refuses_no_request(tmp_path: Path) -> None:
     quarantine, (planned, engines) = Quarantine(tmp_path), planned_with(REFERENCE)
     kill(quarantine, planned, engines[0])
     serve(planned, engines[0].digest)

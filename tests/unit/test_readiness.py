@@ -1,4 +1,4 @@
-"""When a model is ready, when its engine is probed, and what probes and requests leave behind."""
+"""When a model is ready, when its engine is probed, and what probes and requests record."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def health(planned: PlannedModel) -> SessionHealth:
     return planned.slot.current.health
 
 
-# -- ready or not ---------------------------------------------------------------------------------------------------
+# -- readiness ------------------------------------------------------------------------------------------------------
 
 
-def test_readiness_without_an_engine_is_loading_and_says_why() -> None:
+def test_readiness_without_an_engine_is_loading_with_a_reason() -> None:
     planned = planned_model()
     for model_read, reason in ((None, "it is being read"), (model(), "no engine is open yet")):
         planned.model = model_read
@@ -93,7 +93,7 @@ def test_readiness_ends_after_failed_probes_and_returns_with_an_answer(clock: Cl
 def test_readiness_failed_requests_lead_to_a_probe_that_decides(clock: Clock, answers: bool) -> None:
     planned = served_reference()
     for _ in range(50):
-        health(planned).failed(WRONG)  # by a client that sends nothing that the model takes, say
+        health(planned).failed(WRONG)  # for example by a client that sends wrong values
     assert health(planned).is_suspect
     assert readiness(planned, SETTINGS).is_ready
     if answers:
@@ -115,7 +115,7 @@ def test_readiness_ignores_invalid_requests() -> None:
 
 
 @pytest.mark.parametrize(("strict", "ready"), [(True, False), (False, True)])
-def test_server_is_ready_when_every_servable_model_is(strict: bool, ready: bool) -> None:
+def test_server_is_ready_if_every_servable_model_is_ready(strict: bool, ready: bool) -> None:
     settings = Health(strict_readiness=strict)
     refused = planned_model("refused")
     refused.problem = NotReady("it is no model")
@@ -124,7 +124,7 @@ def test_server_is_ready_when_every_servable_model_is(strict: bool, ready: bool)
     assert all_ready([served_reference(), planned_model("loading")], settings) is ready
 
 
-# -- whom to probe --------------------------------------------------------------------------------------------------
+# -- choice of the engine to probe ----------------------------------------------------------------------------------
 
 
 def test_prober_probes_an_idle_engine(clock: Clock) -> None:
@@ -137,13 +137,13 @@ def test_prober_probes_an_idle_engine(clock: Clock) -> None:
 
 def test_prober_waits_between_two_probes(clock: Clock) -> None:
     planned = served_reference()
-    health(planned).unproven = "it answers nothing"  # as it did to the probe before
+    health(planned).unproven = "it answers nothing"  # as after the previous probe
     health(planned).probed_at = clock.now + 30.0
     assert next_probe([planned], SETTINGS, clock.now + 31.0) is None
     assert next_probe([planned], SETTINGS, clock.now + 60.0) is planned
 
 
-def test_prober_takes_the_longest_idle_engine_first(clock: Clock) -> None:
+def test_prober_probes_the_longest_idle_engine_first(clock: Clock) -> None:
     one, other = served_reference("one"), served_reference("other")
     health(one).answered_at = health(one).probed_at = clock.now + 5.0
     assert next_probe([one, other], SETTINGS, clock.now + 100.0) is other
@@ -193,7 +193,7 @@ LATER = 1e9  # seconds after which every engine is due
 
 
 class SessionProbe:
-    """Asks nobody; what comes of it a test says."""
+    """A probe without a model, whose outcome the test sets."""
 
     def __init__(self) -> None:
         self.outcomes: deque[Exception | None] = deque()

@@ -1,4 +1,4 @@
-"""Uploads of models at the daemon: what the disk does not take."""
+"""Uploads of models to the daemon on a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do next, alone and in a little world where everything that can go wrong does, until it goes quiet."""
+"""The reconciler: tables of decisions, random views, and a simulation with faults (little_world.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ S = EngineState
 
 
 def view(key: str, state: EngineState = S.ABSENT, cost: float | None = None, **more: Any) -> EngineView:
-    """An engine; one that is ready is usable unless it is said otherwise. `ref` is the reference."""
+    """Return an engine's view. A ready engine is usable by default. `ref` is the reference."""
     recipe = more.pop("recipe", REFERENCE if key == "ref" else Recipe("openvino"))
     return EngineView(key, recipe, state, **({"usable": state is S.READY, "cost": cost} | more))
 
@@ -37,12 +37,12 @@ def model(*engines: EngineView, name: str = "m", **more: Any) -> ModelView:
 
 
 def opened(*engines: EngineView, **more: Any) -> list[Action]:
-    """What is opened for a model while everything is busy."""
+    """Return the actions for one model while all lanes are busy."""
     return reconcile([model(*engines, **more)], NOW, {"cpu"})
 
 
 def made(*models: ModelView, busy: frozenset[str] = frozenset(), **more: bool) -> list[Action]:
-    """What is made for models."""
+    """Return the actions for models, without those that open engines."""
     return [action for action in reconcile(models, NOW, busy, **more) if not isinstance(action, Open)]
 
 
@@ -69,13 +69,13 @@ def test_reconcile_opens_the_serving_engine_in_a_form_that_is_faster(
     assert actions == ([] if expected is None else [Open("m", "a", expected)])
 
 
-def test_reconcile_compares_engines_with_what_serves_as_it_is_open() -> None:
+def test_reconcile_compares_engines_with_the_form_that_serves() -> None:
     slower, faster = ready("a", 0.4, parallelism=TWO), ready("b", 0.39, parallelism=TWO)
     now = {"serving": "a", "parallelism": ALL_CORES, "cost": 0.6}
     assert opened(slower, faster, **now) == [Open("m", "b", TWO)]
 
 
-# -- what is reviewed and planned again -----------------------------------------------------------------------------
+# -- reviews and new plans ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_reconcile_rejected_optimised_engine_plans_the_model_again() -> None:
     assert found == [Replan("m")]
 
 
-# -- what serves ----------------------------------------------------------------------------------------------------
+# -- opening --------------------------------------------------------------------------------------------------------
 
 
 REF, WRONG = ready("ref", 1.0), view("a", S.REJECTED, 0.5)
@@ -120,7 +120,7 @@ OPENED: dict[str, tuple[tuple[EngineView, ...], dict[str, Any], str]] = {
     "the speed of one is known": ((view("ref"), ready("a", 5.0)), {}, "a"),
     "one is faster": ((REF, ready("a")), {"serving": "ref"}, "a"),
     "one is faster by noise": ((REF, ready("a", 0.98)), {"serving": "ref"}, ""),
-    "the speed of what serves is unknown": ((view("ref"), ready("a", 5.0)), {"serving": "ref"}, "a"),
+    "the speed of the serving engine is unknown": ((view("ref"), ready("a", 5.0)), {"serving": "ref"}, "a"),
     "one is clearly faster, one not": ((ready("ref", 0.98), ready("a", 1.0), ready("b", 0.94)), {"serving": "a"}, "b"),
     "one is slower": ((REF, ready("a", 5.0)), {"serving": "ref"}, ""),
     "what serves is of an older model": ((view("ref"),), {"serving": "older"}, "ref"),
@@ -180,7 +180,7 @@ def test_reconcile_outdated_engine_serves_until_others_are_decided() -> None:
     assert after(ready("ref", 1.0, open_at=NOW + 1), view("new", S.REJECTED)) == []
 
 
-# -- what is made ---------------------------------------------------------------------------------------------------
+# -- making ---------------------------------------------------------------------------------------------------------
 
 
 def gone(key: str, cost: float | None = 0.5) -> EngineView:
@@ -204,7 +204,7 @@ def m(*engines: EngineView, serving: str | None = None) -> tuple[ModelView, ...]
 Made = tuple[tuple[ModelView, ...], dict[str, Any], list[Action]]
 MADE: dict[str, Made] = {
     "the reference first": (m(view("ref"), view("a"), serving="ref"), {}, [Make("m", "ref")]),
-    "what may be retried later is passed over": (
+    "an engine to retry later is skipped": (
         (model(view("d", S.FAILED, retry_at=NOW + 1), name="later"), *m(view("a"), serving="ref")),
         {},
         [MAKE],
@@ -214,7 +214,7 @@ MADE: dict[str, Made] = {
     "a trial after a failure": (m(view("a", S.FAILED, trial="old")), {}, [TRY]),
     "a trial that has to wait": (m(view("a", S.FAILED, trial="old", retry_at=NOW + 1)), {}, []),
     "a trial by command": (m(view("a", trial="old", request="build")), {}, [TRY]),
-    "to be made anew though it is there": (m(ready("a", trial="old", request="build")), {}, [MAKE]),
+    "a build by command of a stored engine": (m(ready("a", trial="old", request="build")), {}, [MAKE]),
     "a trial before a build": (m(view("b"), view("a", trial="old"), serving="ref"), {}, [TRY]),
     "a review before a build": (m(view("b"), ready("a", request="review"), serving="ref"), {}, [VERIFY]),
     "a trial before a build of another": ((POOR, *m(view("a", trial="old"), serving="ref")), {}, [TRY]),
@@ -222,32 +222,36 @@ MADE: dict[str, Made] = {
     "a verification before an unserved model": ((DARK, *m(ready("a", request="verify"), serving="a")), {}, [VERIFY]),
     "a build by command before an unserved model": ((DARK, *m(ready("a", request="build"), serving="a")), {}, [MAKE]),
     "a review is no command": ((DARK, *m(ready("a", request="review"), serving="a")), {}, [Make("dark", "d")]),
-    "a verification of what is stored": (m(ready("a", request="verify"), serving="a"), {}, [VERIFY]),
+    "a verification of a stored engine": (m(ready("a", request="verify"), serving="a"), {}, [VERIFY]),
     **{
-        f"a {requested} of what {what}": (m(*engines), {}, actions)
+        f"a {requested} of an engine that {what}": (m(*engines), {}, actions)
         for requested in ("verify", "review")
         for what, engines, actions in (
-            ("gave way", (view("a", S.EVICTED, request=requested), ready("b")), []),
+            ("was evicted", (view("a", S.EVICTED, request=requested), ready("b")), []),
             ("has to be made first", (view("a", request=requested),), [MAKE]),
         )
     },
     # Models in order, one engine per lane.
     "the unserved model first": ((RICH, POOR, HOPELESS), {}, [Make("dark", "d3")]),
     "the model with the fewest engines first": ((RICH, POOR), {}, [Make("poor", "p1")]),
-    "what failed comes last": (
+    "a failed engine comes last": (
         (model(view("h", S.FAILED, failures=1), name="hanging"), POOR),
         {},
         [Make("poor", "p1")],
     ),
-    "nothing but what failed": (m(view("a", S.FAILED, failures=1)), {}, [MAKE]),
+    "only a failed engine": (m(view("a", S.FAILED, failures=1)), {}, [MAKE]),
     "one per lane": ((LANES,), {}, [MAKE, Make("m", "c")]),
     "one lane is busy": ((LANES,), {"busy": frozenset({"cpu"})}, [Make("m", "c")]),
     "the other lane is busy": ((LANES,), {"busy": frozenset({"cuda:0"})}, [MAKE]),
     "all lanes are busy": ((LANES,), {"busy": frozenset({"cpu", "cuda:0"})}, []),
     # By command only: requests, short work and the reference. While starting: requests.
     **{
-        f"unasked {what}": (m(READY_REF, engine), more, [] if more else [MAKE])
-        for state, engine in (("", view("a")), ("failed ", view("a", S.FAILED, retry_at=NOW - 1)), ("gone ", gone("a")))
+        f"unrequested {what}": (m(READY_REF, engine), more, [] if more else [MAKE])
+        for state, engine in (
+            ("", view("a")),
+            ("failed ", view("a", S.FAILED, retry_at=NOW - 1)),
+            ("evicted ", gone("a")),
+        )
         for what, more in ((f"{state}engine", {}), (f"{state}engine by command only", BY_COMMAND))
     },
     "by command only a build": (m(view("a", request="build")), BY_COMMAND, [MAKE]),
@@ -256,24 +260,24 @@ MADE: dict[str, Made] = {
     "by command only the reference": (m(view("ref")), BY_COMMAND, [Make("m", "ref")]),
     "starting, a verification": (m(ready("a", request="verify")), STARTING, [VERIFY]),
     "starting, a build": (m(view("a", request="build")), STARTING, [MAKE]),
-    # What gave way is built again if it is needed.
-    "gone, faster than the reference": (m(READY_REF, gone("a"), serving="ref"), {}, [MAKE]),
+    # An evicted engine is built again if it is needed.
+    "evicted, faster than the reference": (m(READY_REF, gone("a"), serving="ref"), {}, [MAKE]),
     **{
-        f"gone, another is {state}": (m(READY_REF, gone("a"), view("b", state), serving="ref"), {}, [MAKE])
+        f"evicted, another is {state}": (m(READY_REF, gone("a"), view("b", state), serving="ref"), {}, [MAKE])
         for state in DECIDED
     },
-    "gone, another serves": (m(READY_REF, gone("a"), ready("b", 0.7), serving="b"), {}, []),
-    "gone, the fastest": (m(READY_REF, *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
-    "gone, one of equals": (m(READY_REF, FOUR[3], *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
-    "gone, untimed": (m(READY_REF, gone("a", None), serving="ref"), {}, [MAKE]),
-    # It gave way because nothing needed it; built again it would be the first to go, and so on for ever.
-    "gone, as slow as the reference": (m(READY_REF, gone("a", 1.0), serving="ref"), {}, []),
-    "gone, slower than the reference": (m(READY_REF, gone("a", 1.5), serving="ref"), {}, []),
+    "evicted, another serves": (m(READY_REF, gone("a"), ready("b", 0.7), serving="b"), {}, []),
+    "evicted, the fastest": (m(READY_REF, *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
+    "evicted, one of equals": (m(READY_REF, FOUR[3], *FOUR[:3], serving="ref"), {}, [Make("m", "b")]),
+    "evicted, untimed": (m(READY_REF, gone("a", None), serving="ref"), {}, [MAKE]),
+    # It was evicted because nothing needed it; if it were built again, it would be evicted first, endlessly.
+    "evicted, as slow as the reference": (m(READY_REF, gone("a", 1.0), serving="ref"), {}, []),
+    "evicted, slower than the reference": (m(READY_REF, gone("a", 1.5), serving="ref"), {}, []),
 }
 
 
 @pytest.mark.parametrize("case", MADE)
-def test_reconcile_makes_what_is_needed_most(case: str) -> None:
+def test_reconcile_makes_the_most_needed_engine(case: str) -> None:
     models, more, actions = MADE[case]
     assert made(*models, **more) == actions
 
@@ -315,7 +319,7 @@ def test_reconcile_while_paused_or_starting_opens_and_makes_only_on_command() ->
 
 @pytest.mark.parametrize("requested", ["build", "verify", "review"])
 def test_reconcile_failed_request_is_retried_when_due(requested: str) -> None:
-    """A disk that is full stays full for a while; trying at every look would keep the box busy with nothing."""
+    """A full disk stays full for a while, and retries at every round would only load the box."""
     for state in (S.READY, S.FAILED):
         engine = view("a", state, 0.5, usable=True, request=requested, retry_at=NOW + 30)
         assert made(model(engine, serving="a")) == []
@@ -328,7 +332,7 @@ def test_reconcile_evicted_engine_is_not_rebuilt_while_others_are_pending(state:
     assert Make("m", "a") not in made(model(ready("ref", 1.0), gone("a"), rival, serving="ref"))
 
 
-# -- every question -------------------------------------------------------------------------------------------------
+# -- random views ---------------------------------------------------------------------------------------------------
 
 ENGINES = st.builds(
     EngineView,
@@ -395,7 +399,7 @@ def test_reconcile_random_views_keep_every_rule(models: list[ModelView], busy: f
         assert isinstance(action, Try) <= bool(engine.trial)
 
 
-# -- a little world -------------------------------------------------------------------------------------------------
+# -- simulation -----------------------------------------------------------------------------------------------------
 
 _PASSING = st.lists(
     st.sampled_from(("good", "rejected", "failed", "unsuitable", "void", "no space", "a bug")), max_size=3
@@ -493,7 +497,7 @@ def _lives(fates: Any, history: list[tuple[Any, ...]], budget_mb: int) -> None:
         run(story())
 
 
-@pytest.mark.timeout(600)  # finding the shortest history that goes wrong takes a while
+@pytest.mark.timeout(600)  # reducing a failing history to the shortest takes a while
 @settings(max_examples=100)
 @given(_FATES, _HISTORY)
 def test_simulated_box_ends_with_the_best_engine_serving(fates: Any, history: list[tuple[Any, ...]]) -> None:

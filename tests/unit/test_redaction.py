@@ -1,4 +1,4 @@
-"""Secrets of a box and its owner never leave it in a report, wherever they stand in it."""
+"""Redaction: reports contain no secrets of the box or its owner, at any position."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MAILS = st.builds(lambda user, host: f"{user}@{host}.org", NAMES, NAMES)
 HOMES = st.builds(lambda root, user, file: f"{root}/{user}/{file}", st.sampled_from(["/home", "/Users"]), NAMES, NAMES)
 LOCAL = st.builds(lambda name, end: f"{name}.{end}", NAMES, st.sampled_from(["local", "lan", "fritz.home", "internal"]))
 NAMED = st.builds(lambda name, value: f"{name}{value}", st.sampled_from(["token=", "password: ", "Bearer "]), NAMES)
-# What the shape of the text gives away, and what only the box knows.
+# Secrets that are recognised by their form, and secrets that only the box knows.
 SHAPED = st.one_of(IPV4, IPV6, MACS, HEX, CODES, OWN_TOKENS, URLS, MAILS, HOMES, LOCAL, NAMED, st.uuids().map(str))
 KINDS = st.sampled_from(["host", "user", "home", "folder", "serial", "network card"])
 KNOWN = st.one_of(
@@ -66,7 +66,7 @@ def _urlsafe(seed: bytes) -> str:
 
 
 def report(text: str = "", subject: str = "") -> BoxReport:
-    """A report with this text in every place that comes from the box."""
+    """Return a report with this text in every field that comes from the box."""
 
     def check(name: Name, result: Result) -> Check:
         return Check(name, subject, result, f"found {text}", f"do {text}")
@@ -91,7 +91,7 @@ PLAIN = box_report.render(box_report.redacted(report(), Identity())).lower()
 
 @QUICK
 @given(SHAPED, BEFORE, AFTER)
-def test_report_never_has_what_looks_like_a_secret(secret: str, before: str, after: str) -> None:
+def test_report_with_text_in_the_form_of_a_secret_is_redacted(secret: str, before: str, after: str) -> None:
     text = f"{before}{secret}{after}"
     found = box_report.render(box_report.redacted(report(text, text), Identity())).lower()
     value = re.sub(r"^(token|password|Bearer|[a-z]+:/)[=: /]+", "", secret)
@@ -101,7 +101,7 @@ def test_report_never_has_what_looks_like_a_secret(secret: str, before: str, aft
 
 @QUICK
 @given(KINDS, KNOWN, BEFORE, AFTER)
-def test_report_never_has_what_the_box_knows(kind: str, secret: str, before: str, after: str) -> None:
+def test_report_with_a_secret_known_to_the_box_is_redacted(kind: str, secret: str, before: str, after: str) -> None:
     for written in (secret, secret.upper()):
         text = f"{before}{written}{after}"
         found = box_report.render(box_report.redacted(report(text, text), Identity({kind: (secret,)}))).lower()
@@ -110,7 +110,7 @@ def test_report_never_has_what_the_box_knows(kind: str, secret: str, before: str
 
 @QUICK
 @given(st.lists(st.one_of(SHAPED, KNOWN), min_size=1, max_size=6), st.randoms())
-def test_redactor_finds_all_secrets_of_a_text(planted: list[str], chance: object) -> None:
+def test_redactor_several_secrets_in_one_text_are_all_removed(planted: list[str], chance: object) -> None:
     redactor = Redactor(Identity({"host": tuple(planted)}))
     text = redactor.text(f"camera {', '.join(planted)} failed")
     assert not [each for each in planted if each.lower() in text.lower() and each.lower() not in "camera failed"]
@@ -132,7 +132,7 @@ def test_redactor_finds_all_secrets_of_a_text(planted: list[str], chance: object
         "python -m pip install 'onnxruntime-gpu[cuda,cudnn]' --force-reinstall",
     ],
 )
-def test_redactor_keeps_what_a_report_is_for(text: str) -> None:
+def test_redactor_keeps_useful_text(text: str) -> None:
     assert Redactor(Identity(), ("10.3.0.30", "1.7.1.116")).text(text) == text
 
 
@@ -148,7 +148,7 @@ def test_redactor_keeps_what_a_report_is_for(text: str) -> None:
         ("nano12 is another", "nano12 is another"),
     ],
 )
-def test_redactor_says_what_it_replaced(text: str, expected: str) -> None:
+def test_redactor_names_the_kind_of_each_secret(text: str, expected: str) -> None:
     assert Redactor(Identity({"host": ("nano1",)})).text(text) == expected
 
 

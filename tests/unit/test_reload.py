@@ -1,4 +1,4 @@
-"""Reloading: which part of the daemon applies each key of the configuration."""
+"""Reloading: the part of the daemon that applies each key of the configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edged.config.schema import Reload
 from edged.daemon.reload import Reloader
 from edged.logs.output import LogOptions
 
-DEFAULTS = Config(model_control="explicit")  # the only one with `startup_models`
+DEFAULTS = Config(model_control="explicit")  # the only mode with `startup_models`
 OTHER = Config(
     listen=("localhost:1",),
     state="/s",
@@ -45,7 +45,7 @@ OTHER = Config(
 
 
 class Recorder:
-    """Stands for any part of the daemon: every attribute can be called and awaited, and notes its name."""
+    """Stands for any part of the daemon: every attribute can be called and awaited, and its name is recorded."""
 
     def __init__(self, called: list[str]) -> None:
         self._called = called

@@ -1,4 +1,4 @@
-"""Models written in older opsets: a runtime answers as ONNX's reference implementation does for the original."""
+"""Conversion to older opsets: the answers equal those of ONNX's reference implementation for the original."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _assert_same_answers(original: onnx.ModelProto, changed: onnx.ModelProto) ->
     expected = ReferenceEvaluator(original).run(None, inputs)
     try:
         session = ort.InferenceSession(changed.SerializeToString(), providers=["CPUExecutionProvider"])
-    except Fail:  # an old ONNX Runtime does not know the opset yet
+    except Fail:  # an older ONNX Runtime does not support the opset
         session = ReferenceEvaluator(changed)
     answer = session.run(None, inputs)
     for one, other in zip(expected, answer, strict=True):
@@ -78,7 +78,7 @@ def test_lower_model_answers_the_same(model: onnx.ModelProto, target: int) -> No
     _assert_same_answers(model, changed)
 
 
-def test_lower_operators_that_mean_the_same_changes_only_the_opset() -> None:
+def test_lower_operators_with_equal_definitions_changes_only_the_opset() -> None:
     original = models.classifier()
     changed, done = _lowered(original, 21)
     assert done.by_definition
@@ -87,7 +87,7 @@ def test_lower_operators_that_mean_the_same_changes_only_the_opset() -> None:
     assert changed.metadata_props == original.metadata_props
 
 
-def test_lower_types_that_only_the_newer_version_takes_are_no_definition() -> None:
+def test_lower_types_that_only_the_newer_version_accepts_are_no_definition() -> None:
     model = models.parse("(float[4] x) => (float[4] y) { e = Cast<to = 24>(x) y = Cast<to = 1>(e) }", opset=24)
     try:
         _, done = _lowered(model, 23)
@@ -106,14 +106,14 @@ def test_lower_axes_that_become_an_attribute_leave_no_constant(as_node: bool) ->
 
 
 def test_lower_softmax_is_rewritten() -> None:
-    """The converter of the onnx package leaves it as it is, which means something else before opset 13."""
+    """The onnx package's converter leaves it unchanged, although its meaning differs before opset 13."""
     changed, done = _lowered(models.softmax(1), 12)
     assert [node.op_type for node in changed.graph.node] == ["Transpose", "Softmax", "Transpose"]
     assert not done.by_definition
 
 
 def test_lower_keeps_weights() -> None:
-    weights = np.random.default_rng(1).standard_normal((256, 256)).astype(np.float32)  # larger than what is inlined
+    weights = np.random.default_rng(1).standard_normal((256, 256)).astype(np.float32)  # larger than inlined tensors
     model = models.parse("(float[N,256] x) => (float[N,256] y) { m = MatMul(x, w) y = Gelu(m) }", {"w": weights})
     changed, _ = _lowered(model, 19)
     assert changed.graph.initializer[0] == model.graph.initializer[0]
@@ -126,7 +126,7 @@ def test_lower_keeps_external_data() -> None:
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="weights.bin")
-    changed, _ = _lowered(model, 11)  # though the file does not exist
+    changed, _ = _lowered(model, 11)  # although the file does not exist
     assert changed.graph.initializer[0] == tensor
 
 

@@ -1,4 +1,4 @@
-"""Inputs declared as the model takes them, and repaired models compared with their originals: in this process."""
+"""Repairs in this process: inputs with freed dimensions, and repaired models compared with their originals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def classifier(batch: int | str, **more: Any) -> onnx.ModelProto:
     return models.classifier(batch, opset=20, ir=8, **more)
 
 
-# Its mean over the batch makes each row depend on the others, though it takes any batch.
+# It accepts any batch, but its mean over the batch makes each row depend on the others.
 COMPANY = models.parse(
     "(float[4,3] x) => (float[4,3] y) { m = ReduceMean<axes = [0], keepdims = 1>(x) y = Sub(x, m) }", opset=17, ir=8
 )
@@ -69,7 +69,7 @@ ONE_SIZE = models.parse(
         pytest.param(ONE_SIZE, False, "x Nx3x320x320", "", id="one size of pictures"),
     ],
 )
-def test_free_declares_inputs_as_the_model_takes_them(
+def test_free_declares_inputs_as_the_model_accepts_them(
     tmp_path: Path, model: onnx.ModelProto, sizes: bool, after: str, detail: str
 ) -> None:
     freed = _freed(model, tmp_path, sizes=sizes)
@@ -88,7 +88,7 @@ def test_free_declares_inputs_as_the_model_takes_them(
         pytest.param(classifier(1), id="sizes that were not asked for"),
     ],
 )
-def test_free_dimensions_that_are_right_stay(tmp_path: Path, model: onnx.ModelProto) -> None:
+def test_free_correct_dimensions_are_kept(tmp_path: Path, model: onnx.ModelProto) -> None:
     assert _freed(model, tmp_path).details == ()
     assert not (tmp_path / "out.onnx").exists()
 
@@ -117,11 +117,11 @@ def test_prove_conversion_is_judged_by_the_reference_implementation(tmp_path: Pa
     converted = models.softmax(1)
     if is_right:
         lower(converted, 12)
-    else:  # as the onnx package's converter does it: before opset 13 the operator means another thing
+    else:  # as the onnx package's converter does: the operator's meaning differs before opset 13
         converted.opset_import[0].version = 12
     proven = proof.prove(_proof(original, models.save(converted, tmp_path / "new.onnx"), evaluate=True))
     assert proven.verdict.accepted is is_right
-    assert (proven.by, proven.questions) == (NAME, 1)  # no time was given beyond the first
+    assert (proven.by, proven.questions) == (NAME, 1)  # the time was enough for one question
 
 
 def test_prove_model_that_runs_here_is_compared_by_the_runtime(tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_prove_original_that_nothing_can_run_is_unsuitable(tmp_path: Path) -> No
         proof.prove(_proof(original, original, evaluate=True))
 
 
-def test_tolerance_for_halves_is_that_of_float16(tmp_path: Path) -> None:
+def test_prove_model_of_halves_has_the_tolerance_of_float16(tmp_path: Path) -> None:
     assert proof.tolerance_for(models.save(models.gelu(), tmp_path / "a.onnx")) == TOLERANCES["fp32"]
     halves = models.gelu()
     halves.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     assert proof.tolerance_for(models.save(halves, tmp_path / "b.onnx")) == TOLERANCES["fp16"]
 
 
-def test_prove_model_that_answers_certain_values_only_is_compared_by_the_users_samples(tmp_path: Path) -> None:
+def test_prove_model_that_needs_certain_values_is_compared_by_the_users_samples(tmp_path: Path) -> None:
     original = models.save(choosy(50, 70), tmp_path / "original.onnx")
     job = _proof(original, models.save(choosy(50, 70), tmp_path / "same.onnx"), evaluate=True)
     with pytest.raises(Unsuitable):

@@ -1,4 +1,4 @@
-"""Which repairs are asked for, and the record of what was done."""
+"""Repair options, and the record of a repair."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edged.models.repair import Done, Proof, Record, RepairOptions, Step
         (False, ["simplify"], [Step.SIMPLIFY]),
     ],
 )
-def test_wish_wants_needed_and_chosen_steps(needed: bool, words: list[str], wanted: list[Step]) -> None:
+def test_repair_options_want_needed_and_chosen_steps(needed: bool, words: list[str], wanted: list[Step]) -> None:
     options = RepairOptions.parse(needed, words)
     assert [step for step in Step if options.wants(step)] == wanted
     assert options.is_any == bool(wanted)
@@ -63,10 +63,10 @@ def test_read_returns_the_written_record(tmp_path: Path) -> None:
     place = tmp_path / repair.FILE
     place.write_bytes(repair.write(_record()))
     assert repair.read(place) == _record()
-    assert '\n  "original": "bbb' in place.read_text()  # a person reads it
+    assert '\n  "original": "bbb' in place.read_text()  # indented for people
 
 
-def test_record_lines() -> None:
+def test_record_lines_describe_each_step() -> None:
     assert _record().lines() == (
         "from /home/me/new.onnx, digest bbbbbbbbbbbb, on 2026-01-02",
         "opset: 28 -> 26 (answers 7 questions as the original does)",

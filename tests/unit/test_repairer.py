@@ -1,4 +1,4 @@
-"""A model is repaired step by step in real children; what fails is one line and leaves the original as it was."""
+"""Repair of models step by step in real children. A failure is one line and leaves the original unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def runtimes_take(monkeypatch: pytest.MonkeyPatch, opsets: dict[str, int]) -> No
 
 @pytest.fixture(autouse=True)
 def older_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ONNX Runtime that is older than the models of new exporters, whichever is installed."""
+    """Pretend that ONNX Runtime is older than models of new exporters, whichever version is installed."""
     runtimes_take(monkeypatch, {"onnxruntime": 20})
 
 
@@ -56,7 +56,7 @@ def test_repair_converts_to_the_installed_runtimes_opset(tmp_path: Path) -> None
     assert (str(model.opset_import[0].version), str(model.ir_version)) == tuple(done.after for done in record.steps)
 
 
-def test_a_model_that_can_be_served_is_left_alone(tmp_path: Path) -> None:
+def test_repair_servable_model_is_unchanged(tmp_path: Path) -> None:
     path = models.save(models.classifier(opset=20, ir=8), tmp_path / "good.onnx")
     before = path.read_bytes()
     record = _repair(path).record
@@ -66,19 +66,19 @@ def test_a_model_that_can_be_served_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_only_the_step_that_is_named_is_made(tmp_path: Path) -> None:
+def test_repair_with_a_named_step_makes_only_that_step(tmp_path: Path) -> None:
     path = models.save(models.mean(), tmp_path / "mean.onnx")
     record = _repair(path, RepairOptions.parse(False, ["opset=13"])).record
     (done,) = record.steps
     assert (done.before, done.after) == ("18", "13")
-    assert done.proof.by.startswith("onnxruntime ")  # which takes opset 18 as well
+    assert done.proof.by.startswith("onnxruntime ")  # ONNX Runtime also supports opset 18
     assert done.details == ("1 ReduceMean converted for opset 17",)
 
 
 @pytest.mark.long
 def test_repair_to_a_named_version_suits_every_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtimes_take(monkeypatch, {"onnxruntime": 20, "tensorrt": 17})
-    path = models.save(models.mean(), tmp_path / "mean.onnx")  # opset 18, which ONNX Runtime takes
+    path = models.save(models.mean(), tmp_path / "mean.onnx")  # opset 18, which ONNX Runtime supports
     both, before = ("onnxruntime", "tensorrt"), path.read_bytes()
 
     def done(options: RepairOptions) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
@@ -96,14 +96,14 @@ def test_repair_to_a_named_version_suits_every_runtime(tmp_path: Path, monkeypat
     assert done(RepairOptions.parse(False, ["opset=18"])) == ([], ("opset: it is already 18",))
 
 
-def test_a_newer_version_that_is_named_is_an_error(tmp_path: Path) -> None:
+def test_repair_to_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = models.save(models.mean(), tmp_path / "mean.onnx")
     with pytest.raises(ModelRefused, match="opset=19: the model has 18, and a repair can only lower it"):
         _repair(path, RepairOptions.parse(False, ["opset=19"]))
 
 
 @pytest.mark.long
-def test_external_data_is_shared_and_part_of_the_identity(tmp_path: Path) -> None:
+def test_repair_external_data_is_shared_and_part_of_the_identity(tmp_path: Path) -> None:
     path = tmp_path / "big.onnx"
     onnx.save(models.classifier(), path, save_as_external_data=True, location="w.bin", size_threshold=64)
     original = model_digest(path, ["w.bin"])
@@ -116,7 +116,7 @@ def test_external_data_is_shared_and_part_of_the_identity(tmp_path: Path) -> Non
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["big.onnx", "w.bin"]
 
 
-def test_repair_without_a_conversion_is_one_line(tmp_path: Path) -> None:
+def test_repair_without_a_conversion_is_refused_in_one_line(tmp_path: Path) -> None:
     path = models.save(models.scatter(), tmp_path / "scatter.onnx")
     before = path.read_bytes()
     with pytest.raises(ModelRefused, match=r"scatter.onnx cannot be repaired: operator TensorScatter \(node 'cache'\)"):
@@ -124,7 +124,7 @@ def test_repair_without_a_conversion_is_one_line(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
+def test_repair_file_that_is_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.onnx"
     path.write_bytes(models.classifier().SerializeToString()[:300])
     with pytest.raises(ModelRefused):
@@ -140,14 +140,14 @@ def test_repair_frees_fixed_sizes_if_settings_need_others(tmp_path: Path) -> Non
     assert (done.step, done.after) == ("sizes", "x 1x3xHxW")
 
 
-def test_a_named_size_that_cannot_be_freed_is_an_error(tmp_path: Path) -> None:
+def test_repair_named_size_that_cannot_be_freed_is_refused(tmp_path: Path) -> None:
     path = models.save(models.split(), tmp_path / "m.onnx")
     with pytest.raises(ModelRefused, match="sizes: no input takes pictures of a fixed size"):
         _repair(path, RepairOptions.parse(False, ["sizes"]))
 
 
 @pytest.mark.long
-def test_a_model_is_simplified_when_asked(tmp_path: Path) -> None:
+def test_repair_simplifies_on_request(tmp_path: Path) -> None:
     pytest.importorskip("onnxslim", reason="it is an optional package")
     made = models.classifier(opset=20, ir=8)
     made.graph.node.append(onnx.helper.make_node("Identity", ["y"], ["z"]))
@@ -166,7 +166,7 @@ def test_a_model_is_simplified_when_asked(tmp_path: Path) -> None:
 
 
 class _Runs:
-    """Runs jobs as ever, but one kind: what becomes of that is given."""
+    """Runs jobs as usual, except jobs of one kind, which have the given outcome."""
 
     def __init__(self, kind: type, outcome: Any) -> None:
         self._kind, self._outcome = kind, outcome
@@ -186,7 +186,7 @@ def _stamps_only(job: Lower) -> Lowered:
     return Lowered(by_definition=True)
 
 
-def test_a_wrong_conversion_is_not_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repair_wrong_conversion_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = models.save(models.softmax(1), tmp_path / "m.onnx")
     before = path.read_bytes()
     monkeypatch.setattr(repairer, "run", _Runs(Lower, _stamps_only))
@@ -195,7 +195,7 @@ def test_a_wrong_conversion_is_not_taken_in(tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == before
 
 
-def test_a_converter_that_crashes_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repair_converter_that_crashes_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = models.save(models.classifier(), tmp_path / "m.onnx")
     monkeypatch.setattr(repairer, "run", _Runs(Lower, BuildFailed("lower child crashed (SIGSEGV)")))
     with pytest.raises(ModelRefused, match=r"m.onnx cannot be repaired: lower child crashed \(SIGSEGV\)"):
@@ -234,7 +234,7 @@ def test_repair_avoids_taken_file_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_copy_of_the_same_original_comes_out_the_same(tmp_path: Path) -> None:
+def test_repair_of_a_copied_original_gives_the_same_model(tmp_path: Path) -> None:
     path = models.save(models.gelu(), tmp_path / "one.onnx")
     other = Path(shutil.copy(path, tmp_path / "other.onnx"))
     options = RepairOptions.parse(False, ["opset=19", "ir=9"])

@@ -1,4 +1,4 @@
-"""Models on disk: read as they lie, added whole or not at all, removed without a trace."""
+"""The repository: models read from disk, added completely or not at all, and removed completely."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_entries_other_files_are_ignored(root: Path) -> None:
     assert Repository(root).entries() == {}
 
 
-def test_entries_settings_that_are_a_fifo_return(root: Path) -> None:
+def test_entries_settings_that_are_a_fifo_do_not_block(root: Path) -> None:
     fifo = lay(root, "bad", "1") / "edged.toml"
     os.mkfifo(fifo)
     assert ends_despite_fifo(Repository(root).entries, fifo)
@@ -110,7 +110,7 @@ def test_entries_settings_that_are_a_fifo_return(root: Path) -> None:
 
 @pytest.fixture
 def open_root() -> Iterator[Path]:
-    """A repository that anyone may reach, as pytest's own folders may not be."""
+    """Return a repository that every user can reach; pytest's own folders may be private."""
     place = Path(tempfile.mkdtemp())
     place.chmod(0o755)
     yield place
@@ -139,7 +139,7 @@ def test_entries_model_removed_meanwhile_is_skipped(root: Path, monkeypatch: pyt
     assert "good" in Repository(root).entries()
 
 
-# -- the sign of change ---------------------------------------------------------------------------------------------
+# -- detection of changes -------------------------------------------------------------------------------------------
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
@@ -160,7 +160,7 @@ def test_entries_change_with_every_file(root: Path, what: str) -> None:
     (folder / "1" / "data").mkdir()
     for name in ("weights.bin", "data/more.bin"):
         (folder / "1" / name).write_bytes(b"weights!")
-    settled = Repository(root, clock_ns=much_later)  # for which nothing changed lately
+    settled = Repository(root, clock_ns=much_later)  # its clock is far ahead, so every change is old
     before = settled.entries()["yolo"]
     assert settled.entries()["yolo"] is before
     CHANGES[what](folder)
@@ -188,7 +188,7 @@ UNCERTAIN: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("what", UNCERTAIN)
-def test_fingerprint_of_a_folder_that_is_not_certain_is_none(root: Path, what: str) -> None:
+def test_fingerprint_of_a_folder_that_may_change_unseen_is_none(root: Path, what: str) -> None:
     folder = lay(root, "yolo", "1", settings="threads = 1")
     before = fingerprint(folder, much_later())
     assert before is not None
@@ -254,7 +254,7 @@ HOSTILE = ["", ".", "..", ".hidden", "a/b", "../up", "/etc", "a\n", "a\0", "-x",
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_name_is_refused_everywhere(root: Path, source: Path, name: str) -> None:
+def test_hostile_name_is_refused_by_every_operation(root: Path, source: Path, name: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         check_name(name)
     assert "\n" not in str(raised.value)
@@ -291,7 +291,7 @@ def test_add_onto_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path) -> 
     assert list((small_disk / "models").iterdir()) == []
 
 
-def test_add_shows_the_model_whole_or_not_at_all(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_shows_the_complete_model_or_nothing(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository, seen = Repository(root), []
     real = shutil.copyfile
 
@@ -305,7 +305,7 @@ def test_add_shows_the_model_whole_or_not_at_all(root: Path, source: Path, monke
     assert list(repository.entries()) == ["yolo"]
 
 
-def test_remove_delete_takes_the_folder_or_the_plain_file(root: Path) -> None:
+def test_remove_with_delete_removes_the_folder_or_the_plain_file(root: Path) -> None:
     lay(root, "yolo", "1", "2", settings="threads = 1")
     (root / "face.onnx").write_bytes(b"x")
     repository = Repository(root)
@@ -345,7 +345,7 @@ def test_remove_keeps_the_newest_within_bounds(
     assert sorted(path.name for path in (root / TRASH).rglob("*.onnx")) == ["m2.onnx", "m3.onnx", "m4.onnx"]
 
 
-def test_remove_what_cannot_be_kept_says_how_to_delete_it(root: Path) -> None:
+def test_remove_model_that_cannot_be_kept_says_how_to_delete_it(root: Path) -> None:
     lay(root, "yolo", "1")
     (root / TRASH).write_bytes(b"no folder")
     with pytest.raises(Refused, match="--delete"):
@@ -353,7 +353,7 @@ def test_remove_what_cannot_be_kept_says_how_to_delete_it(root: Path) -> None:
     assert set(Repository(root).entries()) == {"yolo"}
 
 
-def test_sweep_removes_remains_and_nothing_else(root: Path) -> None:
+def test_sweep_removes_only_leftovers(root: Path) -> None:
     lay(root, "yolo", "1")
     for name in (".adding-1", ".removing-2", ".other"):
         (root / name / "1").mkdir(parents=True)
@@ -386,7 +386,7 @@ def test_entries_report_files_that_look_like_settings(root: Path) -> None:
     )
 
 
-def test_entries_plain_file_has_settings_beside_it(root: Path) -> None:
+def test_entries_plain_file_has_settings_next_to_it(root: Path) -> None:
     (root / "plain.onnx").touch()
     before = Repository(root).entries()["plain"]
     (root / "plain.toml").write_text("threads = 2")
@@ -397,7 +397,7 @@ def test_entries_plain_file_has_settings_beside_it(root: Path) -> None:
     assert "plain.toml: unknown model setting 'threats'" in Repository(root).entries()["plain"].problem
 
 
-def test_change_writes_the_settings_where_they_are_read(root: Path) -> None:
+def test_change_writes_settings_that_entries_reads(root: Path) -> None:
     lay(root, "m", "1", settings="threads = 2")
     (root / "plain.onnx").touch()
     repository = Repository(root)
@@ -439,7 +439,7 @@ def test_add_replace_keeps_the_rest_of_the_folder(
     assert not list(root.glob(".adding-*"))
 
 
-def test_add_replace_of_a_plain_file_and_of_none(root: Path, source: Path) -> None:
+def test_add_replace_of_a_plain_file_or_missing_model_adds_the_model(root: Path, source: Path) -> None:
     (root / "plain.onnx").write_text("old")
     (root / "plain.toml").write_text("threads = 2")
     repository = Repository(root)
@@ -468,7 +468,7 @@ def test_add_replace_that_fails_leaves_the_old_model(root: Path, source: Path, m
     assert not list(root.glob(".adding-*"))
 
 
-def test_add_of_one_name_twice_at_once_is_refused_once(
+def test_add_of_one_name_twice_concurrently_is_refused_once(
     root: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish = atomic.publish
@@ -536,8 +536,8 @@ def test_entries_samples_that_are_links_are_left_out(root: Path, tmp_path: Path)
     assert entries["linked"].samples == entries["inside"].samples == ()
 
 
-def test_remove_many_models_at_once_keeps_each(root: Path) -> None:
-    """Two removals must not take the same place in the trash, nor may one clear away what the other is filling."""
+def test_remove_many_models_concurrently_keeps_each(root: Path) -> None:
+    """Each removal needs its own folder in the trash, and must not delete a folder that another is filling."""
     names = [f"m{number}" for number in range(MAX_REMOVED)]
     for _ in range(5):
         for name in names:

@@ -1,4 +1,4 @@
-"""Services: handlers are found by the names of methods, and malformed messages are their senders' error."""
+"""Services: handlers are found by the names of methods, and malformed messages are errors of their senders."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_service_method_of_each_kind_parses_messages(
         found.read(b"\xff\xff")
 
 
-def test_service_handler_of_bytes_answers_calls_by_grpc_and_the_other_by_message() -> None:
+def test_service_bytes_handler_answers_by_grpc_and_message_handler_by_message() -> None:
     service = Service(INFERENCE, SimpleNamespace(model_ready=one, model_ready_bytes=encoded))
     (method,) = service.methods.values()
     assert method.write(asyncio.run(method.answer(method.read(b"\xff"), CONTEXT))) == b"\xff"

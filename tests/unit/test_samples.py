@@ -1,4 +1,4 @@
-"""The user's pictures: which files count, which may be added, and that a model is only taken in with good ones."""
+"""User pictures: which files are samples, how they are added, and refusal of models with unreadable ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_listed_takes_samples_by_name_only(folder: Path) -> None:
+def test_listed_selects_files_by_name_only(folder: Path) -> None:
     for other in ("notes.txt", ".hidden.jpg", "jpg", "film.jpg.mp4", "line\nbreak.jpg"):
         (folder / other).write_bytes(b"x")
     (folder / "dir.jpg").mkdir()
@@ -47,13 +47,13 @@ def test_listed_takes_samples_by_name_only(folder: Path) -> None:
     assert samples.listed(folder / "gone") == samples.listed(folder / "notes.txt") == ()
 
 
-def test_listed_takes_the_first_by_name(tmp_path: Path) -> None:
+def test_listed_too_many_samples_are_the_first_by_name(tmp_path: Path) -> None:
     for number in reversed(range(100)):
         (tmp_path / f"{number:03}.jpg").touch()
     assert [path.name for path in samples.listed(tmp_path)] == [f"{n:03}.jpg" for n in range(samples.MOST)]
 
 
-def test_find_takes_files_and_folders(folder: Path, tmp_path: Path) -> None:
+def test_find_accepts_files_and_folders(folder: Path, tmp_path: Path) -> None:
     single = tmp_path / "single.png"
     single.touch()
     assert list(samples.find([single, folder])) == ["single.png", "a.PNG", "b.jpg", "c.jpeg"]
@@ -61,7 +61,7 @@ def test_find_takes_files_and_folders(folder: Path, tmp_path: Path) -> None:
     assert samples.find([]) == samples.find(()) == {}
 
 
-def test_find_refuses_other_paths_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_find_other_paths_are_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.PNG").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "film.mp4").touch()
@@ -123,7 +123,7 @@ def test_entries_change_with_every_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("move", [False, True])
-def test_add_takes_samples(tmp_path: Path, move: bool) -> None:
+def test_add_stores_samples(tmp_path: Path, move: bool) -> None:
     source, hall = tmp_path / "source", picture(tmp_path / "hall.jpg")
     source.write_bytes(b"model")
     content = hall.read_bytes()

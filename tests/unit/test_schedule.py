@@ -1,4 +1,4 @@
-"""Which work goes next: order within each queue, shares between queues, batches, and no work lost."""
+"""The schedule: order within each queue, shares between queues, batches, and no lost work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edged.serving.schedule import Batching, Schedule, Share
 
 
 class Piece:
-    """A piece of work. Names of requests begin with an r."""
+    """A piece of work. Names of requests begin with "r"."""
 
     def __init__(
         self, name: object, wanted: bool = True, expires: float = math.inf, received: float = 0.0, frame: bool = True
@@ -31,7 +31,7 @@ class Piece:
 
 
 def schedule_of(*names: str) -> Schedule[Piece]:
-    """A schedule with requests ("r1") and frames ("a1": a newer frame of camera a), in this order."""
+    """Return a schedule with requests ("r1") and frames ("a1" is a frame of camera a), added in this order."""
     schedule = Schedule[Piece](64)
     for name in names:
         if name.startswith("r"):
@@ -72,7 +72,7 @@ def test_schedule_camera_waits_for_at_most_one_turn_of_every_other_queue() -> No
     assert chosen(schedule)[:2] == ["c", "r1"]
 
 
-def test_schedule_of_equal_turns_the_queue_served_longest_ago_goes_first() -> None:
+def test_schedule_equal_queues_are_served_longest_ago_first() -> None:
     schedule = schedule_of("c")
     assert chosen(schedule) == ["c"]
     for name in ("a0", "a1", "c"):
@@ -80,7 +80,7 @@ def test_schedule_of_equal_turns_the_queue_served_longest_ago_goes_first() -> No
     assert chosen(schedule) == ["a0", "c", "a1"]
 
 
-def test_schedule_full_refuses_requests_and_takes_frames() -> None:
+def test_schedule_full_refuses_requests_and_accepts_frames() -> None:
     schedule = Schedule[Piece](2)
     schedule.push(Piece("r1"))
     gone = Piece("r2")
@@ -110,7 +110,7 @@ def test_schedule_work_cancelled_while_it_waits_is_dropped() -> None:
 
 
 def served(schedule: Schedule[Piece], cameras: dict[str, Share], turns: int) -> Counter[str]:
-    """How often each camera is served while every one always has a frame."""
+    """Return how often each camera is served if every camera always has a frame."""
     counts: Counter[str] = Counter()
     for name, share in cameras.items():
         schedule.offer(name, Piece(name), share)
@@ -132,7 +132,7 @@ def test_share_is_proportional_to_weight(weights: list[float]) -> None:
         assert abs(counts[name] - due) <= 1 + 0.01 * due
 
 
-def test_share_higher_priority_goes_first_while_it_has_work() -> None:
+def test_share_higher_priority_is_first_while_it_has_work() -> None:
     schedule = Schedule[Piece](4)
     cameras = {"door": Share(priority=1), "yard": Share(weight=100.0), "street": Share()}
     assert served(schedule, cameras, 50) == {"door": 50}
@@ -219,7 +219,7 @@ def test_batch_takes_frames_of_several_cameras_in_their_turns() -> None:
     ],
     ids=["work without a group", "retried work first"],
 )
-def test_batch_leaves_out_work_that_goes_alone(names: list[str], again: list[str], batches: list[list[str]]) -> None:
+def test_batch_excludes_work_that_must_run_alone(names: list[str], again: list[str], batches: list[list[str]]) -> None:
     schedule = schedule_of(*names)
     for name in again:
         schedule.retry(Piece(name))
@@ -230,7 +230,7 @@ def test_batch_waits_for_more_frames_until_the_first_is_due() -> None:
     schedule, patient = Schedule[Piece](4), Batching(2, wait=0.5)
     schedule.offer("a", Piece("a", received=10.0))
     schedule.push(Piece("r1"))
-    assert batch(schedule, patient, now=10.1) == ["r1"]  # no reason to wait for a request
+    assert batch(schedule, patient, now=10.1) == ["r1"]  # a request is not delayed for more frames
     choice = schedule.choose(10.1, patient)
     assert (choice.work, choice.again_at) == ((), 10.5)
     assert batch(schedule, patient, now=10.5) == ["a"]
@@ -238,7 +238,7 @@ def test_batch_waits_for_more_frames_until_the_first_is_due() -> None:
     schedule.offer("b", Piece("b", received=11.1))
     assert batch(schedule, patient, now=11.1) == ["b", "a"]
     schedule.offer("a", Piece("a", received=12.0, expires=12.4))
-    assert batch(schedule, patient, now=12.0) == ["a"]  # it would be too late
+    assert batch(schedule, patient, now=12.0) == ["a"]  # a longer wait would be too late
 
 
 def test_batch_respects_weights() -> None:
@@ -254,7 +254,7 @@ def test_batch_respects_weights() -> None:
 
 
 class Turns(RuleBasedStateMachine):
-    """Any sequence of calls: all work comes out once, in the order of its queue, and no queue starves."""
+    """Any sequence of calls: all work comes out once, in the order of its queue, and every queue is served."""
 
     LIMIT = 3
 
@@ -264,7 +264,7 @@ class Turns(RuleBasedStateMachine):
         self.queues: dict[str | None, deque[Piece]] = {}
         self.again: deque[Piece] = deque()
         self.now = 0.0
-        self.passed: Counter[str | None] = Counter()  # how often others were served while work waited
+        self.passed: Counter[str | None] = Counter()  # turns of other queues while work waited
 
     def waiting(self, name: str | None) -> deque[Piece]:
         return self.queues.setdefault(name, deque())
@@ -284,7 +284,7 @@ class Turns(RuleBasedStateMachine):
         self.note(self.waiting(name), frame)
 
     def note(self, queue: deque[Piece], piece: Piece) -> None:
-        """Only wanted work has to come out again."""
+        """Only wanted work must come out again."""
         if piece.is_wanted:
             queue.append(piece)
 
@@ -350,7 +350,7 @@ class Turns(RuleBasedStateMachine):
     retried = 0
 
     def take(self, work: Piece) -> None:
-        """Check that it was the first of its queue."""
+        """Check that the work was the first of its queue."""
         queue = self.again if work.name == "again" else self.waiting(None if work.name == "request" else str(work.name))
         assert queue.popleft() is work
 

@@ -1,4 +1,4 @@
-"""Sealed files: no altered byte is ever taken for what was written."""
+"""Sealed files: every altered byte is detected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _KEPT: list[msgspec.Struct] = [
 
 
 def flips(data: bytes, seed: int = 5) -> list[bytes]:
-    """The data with one bit flipped in each byte, and cut short, and with a byte too many."""
+    """Return the data with one bit flipped in each byte, cut short, and with one byte too many."""
     chance = random.Random(seed)
     flipped = [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :] for at in range(len(data))]
     return [*flipped, data[:-1], data[: len(data) // 2], b"", data + b"}"]
@@ -80,7 +80,7 @@ def test_read_damaged_file_is_counted_and_removed(tmp_path: Path) -> None:
     assert sealed.DAMAGED["runtimes"] == before + 1
 
 
-def test_golden_answers_with_flipped_bit_are_made_again(tmp_path: Path) -> None:
+def test_golden_answers_with_flipped_bit_are_detected(tmp_path: Path) -> None:
     place = tmp_path / "a.golden"
     array = np.arange(4, dtype=np.float32)
     golden.save(place, [golden.Sample({"x": array}, {"y": array})])
@@ -103,7 +103,7 @@ def _quarantine(root: Path) -> object:
 
 
 @pytest.mark.parametrize("load", [_attempts, _quarantine])
-def test_memory_of_failures_with_flipped_bit_is_forgotten_or_whole(
+def test_record_of_failures_with_flipped_bit_is_empty_or_unchanged(
     tmp_path: Path, load: Callable[[Path], object]
 ) -> None:
     nothing = load(tmp_path)

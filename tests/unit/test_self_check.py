@@ -1,4 +1,4 @@
-"""Self-check: which engines are tried, and what is said of each outcome."""
+"""Self-check: which engines are tried, and the check for each outcome."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def record(*speeds: Speed, accepted: bool = True) -> EngineRecord:
     return EngineRecord({}, "shapes", Recipe("openvino"), {}, facts, verdict, speeds=speeds)
 
 
-def test_chosen_one_engine_for_each_runtime_and_device_in_fp32() -> None:
+def test_chosen_is_one_engine_per_runtime_and_device_preferably_fp32() -> None:
     wanted = [
         DesiredEngine(EngineKey({}), REFERENCE, "s", "cpu"),
         engine("onnxruntime", "cpu", "fp32"),
@@ -51,7 +51,7 @@ def test_chosen_one_engine_for_each_runtime_and_device_in_fp32() -> None:
 
 
 def drawn(*, shift: float = 0.0, score: float = 0.9) -> list[FoundBox]:
-    """The boxes of a detector that finds all shapes so far beside where they are."""
+    """Return the boxes of a detector that finds all shapes, but `shift` pixels too far to the right."""
     truths = Scene(SAMPLE_SEED).frame(0)[1]
     return [FoundBox(t.x1 + shift, t.y1, t.x2 + shift, t.y2, score, CLASSES[t.class_id]) for t in truths]
 
@@ -60,19 +60,19 @@ def drawn(*, shift: float = 0.0, score: float = 0.9) -> list[FoundBox]:
     ("boxes", "expected"),
     [
         (drawn(), Result.OK),
-        ([*drawn(), *drawn(shift=300.0, score=0.1)], Result.OK),  # unsure
+        ([*drawn(), *drawn(shift=300.0, score=0.1)], Result.OK),  # low scores are ignored
         ([*drawn(), FoundBox(0, 0, 9, 9, 0.9, "another")], Result.WRONG),
         (drawn()[1:], Result.WRONG),
         (drawn(shift=200.0), Result.WRONG),
         ([], Result.WRONG),
     ],
 )
-def test_reference_has_to_find_the_drawn_shapes(boxes: list[FoundBox], expected: Result) -> None:
+def test_reference_is_ok_if_it_finds_the_drawn_shapes(boxes: list[FoundBox], expected: Result) -> None:
     check = self_check.reference("1.31.1", boxes)
     assert (check.result, bool(check.remedy)) == (expected, expected is Result.WRONG)
 
 
-def test_tried_figures_of_both_forms() -> None:
+def test_tried_has_speed_and_throughput() -> None:
     speeds = Speed(1, 0, 5.0, 5.0, 10.0), Speed(2, 1, 8.0, 4.0, 10.0)
     found = self_check.tried(record(*speeds), "2026.4", BOX)
     assert (found.description, found.speed, found.throughput) == ("EPYC, 2 CPUs", 2.0, 2.5)
@@ -98,7 +98,7 @@ FOUND = Tried("openvino", "2026.4", "cpu", "EPYC", "fp32", True)
         ),
     ],
 )
-def test_judged_by_the_comparison(found: Tried, expected: Result, message: str, remedy: str) -> None:
+def test_judged_depends_on_the_comparison(found: Tried, expected: Result, message: str, remedy: str) -> None:
     check = self_check.judged(found, "why")
     assert check.result is expected
     assert check.subject == f"{found.runtime} on {found.device}"
@@ -113,11 +113,11 @@ def test_judged_by_the_comparison(found: Tried, expected: Result, message: str, 
         ("openvino", "cpu", Unsuitable("no"), Result.WRONG),
         ("onnxruntime", "cuda:0", Unsuitable("libcudnn.so.9 is missing"), Result.WRONG),
         ("openvino", "intel-gpu:0", BuildFailed("no"), Result.WRONG),
-        # OpenVINO works on the CPU; what its wheel brings for Intel's GPUs lacks a driver of the system.
+        # OpenVINO works on the CPU; only the part for Intel's GPUs lacks a driver of the system.
         ("openvino", "intel-gpu:0", Unsuitable("OpenVINO does not see it"), Result.WARNING),
     ],
 )
-def test_failed_is_wrong_unless_only_a_spare_device_lacks_a_driver(
+def test_failed_is_wrong_unless_an_additional_device_lacks_a_driver(
     backend: str, device: str, error: EdgedError, expected: Result
 ) -> None:
     check = self_check.failed(backend, device, "1", error)

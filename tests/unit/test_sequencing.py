@@ -18,7 +18,7 @@ from edged.models.triton_config import Control, SequenceBatching, State
 from edged.serving.work import InputTensor
 from edged.tensors import TensorSpec
 
-# silero-vad, as its versions declare it.
+# The signatures of two versions of silero-vad.
 VOICE = Signature(
     (
         TensorSpec("input", "FP32", ("?", "?")),

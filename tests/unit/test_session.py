@@ -43,7 +43,7 @@ def test_latency_median_is_of_recent_inferences(
     assert world.latency.median(world.now + pause) == median
 
 
-def test_latency_slow_for_grows_while_it_is_slow_and_starts_again() -> None:
+def test_latency_slow_for_grows_while_slow_and_restarts() -> None:
     world, found = World(), []
     for _ in range(4):
         world.infer(340.0, 5, every=1.0)
@@ -75,7 +75,7 @@ def test_latency_slow_for_neither_grows_nor_ends_without_inferences(rounds: int,
 
 
 def after(demand: Demand, since: float, seconds: float, *counts: int) -> float:
-    """Note these numbers of pieces of work in turns, each for 10 ms, for so long; return the time."""
+    """Note these counts of work in turn, each for 10 ms, during `seconds`; return the time."""
     now = since
     while now < since + seconds:
         for count in counts:

@@ -1,4 +1,4 @@
-"""What is kept of a model's shapes: across restarts, through damage, without a disk."""
+"""The book of a model's shapes: after restarts, with damaged files, and without a usable disk."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def kept(root: Path, page: Page = PAGE, of: Model | None = None) -> ShapeBook:
     return ShapeBook(root)
 
 
-def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_book_after_a_restart_has_its_page(tmp_path: Path) -> None:
     book = kept(tmp_path)
     assert book.page(model()) == PAGE
     assert book.applied(model()).learnt == WIDE
 
 
-def test_a_book_that_is_only_opened_writes_nothing(tmp_path: Path) -> None:
+def test_book_that_is_only_read_writes_nothing(tmp_path: Path) -> None:
     book = ShapeBook(tmp_path / "not")
     assert book.page(model()) == Page()
     assert book.applied(model()) == model()
     assert not (tmp_path / "not").exists()
 
 
-def test_it_is_about_one_content_of_one_model(tmp_path: Path) -> None:
+def test_book_of_changed_content_is_empty(tmp_path: Path) -> None:
     assert kept(tmp_path).page(model("another")) == Page()
 
 
-def test_another_policy_applies_nothing(tmp_path: Path) -> None:
+def test_book_with_another_policy_applies_nothing(tmp_path: Path) -> None:
     book = kept(tmp_path)
     for policy in ("any", "refuse"):
         assert book.applied(model(shapes__policy=policy, profile__x="1x8")).learnt == Profile()
@@ -113,7 +113,7 @@ def damaged() -> list[bytes]:
 
 
 @pytest.mark.parametrize("content", damaged(), ids=lambda content: str(content[:8]))
-def test_a_damaged_page_is_counted_and_as_if_it_had_never_been(tmp_path: Path, content: bytes) -> None:
+def test_book_damaged_page_is_counted_and_empty(tmp_path: Path, content: bytes) -> None:
     book, before = kept(tmp_path), sealed.DAMAGED["shapes"]
     (place,) = (tmp_path / "shapes").iterdir()
     place.write_bytes(content)
@@ -126,15 +126,13 @@ def test_a_damaged_page_is_counted_and_as_if_it_had_never_been(tmp_path: Path, c
     assert ShapeBook(tmp_path).page(model()) == PAGE
 
 
-def test_a_disk_that_cannot_be_written_only_makes_it_forget(tmp_path: Path) -> None:
+def test_book_on_an_unwritable_disk_is_empty_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "shapes").write_text("in the way")
     book = kept(tmp_path)
     assert book.page(model()) == Page()
 
 
-def test_the_models_that_were_written_longest_ago_are_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_book_removes_pages_written_longest_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edged.engines.shape_book._KEPT", 2)
     for content in ("a", "b", "c", "d"):
         kept(tmp_path, of=model(content))

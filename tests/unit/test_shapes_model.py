@@ -1,6 +1,6 @@
-"""The detector that comes with edged: its format, and how well it sees scenes it was not trained on.
+"""The detector that comes with edged: its format, and its accuracy on scenes that it was not trained on.
 
-Decoding and suppression are written out here, so that a fault in edged's own cannot hide one of the model.
+Decoding and suppression are implemented here again, so that a defect in edged's code cannot hide one of the model.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_model_is_small_and_old_enough_for_older_runtimes() -> None:
     assert "Shape" not in {node.op_type for node in model.graph.node}  # sizes are fixed: nothing to compute
 
 
-def test_model_takes_one_picture_and_gives_one_table(session: onnxruntime.InferenceSession) -> None:
+def test_model_has_one_picture_as_input_and_one_table_as_output(session: onnxruntime.InferenceSession) -> None:
     (given,), (got,) = session.get_inputs(), session.get_outputs()
     assert (given.name, given.shape, given.type) == ("images", [1, 3, SIZE, SIZE], "tensor(float)")
     assert (got.name, got.shape, got.type) == ("output0", [1, 4 + len(CLASSES), CELLS], "tensor(float)")
@@ -78,7 +78,7 @@ def test_model_metadata_is_that_of_an_ultralytics_export(session: onnxruntime.In
     assert facts["version"]
 
 
-def test_model_gives_probabilities_and_pixels(session: onnxruntime.InferenceSession) -> None:
+def test_model_outputs_are_probabilities_and_pixels(session: onnxruntime.InferenceSession) -> None:
     noise = np.random.default_rng(0).random((1, 3, SIZE, SIZE), np.float32)
     table = session.run(None, {"images": noise})[0][0]
     assert np.isfinite(table).all()

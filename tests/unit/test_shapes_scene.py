@@ -1,4 +1,4 @@
-"""Drawn scenes: the same for the same seed, moving, and with boxes that the pixels agree with."""
+"""Drawn scenes: equal for equal seeds, moving, and with boxes that match the pixels."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_frame_size_and_truths_inside(width: int, height: int) -> None:
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_truths_are_tight_around_the_figures(width: int, height: int) -> None:
-    """The oracle is the picture itself: what differs from the same scene without figures is the figures."""
+    """The picture itself is the reference: only the figures differ from the same scene without figures."""
     for seed in range(5):
         for count in range(1, 6):
             with_it, truths = Scene(seed, width, height, count).frame(30 * seed)
-            # Frames hold the same background and noise whatever the figures are, so only figures differ.
+            # Background and noise do not depend on the figures, so only the figures differ.
             without, _ = Scene(seed, width, height, 0).frame(30 * seed)
             changed = cv2.absdiff(with_it, without).max(axis=2) > 24
             covered = np.zeros_like(changed)
@@ -142,10 +142,10 @@ NEAR = Truth(0, 4, 0, 14, 10)
         ([HIT], [A, B], Counts(1, 0, 1)),
         ([HIT, Prediction(2, 0.9, 20, 20, 30, 30)], [A, B], Counts(1, 1, 1)),  # another class
         ([TWICE, HIT], [A], Counts(1, 1, 0)),
-        ([Prediction(0, 0.9, 0, 0, 10, 5)], [A], Counts(1, 0, 0)),  # half an overlap
+        ([Prediction(0, 0.9, 0, 0, 10, 5)], [A], Counts(1, 0, 0)),  # overlaps by exactly half
         ([Prediction(0, 0.9, 0, 0, 10, 4.9)], [A], Counts(0, 1, 1)),
         ([Prediction(0, 0.9, 10, 0, 20, 10)], [A], Counts(0, 1, 1)),
-        # The better score chooses first and takes its best truth.
+        # The prediction with the higher score is matched first, with its best truth.
         ([Prediction(0, 0.3, 0, 0, 10, 10), Prediction(0, 0.9, 3.5, 0, 13.5, 10)], [A, NEAR], Counts(2, 0, 0)),
     ],
 )

@@ -1,4 +1,4 @@
-"""The ring in shared memory: the daemon reads the pictures that a client writes, or reports why not."""
+"""The ring in shared memory: the daemon reads the pictures that a client writes, or reports the reason."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_picture_in_an_unreadable_segment_is_refused(
 def test_segments_few_stay_open_and_none_after_close(tmp_path: Path) -> None:
     before = descriptors()
     segments = Segments(tmp_path, own)
-    errors: list[BaseException] = []  # whose tracebacks hold frames and their variables
+    errors: list[BaseException] = []  # their tracebacks keep frames and variables alive
     with contextlib.ExitStack() as rings:
         for _ in range(10):
             ring = rings.enter_context(SharedRing(2, 100, folder=tmp_path))
@@ -302,7 +302,7 @@ def test_is_local_only_for_peers_of_this_machine(peer: str, local: bool) -> None
 
 @pytest.mark.timeout(60)
 def test_picture_is_never_torn_by_a_fast_writer(tmp_path: Path) -> None:
-    """Two processes at once: every picture that is taken is of one value throughout."""
+    """With a writer in another process, every picture that is read has one value throughout."""
     script = (
         "import sys; from pathlib import Path; from edged.client.shared import SharedRing\n"
         "ring = SharedRing(2, 200_000, folder=Path(sys.argv[1])); print(ring.segment, flush=True)\n"
@@ -321,7 +321,7 @@ def test_picture_is_never_torn_by_a_fast_writer(tmp_path: Path) -> None:
 
 
 def _read_on(segments: Segments, path: Path) -> tuple[int, int]:
-    """Pictures read and overwritten, until there are some of both; each of those read is whole."""
+    """Read pictures, check that each is whole, and return how many were read and how many were overwritten."""
     taken = overwritten = 0
     for _ in range(200_000):
         stamp = _stamp(path)

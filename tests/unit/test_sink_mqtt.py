@@ -1,4 +1,4 @@
-"""MQTT against a small broker of the tests, and the messages for Home Assistant."""
+"""The MQTT sink with the tests' own small broker, and the messages for Home Assistant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answered(*labels: str, sequence: int = 1, error: tuple[str, str] | None = No
 
 
 def connect(at: Broker, query: str = "?rate=1000", **options: Any) -> Mqtt:
-    """Its clock goes on by a second for each result, unless a test brings another."""
+    """Return a connected sink. Its default clock advances by one second for each result."""
     options.setdefault("clock", itertools.count(1).__next__)
     sink = Mqtt(broker(f"mqtt://127.0.0.1:{at.port}/site/one{query}", {}), "hall", "box", **options)
     at.wait_for("site/one/hall/availability", b"online")
@@ -108,11 +108,11 @@ def test_mqtt_lost_connection_is_offline_by_will() -> None:
         sink = connect(at)
         at.drop()
         at.wait_for("site/one/hall/availability", b"offline")
-        assert at.wait_for("site/one/hall/availability", b"online", count=2).retain  # and it comes back
+        assert at.wait_for("site/one/hall/availability", b"online", count=2).retain  # after a new connection
         sink.close()
 
 
-def test_mqtt_broker_started_later_or_again_gets_everything() -> None:
+def test_mqtt_broker_started_later_or_again_gets_states_and_discovery() -> None:
     with Broker() as first:
         port = first.port
     clock = itertools.count(1).__next__
@@ -120,7 +120,7 @@ def test_mqtt_broker_started_later_or_again_gets_everything() -> None:
     begun = time.monotonic()
     for number in range(100):
         sink.on_answer(answered("dog", sequence=number))
-    assert time.monotonic() - begun < 5  # without a broker no result waits
+    assert time.monotonic() - begun < 5  # results do not wait for a broker
 
     def published(at: Broker) -> bool:
         sink.on_answer(answered("cat"))
@@ -150,7 +150,7 @@ def test_mqtt_stalled_broker_drops_results() -> None:
         sink.close()
 
 
-def test_mqtt_login_and_refused_connection(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_mqtt_refused_connection_is_logged_without_password(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     secret = tmp_path / "password"
     secret.write_text("from a file\n")
     with Broker(refuse=5) as at:
@@ -180,7 +180,7 @@ def test_broker_invalid_address_raises(url: str, words: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_broker_valid_addresses() -> None:
+def test_broker_valid_addresses_are_parsed() -> None:
     plain = broker("mqtt://box", {"EDGED_MQTT_PASSWORD": "x"})
     assert (plain.host, plain.port, plain.tls, plain.user, plain.password) == ("box", 1883, False, None, "x")
     assert (plain.prefix, plain.settings) == ("edged", Settings(2.0, "homeassistant", ""))

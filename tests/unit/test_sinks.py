@@ -50,7 +50,7 @@ def test_pending_frames_keep_picture_until_its_answer() -> None:
     pending = PendingFrames([Captured(pictures[0]), *pictures[1:]])
     assert len(list(pending)) == 5
     assert pending.take(2) is pictures[1]
-    assert pending.take(1) is None  # its answer would have come before
+    assert pending.take(1) is None  # its answer would have arrived earlier
     assert pending.take(2) is None
     assert pending.take(5) is pictures[4]
     assert pending.take(6) is None
@@ -85,7 +85,7 @@ def test_pending_frames_close_reaches_the_source() -> None:
     assert calls == ["interrupt", "interrupt"]
 
 
-# --- several at once ------------------------------------------------------------------------------------------------
+# --- several sinks --------------------------------------------------------------------------------------------------
 
 
 class Noted(Sink):
@@ -164,7 +164,7 @@ def test_background_failure_is_raised_by_put_or_close() -> None:
 
     for lossless in (True, False):
         background = Background("test", work, lambda: None, lossless=lossless, depth=1)
-        with pytest.raises(InvalidInput, match="no such codec"):  # noqa: PT012 - whichever comes to see it
+        with pytest.raises(InvalidInput, match="no such codec"):  # noqa: PT012 - one of these calls raises it
             for _ in range(3):
                 background.put(answered(1, None))
             background.close()
@@ -221,7 +221,7 @@ def test_mp4_shows_annotations_at_capture_times(tmp_path: Path) -> None:
     for number, seconds in enumerate(at):
         image = jpeg(40 * number) if number % 2 else shade(40 * number)
         sink.on_answer(answered(number + 1, image, int(seconds * 1e9)))
-    sink.on_answer(Answered(result(9)))  # whose picture is not there any more
+    sink.on_answer(Answered(result(9)))  # without a picture
     sink.close()
     images, times = read_back(path)
     assert np.allclose(times, [0, 0.04, 0.5, 2, 2.001, 2.002, 2.003], atol=0.002)
@@ -241,7 +241,7 @@ def test_mp4_other_sizes_are_fitted(tmp_path: Path) -> None:
     images, times = read_back(path)
     assert {image.shape for image in images} == {(48, 64, 3)}
     assert np.allclose(np.diff(times), 0.04, atol=0.002)
-    assert images[2][24, 2].max() < 40  # black on its side
+    assert images[2][24, 2].max() < 40  # black bars at its sides
     assert images[2][4, 32].max() > 100
 
 
@@ -267,7 +267,7 @@ def test_mp4_unwritable_file_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     empty = Mp4(tmp_path / "empty.mp4")
     empty.close()
     full = Mp4("/dev/full", lossless=True)
-    with pytest.raises(InvalidInput, match="/dev/full"):  # noqa: PT012 - seen with the next picture, or at the end
+    with pytest.raises(InvalidInput, match="/dev/full"):  # noqa: PT012 - raised by a later picture, or at the end
         for number in range(300):
             full.on_answer(answered(number + 1, np.random.default_rng(number).integers(0, 255, (48, 64, 3), np.uint8)))
         full.close()
@@ -303,7 +303,7 @@ def get(preview: Preview, path: str, host: str | None = None) -> tuple[int, str,
 
 
 class Viewer:
-    """Reads one part of the stream after the other."""
+    """A viewer that reads the parts of the stream one by one."""
 
     def __init__(self, preview: Preview) -> None:
         self._connection = connected(preview)
@@ -312,7 +312,7 @@ class Viewer:
         assert self._answer.getheader("Content-Type") == "multipart/x-mixed-replace; boundary=edged-frame"
 
     def next(self) -> int:
-        """The shade of a corner of the picture."""
+        """Return the shade of a corner of the next picture."""
         assert self._answer.readline() == b"--edged-frame\r\n"
         assert self._answer.readline() == b"Content-Type: image/jpeg\r\n"
         length = int(self._answer.readline().split(b":")[1])

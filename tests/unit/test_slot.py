@@ -22,7 +22,7 @@ def request(data: bytes = b"abcd") -> TensorWork:
 
 
 def serving(capacity: int = 1 << 20) -> tuple[Slot, FakeLink]:
-    """A slot with an engine, and the link of its host."""
+    """Return a slot with an engine, and the link of its host."""
     slot, link = Slot("m"), FakeLink(capacity)
     slot.install(link.session())
     return slot, link
@@ -36,7 +36,7 @@ def push(slot: Slot, *data: bytes) -> list[TensorWork]:
 
 
 def echoed(work: TensorWork) -> bytes:
-    """The output of an answered request, which FakeLink makes equal to its input."""
+    """Return the output of an answered request; FakeLink makes it equal to the input."""
     return work.future.result().outputs[0].data
 
 
@@ -54,7 +54,7 @@ async def test_slot_work_that_waits_for_an_engine_is_answered_by_it() -> None:
     assert (slot.answered, slot.failed, slot.waiting, link.arena.taken) == (2, 0, 0, 0)
 
 
-async def test_slot_under_load_keeps_one_batch_more_in_flight_than_run() -> None:
+async def test_slot_under_load_has_one_batch_more_in_flight_than_the_engine_runs() -> None:
     slot, link = Slot("m"), FakeLink()
     session = link.session(batching=Batching(2))
     slot.install(session)
@@ -196,10 +196,10 @@ async def test_slot_request_larger_than_the_arena_is_refused(sizes: tuple[int, .
 
 
 @pytest.mark.parametrize("size", [3000, 5000])
-async def test_slot_large_answers_do_not_stop_the_requests_after_them(size: int) -> None:
+async def test_slot_large_answers_do_not_stop_later_requests(size: int) -> None:
     slot, link = Slot("m"), FakeLink(4096)
     session = link.session()
-    session.reply_bytes = size  # as after an answer of so many bytes, which came in its message
+    session.reply_bytes = size  # as after an answer of this size that was part of its message
     slot.install(session)
     works = push(slot, bytes(200), bytes(200))
     await link.drain()

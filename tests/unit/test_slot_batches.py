@@ -1,4 +1,4 @@
-"""Batches of frames and of tensor requests: each part is answered for itself, whatever happens to the others."""
+"""Batches of frames and of tensor requests: each part has its own answer, independent of the others."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ OVER = EngineUnusable("the test is over")
 
 
 def rows(data: Blob, width: int = 1, priority: int = 0) -> TensorWork:
-    """A request with rows of `width` bytes."""
+    """Return a request with rows of `width` bytes."""
     size = len(data) if isinstance(data, bytes | memoryview) else data.size
     tensor = InputTensor("x", "UINT8", (size // width, width), data)
     return TensorWork((tensor,), None, priority=priority, batch=size // width)
 
 
 def slot_of(policy: TensorBatching, *works: FrameWork | TensorWork) -> Slot:
-    """A slot where work waits: each frame is of its own camera."""
+    """Return a slot where work waits. Each frame is from its own camera."""
     slot = Slot("m")
     slot.batching_policy = policy
     for number, work in enumerate(works):
@@ -53,7 +53,7 @@ def slot_of(policy: TensorBatching, *works: FrameWork | TensorWork) -> Slot:
 
 
 def content(work: FrameWork | TensorWork) -> bytes | None:
-    """The bytes of an answer, which FakeLink makes equal to those of the request."""
+    """Return the bytes of an answer; FakeLink makes them equal to those of the request."""
     answer = work.future.result()
     return answer.outputs[0].data if isinstance(work, TensorWork) else answer.detections
 
@@ -134,8 +134,8 @@ async def test_batch_part_that_cannot_be_read_is_left_out(make: Make, error: Edg
 
 
 @BOTH
-async def test_batch_that_does_not_fit_into_the_arena_goes_in_parts(make: Make) -> None:
-    works = [make(bytes([number]) * 100) for number in range(5)]  # two of them fit
+async def test_batch_that_does_not_fit_into_the_arena_is_sent_in_parts(make: Make) -> None:
+    works = [make(bytes([number]) * 100) for number in range(5)]  # two fit into the arena
     slot, link = slot_of(TensorBatching(Batching(400)), *works), FakeLink(256)
     slot.install(link.session(batching=Batching(4)))
     await link.drain()
@@ -191,7 +191,7 @@ async def test_frame_that_kills_every_host_fails_alone() -> None:
             await link.die(slot)
             link = FakeLink()
             slot.install(link.session(batching=Batching(3)))
-            assert len(link.sent()[0]) == 1  # what was lost with a host goes alone
+            assert len(link.sent()[0]) == 1  # work that was lost with a host is retried alone
         else:
             link.answer()
         await turn()
@@ -257,7 +257,7 @@ async def test_requests_of_other_shapes_or_outputs_do_not_share_a_batch() -> Non
     assert await link.drain() == [2, 2, 2]
 
 
-async def test_requests_go_in_preferred_batch_sizes() -> None:
+async def test_requests_are_sent_in_preferred_batch_sizes() -> None:
     policy = TensorBatching(Batching(8, wait=60.0, preferred=(2, 4)))
     slot, link = slot_of(policy, *(rows(b"a") for _ in range(7))), FakeLink()
     slot.install(link.session())
@@ -279,7 +279,7 @@ async def test_engine_that_mixes_the_rows_of_a_batch_gets_no_batch_again() -> No
     assert [content(work) for work in works] == [b"ab", b"cd", b"ef"]
 
 
-async def test_requests_of_higher_levels_go_first_and_unknown_levels_are_the_default() -> None:
+async def test_requests_of_higher_levels_are_first_and_unknown_levels_are_the_default() -> None:
     policy = TensorBatching(Batching(1), levels=3, default_level=2)
     slot, link = slot_of(policy, *(rows(bytes([48 + level]), priority=level) for level in (3, 2, 0, 9, 1))), FakeLink()
     slot.install(link.session())
@@ -301,7 +301,7 @@ async def test_requests_beyond_the_queue_size_are_refused(policy: TensorBatching
     assert all(isinstance(work.future.exception(), EngineUnusable) for work in works)
 
 
-async def test_queue_size_of_a_level_holds_for_that_level_alone() -> None:
+async def test_queue_size_of_a_level_applies_to_that_level_only() -> None:
     policy = TensorBatching(policy=QueuePolicy(size=2), levels=2, default_level=1, policies={2: QueuePolicy(size=100)})
     slot = slot_of(policy, rows(b"a"), rows(b"a"), *(rows(b"b", priority=2) for _ in range(100)))
     with pytest.raises(Overloaded):
@@ -310,7 +310,7 @@ async def test_queue_size_of_a_level_holds_for_that_level_alone() -> None:
 
 
 @pytest.mark.parametrize("has_other", [True, False])
-async def test_request_that_waited_too_long_is_refused_or_goes_last(has_other: bool) -> None:
+async def test_request_that_waited_too_long_is_refused_or_served_last(has_other: bool) -> None:
     policies = {2: QueuePolicy(timeout=0.02, delay=True)}
     policy = TensorBatching(policy=QueuePolicy(timeout=0.02), levels=2, default_level=1, policies=policies)
     refused, delayed = rows(b"a"), rows(b"b", priority=2)

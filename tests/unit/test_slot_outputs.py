@@ -1,4 +1,4 @@
-"""Outputs of requests: copied or taken where they lie, and refused if they do not fit their request."""
+"""Outputs of requests: copied or passed to a sink in place, and refused if they do not fit their request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def serving() -> tuple[Slot, FakeLink]:
 
 
 async def answer(link: FakeLink, data: bytes) -> bool:
-    """Answer the oldest job with one output; return whether it had a place in the arena for it."""
+    """Answer the oldest job with one output, and return whether the job had a place in the arena for it."""
     job, _ = link.jobs[min(link.jobs)]
     assert isinstance(job, m.Infer)
     place = None if job.reply is None else Span(job.reply.offset, len(data))
@@ -130,11 +130,11 @@ _LIES: dict[str, Lie] = {
 
 
 async def is_answered(work: TensorWork | FrameWork, make: Lie) -> bool:
-    """Whether a request with these outputs is answered, and not refused. The next one is answered in any case."""
+    """Return whether a request with these outputs is answered. Check that the next one is answered in any case."""
     slot, link = Slot("m"), FakeLink()
     session = link.session(outputs={"y": "FP32"})
     session.reply_bytes = 256
-    before = link.arena.reserve(256)  # another client's
+    before = link.arena.reserve(256)  # belongs to another client
     slot.install(session)
     following = TensorWork(work.inputs, None) if isinstance(work, TensorWork) else FrameWork(b"frame")
     for each, made in ((work, make), (following, honest)):

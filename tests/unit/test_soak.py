@@ -1,4 +1,4 @@
-"""What a soak finds: a leak of one a round, and not what comes and goes."""
+"""Figures of a soak: steady growth is found, and fluctuations are ignored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_growths_finds_a_leak_in_every_figure(name: str) -> None:
     assert found[0].startswith(f"{name} grew from {start + step} to {start + 6 * step}")
 
 
-def test_a_slow_leak_is_found_when_there_is_time() -> None:
+def test_growths_slow_leak_is_found_in_many_rounds() -> None:
     assert growths(rounds("daemon_fds", *(60 + number // 4 for number in range(40))))
     assert growths(rounds("daemon_mb", *(120 + number // 2 for number in range(90))))
 
@@ -39,30 +39,30 @@ def test_growths_ignores_peaks_and_single_steps(values: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("name", ["daemon_mb", "host_mb"])
-def test_memory_may_step_once_to_a_level_that_stays(name: str) -> None:
+def test_growths_ignores_one_step_of_memory(name: str) -> None:
     step = [91, 91, 96, 113, 110, 113, 115, 111]
     assert growths(rounds(name, *(step[0] + (each - step[0]) * SLACK[name] // 12 for each in step))) == []
 
 
 @pytest.mark.parametrize("noise", [(0, 0), (0, 3), (3, 0)])
-def test_a_leak_that_is_just_above_the_slack_is_found_in_two_minutes(noise: tuple[int, int]) -> None:
-    """Eight rounds, of 4 MiB each: 20 MiB between the first two and the last two."""
+def test_growths_leak_just_above_the_slack_is_found_in_eight_rounds(noise: tuple[int, int]) -> None:
+    """Eight rounds with 4 MiB more in each: 20 MiB between the first two and the last two."""
     assert growths(rounds("daemon_mb", *(120 + 4 * number + noise[number % 2] for number in range(8))))
 
 
-def test_too_few_rounds_prove_nothing() -> None:
+def test_growths_too_few_rounds_are_reported() -> None:
     assert growths([_CALM] * (FEWEST - 1))
     assert growths([_CALM] * FEWEST) == []
 
 
 @pytest.mark.parametrize("seconds", [120, 600, 3600, 86400])
-def test_there_is_always_time_for_enough_rounds(seconds: float) -> None:
+def test_stretch_has_time_for_enough_rounds(seconds: float) -> None:
     stretch = Stretch.of(seconds)
     assert 10 <= stretch.round <= 120
     assert (seconds - stretch.warming) / stretch.round > FEWEST
 
 
-def test_figures_are_of_the_process_and_its_folders(tmp_path: Path) -> None:
+def test_figures_count_the_process_and_its_folders(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "file").write_text("x")
     before = Figures.of(os.getpid(), tmp_path)

@@ -1,4 +1,4 @@
-"""Sources through GStreamer, with a stand-in for it: which pipelines are made, and what becomes of their samples."""
+"""Sources through GStreamer, with a stand-in for it: the pipelines, and the frames made from their samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gst(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gst]:
 
 
 def bgr(value: int, **changes: object) -> Sample:
-    """4x2 pixels of 3 bytes: rows of 12, which need no padding."""
+    """Return 4x2 pixels of 3 bytes: rows of 12 bytes, which need no padding."""
     return Sample(bytes([value]) * 24, **changes)  # type: ignore[arg-type]
 
 
@@ -69,7 +69,7 @@ def test_pipeline_camera_buffers_are_unmapped(gst: Gst) -> None:
     assert (whole.buffer.mapped, torn.buffer.mapped) == (0, 0)
 
 
-def test_pipeline_camera_believable_time_of_element_is_used(gst: Gst) -> None:
+def test_pipeline_camera_plausible_time_of_element_is_used(gst: Gst) -> None:
     now = time.monotonic_ns()
     gst.base_time = now - 3 * SECOND
     stamps = (2 * SECOND, fake_gst.NONE, 900 * SECOND)
@@ -157,7 +157,7 @@ def test_open_source_file_without_hardware_decoder_uses_pyav(gst: Gst, tmp_path:
     assert gst.pipelines == []
 
 
-def test_require_gst_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch, gst: Gst) -> None:
+def test_open_source_without_gstreamer_says_what_to_install(monkeypatch: pytest.MonkeyPatch, gst: Gst) -> None:
     with pytest.raises(Unsupported, match="nvarguscamerasrc"):
         open_source("csi://0")
     monkeypatch.setitem(sys.modules, "gi", None)
@@ -168,7 +168,7 @@ def test_require_gst_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("size", [(8, 4), (7, 5)])
 @pytest.mark.parametrize("layout", ["BGR", "BGRx", "NV12", "GRAY8"])
-def test_pixels_every_layout_with_padded_rows(layout: str, size: tuple[int, int]) -> None:
+def test_pixels_every_layout_with_padded_rows_is_converted(layout: str, size: tuple[int, int]) -> None:
     width, height = size
     blue = (255, 0, 0)
 

@@ -43,7 +43,7 @@ def test_shared_camera_gives_the_newest_picture(ring: SharedRing, tmp_path: Path
         assert source.skipped == 2
 
 
-def test_shared_camera_jpeg_ends_at_its_end(tmp_path: Path) -> None:
+def test_shared_camera_jpeg_has_no_trailing_bytes(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     large, small = cv2.imencode(".jpg", noise)[1].tobytes(), jpeg(3)
     with SharedRing(2, len(large), folder=tmp_path) as ring:
@@ -53,7 +53,7 @@ def test_shared_camera_jpeg_ends_at_its_end(tmp_path: Path) -> None:
                 ring.put(picture)
                 if picture != b"no picture":
                     assert next(source).image == picture
-            assert source.damaged == 0  # it was overtaken before anybody looked
+            assert source.damaged == 0  # it was replaced before the source read it
 
 
 def test_shared_camera_removed_ring_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Real media through PyAV: streams that change, break and come back, and cameras that send JPEG."""
+"""Real media through PyAV: streams that change, break and reconnect, and cameras that send JPEG."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def without_tables(picture: bytes) -> bytes:
-    """As USB cameras send it."""
+    """Return the picture without Huffman tables, as USB cameras send it."""
     at = 2
     kept = [picture[:2]]
     while picture[at + 1] != 0xDA:
@@ -64,7 +64,7 @@ def test_shots_flipped_bytes_are_read_to_the_end(tmp_path: Path) -> None:
         values = [float(frame.image.mean()) for frame in source]  # type: ignore[union-attr]
         assert source.damaged >= 1
     assert 20 < len(values) < 60
-    assert values[-1] > 200  # the last ones are whole
+    assert values[-1] > 200  # the last frames are undamaged
 
 
 def test_recording_without_readable_video_raises(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_recording_without_readable_video_raises(tmp_path: Path) -> None:
 
 def test_shots_unreadable_packets_are_skipped() -> None:
     class Container:
-        """Fails between two packets, then for good."""
+        """Fails once between two packets, and always after them."""
 
         duration = None
 
@@ -130,7 +130,7 @@ def test_accelerator_unavailable_decodes_in_software(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
-    """An HTTP server on a free port; gives its URL."""
+    """Run an HTTP server on a free port; yield its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -144,7 +144,7 @@ def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 class JpegCamera:
-    """Sends JPEGs one after the other until `broken` is set; each connection counts from 0."""
+    """Sends JPEGs to each connection, with shades that count from 0, until `broken` is set."""
 
     def __init__(self) -> None:
         camera = self
@@ -201,7 +201,7 @@ def test_network_camera_hls_plays_at_its_own_speed(tmp_path: Path) -> None:
         stamps = [next(source).captured_mono_ns / 1e9 for _ in range(15)]
     assert stamps == sorted(stamps)
     assert stamps[-1] - stamps[0] > 0.4  # fifteen at 25 a second last 0.56 s
-    assert max(np.diff(stamps)) < 0.9  # no segment was shown as one picture
+    assert max(np.diff(stamps)) < 0.9  # no segment was delivered at once
 
 
 # --- JPEG -----------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_jpeg_complete_adds_missing_tables() -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda d: b"", lambda d: b"\0" * 9, lambda d: d[: len(d) // 2], lambda d: d[:9]])
-def test_jpeg_complete_invalid_data_gives_none(damage: Callable[[bytes], bytes]) -> None:
+def test_jpeg_complete_invalid_data_returns_none(damage: Callable[[bytes], bytes]) -> None:
     assert complete(damage(jpeg(3))) is None
     assert length(damage(jpeg(3))) is None
 
@@ -234,7 +234,7 @@ def test_jpeg_length_excludes_trailing_bytes() -> None:
 
 
 class Devices:
-    """Stands in for PyAV's way to Video4Linux: a device is a file of Motion JPEG, or one that refuses that format."""
+    """Replaces PyAV's access to Video4Linux: a device is a file of Motion JPEG, which can refuse that format."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, refuses: int = 0) -> None:
         self.asked: list[dict[str, str]] = []
@@ -264,7 +264,7 @@ def device(tmp_path: Path) -> Path:
     ],
     ids=["JPEG", "a camera without JPEG"],
 )
-def test_v4l2_camera_asks_for_jpeg_first_and_passes_it_on(
+def test_v4l2_camera_requests_jpeg_first_and_passes_it_on(
     device: Path, monkeypatch: pytest.MonkeyPatch, query: str, refuses: int, asked: list[dict[str, str]]
 ) -> None:
     devices = Devices(monkeypatch, device, refuses)

@@ -1,4 +1,4 @@
-"""What an engine is held to: everything that a verdict depends on changes the standard, and nothing else does."""
+"""The standard of an engine: it changes with everything that a verdict depends on, and with nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests import models
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model of pictures in a repository, with two samples and some settings."""
+    """Return the folder of a model for pictures in a repository, with two samples and settings."""
     folder = tmp_path / "models" / "m"
     models.save(models.conv(), folder / "1" / "model.onnx")
     (folder / "samples").mkdir()
@@ -45,13 +45,13 @@ def of(folder: Path, precision: str = "fp32") -> Standard:
     return Standard.of(read(folder), precision)
 
 
-def test_the_standard_is_the_same_while_nothing_changes(folder: Path) -> None:
+def test_standard_without_changes_is_equal(folder: Path) -> None:
     assert of(folder) == of(folder)
     assert of(folder).digest == of(folder).digest
     assert of(folder).tolerance == TOLERANCES["fp32"]
 
 
-def test_golden_answers_are_named_by_the_model_and_serve_every_precision(folder: Path) -> None:
+def test_standard_golden_answers_are_named_by_the_model_and_shared_by_precisions(folder: Path) -> None:
     digest, dash, rest = of(folder).golden.partition("-")
     assert digest == read(folder).digest
     assert dash
@@ -81,8 +81,8 @@ def test_standard_changes_with_the_probes(folder: Path, what: str) -> None:
 SAME: dict[str, Callable[[Path], object]] = {
     "a sample's name": lambda folder: (folder / "samples" / "a.jpg").rename(folder / "samples" / "z.jpg"),
     "a sample's time": lambda folder: os.utime(folder / "samples" / "a.jpg", ns=(1, 1)),
-    "what is no picture": lambda folder: (folder / "samples" / "README.md").write_text("from the hall"),
-    "settings of other rooms": lambda folder: settle(folder, {"threads": "4"}),
+    "a file that is no picture": lambda folder: (folder / "samples" / "README.md").write_text("from the hall"),
+    "an unrelated setting": lambda folder: settle(folder, {"threads": "4"}),
     "a bound of another precision": lambda folder: settle(folder, {"verify.int8.cosine": "0.5"}),
 }
 
@@ -94,7 +94,7 @@ def test_standard_ignores_irrelevant_settings(folder: Path, what: str) -> None:
     assert of(folder) == before
 
 
-def test_bounds_of_the_model_are_part_of_the_standard_and_need_no_new_answers(folder: Path) -> None:
+def test_standard_changes_with_the_models_bounds_without_new_golden_answers(folder: Path) -> None:
     before = of(folder)
     settle(folder, {"verify.cosine": "0.99", "verify.fp16.boxes": "0.5", "threads": "1"})
     assert of(folder).tolerance == msgspec.structs.replace(TOLERANCES["fp32"], cosine=0.99)
@@ -119,10 +119,10 @@ def test_tolerance_of_exact_engine_is_that_of_the_models_own_arithmetic(arithmet
     assert tolerance({}, "fp32", arithmetic) == TOLERANCES[expected]
 
 
-def test_how_boxes_are_read_is_part_of_the_standard_of_a_detector_alone(folder: Path, tmp_path: Path) -> None:
+def test_standard_depends_on_thresholds_for_detectors_only(folder: Path, tmp_path: Path) -> None:
     before = of(folder)
     settle(folder, {"thresholds.score": "0.5"})
-    assert of(folder).digest == before.digest  # it has no boxes
+    assert of(folder).digest == before.digest  # the model has no boxes
     detector = msgspec.structs.replace(read(folder).recognition, family="ultralytics", reading=Reading(("y",)))
     model = msgspec.structs.replace(read(folder), recognition=detector)
     low = msgspec.structs.replace(detector, thresholds=msgspec.structs.replace(detector.thresholds, score=0.1))
@@ -142,7 +142,7 @@ def test_standard_depends_on_the_range_of_shapes(tmp_path: Path) -> None:
     assert len({standard.golden for standard in found}) == len({standard.digest for standard in found}) == 4
 
 
-def test_samples_of_a_model_that_takes_no_pictures_change_nothing(tmp_path: Path) -> None:
+def test_standard_of_a_model_without_pictures_ignores_samples(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "m"
     models.save(models.matmul(), folder / "1" / "model.onnx")
     before = of(folder)
@@ -152,7 +152,7 @@ def test_samples_of_a_model_that_takes_no_pictures_change_nothing(tmp_path: Path
     assert of(folder) == before
 
 
-def test_a_sample_is_read_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_reads_a_sample_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
     real = samples.read_regular
     monkeypatch.setattr(samples, "read_regular", lambda path: reads.append(path) or real(path))
@@ -165,7 +165,7 @@ def test_a_sample_is_read_once_until_it_changes(folder: Path, monkeypatch: pytes
     assert [path.name for path in reads[2:]] == ["a.jpg"]
 
 
-def test_plan_with_known_contents_does_not_read_the_samples(folder: Path) -> None:
+def test_standard_with_known_contents_does_not_read_the_samples(folder: Path) -> None:
     model = read(folder)
     known = model.with_contents()
     before = Standard.of(known, "fp32")
@@ -174,7 +174,7 @@ def test_plan_with_known_contents_does_not_read_the_samples(folder: Path) -> Non
     assert Standard.of(model, "fp32") != before
 
 
-def test_a_sample_that_goes_or_cannot_be_read_or_is_too_large_is_no_error(folder: Path) -> None:
+def test_standard_missing_unreadable_or_huge_sample_is_no_error(folder: Path) -> None:
     model = read(folder)
     before = Standard.of(model, "fp32").golden
     (folder / "samples" / "a.jpg").unlink()
@@ -183,12 +183,12 @@ def test_a_sample_that_goes_or_cannot_be_read_or_is_too_large_is_no_error(folder
     fifo = Standard.of(model, "fp32").golden
     (folder / "samples" / "a.jpg").unlink()
     with (folder / "samples" / "a.jpg").open("wb") as file:
-        file.truncate(1 << 40)  # read at once it would end the daemon
+        file.truncate(1 << 40)  # reading it into memory would end the daemon
     large = Standard.of(model, "fp32").golden
     assert len({before, gone, fifo, large}) == 4
 
 
-def test_a_sample_that_could_not_be_read_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_sample_that_could_not_be_read_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = read(folder)
 
     def refuse(path: Path) -> bytes:

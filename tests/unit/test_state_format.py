@@ -22,7 +22,7 @@ def test_claim_new_directory_marks_it(tmp_path: Path) -> None:
     assert mark(tmp_path) == Mark(state_format.FORMAT, "0.1.0"), "the first version that wrote this format"
 
 
-def test_claim_newer_format_is_refused_with_the_way_back(tmp_path: Path) -> None:
+def test_claim_newer_format_is_refused_with_instructions(tmp_path: Path) -> None:
     sealed.write(tmp_path / state_format.FILE, Mark(3, "0.9.0"))
     with pytest.raises(Refused) as caught:
         claim(tmp_path, "0.1.0", ours=1)
@@ -57,7 +57,7 @@ def test_claim_interrupted_copy_is_made_again(tmp_path: Path) -> None:
     assert not (tmp_path / ".before-format-2").exists()
 
 
-def test_claim_damaged_mark_is_made_again(tmp_path: Path) -> None:
+def test_claim_damaged_mark_is_written_again(tmp_path: Path) -> None:
     (tmp_path / state_format.FILE).write_text("{")
     claim(tmp_path, "0.1.0")
     assert mark(tmp_path) == Mark(state_format.FORMAT, "0.1.0")

@@ -1,4 +1,4 @@
-"""The engine store through any history, crashes, full disks and foreign files: a bad entry counts as missing."""
+"""The engine store with any history, crashes, full disks and foreign files: a bad entry counts as missing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def key_of(name: str) -> str:
 
 
 def as_another_user(function: Callable[[], str]) -> str:
-    """Return what a function returns in a process without root's rights."""
+    """Call a function in a process without root's rights, and return its result."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -108,7 +108,7 @@ def test_find_missing_engine_counts_a_miss(store: Store) -> None:
         store.artefact("0" * 32)
 
 
-def test_open_store_with_a_record_without_digest_takes_and_seals_it(store: Store, tmp_path: Path) -> None:
+def test_open_store_with_a_record_without_digest_accepts_and_seals_it(store: Store, tmp_path: Path) -> None:
     key = put(store)
     place, known = tmp_path / "engines" / key / "record.json", store.records()[key]
     place.write_bytes(msgspec.json.format(msgspec.json.encode(known)))
@@ -128,7 +128,7 @@ def test_damaged_engine_stays_if_it_was_replaced_meanwhile(store: Store) -> None
     assert store.counts.damaged == 1
     assert content(store) == b"new"
     store.remove(key)
-    store.damaged(opened)  # and one that is gone already is only counted
+    store.damaged(opened)  # an engine that is already removed is only counted
     assert store.counts.damaged == 2
 
 
@@ -146,7 +146,7 @@ def test_amend_other_files_or_missing_engine_raises(store: Store) -> None:
 
 
 def by_use(store: Store) -> str:
-    """Names of the engines, the least recently used first."""
+    """Return the names of the engines, the least recently used first."""
     records = store.records()
     return "".join(record.model for key, record in sorted(records.items(), key=lambda item: store.used(item[0])))
 
@@ -158,7 +158,7 @@ def test_used_order_survives_a_clock_that_jumps(
     for name in "abc":
         put(store, name)
     there = time.time() + jump
-    monkeypatch.setattr(time, "time", lambda: there)  # and stands still
+    monkeypatch.setattr(time, "time", lambda: there)  # the clock stands still
     store = Store(tmp_path)
     assert by_use(store) == "abc"
     store.touch(key_of("b"))
@@ -244,7 +244,7 @@ RESIDUE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("residue", RESIDUE)
-def test_damaged_entry_is_counted_removed_and_harms_no_other(store: Store, tmp_path: Path, residue: str) -> None:
+def test_damaged_entry_is_counted_removed_and_affects_no_other(store: Store, tmp_path: Path, residue: str) -> None:
     key, good = put(store, "a"), put(store, "good")
     RESIDUE[residue](tmp_path / "engines" / key)
     again = Store(tmp_path)
@@ -253,7 +253,7 @@ def test_damaged_entry_is_counted_removed_and_harms_no_other(store: Store, tmp_p
     assert list(again.records()) == [good]
     assert names(tmp_path / "engines") == [good]
     assert again.artefact(good).load("blob") == b"engine"
-    assert put(again, "a") == key  # and the place is free again
+    assert put(again, "a") == key  # the name can be used again
     assert Store(tmp_path).counts.damaged == 0
 
 
@@ -283,7 +283,7 @@ def test_artefact_altered_at_equal_size_is_damaged_when_read(store: Store, tmp_p
         artefact.check()
 
 
-def test_stage_of_another_process_is_swept_once_that_was_killed(tmp_path: Path) -> None:
+def test_stage_of_another_process_is_swept_after_that_was_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", _HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout is not None
@@ -313,7 +313,7 @@ def test_open_foreign_files_in_the_staging_folder_do_not_raise(store: Store, tmp
 
 @pytest.fixture
 def shared_root() -> Iterator[Path]:
-    """A folder that another user can reach."""
+    """Yield a path in a folder that another user can reach."""
     root = Path(tempfile.mkdtemp())
     root.chmod(0o777)
     yield root / "cache"
@@ -321,7 +321,7 @@ def shared_root() -> Iterator[Path]:
 
 
 def summary(root: Path) -> str:
-    """What a process without root's rights finds in a store: damaged entries, engines, the problem."""
+    """Return what a process without root's rights finds in a store: damaged entries, engines, the problem."""
 
     def found() -> str:
         store = Store(root)
@@ -353,7 +353,7 @@ def test_rescan_without_descriptors_or_memory_removes_no_engine(
     assert content(Store(tmp_path)) == b"engine"
 
 
-def test_size_while_another_thread_commits(store: Store) -> None:
+def test_size_while_another_thread_commits_is_consistent(store: Store) -> None:
     done = threading.Event()
 
     def commit_many() -> None:
@@ -395,11 +395,11 @@ def test_commit_without_exchange_removes_the_old_engine_first(
     with pytest.raises(OSError):
         put(store, content=b"newest")
     monkeypatch.undo()
-    assert store.find(key_of("a")) is None  # which is what the disk says, too
+    assert store.find(key_of("a")) is None  # as on the disk
     assert names(tmp_path / "engines") == names(tmp_path / "staging") == []
 
 
-# -- what is wrong with the disk ------------------------------------------------------------------------------------
+# -- unusable folders -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["file/cache", "cache"])
@@ -426,7 +426,7 @@ def test_open_folder_of_another_user_reports_the_missing_rights(shared_root: Pat
     assert summary(shared_root) == f"0 1 {shared_root}/engines may not be written by this user"
 
 
-# -- disks that refuse ----------------------------------------------------------------------------------------------
+# -- full and read-only disks ---------------------------------------------------------------------------------------
 
 
 def test_commit_on_full_disk_raises_and_leaves_nothing(small_disk: Path, fill: Callable[[Path], Path]) -> None:
@@ -475,7 +475,7 @@ def test_remove_and_strip_on_full_disk_free_its_space(small_disk: Path, fill: Ca
     for name in "ab":
         put(store, name, bytes(1 << 18))
     fill(small_disk)
-    store.strip(msgspec.structs.replace(store.records()[key_of("a")], evicted=True))  # no room for a record either
+    store.strip(msgspec.structs.replace(store.records()[key_of("a")], evicted=True))  # a record does not fit either
     assert key_of("a") not in store.records()
     store.remove(key_of("b"))
     assert names(small_disk / "engines") == names(small_disk / "staging") == []
@@ -532,7 +532,7 @@ def test_commit_that_cannot_be_synced_leaves_the_old_engine(store: Store, monkey
 
 
 class Histories(RuleBasedStateMachine):
-    """Any sequence of commits, removals, damage and restarts, against a dictionary."""
+    """Any sequence of commits, removals, damage and restarts, compared with a dictionary."""
 
     @initialize()
     def begin(self) -> None:

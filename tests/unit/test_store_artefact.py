@@ -1,4 +1,4 @@
-"""An engine's files are read only as they were recorded."""
+"""An engine's files: only content that matches the record is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sealed(tmp_path: Path) -> Artefact:
     return Artefact.seal(tmp_path)
 
 
-def test_load_sealed_files(sealed: Artefact) -> None:
+def test_load_sealed_files_have_their_content(sealed: Artefact) -> None:
     assert sealed.load("one") == CONTENT
     assert sealed.load("two") == b""
     assert sealed.size == len(CONTENT)

@@ -1,4 +1,4 @@
-"""Frames of a call: each is answered or counted as skipped, in the order of its camera, by the options it came with."""
+"""Frames of a call: each one is answered or counted as skipped, in its camera's order and by its own options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def frame(number: int) -> FrameWork:
 
 
 class World:
-    """A stream in front of an engine that answers, and a client that reads, when the test says so."""
+    """A stream, an engine and a client. The test decides when the engine answers and when the client reads."""
 
     def __init__(self, cameras: Cameras | None = None, tracking: Any = None, **options: Any) -> None:
         self.cameras = cameras or Cameras()
@@ -50,7 +50,7 @@ class World:
         return self.links[-1]
 
     def install(self) -> None:
-        """Have a new engine serve."""
+        """Install a new engine."""
         self.links.append(FakeLink(1 << 14))
         self.slot.install(self.link.session())
 
@@ -76,14 +76,14 @@ class World:
         self.sent += 1
 
     async def answer_all(self) -> None:
-        """Have the engine answer all it gets."""
+        """Answer all work that the engine gets."""
         await turn()
         while self.link.jobs:
             self.link.answer()
             await turn()
 
     async def read(self) -> None:
-        """Take one result, if there is one."""
+        """Read one result, if there is one."""
         if self.ended:
             return
         self._next = self._next or asyncio.ensure_future(anext(self._results))
@@ -96,7 +96,7 @@ class World:
                 self.ended = True
 
     async def finish(self) -> list[Delivery[int] | SkipReport]:
-        """End the call; return all its results."""
+        """End the call, and return all its results."""
         self.stream.end()
         while not self.ended:
             await self.answer_all()
@@ -104,7 +104,7 @@ class World:
         return self.got
 
     async def answered(self) -> list[int]:
-        """End the call; return the numbers of the frames that were answered."""
+        """End the call, and return the numbers of the answered frames."""
         return tags(await self.finish())
 
     def counts(self) -> dict[str, int]:
@@ -163,7 +163,7 @@ def test_stream_every_frame_is_answered_or_reported_as_skipped_exactly_once(acti
         for camera in "bc":
             mine = tags([each for each in results if each.camera == camera])
             assert mine == sorted(mine)
-        # Runs name their frames by first and last. A frame is in one run at most, and every other one was answered.
+        # A run names its first and last frame. A frame is in at most one run, and every other frame was answered.
         missing = sorted(set(range(world.sent)) - set(tags(results)))
         assert sum(count for *_, count, _ in skips(results)) == len(missing)
         inside = {n for first, last, *_ in skips(results) for n in range(first, last + 1) if n in missing}
@@ -175,7 +175,7 @@ def test_stream_every_frame_is_answered_or_reported_as_skipped_exactly_once(acti
         for link in world.links:
             assert link.arena.taken == 0
             link.arena.close()
-        if "put broken" not in actions:  # a camera whose frames were all broken is not known
+        if "put broken" not in actions:  # a camera with broken frames only is not recorded
             assert sum(report.received for report in reports) == world.sent
             assert sum(report.answered + report.failed for report in reports) == len(tags(results))
             assert sum(sum(report.skipped.values()) for report in reports) == len(missing)
@@ -233,7 +233,7 @@ async def test_stream_mode_that_changes_keeps_the_order() -> None:
     for _ in range(4):
         world.put()
         await world.answer_all()
-    for options in (None, None, EVERY, None):  # the second is held, as the client does not read
+    for options in (None, None, EVERY, None):  # the second is held, because the client does not read
         world.put(options)
     assert await world.answered() == [0, 1, 2, 3, 5, 6, 7]
     assert skips(world.got) == [(4, 4, 1, "overtaken")]
@@ -345,7 +345,7 @@ async def test_stream_frames_that_waited_too_long_for_an_engine_are_stale() -> N
     assert skips(world.got) == [(0, 5, 6, "stale")]
 
 
-async def test_stream_clock_of_a_camera_that_is_wrong_is_reported() -> None:
+async def test_stream_wrong_clock_of_a_camera_is_reported() -> None:
     world, hour = World(), 3_600_000_000_000
     world.put(StreamOptions(max_staleness=5.0), captured_ns=time.time_ns() - hour)
     world.put(captured_ns=time.time_ns() + hour)
@@ -461,7 +461,7 @@ def test_stream_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 
 
 class Label:
-    """A tag with weak references."""
+    """A tag that supports weak references."""
 
 
 def test_stream_delivered_frames_leave_nothing_for_the_garbage_collector() -> None:
@@ -499,7 +499,7 @@ async def test_stream_answered_frames_release_their_pictures_before_they_are_rea
 
 
 class Followed:
-    """A tracker that answers when the test says so."""
+    """A tracker whose answers the test gives."""
 
     missing = ""
 
@@ -540,7 +540,7 @@ async def test_stream_connections_of_one_camera_do_not_share_tracks() -> None:
         await turn()
         tracker.asked[-1][1].set_result(())
         await turn()
-    # The connection that began last goes on with the camera's tracks: the other may be lost without a sign.
+    # The newest connection continues the camera's tracks, because the older one may be lost unnoticed.
     *shared, own = [key for key, _ in tracker.asked]
     assert shared == [("c", "model")] * 2
     assert own != ("c", "model")

@@ -1,4 +1,4 @@
-"""Changes of the device's facts are reported once and planned for, but not while a reboot is pending."""
+"""Changes of the device's facts: reported once, and planned for unless a reboot is pending."""
 
 from __future__ import annotations
 

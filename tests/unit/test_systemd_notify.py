@@ -13,7 +13,7 @@ from edged.systemd import Notifier, watchdog_seconds
 
 @pytest.fixture(params=["file", "abstract"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
-    """A socket as systemd listens on, and how NOTIFY_SOCKET names it."""
+    """Yield a socket as systemd listens on, and its name for NOTIFY_SOCKET."""
     name = str(tmp_path / "notify") if request.param == "file" else f"@edged-test-{tmp_path}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(name.replace("@", "\0", 1))
@@ -68,5 +68,5 @@ def test_notifier_missing_socket_is_ignored(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_watchdog_seconds(environment: dict[str, str], seconds: float | None) -> None:
+def test_watchdog_seconds_are_read_from_the_environment(environment: dict[str, str], seconds: float | None) -> None:
     assert watchdog_seconds(environment, 7) == seconds

@@ -11,8 +11,8 @@ from edged import tasks
 from edged.tasks import TaskGroup
 from tests.waiting import run, until
 
-# Who starts a task without `tasks.keep`, and why: it is awaited or cancelled where it is started, it answers one client
-# or one peer and tells it of every error, or its owner sees how it ends.
+# Modules that start tasks without `tasks.keep`, with the reason: the task is awaited or cancelled where it is started,
+# it answers one client or peer and reports every error to it, or its owner handles its end.
 _OTHERS = {
     "engines/child.py": "one child, awaited",
     "cli": "a program of its own",
@@ -22,7 +22,7 @@ _OTHERS = {
     "engines/loader.py": "shielded, awaited by its command",
     "doctor/check.py": "a program of its own",
     "api/grpc/cameras.py": "the reader of a call, awaited with it",
-    "api/endpoints/frigate.py": "one request; logs what nobody expected",
+    "api/endpoints/frigate.py": "one request; logs unexpected errors",
     "api/inference/service.py": "one request of a call",
     "api/grpc/listener.py": "one connection or call",
     "api/http/app.py": "one request",
@@ -30,9 +30,9 @@ _OTHERS = {
     "api/page/app.py": "one request",
     "api/http/server.py": "awaited by the listener",
     "api/grpc/server.py": "closing of a listener, gathered at the stop",
-    "api/endpoints/zmq_frames.py": "one peer; logs what nobody expected",
+    "api/endpoints/zmq_frames.py": "one peer; logs unexpected errors",
     "serving/host_process.py": "the end of a process",
-    "serving/hosts.py": "shielded, awaited by who asks for the host",
+    "serving/hosts.py": "shielded, awaited by its callers",
     "serving/tracking.py": "one process, from start to end; started again by the next frame",
 }
 
@@ -91,12 +91,12 @@ def test_count_callbacks_failure_in_a_callback_is_counted() -> None:
     run(story())
 
 
-def test_tasks_are_started_by_keep_or_for_a_reason() -> None:
+def test_tasks_without_keep_have_a_reason() -> None:
     root = Path(edged.__file__).parent
     starts = re.compile(r"\b(create_task|ensure_future)\(")
     found = {str(file.relative_to(root)) for file in root.rglob("*.py") if starts.search(file.read_text())}
     unknown = {file for file in found if file not in _OTHERS and file.partition("/")[0] not in _OTHERS}
-    assert not unknown, "start it by edged.tasks.keep, or say here why its end is not missed"
+    assert not unknown, "start it by edged.tasks.keep, or add the reason to _OTHERS"
 
 
 def test_until_set_cancelled_together_with_its_event_is_cancelled() -> None:

@@ -1,4 +1,4 @@
-"""Timing an engine against the reference, in every form that it can be opened in."""
+"""Timing of an engine against the reference, in every form that it can be opened in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INPUTS = {"x": np.zeros(4, np.float32)}
 
 
 class Timed:
-    """A session that takes so long; while another one of its engine runs, `beside` times as long."""
+    """A session that takes `seconds`, multiplied by `beside` while another session of its engine runs."""
 
     def __init__(self, seconds: float, beside: float = 1.0, running: list[int] | None = None) -> None:
         self._seconds, self._beside, self._running = seconds, beside, [0] if running is None else running
@@ -72,7 +72,7 @@ def test_forms_share_the_cores_of_a_cpu(cores: int, recipe: dict[str, object], e
     assert forms(cores, **recipe) == expected
 
 
-def test_measure_times_one_inference_and_several_at_a_time() -> None:
+def test_measure_times_single_and_concurrent_inferences() -> None:
     opened: list[Timed] = []
 
     def open_form(form: Parallelism) -> Session:
@@ -99,14 +99,14 @@ def test_measure_leaves_out_forms_that_do_not_run_or_answer_wrongly() -> None:
     assert [speed.parallelism for speed in wrong.speeds] == [ONE_INSTANCE]
 
 
-def test_measure_leaves_the_reference_open_if_it_is_what_is_timed() -> None:
+def test_measure_of_the_reference_itself_leaves_it_open() -> None:
     reference = Timed(0.001)
     measure(lambda form: reference, [ONE_INSTANCE], reference, INPUTS, lambda session: True, seconds=0.0)
     assert reference.is_open
 
 
-def test_block_runs_warm() -> None:
-    """The first inference after another engine's is not counted."""
+def test_block_excludes_the_first_inference() -> None:
+    """The first inference after one of another engine takes longer."""
     times = iter([0.02, 0.001, 0.001, 0.001])
 
     class Cold(Single):

@@ -1,4 +1,4 @@
-"""What trains and judges the detector, as far as it needs no training library."""
+"""Training and evaluation of the detector, as far as they need no training library."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ def test_letterbox_keeps_proportions_and_pads_grey(width: int, height: int, box:
     assert (square == 114).sum() == square.size - 3 * round(width * box.scale) * round(height * box.scale)
 
 
-def test_truths_follow_the_picture_into_the_square() -> None:
+def test_rows_truths_are_moved_with_the_picture() -> None:
     table = rows([Truth(2, 0, 0, 640, 480)], Letterbox(0.5, 0, 40))
     assert table.tolist() == [[2, 0, 40, 320, 280]]
     assert rows([], Letterbox(1, 0, 0)).shape == (0, 5)
 
 
-def test_decoding_undoes_the_letterbox_and_keeps_the_better_of_two() -> None:
+def test_decode_undoes_the_letterbox_and_keeps_the_better_of_two() -> None:
     output = np.zeros((4 + len(CLASSES), 4), np.float32)
     output[:4, 0] = output[:4, 1] = (160, 160, 320, 240)
     output[4 + 3, 0], output[4 + 1, 1], output[4, 2] = 0.9, 0.6, 0.2
     assert decode(output, Letterbox(0.5, 0, 40), threshold=0.4) == [Prediction(3, pytest.approx(0.9), 0, 0, 640, 480)]
 
 
-def test_suppression_keeps_boxes_that_hardly_overlap() -> None:
+def test_suppress_keeps_boxes_that_hardly_overlap() -> None:
     edges = np.array([[0, 0, 10, 10], [0, 0, 10, 8], [8, 0, 18, 10]], float)
     assert suppress(edges, np.array([0.5, 0.9, 0.7]), 0.5) == [1, 2]
     assert suppress(np.zeros((0, 4)), np.zeros(0), 0.5) == []
 
 
-def test_scenes_that_judge_are_never_trained_on() -> None:
+def test_unseen_scenes_have_validation_seeds() -> None:
     scenes = list(unseen(12, (320, 240)))
     assert min(scene.seed for scene in scenes) >= VALIDATION_SEED
     assert {scene.shapes for scene in scenes} == set(range(1, 11))
 
 
-def test_a_blind_detector_misses_everything() -> None:
+def test_judge_blind_detector_misses_everything() -> None:
     def blind(images: np.ndarray) -> np.ndarray:
         assert images.shape == (1, 3, SIZE, SIZE)
         assert images.dtype == np.float32
@@ -63,7 +63,7 @@ def test_a_blind_detector_misses_everything() -> None:
     assert judge(blind, scenes, threshold=0.4, frames=2, quality=80) == Counts(0, 0, 10)
 
 
-def test_training_pictures_repeat_for_a_seed_and_hold_their_truths() -> None:
+def test_pictures_repeat_for_a_seed_and_contain_their_truths() -> None:
     first, again = pictures(3), pictures(3)
     for _ in range(12):
         (picture, truth), (same, too) = next(first), next(again)
@@ -76,7 +76,7 @@ def test_training_pictures_repeat_for_a_seed_and_hold_their_truths() -> None:
         assert (truth[:, 1:3] < truth[:, 3:]).all()
 
 
-def test_spoiling_keeps_shape_and_type() -> None:
+def test_spoil_keeps_shape_and_type() -> None:
     rng = np.random.default_rng(0)
     for _ in range(30):
         spoiled = spoil(rng, np.full((64, 80, 3), 120, np.uint8))

@@ -1,4 +1,4 @@
-"""What `edged top` draws: tables that fit, and the picture of boxes in given widths."""
+"""The display of `edged top`: tables that fit the width, and the picture of boxes."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_rates_restarted_daemon_or_reloaded_model_has_none() -> None:
 # --- the picture ----------------------------------------------------------------------------------------------------
 
 
-def test_picture_of_one_box() -> None:
+def test_picture_of_one_box_has_all_tables() -> None:
     seen = BoxState("dock1", load(building=(making(),), alarms=(alarm(),)), {"doors": 24.96}, NOW, NOW, 2)
     lines = drawn([seen], 120)
     clock = lines[2].split()[3].rstrip(":")
@@ -220,7 +220,7 @@ def test_picture_of_several_boxes_shares_tables() -> None:
     ]
 
 
-def test_picture_silent_box_is_dim_and_says_since_when() -> None:
+def test_picture_silent_box_is_dim_with_the_time_of_its_last_answer() -> None:
     seen = BoxState("dock1", load(), {"doors": 25.0}, NOW - 75, NOW - 75, 5).failed("it went away", NOW - 1)
     lines = picture([seen], 120, Order.NAME, NOW)
     assert lines[1].plain.startswith("no answer since ")

@@ -31,7 +31,7 @@ def top(*targets: str, columns: int = 90, lines: int = 12) -> Terminal:
 
 
 def is_restored(terminal: Terminal) -> bool:
-    """Whether the terminal shows what it did before, with a cursor and keys as they were."""
+    """Return whether the terminal shows what it showed before, with its cursor and its modes."""
     written = terminal.written
     return (
         ENTER in written
@@ -51,7 +51,7 @@ def test_top_without_terminal_prints_one_picture(running: Running) -> None:
     assert first == f"edged 0.1.0 at {running.target}, up 1 h 2 min, 2 of 3 models ready"
     (doors,) = [line.split() for line in rest if line.startswith("doors")]
     assert doors[:4] == ["doors", "ready", "openvino", "fp32"]
-    assert 30 < float(doors[4]) < 70  # by the daemon's own clock, however late the answers are
+    assert 30 < float(doors[4]) < 70  # by the daemon's clock, so late answers do not change it
     assert "\x1b" not in result.stdout
 
 
@@ -74,7 +74,7 @@ def test_top_invalid_options_and_missing_daemon_fail(tmp_path: Path) -> None:
     assert result.stderr.startswith("edged: no edged daemon answers at")
 
 
-def test_top_json_goes_on_until_interrupted(running: Running) -> None:
+def test_top_json_continues_until_interrupted(running: Running) -> None:
     process = program("top", "--json", "-i", "0.2", "--target", running.target)
     try:
         assert process.stdout is not None
@@ -107,7 +107,7 @@ def test_screen_keys_sort_and_quit(running: Running) -> None:
         terminal.shows("doors  ready")
         terminal.press("s")
         terminal.shows("s sort: busiest")
-        terminal.press("\x1b[B\x1b[AjkG ")  # nothing to scroll to: nothing happens
+        terminal.press("\x1b[B\x1b[AjkG ")  # there is nothing to scroll
         terminal.shows("s sort: busiest")
         terminal.press("q")
         assert terminal.ended() == 0
@@ -131,7 +131,7 @@ def test_screen_missing_daemon_is_awaited(tmp_path: Path) -> None:
         with Running(target):
             terminal.shows("doors  ready")
         terminal.shows("no answer since")
-        assert "doors  ready" in terminal.picture()  # the last that is known
+        assert "doors  ready" in terminal.picture()  # the last known state
         with Running(target):
             wait(lambda: "no answer" not in terminal.picture(), "it is back")
             terminal.press("q")

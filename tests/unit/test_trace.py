@@ -1,4 +1,4 @@
-"""Request traces: their settings, which requests are traced, what is written, and the files."""
+"""Request traces: settings, the choice of requests, records, and files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tracing_with(*changes: dict[str, list[str]], folder: Path = Path("unused")) 
 
 
 def picked(tracing: Tracing, model: str, requests: int) -> list[int]:
-    """The numbers, from 1, of the requests that are traced."""
+    """Return the numbers, from 1, of the requests that are traced."""
     return [number for number in range(1, requests + 1) if tracing.begin(model, "1", "") is not None]
 
 
@@ -76,7 +76,7 @@ PATHS = ("", ".", "..", "../x", "/etc/passwd", "a/b", ".hidden", "a\x00b", "a\nb
         ("trace_rate", ["many"]),
         ("trace_rate", ["1.5"]),
         ("trace_rate", ["99999999999999999999"]),
-        ("trace_rate", ["٣"]),  # a digit that int() would take
+        ("trace_rate", ["٣"]),  # a digit that int() accepts
         ("trace_count", ["-2"]),
         ("log_frequency", ["-1"]),
         ("trace_level", ["LOUD"]),
@@ -98,7 +98,7 @@ def test_settings_that_are_invalid_are_refused_by_name_and_change_nothing(settin
         st.lists(st.text() | st.integers().map(str), max_size=3),
     )
 )
-def test_settings_of_any_text_are_taken_or_refused(values: dict[str, list[str]]) -> None:
+def test_settings_of_any_text_are_accepted_or_refused(values: dict[str, list[str]]) -> None:
     with contextlib.suppress(InvalidInput):
         settings = tracing_with(values).settings()
         assert settings.rate >= 1
@@ -123,7 +123,7 @@ def test_settings_that_are_removed_are_the_defaults_again() -> None:
     assert (tracing.settings(), tracing.settings("own"), tracing.is_on) == (TraceSettings(), TraceSettings(), False)
 
 
-# -- which requests are traced ----------------------------------------------------------------------------------------
+# -- the choice of requests -------------------------------------------------------------------------------------------
 
 
 @given(rate=st.integers(1, 50), count=st.integers(-1, 20), requests=st.integers(0, 300))
@@ -149,7 +149,7 @@ def test_begin_counts_models_with_settings_separately() -> None:
     assert (tracing.settings("own").count, tracing.settings("other").count) == (0, 0)
 
 
-def test_begin_counts_again_once_the_count_is_set_again() -> None:
+def test_begin_counts_again_after_the_count_is_set_again() -> None:
     tracing = tracing_with({**ALL, "trace_count": ["2"]})
     assert picked(tracing, "m", 4) == [1, 2]
     tracing.change({"log_frequency": ["1"]})
@@ -164,7 +164,7 @@ def test_begin_counts_again_once_the_count_is_set_again() -> None:
     assert picked(tracing, "own", 6) == [2, 4]
 
 
-# -- what is written --------------------------------------------------------------------------------------------------
+# -- records ----------------------------------------------------------------------------------------------------------
 
 
 def work_of(datatype: str = "FP32", shape: tuple[int, ...] = (1,), data: bytes = b"\x00\x00\x80\x3f") -> TensorWork:
@@ -185,7 +185,7 @@ ANSWER = Answered(
 async def trace(
     folder: Path, settings: dict[str, list[str]], *works: TensorWork, answer: Answered | None = ANSWER
 ) -> None:
-    """Trace requests of model m, version 3, to these settings."""
+    """Trace requests of model m, version 3, with these settings."""
     tracing = tracing_with({"trace_rate": ["1"], **settings}, folder=folder)
     for number, work in enumerate(works):
         request = tracing.begin("m", "3", f"id {number}")
@@ -203,7 +203,7 @@ def numbers(path: Path) -> list[int]:
     return sorted({entry["id"] for entry in entries(path)})
 
 
-async def test_trace_steps_last_as_long_as_the_answer_says(tmp_path: Path) -> None:
+async def test_trace_steps_have_the_durations_of_the_answer(tmp_path: Path) -> None:
     before = time.monotonic_ns()
     await trace(tmp_path, ALL, work_of())
     head, stamps = entries(tmp_path / "trace.json")

@@ -1,4 +1,4 @@
-"""A real tracker process: which objects keep their ids, and the cost of a process that dies, hangs or cannot work."""
+"""A real tracker process: ids of objects, and the effects of a process that dies, hangs or cannot work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INSTALLED = importlib.util.find_spec("trackers") is not None and importlib.util.
 
 with_library = pytest.mark.skipif(not INSTALLED, reason="the library of edged[tracking] is not installed")
 
-# Replaces the library; does `{}` at a detection of class 9.
+# Replaces the library, and runs `{}` at a detection of class 9.
 STUB = """
 import os, sys, time
 class BIoU:
@@ -61,7 +61,7 @@ Stub = Callable[[str], None]
 
 @asynccontextmanager
 async def tracked(limits: TrackingLimits = PATIENT, command: list[str] | None = None) -> AsyncIterator[Tracking]:
-    """A tracking that leaves no process and no descriptor; `command` runs in the tracker's place."""
+    """Yield a tracking and check that no process and no descriptor remain. `command` replaces the tracker's command."""
     before, running = descriptors(), children()
     tracking = Tracking(limits) if command is None else Tracking(limits, lambda: command)
     try:
@@ -73,7 +73,7 @@ async def tracked(limits: TrackingLimits = PATIENT, command: list[str] | None = 
 
 
 async def started(tracking: Tracking, camera: str = "starter") -> int:
-    """Follow a camera until it gets ids; return the process that gave them."""
+    """Follow a camera until it gets ids, and return the id of the tracker's process."""
     end = time.monotonic() + 30
     while await tracking.follow(camera, time.monotonic(), BOX) == ():
         assert time.monotonic() < end, f"no ids: {tracking.problem}"
@@ -82,7 +82,7 @@ async def started(tracking: Tracking, camera: str = "starter") -> int:
 
 
 async def ids_of(tracking: Tracking, camera: str, times: int = 2, start: float = 0.0) -> tuple[int, ...]:
-    """The last ids of a box that stands still for a number of frames."""
+    """Return the last ids of a box that does not move for a number of frames."""
     for moment in range(times):
         ids = await tracking.follow(camera, start + moment / 10, BOX)
     return ids
@@ -90,7 +90,7 @@ async def ids_of(tracking: Tracking, camera: str, times: int = 2, start: float =
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    """Replace the library; call it to change what the stub does at a detection of class 9."""
+    """Replace the library, and return a function that sets what the stub does at a detection of class 9."""
 
     def put(action: str) -> None:
         (tmp_path / "trackers.py").write_text(STUB.format(action))
@@ -125,17 +125,17 @@ async def test_follow_keeps_ids_with_the_objects_of_each_camera(tracking: Tracki
 
 @with_library
 @within(tracked)
-async def test_follow_without_detections_returns_at_once_and_lets_time_pass(tracking: Tracking) -> None:
+async def test_follow_without_detections_returns_at_once_and_advances_the_time(tracking: Tracking) -> None:
     await started(tracking)
     assert await ids_of(tracking, "a") == (1,)
     for moment in range(40):
         assert tracking.follow("a", 1 + moment / 10, b"").result() == ()
-    assert await ids_of(tracking, "a", start=5.0) == (2,)  # it was away for longer than an object may be
+    assert await ids_of(tracking, "a", start=5.0) == (2,)  # it was absent longer than a track is kept
 
 
 @with_library
 @within(tracked)
-async def test_follow_detections_that_cannot_be_read_or_are_too_many_reports_it(tracking: Tracking) -> None:
+async def test_follow_unreadable_or_too_many_detections_is_reported(tracking: Tracking) -> None:
     await started(tracking)
     assert await tracking.follow("a", 0.0, b"torn") == ()
     assert "ValueError" in tracking.problem
@@ -166,7 +166,7 @@ async def test_forgotten_camera_begins_at_the_first_id(tracking: Tracking, stub:
 
 
 @pytest.mark.parametrize("limit", [{"cameras": 2}, {"remembered": 0.2}], ids=["too many cameras", "too long ago"])
-async def test_camera_that_asked_longest_ago_is_forgotten(stub: Stub, limit: dict[str, Any]) -> None:
+async def test_camera_that_was_used_longest_ago_is_forgotten(stub: Stub, limit: dict[str, Any]) -> None:
     async with tracked(TrackingLimits(20.0, **limit)) as tracking:
         await started(tracking, "c")
         assert [await ids_of(tracking, camera) for camera in "abab"] == [(2,), (2,), (4,), (4,)]
@@ -190,13 +190,13 @@ async def test_killed_tracker_is_started_again_and_no_id_is_given_twice(tracking
     assert await asyncio.gather(*waiting) == [()] * 20
     await until(lambda: "exit status -9" in tracking.problem, "the report")
     assert tracking.follow("a", 4.0, BOX).result() == ()
-    assert tracking.pid == 0  # it is not started at once
+    assert tracking.pid == 0  # it is not restarted at once
     assert await started(tracking) != pid
     assert tracking.problem == ""
     assert await ids_of(tracking, "a", start=5.0) == (4,)
 
 
-async def test_tracker_that_keeps_dying_is_started_less_and_less_often(tmp_path: Path) -> None:
+async def test_tracker_that_keeps_dying_is_restarted_after_growing_pauses(tmp_path: Path) -> None:
     log = tmp_path / "starts"
     program = f"import time; print(time.monotonic(), file=open({str(log)!r}, 'a')); raise SystemExit(4)"
     starts: list[float] = []
@@ -262,7 +262,7 @@ async def test_frames_beyond_the_queue_are_answered_without_ids_oldest_first(tra
 
 
 @within(tracked, limits=TrackingLimits(patience=1.0, idle=0.3))
-async def test_tracker_that_is_not_needed_ends_and_comes_back(tracking: Tracking, stub: Stub) -> None:
+async def test_tracker_that_is_not_needed_ends_and_restarts_on_demand(tracking: Tracking, stub: Stub) -> None:
     pid = await started(tracking)
     assert await ids_of(tracking, "a") == (2,)
     await until(lambda: tracking.pid == 0 and not is_running(pid), "its end")
@@ -286,7 +286,7 @@ async def test_close_answers_waiting_and_later_frames_without_ids(tracking: Trac
 
 
 @within(tracked)
-async def test_close_while_it_starts_leaves_no_process(tracking: Tracking) -> None:
+async def test_close_while_the_tracker_starts_leaves_no_process(tracking: Tracking) -> None:
     tracking.follow("a", 0.0, BOX)
     await asyncio.sleep(0)
 
@@ -327,7 +327,7 @@ asyncio.run(main())
     wait(lambda: not is_running(pid), "the tracker's end")
 
 
-# -- a library that is missing or misbehaves ---------------------------------------------------------------------------
+# -- a library that is missing or fails --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("missing", ["trackers", "supervision"])
@@ -364,7 +364,7 @@ async def test_library_that_cannot_be_loaded_is_reported_in_one_line(
 
 
 @within(tracked)
-async def test_library_that_fails_at_a_frame_costs_only_that_camera_its_tracks(tracking: Tracking, stub: Stub) -> None:
+async def test_library_that_fails_at_a_frame_resets_only_that_cameras_tracks(tracking: Tracking, stub: Stub) -> None:
     stub("raise RuntimeError('matrix is\\n singular')")
     pid = await started(tracking)
     assert await ids_of(tracking, "a", 3) == (3,)
@@ -386,7 +386,7 @@ async def test_library_that_prints_does_not_disturb_the_answers(tracking: Tracki
     assert await ids_of(tracking, "a", 1) == (2,)
 
 
-# -- the wire ----------------------------------------------------------------------------------------------------------
+# -- invalid messages --------------------------------------------------------------------------------------------------
 
 READY = pipe_messages.pack(m.Ready())
 

@@ -56,7 +56,7 @@ def test_update_crossing_figures_keep_their_ids_at_5_fps_and_more(step, bound):
     assert mean(scores(crossing, step)) >= bound
 
 
-def test_update_poor_detections_cost_few_ids():
+def test_update_poor_detections_change_few_ids():
     assert mean(scores(crossing, 2, 600, POOR)) > 0.75
     assert mean(scores(drawn, 3, 600, POOR)) > 0.82
 
@@ -65,7 +65,7 @@ def test_update_at_2_fps_follows_most_figures():
     assert mean(scores(crossing, 15, 900)) > 0.7
 
 
-def test_update_at_a_changing_rate_costs_few_ids():
+def test_update_at_a_changing_rate_changes_few_ids():
     found = []
     for seed in range(4):
         steps = np.random.default_rng(seed).integers(1, 9, 100).cumsum().tolist()
@@ -91,7 +91,7 @@ def test_ids_continue_those_of_an_earlier_tracker():
 def test_ids_are_never_repeated():
     tracker = ByteTracker()
     first = follow(watch(drawn(1), range(20)), tracker).given
-    second = follow(watch(drawn(2), range(3000, 3020)), tracker).given  # all others, much later
+    second = follow(watch(drawn(2), range(3000, 3020)), tracker).given  # other objects, much later
     assert not first & second
     assert tracker.last == max(second)
 
@@ -105,11 +105,11 @@ def test_ids_come_with_the_second_frame_in_the_order_of_the_rows():
     assert ids_of(tracker, found, 0.0) == [-1, -1, -1]
     first = ids_of(tracker, found, 0.1)
     assert sorted(first) == [-1, 1, 2]
-    assert first[2] == -1  # too unsure to begin a track
+    assert first[2] == -1  # its score is too low to begin a track
     assert ids_of(tracker, found.select(np.array([2, 1, 0])), 0.2) == first[::-1]
 
 
-def test_ids_unsure_detection_continues_a_track():
+def test_ids_detection_with_low_score_continues_a_track():
     tracker = ByteTracker()
     for moment, score in enumerate((0.9, 0.9, 0.2)):
         ids = ids_of(tracker, Detections.of([BOX], [score], [0]), moment / 10)
@@ -146,7 +146,7 @@ def test_ids_invalid_boxes_have_none():
 
 
 @pytest.mark.parametrize(("back", "expected"), [(1.3, [1]), (30.0, [2])], ids=["short", "long"])
-def test_ids_of_an_object_that_comes_back_depend_on_its_absence(back, expected):
+def test_ids_of_an_object_that_returns_depend_on_its_absence(back, expected):
     tracker, found = ByteTracker(), Detections.of([BOX], [0.9], [0])
     for moment in (0.0, 0.1):
         ids_of(tracker, found, moment)
@@ -157,7 +157,7 @@ def test_ids_of_an_object_that_comes_back_depend_on_its_absence(back, expected):
     assert ids == expected
 
 
-def test_ids_of_too_many_objects_leave_out_the_worst():
+def test_ids_of_too_many_objects_are_limited():
     left = np.arange(MOST + 50, dtype=np.float32) * 40
     boxes = np.stack([left % 4000, left // 4000 * 40, left % 4000 + 30, left // 4000 * 40 + 30], axis=1)
     found = Detections.of(boxes, np.full(len(boxes), 0.9), np.zeros(len(boxes)))
@@ -168,7 +168,7 @@ def test_ids_of_too_many_objects_leave_out_the_worst():
     assert set(ids[MOST:]) == {-1}
 
 
-def test_clock_only_goes_forward():
+def test_clock_only_advances():
     clock, times = Clock(), (5.0, 5.1, 5.1, 4.0, 4.2, math.nan, 4.4, 4.5, math.inf, 1e12, 1e12 + 0.5)
     moments = [clock.now]
     for captured in times:

@@ -69,7 +69,7 @@ def test_write_external_data_keeps_shapes_in_the_file(tmp_path: Path) -> None:
 
 
 def test_opset_too_old_offers_no_repair() -> None:
-    """Repairs write a model in an older opset, never in a newer one."""
+    """Repairs convert a model to older opsets only."""
     assert "--convert" not in remedy("BatchNormalization", 6)
     known = RuntimeSupport("1", 7, 26, 13)
     found = trial.opset(job(1), BACKEND, known, "ONNX Runtime 1")
@@ -107,7 +107,7 @@ def test_takes_writes_no_temporary_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class Answering:
-    """Answers zeros."""
+    """A session that answers zeros."""
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         return {"y": np.zeros((1, 3, 32, 32), np.float32)}

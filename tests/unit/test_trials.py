@@ -1,4 +1,4 @@
-"""The outcomes of trials: what refuses a model, what warns, and what is remembered."""
+"""Outcomes of trials: refusals, warnings, and which outcomes are cached."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_outcome_suspicion_explains_a_refusal_and_is_a_warning_otherwise() -> No
 
 
 @pytest.mark.parametrize("category", [Category.UNKNOWN_OPERATOR, Category.TIMED_OUT, Category.CRASHED])
-def test_outcome_certain_finding_of_a_runtime_wins(category: Category) -> None:
+def test_outcome_certain_finding_of_a_runtime_precedes_a_suspicion(category: Category) -> None:
     answer = Checked(REACH, found(Stage.SESSION, category))
     finding, _ = trials.decided(answer, SUSPICION)
     assert finding is not None
@@ -100,7 +100,7 @@ def test_limits_of_options_override_the_environment(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("category", Category)
-def test_every_finding_has_a_remedy(category: Category) -> None:
+def test_finding_of_every_category_has_a_remedy(category: Category) -> None:
     bare = found(Stage.SESSION, category)
     assert bare.remedy
     assert "\n" not in bare.line()
@@ -134,7 +134,7 @@ def test_finding_is_part_of_its_error() -> None:
 
 
 def test_keep_replaces_a_fifo(tmp_path: Path) -> None:
-    """To read it, so as not to write the same again, would keep the model from ever being served."""
+    """A comparison with the file's content would block for ever, and the model would never be served."""
     outcomes, limits = Outcomes(tmp_path), AdmissionLimits()
     unread = Unread(Finding(Stage.PARSE, Category.TIMED_OUT, "it takes too long"), 1)
     outcomes.keep_unread("graph", limits, unread)

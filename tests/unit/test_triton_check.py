@@ -1,4 +1,4 @@
-"""A config.pbtxt and the ONNX file beside it: contradictions, declared tensors, batches and warm-ups."""
+"""A config.pbtxt and its ONNX file: contradictions, declared tensors, batches and warm-ups."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_declared_has_the_dims_that_the_configuration_fixes() -> None:
         ('input { name: "x" }', {"batch.max": "4"}, 0),
     ],
 )
-def test_max_batch_size_by_configuration_and_settings(text: str, settings: dict[str, str], rows: int) -> None:
+def test_max_batch_size_depends_on_configuration_and_settings(text: str, settings: dict[str, str], rows: int) -> None:
     assert max_batch_size(BATCHED, settings, read(text)) == rows
 
 
@@ -143,7 +143,7 @@ ROWS = Signature((TensorSpec("x", "FP32", ("n", 3, "h", "w")),), (TensorSpec("y"
     ],
     ids=["completed", "dependent rows", "set", "by a range", "decoupled", "described", "text", "fixed"],
 )
-def test_max_batch_size_is_completed_if_nothing_says_otherwise(
+def test_max_batch_size_is_completed_unless_configured_or_impossible(
     signature: Signature, text: str, settings: dict[str, str], gain: float, rows: int
 ) -> None:
     found = msgspec.structs.replace(model(text, signature, **settings), batch_gain=gain)
@@ -155,7 +155,7 @@ def test_tensor_batching_of_a_completed_model_depends_on_the_gain(gain: float, l
     assert tensor_batching(msgspec.structs.replace(model("", ROWS), batch_gain=gain)).batching == Batching(limit)
 
 
-def test_tensor_batching_by_configuration() -> None:
+def test_tensor_batching_is_read_from_the_configuration() -> None:
     found = tensor_batching(
         model(
             "max_batch_size: 8 dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 2000"
@@ -168,7 +168,7 @@ def test_tensor_batching_by_configuration() -> None:
     )
 
 
-def test_tensor_batching_by_default_and_by_settings() -> None:
+def test_tensor_batching_has_defaults_and_settings() -> None:
     assert tensor_batching(model("")) == tensor_batching(model("max_batch_size: 8")) == TensorBatching()
     settings = {"batch.max": "4", "batch.wait_ms": "5"}
     assert tensor_batching(model("", **settings)).batching == Batching(4, 0.005)

@@ -89,7 +89,7 @@ def refusal(text: str) -> str:
     return str(caught.value)
 
 
-# -- what it acts on ------------------------------------------------------------------------------------------------
+# -- fields with effect ---------------------------------------------------------------------------------------------
 
 
 def test_read_text_reads_every_field_with_effect() -> None:
@@ -163,7 +163,7 @@ def test_read_text_reads_version_policies(text: str, policy: VersionPolicy | Non
     assert read(text).versions == policy
 
 
-# -- what it does not -----------------------------------------------------------------------------------------------
+# -- fields without effect ------------------------------------------------------------------------------------------
 
 
 def test_read_unknown_names_are_reported_with_line_or_path() -> None:
@@ -214,7 +214,7 @@ def test_read_text_endless_wait_is_limited() -> None:
         pb.ModelDynamicBatching(max_queue_delay_microseconds=round(seconds * 1e6))
 
 
-# Fields with effect, with all that is in them; and those that are refused.
+# Fields with effect, including their parts, and fields that are refused.
 _KNOWN = """
 name platform backend max_batch_size default_model_filename version_policy model_warmup model_transaction_policy
 sequence_batching.max_sequence_idle_microseconds sequence_batching.control_input sequence_batching.state.input_name
@@ -229,7 +229,7 @@ VALUES = {FieldDescriptor.CPPTYPE_STRING: "s", FieldDescriptor.CPPTYPE_BOOL: Tru
 
 
 def leaves(message: Descriptor, path: str = "") -> Iterator[tuple[str, dict[str, object]]]:
-    """Every field below a message, with JSON in which it alone is set."""
+    """Yield every field below a message, with JSON in which only this field is set."""
     for field in message.fields:
         name, inner = f"{path}{field.name}", field.message_type
         is_map = inner is not None and inner.GetOptions().map_entry
@@ -275,7 +275,7 @@ def test_unused_reports_devices_once() -> None:
     assert read("instance_group [ { kind: KIND_AUTO count: 1 } ]").unused == ()
 
 
-# -- what cannot be -------------------------------------------------------------------------------------------------
+# -- invalid configurations -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_read_text_that_is_not_utf_8_is_refused() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]<>:;,"\\#\n xname-1.', max_size=200).map(str.encode))
 def test_read_text_any_bytes_are_read_or_refused(data: bytes) -> None:
-    with contextlib.suppress(ConfigError):  # nothing else may come of it
+    with contextlib.suppress(ConfigError):  # no other error is allowed
         read_text(data, "m")
 
 
@@ -363,7 +363,7 @@ def test_read_text_any_bytes_are_read_or_refused(data: bytes) -> None:
 @given(st.integers(0, len(WHOLE) - 1), st.integers(0, 40), st.text(max_size=5))
 def test_read_text_damaged_is_read_or_refused(at: int, cut: int, put: str) -> None:
     damaged = WHOLE[:at] + put + WHOLE[at + cut :]
-    with contextlib.suppress(ConfigError):  # nothing else may come of it
+    with contextlib.suppress(ConfigError):  # no other error is allowed
         read_text(damaged.encode(errors="replace"), "m")
 
 
@@ -384,7 +384,7 @@ def test_read_text_damaged_is_read_or_refused(at: int, cut: int, put: str) -> No
     )
 )
 def test_read_json_any_tree_is_read_or_refused(tree: object) -> None:
-    with contextlib.suppress(ConfigError):  # nothing else may come of it
+    with contextlib.suppress(ConfigError):  # no other error is allowed
         read_json(json.dumps(tree), "m")
 
 
@@ -411,7 +411,7 @@ def test_read_config_unreadable_is_a_problem(tmp_path: Path) -> None:
     assert problem.startswith("config.pbtxt")
 
 
-def test_read_config_of_a_fifo_returns(tmp_path: Path) -> None:
+def test_read_config_of_a_fifo_does_not_block(tmp_path: Path) -> None:
     fifo = tmp_path / "config.pbtxt"
     os.mkfifo(fifo)
     assert ends_despite_fifo(lambda: read_config(tmp_path, "m"), fifo)

@@ -1,4 +1,4 @@
-"""Which versions of a model are served, what the repository makes of it, and which answers whom."""
+"""Versions of a model: their choice, the repository's entries, modes of control, and overrides."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_choose_returns_versions_highest_first(text: str, chosen: tuple[int, ...
 
 
 @pytest.mark.parametrize("text", ["latest:2", "all", "1,3"])
-def test_policy_text_is_parsed_again(text: str) -> None:
+def test_parse_versions_of_its_own_text_is_equal(text: str) -> None:
     assert str(parse_versions(text)) == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "latest:0", "latest:-1", "newest", "1;2", "1,", "-1", "²", "9" * 30, "1," * 99 + "1"]
 )
-def test_parse_versions_refuses_other_text(text: str) -> None:
+def test_parse_versions_other_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="versions="):
         parse_versions(text)
 
@@ -159,7 +159,7 @@ def test_selection_explicit_has_only_named_models(tmp_path: Path) -> None:
     assert set(ModelSelection(Repository(tmp_path), "explicit", ["*"]).entries()) == {"m", "m:1", "other"}
 
 
-def test_selection_drop_and_hold(tmp_path: Path) -> None:
+def test_selection_hold_restores_dropped_models(tmp_path: Path) -> None:
     lay(tmp_path, "m", "1", "2", settings='versions = "all"')
     selection = ModelSelection(Repository(tmp_path), "explicit", ["*"])
     held = selection.held("m")

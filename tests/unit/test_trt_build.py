@@ -1,4 +1,4 @@
-"""A build through every generation of TensorRT's interface, each faked with what it has and without what it lacks."""
+"""Builds with every generation of TensorRT's interface. Each fake has only the members of its generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.trt_builds import KINDS, Y, build, gpu, order
 __all__ = ["gpu"]
 
 
-# -- what every generation does -------------------------------------------------------------------------------------
+# -- builds ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -83,7 +83,7 @@ def test_build_compatible_engine_sets_its_flags(generation: str, tmp_path: Path)
     assert trace.flags == {"VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"}
 
 
-# -- what a builder refuses -----------------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------------------------
 
 
 def error(operator: str, node: int = 0, name: str = "", code: str = "INVALID_NODE", desc: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is told of a built engine, and how one is loaded, by faked modules of TensorRT."""
+"""Reports of built engines, and loading of engines, with fake modules of TensorRT."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.unit.trt_builds import build, gpu
 __all__ = ["gpu"]
 
 
-# -- what is told ---------------------------------------------------------------------------------------------------
+# -- reports --------------------------------------------------------------------------------------------------------
 
 
-def test_log_reports_warnings_once_and_at_most_so_many(tmp_path: Path) -> None:
+def test_build_reports_a_limited_number_of_warnings_once(tmp_path: Path) -> None:
     output = [("WARNING", f"Warning {n // 2}") for n in range(40)]
     made, _ = build("10", tmp_path, Script(says=output))
     assert made.notes[-6:] == (*(f"Warning {n}" for n in range(5)), "15 more warnings")
@@ -50,7 +50,7 @@ def test_inspector_with_less_detail_is_accepted(text: str, tmp_path: Path) -> No
     assert made.notes
 
 
-def test_an_engine_that_cannot_be_looked_at_is_no_failure_yet(tmp_path: Path) -> None:
+def test_build_of_an_engine_that_cannot_be_inspected_succeeds(tmp_path: Path) -> None:
     made, _ = build("10", tmp_path, Script(loads=False))
     assert any("TensorRT cannot load the engine: Serialization (wrong tag)" in note for note in made.notes)
     assert made.layers == {"fp32": 2}
@@ -68,7 +68,7 @@ def test_an_engine_that_cannot_be_looked_at_is_no_failure_yet(tmp_path: Path) ->
         (("INVALID", 0), "it cannot be used here"),
     ],
 )
-def test_rtx_validates_an_engine_before_it_is_loaded(validity: tuple[str, int], words: str) -> None:
+def test_deserialise_invalid_rtx_engine_is_refused_before_it_is_loaded(validity: tuple[str, int], words: str) -> None:
     trt, trace = make("rtx", Script(validity=validity))
     with pytest.raises(EngineUnusable, match=f"TensorRT-RTX cannot load the engine: {words}"):
         load.deserialise(trt, b"plan", "TensorRT-RTX")
@@ -76,20 +76,20 @@ def test_rtx_validates_an_engine_before_it_is_loaded(validity: tuple[str, int], 
 
 
 @pytest.mark.parametrize("verdict", ["VALID", "SUBOPTIMAL"])
-def test_an_engine_that_is_not_the_best_is_loaded_all_the_same(verdict: str) -> None:
+def test_deserialise_valid_or_suboptimal_rtx_engine_is_loaded(verdict: str) -> None:
     trt, trace = make("rtx", Script(validity=(verdict, 0)))
     load.deserialise(trt, b"plan", "TensorRT-RTX")
     assert trace.host_code == [False]
 
 
 @pytest.mark.parametrize("generation", ["8.6", "10", "11"])
-def test_runtime_without_validation_refuses_the_engine_itself(generation: str) -> None:
+def test_deserialise_without_validation_is_refused_by_the_runtime(generation: str) -> None:
     trt, _ = make(generation, Script(loads=False))
     with pytest.raises(EngineUnusable, match=r"TensorRT cannot load the engine: Serialization \(wrong tag\)"):
         load.deserialise(trt, b"plan", "TensorRT")
 
 
-def test_an_engine_for_a_deep_learning_accelerator_is_loaded_onto_the_one_it_is_for() -> None:
+def test_deserialise_engine_for_a_dla_core_is_loaded_on_that_core() -> None:
     trt, trace = make("10")
     recipe = Recipe("tensorrt", "cuda:0", optimization="3", options="dla_core=1;workspace_mb=64")
     core = load.dla_core(Order("", Signature((), ()), recipe))

@@ -17,7 +17,7 @@ from edged.errors import EngineUnusable
 def plan(
     magic: bytes = b"vtrt", version: tuple[int, ...] = (1, 6, 1, 120), body: int = 36, size: int | None = None
 ) -> bytes:
-    """A plan as TensorRT-RTX writes its header; `body` bytes of something follow."""
+    """Return a plan with a header as TensorRT-RTX writes it, followed by `body` zeros."""
     total = 64 + body if size is None else size
     head = struct.pack("<4sIQQ4B4s", magic, 0, 2, total, *version, magic)
     return head + bytes(64 - len(head)) + bytes(body)

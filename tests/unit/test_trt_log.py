@@ -1,4 +1,4 @@
-"""The runtime's messages in one line, and which module and version of it was loaded."""
+"""Messages of the runtime in one line, and the module and version that are loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edged.backends.trt import api
 from edged.backends.trt.log import Log, explain, listen
 from tests.fake_trt import make
 
-# As TensorRT-RTX 1.7.1.116 and TensorRT 8.6 wrote them.
+# Messages of TensorRT-RTX 1.7.1.116 and TensorRT 8.6, with the reasons that are reported.
 SAID = {
     "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (Network must have at least one output. In "
     "validate at /_src/optimizer/api/network.cpp:3810)": "API Usage Error (Network must have at least one output.)",
@@ -78,11 +78,11 @@ def test_listen_invalid_messages_raise_nothing(message: Any) -> None:
         ("cudaError 3590", "^cudaError 3590$"),
     ],
 )
-def test_explain_adds_what_to_do(reason: str, words: str) -> None:
+def test_explain_adds_a_remedy(reason: str, words: str) -> None:
     assert re.search(words, explain(reason))
 
 
-# -- which module ---------------------------------------------------------------------------------------------------
+# -- modules --------------------------------------------------------------------------------------------------------
 
 
 def test_load_imports_the_first_module_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

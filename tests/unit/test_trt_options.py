@@ -1,4 +1,4 @@
-"""Options of a TensorRT build: defaults from the device, settings, text, and easing."""
+"""Options of a TensorRT build: defaults from the device, settings, text, and reduced effort."""
 
 from __future__ import annotations
 

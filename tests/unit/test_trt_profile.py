@@ -24,10 +24,10 @@ def profile(given: Signature, picture: tuple[int, int] | None = None, **settings
     return str(Profile.of(given, {f"profile.{name}": text for name, text in settings.items()}, picture))
 
 
-# -- what needs no setting ------------------------------------------------------------------------------------------
+# -- defaults -------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_of_fixed_shapes_has_an_empty_profile() -> None:
+def test_profile_of_fixed_shapes_is_empty() -> None:
     found = Profile.of(signature(x=(1, 3, 8, 8), y=()), {}, None)
     assert str(found) == ""
     assert found == Profile.parse("")
@@ -43,12 +43,12 @@ def test_a_model_of_fixed_shapes_has_an_empty_profile() -> None:
         (("whatever", "h", "w", 1), "1x480x640x1:1x480x640x1:8x480x640x1"),
     ],
 )
-def test_pictures_have_their_size_and_a_batch_is_up_to_eight(shape: tuple[Dim, ...], text: str) -> None:
+def test_profile_of_pictures_has_their_size_and_up_to_eight_rows(shape: tuple[Dim, ...], text: str) -> None:
     assert profile(signature(x=shape), PICTURE) == f"x={text}"
 
 
 @pytest.mark.parametrize("name", ["batch", "batch_size", "Batch", "N", "bs", "?", "unk__12", "num_images"])
-def test_a_leading_dimension_that_is_a_batch_needs_no_setting(name: str) -> None:
+def test_profile_leading_batch_dimension_needs_no_setting(name: str) -> None:
     assert profile(signature(x=(name, 4))) == "x=1x4:1x4:8x4"
 
 
@@ -66,19 +66,19 @@ def test_profile_setting_in_the_message_is_valid_toml() -> None:
         Profile.of(Signature((TensorSpec("a b", "FP32", (1, "k")),), ()), {}, None)
 
 
-def test_dimensions_of_one_name_have_one_range() -> None:
+def test_profile_dimensions_of_one_name_have_one_range() -> None:
     both = signature(ids=("batch", "seq"), mask=("batch", "seq"))
     expected = "ids=1x1:1x64:4x128;mask=1x1:1x64:4x128"
     assert profile(both, ids="1x1 1x64 4x128") == expected
     assert profile(both, mask="1x1 1x64 4x128") == expected
 
 
-def test_dimensions_without_a_name_have_nothing_in_common() -> None:
+def test_profile_dimensions_without_a_name_are_independent() -> None:
     with pytest.raises(Unsuitable, match="input b"):
         profile(signature(a=("?", "?"), b=("?", "?")), a="1x2")
 
 
-def test_an_input_of_any_rank_is_refused() -> None:
+def test_profile_of_an_input_of_any_rank_is_refused() -> None:
     with pytest.raises(Unsuitable, match="any number of dimensions"):
         profile(signature(x=ANY_SHAPE))
 
@@ -86,7 +86,7 @@ def test_an_input_of_any_rank_is_refused() -> None:
 # -- settings -------------------------------------------------------------------------------------------------------
 
 
-def test_a_setting_gives_three_shapes_or_one_for_all() -> None:
+def test_profile_setting_has_three_shapes_or_one_for_all() -> None:
     x = signature(x=("batch", 3, "h", "w"))
     three = "x=1x3x320x320:1x3x640x640:4x3x640x640"
     assert profile(x, x="1x3x320x320 1x3x640x640 4x3x640x640") == three
@@ -94,7 +94,7 @@ def test_a_setting_gives_three_shapes_or_one_for_all() -> None:
     assert profile(x, x="  2x3x8x8 ") == "x=2x3x8x8:2x3x8x8:2x3x8x8"
 
 
-def test_a_setting_for_a_fixed_shape_must_agree_and_changes_nothing() -> None:
+def test_profile_setting_for_a_fixed_shape_must_agree_and_changes_nothing() -> None:
     assert profile(signature(x=(1, 4)), x="1x4") == ""
     with pytest.raises(ConfigError, match="dimension 1 is 4 in the model"):
         profile(signature(x=(1, 4)), x="1x5")
@@ -121,19 +121,19 @@ def test_a_setting_for_a_fixed_shape_must_agree_and_changes_nothing() -> None:
         ("1x1x1x1x1x1x1x1x1", "must be one shape or three shapes"),
     ],
 )
-def test_profile_invalid_setting_is_one_line(text: str, problem: str) -> None:
+def test_profile_invalid_setting_is_refused_in_one_line(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as refusal:
         profile(signature(x=("batch", 3, "h", "w")), x=text)
     assert "profile.x" in str(refusal.value)
     assert len(str(refusal.value)) < 300
 
 
-def test_a_setting_for_no_input_of_the_model_names_those_there_are() -> None:
+def test_profile_setting_for_an_unknown_input_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"profile\.image"):
         profile(signature(images=("n", 3)), image="1x3")
 
 
-def test_one_dimension_cannot_have_two_ranges() -> None:
+def test_profile_dimension_with_two_ranges_is_refused() -> None:
     both = signature(a=("n", 2), b=("n", 2))
     with pytest.raises(ConfigError, match="'n'"):
         profile(both, a="1x2 1x2 8x2", b="1x2 1x2 4x2")
@@ -141,7 +141,7 @@ def test_one_dimension_cannot_have_two_ranges() -> None:
         profile(signature(x=("n", "n")), x="1x2")
 
 
-def test_an_engine_must_take_one_picture_of_its_model() -> None:
+def test_profile_setting_that_excludes_the_models_picture_is_refused() -> None:
     x = signature(x=("batch", 3, "h", "w"))
     assert profile(x, PICTURE, x="1x3x320x320 1x3x480x640 1x3x960x960")
     for text in ("1x3x320x320", "2x3x480x640"):
@@ -149,7 +149,7 @@ def test_an_engine_must_take_one_picture_of_its_model() -> None:
             profile(x, PICTURE, x=text)
 
 
-def test_check_needs_no_model() -> None:
+def test_check_without_a_model_refuses_invalid_settings() -> None:
     check({})
     check({"profile.x": "1x3", "profile.a b": "0x1 1x1 2x1", "other": "?"})
     for key, text in (("profile.", "1"), ("profile.x", ""), ("profile.x", "1 2"), ("profile.x", "2 1 3")):
@@ -171,14 +171,14 @@ def ranges() -> st.SearchStrategy[Range]:
 
 
 @given(st.lists(ranges(), max_size=4, unique_by=lambda r: r.name))
-def test_a_profile_survives_its_text(found: list[Range]) -> None:
+def test_parse_returns_the_profile_of_a_text(found: list[Range]) -> None:
     profile = Profile(tuple(found))
     assert Profile.parse(str(profile)) == profile
     assert "\n" not in str(profile)
 
 
 @given(st.text(st.sampled_from("x=:;%0123456789ab"), max_size=60))
-def test_other_text_is_refused_and_nothing_else_happens(text: str) -> None:
+def test_parse_other_text_is_refused(text: str) -> None:
     with contextlib.suppress(ConfigError):
         assert str(Profile.parse(text)) == text
 

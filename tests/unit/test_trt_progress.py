@@ -1,4 +1,4 @@
-"""How far a build is: phases within phases, reported by several threads of a builder."""
+"""Progress of a build: nested phases, reported by several threads of a builder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["gpu"]
 
 
 def shares(*events: tuple[Any, ...]) -> list[float]:
-    """The shares that a progress reports for events: the name of a method and its arguments."""
+    """Return the shares that a progress reports for events: names of methods with their arguments."""
     reported: list[float] = []
     progress = Progress(reported.append)
     for name, *arguments in events:
@@ -67,13 +67,13 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_progress_any_events_only_grow(events: list[tuple[Any, ...]]) -> None:
+def test_progress_shares_of_any_events_only_grow(events: list[tuple[Any, ...]]) -> None:
     reported = shares(*events)
     assert reported == sorted(set(reported))
     assert all(0 < share < 1 for share in reported)
 
 
-def test_progress_takes_events_of_several_threads() -> None:
+def test_progress_accepts_events_of_several_threads() -> None:
     reported: list[float] = []
     progress = Progress(reported.append)
     progress.start("all", None, 4)

@@ -12,7 +12,7 @@ from tests import models
 
 
 def files_of(upload: Upload) -> list[tuple[str, bool, bytes]]:
-    """Name, whether it is a sample, and content of every file."""
+    """Return the name, whether it is a sample, and the content of every file."""
     files: list[tuple[str, bool, bytes]] = []
     first, *parts = upload
     assert first.WhichOneof("part") == "header"

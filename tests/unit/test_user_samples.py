@@ -1,4 +1,4 @@
-"""The user's tensors: how they are read, and that a model that answers nothing else is served with them."""
+"""User tensors: reading, golden answers, and admission of models that accept only certain values."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from edged.vision.family import Recognition, Thresholds
 from tests import models
 from tests.waiting import run
 
-TENSORS = Recognition(None, "", None, "", (), Thresholds())  # of a model that takes no pictures
+TENSORS = Recognition(None, "", None, "", (), Thresholds())  # a model without picture input
 SIGNATURE = Signature((TensorSpec("a", "FP32", ("n", 2)), TensorSpec("b.0", "BYTES", ("n",))), ())
 
 
 def choosy(*values: int) -> onnx.ModelProto:
-    """A model that answers these numbers and no others."""
+    """Return a model that accepts these numbers and no others."""
     numbers = ", ".join(map(str, values))
     node = f"y = ai.onnx.ml.OneHotEncoder<cats_int64s = [{numbers}], zeros = 0>(x)"
     return models.parse(f"(int64[n] x) => (float[] y) {{ {node} }}", domains={"ai.onnx.ml": 3})
@@ -150,7 +150,7 @@ def test_read_tensors_replaced_file_is_superseded(tmp_path: Path) -> None:
         user_samples.read_tensors(path, SIGNATURE)
 
 
-def test_samples_by_content_skips_unreadable_files_and_calibration_takes_pictures_only(tmp_path: Path) -> None:
+def test_by_content_skips_unreadable_files_and_calibration_uses_pictures_only(tmp_path: Path) -> None:
     picture, tensors = tmp_path / "a.jpg", npz(tmp_path / "ask.npz", a=A)
     picture.write_bytes(b"any")
     both = [str(picture), str(tensors), str(tmp_path / "gone.npz")]
@@ -162,7 +162,7 @@ def test_samples_by_content_skips_unreadable_files_and_calibration_takes_picture
 
 
 class Choosy:
-    """Answers if every value is one of a few."""
+    """A session that answers only if every value is one of those given."""
 
     def __init__(self, *values: int) -> None:
         self._values = values
@@ -180,13 +180,13 @@ NUMBERS = Signature((TensorSpec("x", "INT64", (16,)),), ())
 
 
 @pytest.mark.parametrize(("value", "kind"), [(0, "zeros"), (1, "ones")])
-def test_make_asks_constants_if_nothing_else_is_answered(value: int, kind: str) -> None:
+def test_make_uses_constants_if_nothing_else_is_answered(value: int, kind: str) -> None:
     (sample,) = golden.make(Choosy(value), NUMBERS, TENSORS).samples
     assert sample.kind == kind
     assert set(sample.inputs["x"].tolist()) == {value}
 
 
-def test_make_asks_user_samples_and_they_decide(tmp_path: Path) -> None:
+def test_make_uses_user_samples_and_they_decide(tmp_path: Path) -> None:
     path = npz(tmp_path / "ask.npz", x=[40, 70] * 8)
     made = golden.make(Choosy(40, 70), NUMBERS, TENSORS, [str(path)])
     (sample,) = made.samples
@@ -216,7 +216,7 @@ def admitted(tmp_path: Path, proto: onnx.ModelProto, *samples: Path) -> Admissio
     return run(admit(builder_in(tmp_path / "cache"), path, {}, ["onnxruntime"], samples), 200)
 
 
-def test_admit_model_that_takes_odd_values_only_needs_samples(tmp_path: Path) -> None:
+def test_admit_model_that_accepts_odd_values_only_needs_samples(tmp_path: Path) -> None:
     assert admitted(tmp_path, choosy(1, 50, 70)).finding is None
     with pytest.raises(ModelRefused) as raised:
         admitted(tmp_path, choosy(50, 70))
@@ -246,7 +246,7 @@ def test_admit_sample_that_is_not_answered_is_a_warning_or_the_reason(
         admitted(tmp_path, choosy(0, 1), floats)
 
 
-def test_prove_result_belongs_to_its_samples(tmp_path: Path) -> None:
+def test_prove_with_changed_samples_is_repeated(tmp_path: Path) -> None:
     path, sample = models.save(choosy(50, 70), tmp_path / "model.onnx"), tmp_path / "ask.npz"
     builder = builder_in(tmp_path / "cache")
     inspection = run(builder.inspect(path), 200)

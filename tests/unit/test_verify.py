@@ -138,7 +138,7 @@ PAIRS: dict[str, tuple[list[Pair], bool]] = {
 
 
 @pytest.mark.parametrize(("pairs", "accepted"), PAIRS.values(), ids=PAIRS)
-def test_judge_pairs(pairs: list[Pair], accepted: bool) -> None:
+def test_judge_several_pairs_is_accepted_if_all_outputs_agree(pairs: list[Pair], accepted: bool) -> None:
     assert judge(pairs, FP32).accepted is accepted
 
 
@@ -193,12 +193,12 @@ def test_judge_top1_is_the_share_of_rows_with_the_same_winner() -> None:
 
 # -- classifiers ----------------------------------------------------------------------------------------------------
 
-FREE = {"cosine": 0.0, "relative_l2": 9.0, "outliers": 1.0}  # so that the winner alone decides
+FREE = {"cosine": 0.0, "relative_l2": 9.0, "outliers": 1.0}  # only the winner decides
 WINNER = msgspec.structs.replace(FP32, **FREE)
 
 
 def scores(winner: int, lead: float) -> Array:
-    """One row, [1, 10], of ones below a winner that leads by `lead`."""
+    """Return one row, [1, 10], of ones and a winner that is larger by `lead`."""
     row = np.ones((1, 10), np.float32)
     row[0, winner] += lead
     return row
@@ -210,7 +210,7 @@ def test_judge_classifier_with_another_clear_winner_is_rejected() -> None:
     found = judge([*pairs, Pair({"y": scores(3, 1)}, {"y": scores(4, 1)})], WINNER)
     assert not found.accepted
     assert found.reason.startswith("top1 0.9 is below 0.999")
-    assert found.figures["top1"] == 0.9  # over all samples, not the worst of them
+    assert found.figures["top1"] == 0.9  # the share over all samples, not the lowest
 
 
 _UNCLEAR = np.concatenate([scores(1, 1), scores(2, 1), scores(3, 1)])
@@ -245,7 +245,7 @@ def test_judge_clear_lead_is_more_than_elements_may_move(precision: str, toleran
 def test_judge_winners_on_extreme_inputs_do_not_count() -> None:
     wrong = Pair({"y": scores(3, 1)}, {"y": scores(4, 1)}, extreme=True)
     assert judge([wrong], WINNER).accepted
-    assert not judge([wrong], FP32).accepted  # the other figures do
+    assert not judge([wrong], FP32).accepted  # but other figures count
 
 
 @pytest.mark.parametrize("shape", [(10,), (10, 1), (1, 5, 10), (1, 10, 2, 2)])

@@ -1,4 +1,4 @@
-"""What is seen of models for the next decision: engines that may be opened while a model is being read."""
+"""Views of models for the reconciler: engines that may be opened while a model is being read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REFERENCE, BUILT = Recipe("onnxruntime", optimization="none"), Recipe("openvino"
 
 
 async def being_read(*recipes: Recipe, path: str = "") -> PlannedModel:
-    """A model with these engines, another file of which is being read; at another path, if any is given."""
+    """Return a model with these engines while another file of it is being read, at another path if `path` is set."""
     planned = planned_model()
     planned.model = model()
     for recipe in recipes:
@@ -52,7 +52,7 @@ async def test_actual_model_being_read_without_host_opens_an_engine_whose_files_
     planned.reading.cancel()
 
 
-async def test_actual_model_being_read_and_served_is_left_alone(tmp_path: Path) -> None:
+async def test_actual_model_being_read_and_served_needs_no_action(tmp_path: Path) -> None:
     planned = await being_read(REFERENCE, BUILT, path="/nowhere/m/2/model.onnx")
     serve(planned, next(iter(planned.engines)))
     assert reconcile(actual(Store(tmp_path), [planned]), 1000.0, set()) == []

@@ -1,4 +1,4 @@
-"""Classifiers see what torchvision shows them: Resize of the shorter side and CenterCrop of a picture of Pillow's."""
+"""Antialiased input of classifiers: equal to torchvision's Resize of the shorter side and CenterCrop with Pillow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PICTURES = list(draw())
 
 
 def torchvision(picture: Image, size: int, crop: int) -> Image:
-    """transforms.Resize(size) and transforms.CenterCrop(crop), as they are written."""
+    """Return the picture after transforms.Resize(size) and transforms.CenterCrop(crop), computed as in their code."""
     shown = Pillow.fromarray(picture)
     short, long = sorted(shown.size)
     resized = int(size * long / short)

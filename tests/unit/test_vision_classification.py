@@ -75,14 +75,14 @@ def test_recognise_classifier_by_setting_that_does_not_fit_is_refused(columns: i
         see(columns, {"family": "classification", **settings})
 
 
-def test_recognise_ultralytics_classifier_has_its_own_feed() -> None:
+def test_recognise_ultralytics_classifier_has_its_own_preprocessing() -> None:
     found = see(3, metadata={"task": "classify", "names": "{0: 'a', 1: 'b', 2: 'c'}", "imgsz": "[224, 224]"})
     assert found.family == "ultralytics-classify"
     assert found.names == ("a", "b", "c")
     assert found.preprocess == Preprocess(224, 224, fit=Fit.CENTER_CROP, antialias=True)
 
 
-def test_classify_output_with_axes_of_one() -> None:
+def test_classify_output_with_axes_of_one_is_accepted() -> None:
     inputs = (TensorSpec("input", "FP32", (1, 3, 224, 224)),)
     found = recognise(inputs, (TensorSpec("output", "FP32", (1, 1000, 1, 1)),), {}, {})
     assert found.family == "classification"
@@ -94,7 +94,7 @@ def test_classify_output_with_axes_of_one() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_classify_softmax_for_logits_only(dtype: type) -> None:
+def test_classify_applies_softmax_to_logits_only(dtype: type) -> None:
     found = classify([1.0, 3.0, 2.0, -1.0], dtype=dtype)
     assert found.class_ids.tolist() == [1, 2, 0, 3]
     np.testing.assert_allclose(found.scores.sum(), 1, atol=1e-5)
@@ -105,7 +105,7 @@ def test_classify_softmax_for_logits_only(dtype: type) -> None:
     assert (found.class_ids.dtype, found.scores.dtype) == (np.int32, np.float32)
 
 
-def test_classify_honours_thresholds() -> None:
+def test_classify_applies_thresholds() -> None:
     row = [0.5, 0.3, 0.15, 0.05]
     assert len(classify(row, thresholds=Thresholds(score=0.15, max_detections=5))) == 3
     assert classify(row, thresholds=Thresholds(score=0.0, max_detections=2)).class_ids.tolist() == [0, 1]
@@ -131,7 +131,7 @@ def test_classes_unpack_equals_packed(rows: list[tuple[int, float]]) -> None:
     assert (found.class_ids.dtype, found.scores.dtype) == (np.int32, np.float32)
 
 
-# -- the middle of the picture --------------------------------------------------------------------------------------
+# -- center crop ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,11 @@ def test_prepare_center_crop_writes_the_middle() -> None:
     assert (out == 1).all()
 
 
-# -- what scores are ------------------------------------------------------------------------------------------------
+# -- scores ---------------------------------------------------------------------------------------------------------
 
 
 def scores_of(row: list[float], heads: dict[str, str] | None, **settings: str) -> list[float]:
-    """Scores of one row in the order of its columns."""
+    """Return the scores of one row in the order of its columns."""
     inputs = (TensorSpec("input", "FP32", ("n", 3, 224, 224)),)
     outputs = (TensorSpec("output", "FP32", ("n", len(row))),)
     given = {"family": "classification"} | {key.replace("__", "."): value for key, value in settings.items()}
@@ -179,11 +179,11 @@ MANY_LABELS = [0.95, 0.9, 0.02, 0.01]
 
 
 @pytest.mark.parametrize("heads", [{"output": "Sigmoid"}, {"output": "Softmax"}, {"output": "HardSigmoid"}, None])
-def test_classify_probabilities_of_many_labels_are_taken_as_they_are(heads: dict[str, str] | None) -> None:
+def test_classify_probabilities_of_many_labels_are_unchanged(heads: dict[str, str] | None) -> None:
     assert scores_of(MANY_LABELS, heads) == MANY_LABELS
 
 
-def test_classify_logits_that_happen_to_sum_to_one_are_still_logits() -> None:
+def test_classify_logits_that_sum_to_one_are_treated_as_logits() -> None:
     assert scores_of([0.5, 0.25, 0.25], {"output": "Gemm"}) == pytest.approx([0.391, 0.3045, 0.3045], abs=1e-3)
 
 

@@ -72,7 +72,7 @@ def test_unpack_returns_all_parts_that_were_packed(parts, n):
     buffer = bytearray(packed)
     back = Detections.unpack(memoryview(buffer))
     buffer[:] = bytes(len(buffer))
-    assert same(back, detections), "nothing looks into the buffer"
+    assert same(back, detections), "the parts are copies"
 
 
 def test_unpack_torn_parts_are_refused():
@@ -115,7 +115,7 @@ def test_detections_parts_of_another_length_or_shape_are_refused(part, value):
 
 
 @pytest.mark.parametrize("rows", [np.array([4, 1]), np.arange(6) > 2, slice(1, 4), slice(0, 0), np.array([], np.intp)])
-def test_select_selects_all_parts(rows):
+def test_select_applies_to_all_parts(rows):
     detections = rich(6)
     chosen = detections.select(rows)
     numbers = np.arange(6)[rows]
@@ -191,7 +191,7 @@ def test_supervision_reads_the_smallest_masks():
 
 
 def by_the_book(boxes, scores, class_ids, iou, agnostic):
-    """One pair at a time, in double precision."""
+    """Suppress boxes one pair at a time, in double precision."""
     kept: list[int] = []
     for i in sorted((i for i in range(len(scores)) if scores[i] == scores[i]), key=lambda i: (-scores[i], i)):
         for j in kept:
@@ -238,7 +238,7 @@ def keep(boxes, scores, class_ids, **more):
         pytest.param([BOX, [0, 0, 100, 50]], [0.9, 0.8], [0, 0], {"iou": 0.49}, [0], id="over the threshold"),
     ],
 )
-def test_nms_keeps(boxes, scores, class_ids, more, kept):
+def test_nms_keeps_the_expected_boxes(boxes, scores, class_ids, more, kept):
     assert keep(boxes, scores, class_ids, **more) == kept
 
 

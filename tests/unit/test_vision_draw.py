@@ -1,4 +1,4 @@
-"""What `annotate` draws: each part where it is, and nowhere else."""
+"""Drawing by `annotate`: each part at its place, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_annotate_joins_seventeen_keypoints():
     painted = changed(annotate(BLACK, Detections.of(*BOX, keypoints=keypoints), ()))
     assert painted[200, 300], "the line of the shoulders"
     assert painted[250, 250], "shoulder to hip"
-    assert not painted[320, 320], "hip to ankle are joined by the knee, which is not seen"
+    assert not painted[320, 320], "hip and ankle are joined by the knee, which is not visible"
 
 
 def test_annotate_draws_an_oriented_box_instead_of_its_hull():

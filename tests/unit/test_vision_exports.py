@@ -1,4 +1,4 @@
-"""Every detector format there is, on tensors with planted objects: they come back in pixels of the picture."""
+"""Every supported detector format, with planted objects in its tensors: boxes are in pixels of the picture."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decode(export: Export, outputs: Outputs, size: tuple[int, int], index: int =
 
 
 def things(size: tuple[int, int], seed: int, count: int = 6) -> list[Planted]:
-    """Objects that do not overlap, in pixels of a picture, the first in a corner and the last at the far edge."""
+    """Return separate objects in pixels of a picture: the first in a corner, the last in the opposite one."""
     width, height = size
     random = np.random.default_rng(seed)
     across = width / count
@@ -78,7 +78,7 @@ def test_decode_planted_objects_of_each_picture(export: Export, size: tuple[int,
 
 @EVERY
 def test_recognise_by_setting_equals_by_evidence(export: Export) -> None:
-    """The setting is enough if the tensors are known."""
+    """The setting is sufficient if the shapes of the tensors are known."""
     recognised = export.recognition
     found = dataclasses.replace(export, settings={**export.settings, "family": export.family}).recognition
     assert found.is_set
@@ -87,7 +87,7 @@ def test_recognise_by_setting_equals_by_evidence(export: Export) -> None:
 
 
 @EVERY
-def test_decode_half_precision_costs_a_pixel_at_most(export: Export) -> None:
+def test_decode_half_precision_moves_boxes_by_at_most_a_pixel(export: Export) -> None:
     planted = things((WIDTH, HEIGHT), 3)
     placement = export.place(WIDTH, HEIGHT)
     outputs = as_fp16(export.encode([[one.lay(placement) for one in planted]]))
@@ -95,13 +95,13 @@ def test_decode_half_precision_costs_a_pixel_at_most(export: Export) -> None:
 
 
 def crowd(score: float = 0.3) -> list[Planted]:
-    """A thousand small objects apart from each other, in pixels of a picture of the input's size."""
+    """Return a thousand separate small objects, in pixels of a picture of the input's size."""
     places = [(x, y) for y in range(0, HEIGHT - 8, 8) for x in range(0, WIDTH - 8, 8)][:1000]
     return [Planted((x + 1, y + 1, x + 7, y + 6), 1 + i % 4, score + i / 2000) for i, (x, y) in enumerate(places)]
 
 
 @EVERY
-def test_decode_a_thousand_detections_and_the_limit(export: Export) -> None:
+def test_decode_a_thousand_detections_are_kept_up_to_the_limit(export: Export) -> None:
     size, placement = (WIDTH, HEIGHT), export.place(WIDTH, HEIGHT)
     planted = crowd()
     outputs = export.encode([[one.lay(placement) for one in planted]])
@@ -114,7 +114,7 @@ def test_decode_a_thousand_detections_and_the_limit(export: Export) -> None:
 
 
 @EVERY
-def test_decode_honours_thresholds(export: Export) -> None:
+def test_decode_applies_thresholds(export: Export) -> None:
     planted = things(WIDE, 4)
     placement = export.place(*WIDE)
     outputs = export.encode([[one.lay(placement) for one in planted]])
@@ -125,7 +125,7 @@ def test_decode_honours_thresholds(export: Export) -> None:
 
 
 @EVERY
-def test_decode_suppresses_doubles_if_needed_or_wanted(export: Export) -> None:
+def test_decode_suppresses_duplicates_if_needed_or_requested(export: Export) -> None:
     same = [Planted((100, 60, 160, 120), 2, 0.9), Planted((102, 62, 162, 122), 2, 0.8)]
     other = Planted((98, 58, 158, 118), 3, 0.7)
     placement = export.place(WIDTH, HEIGHT)
@@ -164,7 +164,7 @@ def test_decode_only_reads_the_outputs(export: Export) -> None:
 
 
 @EVERY
-def test_decode_drops_boxes_in_the_padding_and_cuts_others(export: Export) -> None:
+def test_decode_drops_boxes_in_the_padding_and_clips_others(export: Export) -> None:
     placement = export.place(*ODD)
     width, height = ODD
     edge = Planted((width - 30, 100, width + 30, height / 2), 2, 0.8)
@@ -178,7 +178,7 @@ def test_decode_drops_boxes_in_the_padding_and_cuts_others(export: Export) -> No
 @given(st.data())
 @EVERY
 def test_decode_any_tensors_give_boxes_inside_the_picture(export: Export, data: st.DataObject) -> None:
-    """Whatever an engine answers: noise of any size, any share of it no numbers."""
+    """The outputs are noise of any size, with any share of NaN."""
     random = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
     scale, holes = data.draw(st.sampled_from([0.5, 1, 100, 1e6, 1e30])), data.draw(st.floats(0, 1))
     size = data.draw(st.sampled_from([WIDE, ODD, TINY]))

@@ -1,4 +1,4 @@
-"""Which models are recognised by metadata, shapes and settings, and the reasons if not."""
+"""Recognition of models by metadata, shapes and settings, and the reasons if it fails."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_recognise_scales_by_datatype_of_input(datatype, scale):
     assert (found.preprocess.datatype, found.preprocess.scale) == (datatype, scale)
 
 
-# --- what is several formats at once
+# --- ambiguous formats
 
 SIX = (output(1, 300, 6),)
 END2END, RTDETR, DEEPSTREAM = "family=ultralytics-end2end", "family=rtdetr-ultralytics", "family=deepstream-yolo"
@@ -157,7 +157,7 @@ def test_recognise_second_input_or_no_picture_is_raw():
 # --- settings
 
 
-def test_recognise_family_by_setting():
+def test_recognise_family_by_setting_is_used_or_refused():
     assert see(metadata=DETECT, settings={"family": "raw"}).family is None
     found = see((output(1, 56, 8400),), settings={"family": "ultralytics"})
     assert found.family == "ultralytics"
@@ -173,7 +173,7 @@ def test_recognise_family_by_setting():
         see((output(1, 4, 8400),), settings={"family": "ultralytics"})
 
 
-def test_recognise_names_by_setting():
+def test_recognise_names_by_setting_are_used_or_refused():
     found = see((output(1, 6, 8400),), settings={"names": "cat, big dog"})
     assert found.names == ("cat", "big dog")
     with pytest.raises(ConfigError, match="3 classes, the model has 80"):
@@ -182,7 +182,7 @@ def test_recognise_names_by_setting():
         see(metadata=DETECT, settings={"names": "a,,c"})
 
 
-def test_recognise_preprocess_and_thresholds_by_setting():
+def test_recognise_preprocess_and_thresholds_by_setting_are_used():
     given = {
         "preprocess.color": "bgr",
         "preprocess.fit": "top_left",
@@ -260,7 +260,7 @@ def test_recognise_invalid_setting_is_named(key, value, says):
         (image(1, 28, 28, 1, datatype="FP16"), Preprocess(28, 28, 1, "NHWC", "FP16", "gray")),
     ],
 )
-def test_preprocess_for_picture_input(spec, expected):
+def test_preprocess_for_picture_input_follows_its_shape(spec, expected):
     found, reason = preprocess_for(spec, {})
     assert found == expected
     assert "stretch" in reason
@@ -334,13 +334,13 @@ def test_recognise_hostile_metadata_counts_as_absent(text):
         assert len(found.reason) < 1000
         assert len(found.names) in (0, 80)
         if key == "names":
-            # The shape still speaks for itself; only the names are gone.
+            # The shape is still recognised; only the names are missing.
             assert found.family == "ultralytics"
             assert "arithmetic" in found.reason
             assert found.names == ()
 
 
-def test_recognise_metadata_of_other_forms():
+def test_recognise_metadata_of_other_forms_is_read_or_reported():
     assert see(metadata={**DETECT, "names": "[["}).reason.endswith("; unreadable metadata: names")
     found = see(metadata={**DETECT, "imgsz": "[0, 99999999]", "args": "[]"})
     assert found.family == "ultralytics"

@@ -83,7 +83,7 @@ def test_open_family_of_task_decodes(task, form):
     assert [name for name, part in parts.items() if part is not None] == [task]
 
 
-def test_recognise_open_shapes_of_tasks():
+def test_recognise_open_shapes_of_tasks_by_metadata():
     found = see(("batch", 38, "anchors"), ("batch", 32, "h", "w"), metadata=exported("segment"))
     assert (found.family, found.reading.form) == ("ultralytics-segment", "cells")
     assert see(("batch", "rows", 57), metadata=exported("pose", end2end="True")).reading.form == "rows"

@@ -1,4 +1,4 @@
-"""Decoding encoded and raw pictures, with OpenCV's own conversions as the oracle."""
+"""Decoding encoded and raw pictures, with OpenCV's own conversions as the reference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_decode_has_the_size_of_the_header(extension):
         assert np.array_equal(decode(memoryview(encoded)), cv2.imdecode(np.frombuffer(encoded, np.uint8), 1))
 
 
-def test_decode_progressive_jpeg_and_fill_bytes():
+def test_decode_progressive_jpeg_and_fill_bytes_are_accepted():
     encoded = cv2.imencode(".jpg", picture(40, 24), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
     assert size(encoded[:2] + b"\xff\xff" + encoded[2:]) == (40, 24)
     assert decode(encoded + bytes(4096)).shape == (24, 40, 3)
@@ -122,7 +122,7 @@ def test_read_header_never_raises(tail, magic):
     read_header(magic + tail)
 
 
-def test_read_header_hostile_jpeg_ends_soon():
+def test_read_header_hostile_jpeg_is_refused_quickly():
     assert read_header(b"\xff\xd8\xff" + b"\xff" * 5_000_000) is None
     assert read_header(b"\xff\xd8" + b"\xff\xd0" * 2_000_000) is None
 
@@ -131,14 +131,14 @@ def test_read_header_hostile_jpeg_ends_soon():
 
 
 def padded(plane: np.ndarray, stride: int) -> bytes:
-    """Rows of `plane` (bytes) widened to `stride` with junk."""
+    """Return the rows of `plane` (bytes), padded to `stride` with arbitrary bytes."""
     rows = np.full((plane.shape[0], stride), 0xA5, np.uint8)
     rows[:, : plane.shape[1]] = plane
     return rows.tobytes()
 
 
 def raw(pixel_format: PixelFormat, image: Image, extra: int) -> tuple[bytes, int, Image]:
-    """(bytes, stride, expected BGR) of a picture with `extra` bytes of padding a row."""
+    """Return (bytes, stride, expected BGR) of a picture with `extra` bytes of padding per row."""
     height, width = image.shape[:2]
     if pixel_format is PixelFormat.BGR:
         return padded(image.reshape(height, -1), width * 3 + extra), width * 3 + extra, image
@@ -162,7 +162,7 @@ def raw(pixel_format: PixelFormat, image: Image, extra: int) -> tuple[bytes, int
 @pytest.mark.parametrize("pixel_format", list(PixelFormat))
 @pytest.mark.parametrize("extra", [0, 2, 34])
 @pytest.mark.parametrize("size", [(2, 2), (64, 48), (322, 182), (66, 50)])
-def test_from_raw_every_format_and_stride(pixel_format, extra, size):
+def test_from_raw_every_format_and_stride_is_converted(pixel_format, extra, size):
     data, stride, expected = raw(pixel_format, picture(*size), extra)
     for given_stride in {stride, 0 if extra == 0 else stride}:
         assert np.array_equal(from_raw(data, pixel_format, *size, given_stride), expected)

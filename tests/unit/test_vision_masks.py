@@ -1,4 +1,4 @@
-"""Run lengths of masks against a computation pixel by pixel."""
+"""Run lengths of masks, compared with a computation pixel by pixel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edged.vision.masks import crop, decode, encode, encode_coarse, polygon
 
 
 def by_the_book(whole: np.ndarray) -> list[int]:
-    """Runs off, on, off, ... down the columns, one pixel at a time."""
+    """Return the runs off, on, off, ... down the columns, computed one pixel at a time."""
     counts, value = [0], False
     for pixel in whole.T.ravel().tolist():
         if pixel != value:
@@ -66,14 +66,14 @@ def test_encode_coarse_equals_encode_of_the_fine_mask(placed, step, data):
     assert np.array_equal(encode_coarse(coarse, step, (x, y, x + w, y + h), width, height), wanted)
 
 
-def test_encode_known_masks():
+def test_encode_known_masks_has_known_runs():
     inside = np.array([[True, False], [True, True]])
     assert encode(inside, 1, 1, 4, 3).tolist() == [4, 2, 2, 1, 3]
     assert encode(np.ones((3, 4), np.bool_), 0, 0, 4, 3).tolist() == [0, 12]
     assert encode(np.zeros((0, 0), np.bool_), 0, 0, 4, 3).tolist() == [12]
 
 
-def test_decode_empty_runs():
+def test_decode_empty_runs_are_accepted():
     assert decode(np.array([2, 2, 0, 1, 0, 0, 4], np.uint32), 3, 3).T.ravel().tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 0]
 
 

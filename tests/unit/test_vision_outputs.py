@@ -1,4 +1,4 @@
-"""Engines whose answers are not what their model's file says: one clear error, never boxes made of something else."""
+"""Engines whose outputs differ from their model's file: one clear error, and never wrong boxes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_decode_tensor_of_another_kind_is_refused(name: str, how: str) -> None:
         strange = STRANGE[how](outputs.pop(output))
         if strange is not None:
             outputs[output] = strange
-        if how == "empty" and strange is not None and strange.shape[-1:] == (7,):  # a list of nothing
+        if how == "empty" and strange is not None and strange.shape[-1:] == (7,):  # an empty list
             continue
         with pytest.raises(EngineUnusable, match=output) as caught:
             decode(export, outputs)
@@ -56,7 +56,7 @@ def test_decode_tensor_of_another_kind_is_refused(name: str, how: str) -> None:
 
 
 @EVERY
-def test_decode_value_more_or_less_is_refused(name: str) -> None:
+def test_decode_tensor_with_one_value_more_or_less_is_refused(name: str) -> None:
     export = EXPORTS[name]
     for output in export.recognition.reading.outputs:
         axis = 1 if export.family == "ultralytics" else -1
@@ -73,7 +73,7 @@ def test_decode_value_more_or_less_is_refused(name: str) -> None:
 def test_decode_short_batch_is_refused(name: str) -> None:
     export = EXPORTS[name]
     outputs = export.encode([SEEN])
-    if any(array.shape[-1] == 7 for array in outputs.values()):  # lists of which none is about the second
+    if any(array.shape[-1] == 7 for array in outputs.values()):  # lists without rows of the second picture
         assert len(decode(export, outputs, index=1)) == 0
         return
     with pytest.raises(EngineUnusable):
@@ -93,7 +93,7 @@ def test_decode_open_sizes_are_checked() -> None:
 
 
 def test_decode_yolox_of_other_grids_is_refused() -> None:
-    """Rows beyond the grids have no place in the picture."""
+    """Rows beyond the grids have no position in the picture."""
     export = dataclasses.replace(
         EXPORTS["yolox"], outputs=(spec("output", "n", "rows", 5 + CLASSES),), settings={"family": "yolox"}
     )
@@ -104,8 +104,8 @@ def test_decode_yolox_of_other_grids_is_refused() -> None:
         decode(export, {"output": longer})
 
 
-def test_decode_yolox_with_partial_cells() -> None:
-    """Grids have a cell for each begun stride."""
+def test_decode_yolox_with_partial_cells_has_the_right_grids() -> None:
+    """Grids include the partial cells at their edges."""
     width, height = 104, 72
     grids = [(-(-width // s), -(-height // s)) for s in STRIDES]
     cells = sum(across * down for across, down in grids)
@@ -121,7 +121,7 @@ def test_decode_yolox_with_partial_cells() -> None:
     assert boxes.tolist() == [[24, 8, 40, 24]]
 
 
-def test_decode_raw_heads_in_any_order() -> None:
+def test_decode_raw_heads_in_any_order_has_equal_boxes() -> None:
     export = EXPORTS["yolov7, raw heads"]
     outputs = export.encode([SEEN])
     wanted = decode(export, outputs)
@@ -134,11 +134,11 @@ def test_decode_raw_heads_in_any_order() -> None:
 def test_decode_openvino_list_ends_at_a_negative_picture() -> None:
     export = EXPORTS["ssd, openvino"]
     outputs = export.encode([SEEN])
-    outputs["detection_out"][0, 0, 4] = 0, 1, 0.99, 0, 0, 1, 1  # of an earlier answer
+    outputs["detection_out"][0, 0, 4] = 0, 1, 0.99, 0, 0, 1, 1  # from an earlier answer
     assert len(decode(export, outputs)) == 3
 
 
-def test_decode_inverted_box_displaces_no_other() -> None:
+def test_decode_inverted_box_does_not_count_for_the_limit() -> None:
     export = EXPORTS["ultralytics"]
     outputs = export.encode([SEEN])
     best = int(outputs["output0"][0, 4 + SEEN[0].class_id].argmax())

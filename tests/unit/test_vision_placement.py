@@ -1,4 +1,4 @@
-"""Where a picture goes in an input and how boxes come back."""
+"""Placement of a picture in an input, and conversion of boxes back to the picture."""
 
 from __future__ import annotations
 

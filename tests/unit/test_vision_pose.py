@@ -1,4 +1,4 @@
-"""Keypoints of Ultralytics pose models, planted in the pixels of the picture and found there again."""
+"""Keypoints of Ultralytics pose models: planted in pixels of the picture, and decoded at the same places."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def family(form: str, values: int = 3) -> Family:
 
 
 def outputs(form: str, placement: Placement, values: int = 3) -> dict[str, np.ndarray]:
-    """The people, and a double of the first in cells."""
+    """Return outputs with the people; cells also contain a duplicate of the first."""
     way = placement.to_input()
     lines = []
     for (box, score), points in zip(PEOPLE, POINTS, strict=True):

@@ -1,4 +1,4 @@
-"""The prepared tensor against a slow, obvious computation of the same."""
+"""The prepared tensor, compared with a slow and simple computation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_prepare_equals_a_slow_computation(layout, datatype, color, fit, normali
     assert (batch[2] == 99).all()
 
 
-def test_prepare_pictures_of_changing_sizes():
+def test_prepare_pictures_of_changing_sizes_equals_a_slow_computation():
     wanted = Preprocess(width=96, height=64, fit=Fit.LETTERBOX)
     preparer = Preparer(wanted)
     out = np.empty(wanted.shape, np.float32)
@@ -85,7 +85,7 @@ def test_prepare_pictures_of_changing_sizes():
         assert np.array_equal(image, before)
 
 
-def test_prepare_views_and_read_only_pictures():
+def test_prepare_views_and_read_only_pictures_are_accepted():
     wanted = Preprocess(width=32, height=32, fit=Fit.LETTERBOX)
     whole = RNG.integers(0, 256, (80, 90, 3), dtype=np.uint8)
     out = np.empty(wanted.shape, np.float32)

@@ -1,4 +1,4 @@
-"""Models that differ from an exporter's in one thing: which family is recognised, and which settings decide."""
+"""Models that differ from an export in one property: the recognised family, and the settings that decide."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ FED = {
 
 
 @pytest.mark.parametrize("name", FED)
-def test_recognise_export_is_fed_as_by_its_exporter(name: str) -> None:
+def test_recognise_export_has_the_preprocessing_of_its_exporter(name: str) -> None:
     assert EXPORTS[name].recognition.preprocess == FED[name]
 
 
-def test_recognise_settings_override_feed_and_thresholds_of_every_family() -> None:
+def test_recognise_settings_override_preprocessing_and_thresholds_of_every_family() -> None:
     fed = {"preprocess.color": "rgb", "preprocess.fit": "stretch", "preprocess.zoom": "0.5"}
     for export in EXPORTS.values():
         settings = {**export.settings, **fed, "thresholds.score": "0.5", "thresholds.iou": "0.45"}
@@ -84,7 +84,7 @@ Changes = dict[str, Any]  # arguments of `see`
 @pytest.mark.parametrize(
     ("export", "changes", "family", "words"),
     [
-        # YOLOv5: three rows a cell, or names and open rows
+        # YOLOv5: three rows per cell, or names and open rows
         ("yolov5", {"outputs": _outputs(1, P6, 10), **WIDE}, "yolov5", ""),
         ("yolov5", {"outputs": _outputs(1, P6 + 1, 10), **WIDE}, None, ""),
         ("yolov5", {"outputs": _outputs("n", "rows", 5 + CLASSES)}, "yolov5", ""),
@@ -98,7 +98,7 @@ Changes = dict[str, Any]  # arguments of `see`
         ("yolox", {"operators": EXP, "settings": {"decode.boxes": "grid"}}, "yolox", "boxes to be decoded"),
         ("yolox", {"operators": None, "settings": {"decode.boxes": "pixels"}}, "yolox", "decoded boxes"),
         ("yolox", {"operators": None}, None, "decode.boxes=grid"),
-        # six columns a cell
+        # six columns per cell
         ("yolox", {"outputs": _outputs(1, CELLS, 6, name="output")}, "yolox", ""),
         ("deepstream-yolo", {"outputs": _outputs(1, CELLS, 6, name="output")}, "deepstream-yolo", ""),
         ("deepstream-yolo", {"outputs": _outputs(1, 3 * CELLS, 6, name="output")}, "deepstream-yolo", ""),
@@ -140,7 +140,9 @@ Changes = dict[str, Any]  # arguments of `see`
         ("ultralytics", {"inputs": _image(1, 3, 16384, 16384)}, None, "16384x16384 pixels, over the limit"),
     ],
 )
-def test_recognise_changed_export(export: str, changes: Changes, family: str | None, words: str) -> None:
+def test_recognise_changed_export_has_family_or_reason(
+    export: str, changes: Changes, family: str | None, words: str
+) -> None:
     found = see(EXPORTS[export], **changes)
     assert found.family == family, found.reason
     assert words in f"{found.reason} {found.output} {found.picture}"
@@ -158,9 +160,7 @@ def test_recognise_changed_export(export: str, changes: Changes, family: str | N
         ),
     ],
 )
-def test_recognise_outputs_in_another_order_are_read_in_the_familys(
-    export: str, changes: Changes, outputs: tuple[str, ...]
-) -> None:
+def test_recognise_outputs_in_another_order_are_sorted(export: str, changes: Changes, outputs: tuple[str, ...]) -> None:
     found = see(EXPORTS[export], **{"settings": EXPORTS[export].settings, **changes})
     assert found.reading.outputs == outputs
 
@@ -248,7 +248,9 @@ def test_extra_inputs_of_rtdetr_are_the_input_size_width_first() -> None:
         (91, {"decode.background": "last"}, 0, "last"),
     ],
 )
-def test_recognise_rfdetr_background(slots: int, settings: dict[str, str], names: int, background: str) -> None:
+def test_recognise_rfdetr_background_has_the_expected_form(
+    slots: int, settings: dict[str, str], names: int, background: str
+) -> None:
     outputs = (spec("dets", 1, 300, 4), spec("labels", 1, 300, slots))
     found = see(EXPORTS["rf-detr, coco"], settings, outputs=outputs)
     assert (found.family, found.reading.form, len(found.names)) == ("rfdetr", background, names)

@@ -1,4 +1,4 @@
-"""JPEGs decoded at a reduced scale: when, how far, and that nothing is found elsewhere or less often for it."""
+"""JPEGs decoded at a reduced scale: when, by which step, and without loss of accuracy."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_decode_reduced_rounds_up_and_has_the_true_size(size, step, more):
         ((640, 480), (640, 640), Fit.LETTERBOX, 1),
         ((320, 240), (640, 640), Fit.LETTERBOX, 1),
         ((9999, 999), (64, 64), Fit.STRETCH, 8),
-        ((1280, 720), (224, 224), Fit.CENTER_CROP, 2),  # 720 pixels are left of the width
+        ((1280, 720), (224, 224), Fit.CENTER_CROP, 2),  # 720 pixels of the width are used
     ],
 )
 def test_reduction_is_the_largest_that_does_not_enlarge(size, shape, fit, wanted):
     assert step(preparer(*shape, fit), flat(*size)) == wanted
 
 
-def test_reduction_of_a_region():
+def test_reduction_depends_on_the_size_of_the_region():
     small, encoded = preparer(320, 320), flat(2560, 1440)
     assert step(small, encoded, Roi(Region(0, 0, 1280, 1280))) == 4
     assert step(small, encoded, Roi(Region(500, 300, 640, 300), 90)) == 2
@@ -78,14 +78,14 @@ def test_reduction_of_a_region():
         step(small, encoded, Roi(Region(9999, 0)))
 
 
-def test_decode_reduced_gray_and_oriented_pictures():
+def test_decode_reduced_gray_and_oriented_pictures_are_reduced():
     gray = decode_reduced(jpeg(np.full((480, 640), 90, np.uint8)), lambda width, height: 4)
     assert gray.image.shape == (120, 160, 3)
     turned = with_exif_orientation(flat(640, 480), 6)
     assert decode_reduced(turned, lambda width, height: 4).image.shape == (120, 160, 3)
 
 
-def test_decode_reduced_other_formats_are_whole():
+def test_decode_reduced_other_formats_are_not_reduced():
     picture = RNG.integers(0, 256, (480, 640, 3), dtype=np.uint8)
     for suffix in (".png", ".bmp"):
         found = decode_reduced(cv2.imencode(suffix, picture)[1].tobytes(), lambda width, height: 8)
@@ -93,7 +93,7 @@ def test_decode_reduced_other_formats_are_whole():
         assert np.array_equal(found.image, picture)
 
 
-def test_decode_reduced_refuses_as_decode():
+def test_decode_reduced_invalid_pictures_are_refused():
     encoded = jpeg(RNG.integers(0, 256, (480, 640, 3), dtype=np.uint8))
     for wrong in (b"", b"junk", encoded[: len(encoded) // 2]):
         with pytest.raises(InvalidImage):
@@ -121,12 +121,12 @@ def test_decode_reduced_rectangle_stays_in_place(data, step, rotation, is_region
     wanted = preparer(sides[0] // step - 9, sides[1] // step - 9, Fit.STRETCH)
     decoded = decode_reduced(jpeg(picture), lambda width, height: step)
     assert decoded.step == step
-    # A fifth of a pixel of the input. 0.165 were seen: an eighth of a picture of 330 pixels is no whole number of them.
+    # A fifth of a pixel of the input. 0.165 was measured: for example, 330 pixels are not a multiple of eight.
     assert np.abs(located(wanted, decoded, roi) - (x1, y1, x2, y2)).max() < 0.2 * step
 
 
 def located(wanted: Preparer, picture: np.ndarray | Decoded, roi: Roi | None) -> np.ndarray:
-    """The edges of a white rectangle on black in the picture, to a part of a pixel, from what the input holds."""
+    """Return the edges, in fractions of pixels, of a white rectangle in a black picture, computed from the input."""
     out = np.empty(wanted.preprocess.shape, np.uint8)
     placement = wanted.prepare(picture, out, roi)
     value = out[:, :, 0].astype(float) / 255

@@ -1,4 +1,4 @@
-"""Regions and rotations: what a model is shown, and how boxes and points come back from there."""
+"""Regions and rotations: the input of the model, and conversion of boxes and points back to the picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FITS = st.sampled_from([Fit.LETTERBOX, Fit.STRETCH, Fit.TOP_LEFT])
 
 
 def prepared(picture: np.ndarray | Decoded, roi: Roi | None, shape: tuple[int, int], fit: Fit):
-    """The pixels of the input, [h, w, 3], and the placement."""
+    """Return the pixels of the input, [h, w, 3], and the placement."""
     wanted = Preprocess(*shape, layout="NHWC", datatype="UINT8", color="bgr", fit=fit, pad=0)
     out = np.empty(wanted.shape, np.uint8)
     placement = Preparer(wanted).prepare(picture, out, roi)
@@ -38,7 +38,7 @@ def rois(draw, width: int, height: int) -> Roi:
 
 @st.composite
 def bright_rectangles(draw):
-    """A dark picture with a bright rectangle, and a roi that shows all of the rectangle."""
+    """Draw a dark picture with a bright rectangle, and a region that contains the rectangle."""
     width, height = draw(st.integers(8, 400)), draw(st.integers(8, 400))
     x1, y1 = draw(st.integers(0, width - 4)), draw(st.integers(0, height - 4))
     x2, y2 = draw(st.integers(x1 + 4, width)), draw(st.integers(y1 + 4, height))
@@ -52,14 +52,14 @@ def bright_rectangles(draw):
 
 @settings(max_examples=300, deadline=None)
 @given(bright_rectangles(), st.integers(32, 200), st.integers(32, 200), FITS)
-def test_prepare_bright_rectangle_maps_back(drawn, width, height, fit):
+def test_prepare_bright_rectangle_is_mapped_back(drawn, width, height, fit):
     picture, box, roi = drawn
     pixels, placement = prepared(picture, roi, (width, height), fit)
     assert (placement.width, placement.height) == (picture.shape[1], picture.shape[0])
     rows, columns = np.flatnonzero((pixels > 127).any(axis=(1, 2))), np.flatnonzero((pixels > 127).any(axis=(0, 2)))
     tolerance = 1 / min(placement.scale_x, placement.scale_y) + 1.5
     if not len(rows):
-        assert min(box[2] - box[0], box[3] - box[1]) < 2 * tolerance, "only what is tiny can be lost in a resize"
+        assert min(box[2] - box[0], box[3] - box[1]) < 2 * tolerance, "only tiny rectangles may be lost by the resize"
         return
     found = np.array([[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]], np.float32)
     assert np.abs(placement.to_original(found) - box).max() <= tolerance
@@ -95,7 +95,7 @@ def test_prepare_equals_cut_and_turn_by_numpy(rotation, shape, fit):
     part = np.ascontiguousarray(shown(picture, roi))
     wanted, plain = prepared(part, None, shape, fit)
     assert (placement.inner, placement.pad_x, placement.pad_y) == (plain.inner, plain.pad_x, plain.pad_y)
-    assert np.abs(pixels.astype(int) - wanted).max() <= 1, "turned before or after the resize, but for rounding"
+    assert np.abs(pixels.astype(int) - wanted).max() <= 1, "the order of rotation and resize only affects rounding"
 
 
 @pytest.mark.parametrize("rotation", ROTATIONS)

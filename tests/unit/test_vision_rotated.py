@@ -31,7 +31,7 @@ def keep(rows: np.ndarray, scores: list[float], iou: float = 0.5, limit: int = 3
 
 
 def likeness(one: np.ndarray, other: np.ndarray) -> float:
-    """The probabilistic IoU by its definition, with matrices."""
+    """Return the probabilistic IoU by its definition, with matrices."""
 
     def covariance(box: np.ndarray) -> np.ndarray:
         cos, sin = math.cos(box[4]), math.sin(box[4])
@@ -45,13 +45,13 @@ def likeness(one: np.ndarray, other: np.ndarray) -> float:
     return 1 - math.sqrt(max(0.0, 1 - math.exp(-distance)))
 
 
-def test_corners_of_turned_rectangle():
+def test_corners_of_rotated_rectangle_equal_opencvs():
     found = corners_of(boxes((50, 60, 40, 20, math.radians(30))))[0]
     assert np.allclose(found.mean(axis=0), (50, 60), atol=1e-4)
     wanted = cv2.boxPoints(((50, 60), (40, 20), 30))
     assert np.allclose(sorted(map(tuple, found)), sorted(map(tuple, wanted)), atol=1e-3)
     sides = np.linalg.norm(np.roll(found, -1, axis=0) - found, axis=1)
-    assert np.allclose(sides, (40, 20, 40, 20), atol=1e-3), "they follow each other round the box"
+    assert np.allclose(sides, (40, 20, 40, 20), atol=1e-3), "the corners are in order around the box"
     assert np.allclose(corners_of(boxes((5, 6, 4, 2, 0)))[0], [(3, 5), (7, 5), (7, 7), (3, 7)])
     assert corners_of(boxes()).shape == (0, 4, 2)
 
@@ -64,7 +64,7 @@ def test_nms_drops_a_double_and_keeps_a_crossing_box():
     assert keep(boxes(plank, (100, 100, 10, 80, 0.5 + math.pi / 2)), [0.5, 0.9]) == [1], "the same box, turned"
 
 
-def test_nms_oriented_classes_limits_and_thresholds():
+def test_nms_oriented_applies_classes_limits_and_thresholds():
     same = boxes(*[(100, 100, 80, 10, 0.5)] * 3)
     assert keep(same, [0.5, 0.9, 0.7], ids=[0, 1, 0]) == [1, 2]
     assert keep(same, [0.5, 0.9, 0.7], ids=[0, 1, 0], agnostic=True) == [1]
@@ -72,12 +72,12 @@ def test_nms_oriented_classes_limits_and_thresholds():
     assert keep(boxes(*[(50 * i, 0, 9, 9, 0.3) for i in range(9)]), [i / 9 for i in range(9)], limit=2) == [8, 7]
     assert keep(boxes(), []) == []
     assert keep(same[:2], [math.nan, 0.1]) == [1]
-    assert keep(boxes((5, 5, 0, 0, 0), (9, 9, 1e-9, 70, 0)), [0.5, 0.6]) == [1, 0], "no width is no trouble"
+    assert keep(boxes((5, 5, 0, 0, 0), (9, 9, 1e-9, 70, 0)), [0.5, 0.6]) == [1, 0], "boxes without width are accepted"
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.floats(0.05, 0.9))
-def test_rotated_nms_box_that_is_like_any_better_one_goes(seed, iou):
+def test_nms_drops_each_box_that_is_similar_to_a_better_one(seed, iou):
     rng = np.random.default_rng(seed)
     n = 60
     columns = (rng.uniform(0, 200, (2, n)), rng.uniform(2, 120, (2, n)), rng.uniform(-4, 4, (1, n)))
@@ -88,7 +88,7 @@ def test_rotated_nms_box_that_is_like_any_better_one_goes(seed, iou):
         better = np.flatnonzero(scores > scores[i])
         alike = [likeness(rows[i].astype(float), rows[j].astype(float)) for j in better]
         if any(abs(value - iou) < 1e-6 for value in alike):
-            return  # the last bit decides
+            return  # rounding decides
         if not any(value > iou for value in alike):
             kept.append(int(i))
     assert keep(rows, scores.tolist(), iou) == kept
@@ -112,7 +112,7 @@ def family(form: str) -> Family:
 
 
 def outputs(form: str, rows: list[tuple[float, ...]], dtype: type = np.float32) -> dict[str, np.ndarray]:
-    """cx, cy, w, h, angle in input pixels as detections of class 1."""
+    """Return outputs with rows of cx, cy, w, h, angle in input pixels as detections of class 1."""
     if form == ROWS:
         table = np.zeros((1, 20, 7), dtype)
         for i, (*size, angle) in enumerate(rows):
@@ -125,7 +125,7 @@ def outputs(form: str, rows: list[tuple[float, ...]], dtype: type = np.float32) 
 
 
 def in_input(placement: Placement, plank: tuple[float, ...]) -> tuple[float, ...]:
-    """A box of the picture in an input where nothing is stretched, from its middle and the middle of its right side."""
+    """Return a box of the picture in pixels of an unstretched input, from its middle and that of its right side."""
     x, y, w, h, angle = plank
     middle = placement.to_input() @ (x, y, 1)
     side = placement.to_input() @ (x + math.cos(angle), y + math.sin(angle), 1) - middle

@@ -1,4 +1,4 @@
-"""Masks of Ultralytics segment models: prototypes that are ramps make every mask a half plane, known exactly."""
+"""Masks of Ultralytics segment models. Prototypes are ramps, so every mask is a half plane that is known exactly."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def family(form: str) -> Family:
 
 
 def ramps(dtype: type = np.float32) -> np.ndarray:
-    """Prototypes whose values are x, y (in input pixels) and 1 at the middle of each of their pixels."""
+    """Return prototypes with the values x, y (in input pixels) and 1 at the middle of each of their pixels."""
     down, across = np.indices((SHAPE[1] // 4, SHAPE[0] // 4)) * 4 + 2
     return np.stack((across, down, np.ones_like(down))).astype(dtype)[None]
 
 
 def tables(form: str, boxes: list[tuple[float, ...]], weights: list[tuple[float, ...]], dtype: type = np.float32):
-    """Both forms of a table of boxes xyxy in input pixels, with class 1, and the prototypes."""
+    """Return a table, in either form, of boxes xyxy in input pixels, with class 1, and the prototypes."""
     if form == ROWS:
         table = np.zeros((1, 30, 9), dtype)
         for i, (box, w) in enumerate(zip(boxes, weights, strict=True)):
@@ -57,12 +57,12 @@ def tables(form: str, boxes: list[tuple[float, ...]], weights: list[tuple[float,
 
 
 def expected(placement: Placement, roi: Roi | None, box: np.ndarray, weights: tuple[float, ...]):
-    """The half plane inside the box, and the pixels on its rim, where the last bit decides."""
+    """Return the half plane inside the box, and the pixels on its rim, where rounding decides."""
     across, down = in_input(placement, roi)
     rows, columns = np.indices(across.shape) + 0.5
     x1, y1, x2, y2 = box
     inside = (columns >= x1) & (columns < x2) & (rows >= y1) & (rows < y2)
-    # Beyond the middles of the outermost prototypes nothing is known, and the nearest counts.
+    # Beyond the middles of the outermost prototypes, the value of the nearest one is used.
     across, down = np.clip(across, 2, SHAPE[0] - 2), np.clip(down, 2, SHAPE[1] - 2)
     value = weights[0] * across + weights[1] * down + weights[2]
     return (value > 0) & inside, np.abs(value) < 0.05

@@ -34,7 +34,7 @@ from tests.fake_link import FakeLink
 from tests.unit.zmq_peers import peer
 from tests.waiting import until, within
 
-PICTURE = Detections.of([[0, 0, 2, 2]], [0.5], [3]).pack()  # what the link hands back
+PICTURE = Detections.of([[0, 0, 2, 2]], [0.5], [3]).pack()  # the link returns it as the answer
 
 # -- messages -------------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ async def test_parse_full_header_gives_the_work_and_the_options() -> None:
 SHARED = {"segment": "/edged-x", "offset": 0, "stamp": 1, "size": 1}
 
 
-def test_parse_picture_in_shared_memory() -> None:
+def test_parse_picture_in_shared_memory_has_its_place() -> None:
     message = parse({"shared": {"segment": "/edged-x", "offset": 64, "stamp": 2**64 - 1, "size": 5}})
     assert message.data is None
     assert message.header.shared == zmq_frames.Shared(segment="/edged-x", offset=64, stamp=2**64 - 1, size=5)
@@ -116,7 +116,7 @@ def test_parse_malformed_message_is_refused_in_one_line(header: Any, data: tuple
 
 
 @given(st.lists(st.binary(max_size=100), max_size=3))
-def test_parse_any_bytes_are_taken_or_refused(frames: list[bytes]) -> None:
+def test_parse_any_bytes_are_accepted_or_refused(frames: list[bytes]) -> None:
     with contextlib.suppress(InvalidInput):
         zmq_frames.parse([memoryview(frame) for frame in frames])
 
@@ -170,8 +170,8 @@ async def result(link: zmq.asyncio.Socket) -> dict[str, Any]:
 
 @asynccontextmanager
 async def played(answers: bool = True, kind: int = zmq.DEALER, **limits: Any) -> AsyncIterator[Box]:
-    """An endpoint with one peer."""
-    with tempfile.TemporaryDirectory(prefix="edz-") as name:  # a socket's path is short
+    """Yield an endpoint with one peer."""
+    with tempfile.TemporaryDirectory(prefix="edz-") as name:  # paths of sockets must be short
         box = Box(Path(name), **limits)
         box.endpoint.start()
         if answers:
@@ -270,7 +270,7 @@ async def test_peer_that_does_not_read_delays_no_other_and_loses_its_stream(box:
 
 
 @within(played, idle_seconds=0.4)
-async def test_peers_that_have_gone_leave_no_stream_and_no_connection(box: Box) -> None:
+async def test_peers_that_left_have_no_stream_and_no_connection(box: Box) -> None:
     for number in range(5):
         async with peer(box.folder) as gone:
             await gone.send_multipart([frame(number, f"camera {number}"), PICTURE])

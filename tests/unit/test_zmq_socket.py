@@ -1,4 +1,4 @@
-"""Where ZeroMQ sockets may listen."""
+"""Addresses that ZeroMQ sockets may listen on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.zmq_peers import folder as folder
         ("tcp://localhost:5", True, "tcp://127.0.0.1:5"),
     ],
 )
-def test_place_allowed_address(address: str, remote: bool | None, bound: str) -> None:
+def test_place_allowed_address_is_bound(address: str, remote: bool | None, bound: str) -> None:
     assert place(address, "[x] y", remote)[0] == bound
 
 
@@ -68,5 +68,5 @@ async def test_bound_socket_replaces_a_dead_socket_and_no_living_one_or_other_fi
         listen()
     path.unlink()
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))  # and never listens
+        dead.bind(str(path))  # but never listens
     listen().close()

@@ -1,4 +1,4 @@
-"""Builds with faked modules of TensorRT on a faked device."""
+"""Builds with fake TensorRT modules on a fake device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Y = TensorSpec("y", "FP32", (1, 4))
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A device of compute capability 8.6 that is made current and closed; nothing is done on it."""
+    """A fake device of compute capability 8.6 that can only be made current and closed."""
     device = SimpleNamespace(properties=SimpleNamespace(compute_capability="8.6"), closed=0)
 
     def close() -> None:

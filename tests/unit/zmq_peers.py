@@ -1,4 +1,4 @@
-"""Peers of the daemon's ZeroMQ sockets."""
+"""Clients of the daemon's ZeroMQ sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import zmq.asyncio
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="edz-") as name:  # a socket's path is short
+    with tempfile.TemporaryDirectory(prefix="edz-") as name:  # short, because a socket path has at most 107 bytes
         yield Path(name)
 
 
