@@ -1,6 +1,6 @@
-"""What every implementation of the CUDA contract must do, on the stand-in driver and on a real GPU alike.
+"""Tests for every implementation of the CUDA contract, on the stand-in driver and on a real GPU.
 
-Whoever imports these tests gives the fixture `device`, an opened device of any implementation.
+A module that imports these tests defines the fixture `device`, an opened device of the implementation.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def test_memory_of_one_thread_is_used_and_freed_by_another(device: Device) -> No
     assert wrong == []
 
 
-def test_being_current_nests(device: Device) -> None:
+def test_device_current_nests(device: Device) -> None:
     with device.current():
         with device.current():
             device.allocate(SIZE).free()
@@ -236,7 +236,7 @@ def test_cuda_graph_repeats_what_was_captured(
 
     graph = stream.capture(work)
     stream.synchronize()
-    assert not target.array.any(), "what is captured is not done"
+    assert not target.array.any(), "captured work does not run"
     for seed in (5, 6):
         source.array[:] = pattern(seed)
         stream.launch(graph)
