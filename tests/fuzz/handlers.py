@@ -35,7 +35,6 @@ from tests.waiting import until
 _AT_ONCE = 8
 _PATIENCE = 60.0  # seconds for any call
 _LISTENS = 0.02  # seconds to listen to an endless stream
-_LISTENS = 0.02  # seconds that a stream without an end is listened to
 _MOST_PARTS = 8  # messages of one stream
 
 # How often each method is called; the default is 1. Methods that start children or probe the box are called less often.

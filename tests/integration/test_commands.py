@@ -128,9 +128,7 @@ def test_cancelling_leaves_good_engines_as_they_were(daemon: Daemon, client: edg
 
 
 @pytest.mark.long
-def test_cancelled_build_is_not_repeated_until_it_is_commanded(
-    daemon: Daemon, client: edged.Client
-) -> None:
+def test_cancelled_build_is_not_repeated_until_it_is_commanded(daemon: Daemon, client: edged.Client) -> None:
     client.add_model("fresh", onnx_files.convolutions(daemon.home / "fresh.onnx", layers=5))
     try:
         cancelled = client.cancel("fresh")

@@ -49,7 +49,7 @@ def test_start_with_a_flipped_bit_in_every_state_file_serves_the_same_answers(bu
 
 
 def replace_engine(place: Path, other: Path) -> str:
-    """Replace an engine's files with another model's, with a record that fits the files. Return the record's edition."""
+    """Replace an engine's files with another model's, with a record that fits them. Return the record's edition."""
     record, foreign = (sealed.unseal((each / "record.json").read_bytes(), EngineRecord) for each in (place, other))
     for file in place.iterdir():
         file.unlink()

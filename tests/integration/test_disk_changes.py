@@ -108,7 +108,7 @@ def test_file_name_that_is_not_utf8_is_reported_and_ignored(daemon: Daemon) -> N
     odd = os.fsencode(daemon.models) + b"/bad\xff.onnx"
     shutil.copy(MODEL_PATH, odd)
     with daemon.client() as client:
-        wait_for("the model is listed", lambda: [m for m in client.models() if "bad" in m.name and m.state == "refused"])
+        wait_for("it is refused", lambda: [m for m in client.models() if "bad" in m.name and m.state == "refused"])
     os.unlink(odd)
 
 
@@ -117,7 +117,7 @@ def test_file_and_folder_of_one_name_are_listed_and_removed_together(daemon: Dae
     (daemon.models / "both" / "1").mkdir(parents=True)
     onnx_files.scale(daemon.models / "both" / "1" / "model.onnx", 3)
     with daemon.client() as client:
-        wait_for("the conflict is listed", lambda: [m for m in client.models() if m.name == "both" and "both/" in m.reason])
+        wait_for("both are listed", lambda: [m for m in client.models() if m.name == "both" and "both/" in m.reason])
         client.remove_model("both")
         wait_for("the model is removed", lambda: all(m.name != "both" for m in client.models()))
     assert not (daemon.models / "both.onnx").exists()

@@ -115,7 +115,7 @@ def test_doctor_daemon_and_its_models(daemon: Daemon) -> None:
         assert found.one(Name.MODEL, name).result is Result.WRONG
         assert found.one(Name.ADMISSION, name).result is Result.WRONG
     assert {"model", "admission", "alarm", "external_data"} >= found.wrong() >= {"model", "admission", "alarm"}
-    assert any("shapes" in line and "--state" in line for line in found.left_out), "its file is outside the state folder"
+    assert any("shapes" in line and "--state" in line for line in found.left_out), "its file is in another folder"
 
 
 # -- a box with problems --------------------------------------------------------------------------------------------

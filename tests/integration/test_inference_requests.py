@@ -184,9 +184,7 @@ def region(channel: grpc.Channel) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_infer_truncated_shared_memory_fails_its_request_only(
-    channel: grpc.Channel, region: Path
-) -> None:
+def test_infer_truncated_shared_memory_fails_its_request_only(channel: grpc.Channel, region: Path) -> None:
     request = simple()
     in_memory(request, shared_memory_region="r", shared_memory_byte_size=64)
     output(request, "OUTPUT1", shared_memory_region="r", shared_memory_byte_size=64)

@@ -337,9 +337,7 @@ def test_model_loads_from_files_of_the_request_and_reloads_from_disk() -> None:
         with daemon.client() as client:
             client.remove_model("m")
         folder = daemon.state / "overrides"
-        wait_for(
-            "the command's files are removed", lambda: [each.name[:5] for each in folder.iterdir()] == ["fresh"]
-        )
+        wait_for("the command's files are removed", lambda: [each.name[:5] for each in folder.iterdir()] == ["fresh"])
 
 
 def test_model_control_invalid_commands_are_refused() -> None:

@@ -46,9 +46,7 @@ def server(sample: dict[str, Case]) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_onnx_backend_case_has_the_expected_outputs(
-    name: str, sample: dict[str, Case], server: Server
-) -> None:
+def test_onnx_backend_case_has_the_expected_outputs(name: str, sample: dict[str, Case], server: Server) -> None:
     outcome = judge(sample[name], server)
     assert not outcome.untransportable
     if outcome.runtime:

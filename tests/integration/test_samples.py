@@ -80,9 +80,7 @@ def test_engines_are_verified_with_uploaded_samples(daemon: Daemon, pictures: Pa
 
 
 @pytest.mark.long
-def test_model_that_accepts_few_values_only_serves_with_uploaded_tensors(
-    daemon: Daemon, tmp_path: Path
-) -> None:
+def test_model_that_accepts_few_values_only_serves_with_uploaded_tensors(daemon: Daemon, tmp_path: Path) -> None:
     model, ask = models.save(choosy(50, 70), tmp_path / "choosy.onnx"), npz(tmp_path / "ask.npz", x=[50, 70])
     with daemon.client() as client:
         with pytest.raises(EdgedError, match=r"no golden input is answered: .*--samples INPUTS\.npz"):

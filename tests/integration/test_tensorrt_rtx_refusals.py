@@ -59,9 +59,7 @@ def unknown_operators(folder: Path) -> Path:
     return models.save(models.model(nodes, *edges, domains={"nowhere": 1}), folder / "model.onnx")
 
 
-def test_check_unsupported_operators_are_counted_and_named(
-    builder: Builder, store: Store, tmp_path: Path
-) -> None:
+def test_check_unsupported_operators_are_counted_and_named(builder: Builder, store: Store, tmp_path: Path) -> None:
     output = check(unknown_operators(tmp_path))
     assert output == (
         "TensorRT-RTX does not support 3 nodes of model.onnx: "

@@ -36,10 +36,6 @@ _STARVED = 4  # factor for the time limit on a busy machine
 _MOST = 2 << 30  # bytes of memory for all children together
 _SPARE = 8  # files that a daemon may open for itself in the meantime
 _LONGEST_LINE = 600  # characters
-_STARVED = 4  # times as long, where others have them
-_MOST = 2 << 30  # bytes that all children together may take
-_SPARE = 8  # files that a daemon may have opened for itself meanwhile
-_LONGEST_LINE = 600  # letters that anybody reads
 # One of each kind. The installed runtime decides the outcome of some, but not which models exist.
 _SHOWN = (
     "type_bf16", "name_unicode", "if_nested", "initialiser_listed", "external", "nan_constant",

@@ -1,8 +1,8 @@
 """Everything in README.md and docs/ that a reader should type or write: commands, programs and TOML, with its place.
 
-A fenced block, or lines indented by four, is one block. A block with a line like `import x` or `a = b(c)` is a program;
-one with `[table]` or `key = value` is TOML. In a block that begins with a command, each line is a command, or only those
-with a leading `$` if there are any. Everything else is "other".
+A fenced block, or lines indented by four, is one block. A block with a line like `import x` or `a = b(c)` is a
+program; one with `[table]` or `key = value` is TOML. In a block that begins with a command, each line is a command, or
+only those with a leading `$` if there are any. Everything else is "other".
 """
 
 from __future__ import annotations

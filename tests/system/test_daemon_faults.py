@@ -24,8 +24,8 @@ _STATE = "state_unwritable"
 
 @pytest.fixture
 def prepare(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """A function that makes a daemon, not yet started. It has one model, builds one engine besides the reference, and may
-    fill the disk."""
+    """A function that makes a daemon, not yet started. It has one model, builds one engine besides the reference, and
+    may fill the disk."""
     made = []
     (tmp_path / "config.toml").write_text("[engines]\nkeep_free_mb = 0\n")
 

@@ -14,9 +14,7 @@ IMPOSSIBLE: dict[str, str] = {
         "QEMU has its own thread from the start, which does not yield"
     ),
 }
-_FACES = (
-    "one answer of the face detector takes 7 s with emulated floating point, choosing an engine takes 100 answers"
-)
+_FACES = "one answer of the face detector takes 7 s with emulated floating point, choosing an engine takes 100 answers"
 _LIFE = "it builds all engines of a detector that takes 1 s per answer: ten minutes; a restart test remains"
 _ALARM = "it slows an engine down ten times: load alone changes an emulated engine's timing by nearly as much"
 # Tests that take too long, or need a machine of their own. They run if the user names them.

@@ -1,7 +1,7 @@
 """The parts of an aarch64 machine: QEMU and Debian's Python, from the Debian mirror that this machine uses.
 
-An ordinary user downloads everything once, into a folder outside the repository. Nothing is installed, and no script of a
-package runs.
+An ordinary user downloads everything once, into a folder outside the repository. Nothing is installed, and no script
+of a package runs.
 """
 
 from __future__ import annotations
