@@ -1,4 +1,4 @@
-"""Stand-in for the process of a configured camera: it does what the words of the camera's source say.
+"""Stand-in for the process of a configured camera: the words of the camera's source say what it does.
 
 `streaming`, `lost` and `failed` report that state; `occupied` reports a zone as occupied; `die` exits the process;
 `hang` stops all reports; `noise` sends bytes that are no valid message.

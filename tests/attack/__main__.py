@@ -1,4 +1,4 @@
-"""`make attack`: measure what a well-behaved camera notices while clients abuse the daemon, one abuse at a time.
+"""`make attack`: measure the answer times of a well-behaved camera while clients abuse the daemon, one abuse at a time.
 
 The camera's p50 and p99 are compared with its own values on an idle daemon. The exit status is 1 if the daemon dies, an
 answer fails, or a p99 is more than twice its goal. A failed abuse is tried a second time, because the abuser shares the

@@ -182,7 +182,7 @@ def _messages(method: Method, most: int, random: Random) -> list[bytes]:
 
 
 def _commands(method: Method) -> list[Message]:
-    """Return requests that start or watch work which may outlive the call."""
+    """Return further requests; some start work that continues after the call."""
     victim = operations.Selector(model=goods.VICTIM)
     known: list[Message] = [
         operations.WatchEventsRequest(follow=True),

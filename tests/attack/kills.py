@@ -34,7 +34,7 @@ DETECTOR = "detector"
 _PATIENCE = 30.0  # timeout of a request
 _PERIOD = 0.075  # between two requests for a model
 _FPS = 5
-# The shared host, and at most two for suspects: two kills in a row can each find another request unanswered.
+# The shared host, and a host for suspects after two kills in a row, of which an old and a new one may overlap.
 _MOST_HOSTS = 3
 _VICTIMS = {"edged.host.main": 12, "edged.tracker.main": 3, "edged.jobs.main": 4, "stopped host": 1}
 

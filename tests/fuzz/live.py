@@ -118,7 +118,7 @@ def _calm(daemon: FuzzedDaemon, name: str, start: Figures, tally: Tally) -> Figu
         tally.fail(f"the daemon died of {name}", daemon.log.read_text()[-4000:])
         raise SystemExit("\n".join(tally.reported()))
     try:
-        wait_for("it answers", daemon.is_right, 30)
+        wait_for("the daemon answers", daemon.is_right, 30)
     except AssertionError:
         tally.fail(f"after {name} an inference has a wrong answer", daemon.log.read_text()[-4000:])
     with contextlib.suppress(AssertionError):

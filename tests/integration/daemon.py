@@ -150,7 +150,7 @@ class Daemon:
                     return None
                 return engines if all(e.state in ends for e in engines) and _best_serves(engines) else None
 
-            return wait_for(f"engines of {model} are made and the best serves", done, seconds)
+            return wait_for(f"engines of {model} are built and the best serves", done, seconds)
 
     @property
     def tokens(self) -> TokenFile:

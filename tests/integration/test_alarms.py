@@ -84,7 +84,7 @@ def test_an_engine_that_becomes_slow_raises_an_alarm_until_it_is_fast_again(daem
             assert shown.returncode == 1
             assert "instead of" in shown.stdout
             assert [alarm.kind for model in client.models() for alarm in model.alarms] == ["slow"]
-        wait_for("it is cleared", lambda: not slow(), 60)
+        wait_for("the alarm is cleared", lambda: not slow(), 60)
         kinds = [event.kind for event in client.events()]
     assert message.startswith("model shapes: inference takes ")
     assert kinds.index("alarm_raised") < kinds.index("alarm_cleared")

@@ -108,7 +108,7 @@ def test_file_name_that_is_not_utf8_is_reported_and_ignored(daemon: Daemon) -> N
     odd = os.fsencode(daemon.models) + b"/bad\xff.onnx"
     shutil.copy(MODEL_PATH, odd)
     with daemon.client() as client:
-        wait_for("it is refused", lambda: [m for m in client.models() if "bad" in m.name and m.state == "refused"])
+        wait_for("it is listed", lambda: [m for m in client.models() if "bad" in m.name and m.state == "refused"])
     os.unlink(odd)
 
 

@@ -1,4 +1,4 @@
-"""Models with a Triton configuration, with several versions, and with load and unload commands, on a real daemon."""
+"""Triton model control on a real daemon: versions, configurations, load and unload commands."""
 
 from __future__ import annotations
 

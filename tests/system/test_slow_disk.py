@@ -26,7 +26,7 @@ from tests.system import disks
 pytestmark = pytest.mark.timeout(400)
 
 _PICTURE = Scene(3).frame(0)[0]
-_MOST_TIMES, _MOST_SECONDS = 10.0, 0.1  # limits: relative to the median answer time on a fast disk, and absolute
+_MOST_TIMES, _MOST_SECONDS = 10.0, 0.1  # limits of p95: relative to the median on a fast disk, and absolute
 # Runs in the daemon's Python: prints the first thread's stack when that thread touches a file.
 _STACKS = """
 import faulthandler, signal

@@ -119,7 +119,7 @@ def found(store: Store, possible: dict[str, list[State]]) -> State:
             assert None in engines, f"engine {name} was acknowledged and is lost: {engines}"
         else:
             alike = [each for each in engines if each is not None and _is(record.files, record.latency_ms, each)]
-            assert alike, f"engine {name} is none of {engines}: {record}"
+            assert alike, f"engine {name} matches none of {engines}: {record}"
             assert record.evicted == (alike[0].content is None)
             seen.engines[name] = alike[0]
         pinned = store.is_pinned(key_of(name))
