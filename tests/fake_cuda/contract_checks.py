@@ -22,7 +22,7 @@ def test_device_properties_match_the_stand_in(device: Device) -> None:
     assert not properties.is_integrated
 
 
-def test_the_second_device_is_the_second_on_the_bus_and_not_the_second_fastest(control: Control) -> None:
+def test_open_device_numbers_devices_by_bus_and_not_by_speed(control: Control) -> None:
     control.configure(devices=2)
     for number in (0, 1):
         device = open_device(number)
@@ -45,7 +45,7 @@ def test_failed_call_names_call_and_error(device: Device, control: Control) -> N
             device.allocate_host(SIZE)
 
 
-def test_a_thread_in_which_the_device_is_not_current_is_refused(device: Device, control: Control) -> None:
+def test_call_without_a_current_device_is_refused(device: Device, control: Control) -> None:
     with pytest.raises(EngineUnusable, match=r"(?i)invalid.*context"):
         device.stream()
     control.forget()  # the refused attempt is recorded as misuse
@@ -81,7 +81,7 @@ def _wait(device: Device, event: Event) -> None:
         event.synchronize()
 
 
-def test_a_copy_returns_before_it_is_done(
+def test_stream_copy_returns_before_it_is_done(
     current: Device, stream: Stream, memory: DeviceMemory, control: Control
 ) -> None:
     control.configure(copy_us=100_000)
@@ -115,7 +115,7 @@ def test_two_streams_work_at_the_same_time(current: Device, control: Control) ->
         lane.close()
 
 
-def test_a_failed_capture_gives_back_what_it_made(current: Device, stream: Stream, control: Control) -> None:
+def test_failed_capture_frees_its_graph(current: Device, stream: Stream, control: Control) -> None:
     control.fail("cuGraphInstantiate", OUT_OF_MEMORY)
     with pytest.raises(EngineUnusable, match="cuGraphInstantiate"):
         stream.capture(lambda: None)

@@ -81,7 +81,7 @@ def test_session_repeated_inferences_are_right(opened: Open, control: Control) -
         np.testing.assert_array_equal(session.infer({"x": values(seed)})["y"], expected(values(seed)))
 
 
-def test_an_answer_stays_until_the_next_call_has_come_back(opened: Open, control: Control) -> None:
+def test_session_answer_is_valid_until_the_next_call_returns(opened: Open, control: Control) -> None:
     session = opened(FakeEngine(control, FIXED))
     before = session.infer({"x": values(0)})["y"]
     for seed in range(1, 6):
@@ -139,7 +139,7 @@ def test_empty_tensors_are_not_copied(opened: Open, control: Control) -> None:
     assert control.traces("copy") == []
 
 
-def test_an_engine_without_inputs_runs(opened: Open, control: Control) -> None:
+def test_session_engine_without_inputs_runs(opened: Open, control: Control) -> None:
     engine = FakeEngine(control, {"y": ("OUTPUT", "FLOAT", (2,))})
     session = opened(engine)
     engine.contexts[0].execute_async_v3 = lambda stream: True  # type: ignore[method-assign]
@@ -149,7 +149,7 @@ def test_an_engine_without_inputs_runs(opened: Open, control: Control) -> None:
 # -- shapes ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_shape_of_the_profile_is_taken(opened: Open, control: Control) -> None:
+def test_session_accepts_every_shape_of_the_profile(opened: Open, control: Control) -> None:
     session = opened(FakeEngine(control, OPEN, [UP_TO_8]))
     for batch in (1, 8, 3, 3, 2, 8):
         given = values(batch, (batch, 4))
@@ -172,7 +172,7 @@ def test_session_on_discrete_device_maps_no_memory(opened: Open, control: Contro
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (0, 4), (1, 5), (4,), (1, 4, 1)])
-def test_a_shape_outside_the_profile_is_the_callers_mistake(
+def test_session_shape_outside_the_profile_is_invalid_input(
     opened: Open, control: Control, shape: tuple[int, ...]
 ) -> None:
     session = opened(FakeEngine(control, OPEN, [UP_TO_8]))
@@ -182,12 +182,12 @@ def test_a_shape_outside_the_profile_is_the_callers_mistake(
     np.testing.assert_array_equal(session.infer({"x": values(1, (2, 4))})["y"], expected(values(1, (2, 4))))
 
 
-def test_another_shape_than_the_fixed_one_is_the_callers_mistake(opened: Open, control: Control) -> None:
+def test_session_other_shape_than_the_fixed_one_is_invalid_input(opened: Open, control: Control) -> None:
     with pytest.raises(InvalidInput, match=r"'x' has the shape \[3, 4\]; the engine takes \[1, 3, 4\]$"):
         opened(FakeEngine(control, FIXED)).infer({"x": np.zeros((3, 4), np.float32)})
 
 
-def test_another_dtype_is_the_callers_mistake(opened: Open, control: Control) -> None:
+def test_session_wrong_dtype_is_invalid_input(opened: Open, control: Control) -> None:
     with pytest.raises(InvalidInput, match="'x'"):
         opened(FakeEngine(control, FIXED)).infer({"x": np.zeros((1, 3, 4))})
 
@@ -252,7 +252,7 @@ def test_session_allocates_the_runtimes_largest_output(opened: Open, control: Co
         ),
     ],
 )
-def test_an_engine_that_does_not_fit_the_model_is_refused_and_nothing_is_left(
+def test_session_engine_of_another_model_is_refused_and_leaves_nothing(
     device: Device, control: Control, tensors: dict, declared: Signature, problem: str
 ) -> None:
     with pytest.raises(EngineUnusable, match=problem) as raised:
@@ -288,7 +288,7 @@ def test_session_failed_open_leaves_nothing(device: Device, control: Control, ca
 # -- order ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_next_inputs_are_copied_while_the_current_ones_are_computed(opened: Open, control: Control) -> None:
+def test_session_copies_next_inputs_during_the_current_inference(opened: Open, control: Control) -> None:
     session = opened(FakeEngine(control, FIXED, compute_us=200_000))
     control.configure(copy_us=5_000)
     first = session.stage({"x": values(1)})
@@ -310,7 +310,7 @@ def test_the_next_inputs_are_copied_while_the_current_ones_are_computed(opened: 
     assert inward[1].end <= last.begin
 
 
-def test_a_third_inference_is_staged_when_the_first_is_done(opened: Open, control: Control) -> None:
+def test_session_stages_a_third_inference_after_the_first_ends(opened: Open, control: Control) -> None:
     session = opened(FakeEngine(control, FIXED))
     waiting = [session.stage({"x": values(seed)}) for seed in (1, 2)]
     thread = threading.Thread(target=lambda: waiting.append(session.stage({"x": values(3)})))
@@ -351,9 +351,7 @@ def test_two_threads_with_every_delay_never_mix_up_inferences(
 # -- graphs ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_fixed_shape_is_captured_once_for_each_buffer_set_and_then_launched(
-    opened: Open, control: Control, device: Device
-) -> None:
+def test_session_fixed_shape_is_captured_once_per_buffer_set(opened: Open, control: Control, device: Device) -> None:
     engine = FakeEngine(control, FIXED)
     session = opened(engine)
     for seed in range(10):
@@ -425,7 +423,7 @@ def test_on_shared_memory_the_engine_reads_the_callers_array(
     assert len(addresses) == 3
 
 
-def test_an_integrated_device_that_cannot_map_copies(control: Control, request: pytest.FixtureRequest) -> None:
+def test_session_on_integrated_device_without_mapping_copies(control: Control, request: pytest.FixtureRequest) -> None:
     control.configure(integrated=1, can_map=0)
     session: TensorRtSession = request.getfixturevalue("opened")(FakeEngine(control, FIXED))
     np.testing.assert_array_equal(session.infer({"x": values(1)})["y"], expected(values(1)))
@@ -438,7 +436,7 @@ def test_an_integrated_device_that_cannot_map_copies(control: Control, request: 
 @pytest.mark.parametrize(
     "call", ["cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuEventRecord", "cuStreamWaitEvent", "cuEventSynchronize"]
 )
-def test_after_a_call_that_failed_the_next_inference_is_right(opened: Open, control: Control, call: str) -> None:
+def test_session_next_inference_after_a_failed_call_is_right(opened: Open, control: Control, call: str) -> None:
     session = opened(FakeEngine(control, FIXED, compute_us=2000))
     for seed in range(6):
         control.fail(call, INVALID_VALUE)

@@ -105,7 +105,7 @@ def test_submitting_does_not_wait_for_the_work(device: Device, lanes: Lanes) -> 
     assert submitted < 0.5 * whole
 
 
-def test_a_graph_is_launched_in_less_time_than_its_parts(device: Device, stream: Stream) -> None:
+def test_graph_launch_takes_less_time_than_its_parts(device: Device, stream: Stream) -> None:
     memory, host = device.allocate(256), device.allocate_host(256)
 
     def work() -> None:

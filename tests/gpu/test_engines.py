@@ -96,7 +96,7 @@ def test_engine_of_open_shapes_takes_every_shape_of_its_profile(backend: str, bo
 
 
 @pytest.mark.timeout(900)
-def test_an_altered_engine_is_not_opened(backend: str, box: Fingerprint, tmp_path: Path) -> None:
+def test_open_altered_engine_is_refused(backend: str, box: Fingerprint, tmp_path: Path) -> None:
     model, store = read(models.save(models.conv(), tmp_path / "model.onnx"), precisions="fp32"), Store(tmp_path / "c")
     (engine,) = wanted(model, box, backend)
     assert make(store, model, engine).verdict.accepted

@@ -84,7 +84,7 @@ def halved() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("make", [models.conv, nets.chain, nets.relu])
-def test_an_engine_answers_as_the_reference_and_runs_wholly_on_the_gpu(tmp_path: Path, make: object) -> None:
+def test_engine_answers_as_the_reference_entirely_on_the_gpu(tmp_path: Path, make: object) -> None:
     proto = make()  # type: ignore[operator]
     order, composition = build(tmp_path, proto)
     assert list(composition.nodes) == [CUDA]
@@ -100,7 +100,7 @@ def test_an_engine_answers_as_the_reference_and_runs_wholly_on_the_gpu(tmp_path:
     session.close()
 
 
-def test_an_answer_stays_as_it_is_while_the_next_one_is_made(tmp_path: Path) -> None:
+def test_engine_answer_is_unchanged_by_the_next_inference(tmp_path: Path) -> None:
     session = opened(build(tmp_path, models.several())[0])
     ones = np.ones((1, 3), np.float32)
     first = session.infer({"a": ones, "b": ones})["sum"]
@@ -159,7 +159,7 @@ def test_tf32_differs_from_fp32(tmp_path: Path, gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize(("precision", "most"), [("fp16", 5e-3), ("int8", 5e-2)])
-def test_a_converted_graph_answers_nearly_alike(tmp_path: Path, precision: Precision, most: float) -> None:
+def test_converted_graph_answers_within_tolerance(tmp_path: Path, precision: Precision, most: float) -> None:
     proto = nets.chain(4)
     order, composition = build(tmp_path, proto, precision)
     assert composition.fallback == ()

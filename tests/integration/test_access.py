@@ -113,7 +113,7 @@ def test_expired_or_foreign_client_certificate_is_refused(daemon: Guarded, tmp_p
             assert code(channel, _MODELS) == expected, certificate
 
 
-def test_a_revoked_token_is_refused_and_its_streams_end(daemon: Guarded) -> None:
+def test_revoked_token_is_refused_and_its_streams_end(daemon: Guarded) -> None:
     secret = daemon.token("doomed", "read")
     with daemon.channel(daemon.tls) as channel:
         request = operations_pb2.WatchEventsRequest(follow=True).SerializeToString()

@@ -69,7 +69,7 @@ def status(daemon: Daemon) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_an_engine_that_becomes_slow_raises_an_alarm_until_it_is_fast_again(daemon: Daemon) -> None:
+def test_engine_that_becomes_slow_raises_an_alarm_until_it_is_fast_again(daemon: Daemon) -> None:
     daemon.settled("shapes")
     assert status(daemon).returncode == 0
     with daemon.client() as client, Cameras(daemon, 1):

@@ -67,7 +67,7 @@ def spare(client: edged.Client) -> str:
 
 
 @pytest.mark.long
-def test_a_serving_engine_is_rebuilt_without_a_failed_request(stored: Daemon) -> None:
+def test_rebuild_of_a_serving_engine_fails_no_request(stored: Daemon) -> None:
     with stored as daemon, daemon.client() as client:
         (before,) = [engine for engine in daemon.settled("shapes") if engine.state == "serving"]
         with Cameras(daemon, 2) as cameras:
@@ -286,7 +286,7 @@ def test_events_resume_after_a_restart(daemon: Daemon) -> None:
         assert "model small was read" in reported.stdout
 
 
-def test_a_command_is_an_event(client: edged.Client) -> None:
+def test_command_is_reported_as_an_event(client: edged.Client) -> None:
     key = spare(client)
     client.pin(engine=key)
     client.unpin(engine=key)

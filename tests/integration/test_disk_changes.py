@@ -124,7 +124,7 @@ def test_file_and_folder_of_one_name_are_listed_and_removed_together(daemon: Dae
     assert not (daemon.models / "both").exists()
 
 
-def test_a_name_in_any_script_serves_and_can_be_removed(daemon: Daemon) -> None:
+def test_model_name_in_any_script_serves_and_can_be_removed(daemon: Daemon) -> None:
     onnx_files.scale(daemon.models / "модель 7.onnx", 7)
     daemon.ready("модель 7")
     assert scaled(daemon, "модель 7") == 7
@@ -149,7 +149,7 @@ def test_modules_in_the_callers_folder_are_not_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.1])
-def test_a_daemon_killed_while_a_host_starts_leaves_no_host(delay: float) -> None:
+def test_daemon_killed_while_a_host_starts_leaves_no_host(delay: float) -> None:
     with Daemon("--model", f"shapes={MODEL_PATH}", builds=False) as daemon:
         hosts = wait_for("a host appears", daemon.hosts)
         time.sleep(delay)

@@ -178,7 +178,7 @@ def test_results_over_grpc_are_published_too(daemon: EndpointDaemon, connect: Co
     assert wait_for("a result is published", reported)["camera"] == "gate"
 
 
-def test_a_stream_of_arrays_goes_through_shared_memory_with_the_same_results(daemon: EndpointDaemon) -> None:
+def test_stream_of_arrays_through_shared_memory_gives_the_same_results(daemon: EndpointDaemon) -> None:
     with daemon.client() as client:
         options: dict[str, Any] = {"lossless": True}
         through = list(client.stream("shapes", iter(_PICTURES), shared=True, **options))

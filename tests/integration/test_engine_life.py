@@ -115,7 +115,7 @@ def test_restart_serves_from_the_store_and_builds_nothing(daemon: Daemon) -> Non
 
 
 @pytest.mark.long
-def test_an_engine_altered_on_disk_is_never_served_and_is_built_again(daemon: Daemon) -> None:
+def test_engine_altered_on_disk_is_never_served_and_is_rebuilt(daemon: Daemon) -> None:
     serving = next(e for e in daemon.settled("shapes") if e.state == "serving")
     daemon.stop()
     folder = daemon.cache / "engines" / serving.key
@@ -145,7 +145,7 @@ def test_killed_host_is_replaced_and_every_frame_is_accounted_for(daemon: Daemon
         assert sent == answered + skipped
 
 
-def test_a_killed_daemon_leaves_no_process_and_starts_again(daemon: Daemon) -> None:
+def test_killed_daemon_leaves_no_process_and_starts_again(daemon: Daemon) -> None:
     daemon.ready("shapes")
     left = wait_for("a host runs", daemon.children)
     daemon.kill()
@@ -156,7 +156,7 @@ def test_a_killed_daemon_leaves_no_process_and_starts_again(daemon: Daemon) -> N
     assert not [path for path in (daemon.cache / "staging").iterdir() if path.is_dir()]
 
 
-def test_the_daemon_itself_maps_no_runtime(daemon: Daemon) -> None:
+def test_daemon_process_maps_no_runtime(daemon: Daemon) -> None:
     daemon.settled("shapes")
     with open(f"/proc/{daemon.pid}/maps") as maps:
         mapped = maps.read()

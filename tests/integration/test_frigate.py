@@ -190,7 +190,7 @@ def test_clients_that_go_away_leave_nothing(daemon: FrigateDaemon, detector: Fri
     assert detector.detect(image).any()
 
 
-def test_a_message_that_is_too_large_ends_its_connection_only(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
+def test_message_over_the_limit_closes_its_connection_only(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
     context = zmq.Context()
     with context.socket(zmq.REQ) as huge:
         huge.linger = 0

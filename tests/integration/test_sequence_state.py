@@ -144,7 +144,7 @@ def test_request_without_an_active_sequence_is_refused(channel: grpc.Channel) ->
 
 
 @pytest.mark.long
-def test_a_sequence_survives_the_loss_of_its_engine_host() -> None:
+def test_sequence_survives_the_loss_of_its_engine_host() -> None:
     windows = sound()
     with Daemon(builds=False) as daemon, grpc.insecure_channel(daemon.unix) as channel:
         folder = daemon.models / "voice" / "1"

@@ -45,7 +45,7 @@ def test_backend_version_equals_the_facts() -> None:
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-def test_an_engine_is_built_for_each_generation_of_gpus(
+def test_engine_is_built_for_each_generation_of_gpus(
     builder: Builder, store: Store, tmp_path: Path, capability: str
 ) -> None:
     model = read(conv(tmp_path))
@@ -75,7 +75,7 @@ def test_keys_of_two_devices_differ_in_the_capability_alone(builder: Builder, tm
     assert {name for name in one.parts if one.parts[name] != two.parts[name]} == {"gpu.0.compute_capability"}
 
 
-def test_a_profile_is_in_the_key_and_in_the_engine(builder: Builder, store: Store, tmp_path: Path) -> None:
+def test_profile_is_in_the_key_and_in_the_engine(builder: Builder, store: Store, tmp_path: Path) -> None:
     path = models.save(models.dynamic(), tmp_path / "model.onnx")
     model = read(path, preprocess__width="48", preprocess__height="32")
     narrow, _, _ = make(builder, model)
@@ -102,7 +102,7 @@ def test_engine_is_built_for_the_learnt_range(builder: Builder, store: Store, tm
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
-def test_a_precision_is_in_the_graph(builder: Builder, tmp_path: Path, precision: str) -> None:
+def test_precision_is_in_the_graph(builder: Builder, tmp_path: Path, precision: str) -> None:
     record, _, reported = make(builder, read(layered(tmp_path)), precision=precision)
     layers = record.composition.layers
     if precision == "fp16":

@@ -26,13 +26,13 @@ SLOW: dict[str, str] = {
     "tests/integration/test_packaged_models.py::test_faces_engines_are_verified_against_the_reference": _FACES,
     "tests/integration/test_precision_detectors.py::test_faces_in_float16": _FACES,
     "tests/integration/test_precision_detectors.py::test_faces_in_int8": _FACES,
-    "tests/integration/test_commands.py::test_a_serving_engine_is_rebuilt_without_a_failed_request": _LIFE,
+    "tests/integration/test_commands.py::test_rebuild_of_a_serving_engine_fails_no_request": _LIFE,
     "tests/integration/test_driver_change.py": _LIFE,
     "tests/integration/test_engine_life.py::test_swap_fails_no_request_and_every_frame_is_accounted_for": _LIFE,
-    "tests/integration/test_engine_life.py::test_an_engine_altered_on_disk_is_never_served_and_is_built_again": _LIFE,
+    "tests/integration/test_engine_life.py::test_engine_altered_on_disk_is_never_served_and_is_rebuilt": _LIFE,
     "tests/integration/test_engine_life.py::test_killed_host_is_replaced_and_every_frame_is_accounted_for": _LIFE,
-    "tests/integration/test_engine_life.py::test_a_killed_daemon_leaves_no_process_and_starts_again": _LIFE,
-    "tests/integration/test_engine_life.py::test_the_daemon_itself_maps_no_runtime": _LIFE,
+    "tests/integration/test_engine_life.py::test_killed_daemon_leaves_no_process_and_starts_again": _LIFE,
+    "tests/integration/test_engine_life.py::test_daemon_process_maps_no_runtime": _LIFE,
 }
 
 
