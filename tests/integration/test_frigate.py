@@ -307,7 +307,7 @@ def test_upload_is_accepted_if_configured() -> None:
             finds(detector, as_bytes(picture()))
         with daemon.client() as client:
             assert [model.name for model in client.models()] == ["sent"]
-        with FrigateDetector(daemon.endpoint, "broken.onnx", file=b"not a model") as detector:
+        with FrigateDetector(daemon.endpoint, "broken.onnx", file=b"this is no model") as detector:
             assert detector.is_ready, "the only model serves"
         assert (daemon.models / "sent" / "1" / "model.onnx").read_bytes() == MODEL_PATH.read_bytes()
 
@@ -315,7 +315,7 @@ def test_upload_is_accepted_if_configured() -> None:
 @pytest.mark.long
 def test_upload_of_an_invalid_model_is_refused() -> None:
     with FrigateDaemon(settings="uploads = true") as daemon:
-        with FrigateDetector(daemon.endpoint, "../../broken.onnx", file=b"not a model") as detector:
+        with FrigateDetector(daemon.endpoint, "../../broken.onnx", file=b"this is no model") as detector:
             assert not detector.is_ready
         assert daemon.output("broken.onnx' was refused")
         assert not [path for path in daemon.models.iterdir() if not path.name.startswith(".")]

@@ -92,7 +92,7 @@ def test_health_follows_a_model_from_addition_to_removal(daemon: Daemon, channel
 def test_health_of_the_daemon_ignores_a_model_that_cannot_be_served(daemon: Daemon, channel: grpc.Channel) -> None:
     place = daemon.models / "broken" / "1" / "model.onnx"
     place.parent.mkdir(parents=True)
-    place.write_bytes(b"not a model")
+    place.write_bytes(b"this is no model")
     with daemon.client() as client:
         wait_for("a refusal", lambda: any(m.name == "broken" and m.state == "refused" for m in client.models()))
     assert check(channel, "broken") == Status.NOT_SERVING
