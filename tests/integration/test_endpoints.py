@@ -24,7 +24,7 @@ from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 from tests.integration.inference_calls import method
 
-pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every engine to be built
+pytestmark = pytest.mark.timeout(300)  # the first test waits until every engine is built
 
 _SCENE = Scene(7)
 _PICTURES = [_SCENE.frame(index)[0] for index in range(10)]

@@ -21,7 +21,7 @@ from tests.integration.daemon import Daemon, wait_for
 from tests.overload import slow_model
 from tests.waiting import together
 
-pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every engine to be built
+pytestmark = pytest.mark.timeout(300)  # the first test waits until every engine is built
 
 _SIDE = 320
 _PATIENT_MS = 20_000

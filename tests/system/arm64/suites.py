@@ -21,7 +21,7 @@ SUITES = {
     "integration": Suite(("tests/integration/test_commands.py", "tests/integration/test_*.py"), 1),
     "system": Suite(
         ("tests/system/test_command_line.py",), 1
-    ),  # the demo is a matter of seconds, which mean nothing here
+    ),  # without the demo: its timings mean nothing on an emulator
     "unit": Suite(("tests/unit/test_shapes_model.py", "tests/unit/test_*.py"), 4),
 }
 _KINDS = ("passed", "failed", "skipped", "left out")
