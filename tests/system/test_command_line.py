@@ -73,7 +73,7 @@ def test_help_lists_commands_in_order(edged: Shell) -> None:
 def test_command_failure_is_one_line(edged: Shell, words: list[str], status: int, message: str) -> None:
     ended = edged(*words)
     assert (ended.returncode, ended.stdout) == (status, "")
-    lines = [line for line in ended.stderr.splitlines() if not line.startswith(("E0", "E1", "I0", "W0"))]  # lines of gRPC itself
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith(("E0", "E1", "I0", "W0"))]  # gRPC's
     assert len(lines) == 1, ended.stderr
     assert lines[0].startswith("edged: ")
     assert message in lines[0]
